@@ -17,7 +17,13 @@ from flax import struct
 from modules.kernels.matmul.wta_crs import WTACRS, KeptRows, product_by_rows
 from modules.parallel.axes import of_gathered, parts_of
 from modules.params import declare
-from modules.statistics import INPUTS, at_least_float32, is_training, next_key
+from modules.statistics import (
+    INPUT_MOMENTS,
+    INPUTS,
+    at_least_float32,
+    is_training,
+    next_key,
+)
 
 NORMAL = nn.initializers.normal(1.0)
 
@@ -97,13 +103,21 @@ def flattened(x: jax.Array, n_batch: int, n_summed: int) -> jax.Array:
     return x.reshape(*x.shape[:kept], -1, math.prod(x.shape[x.ndim - n_summed :]))
 
 
-def record_squares(module: nn.Module, name: str, x: jax.Array, n_batch: int, n_summed: int) -> None:
-    """Records the sum over tokens of x^2, [batch axes, summed axes], in INPUTS under the name of
-    the parameter. Nothing is computed where INPUTS are not mutable.
+def record_inputs(module: nn.Module, name: str, x: jax.Array, n_batch: int, n_summed: int) -> None:
+    """Records sums over tokens under the name of the parameter: in INPUTS of x^2, [batch axes,
+    summed axes], and in INPUT_MOMENTS of x_i x_j, [batch axes, I, I], with the summed axes as one.
+    Each is computed where its collection is mutable.
     """
-    if module.is_mutable_collection(INPUTS) and not module.is_initializing():
+    if module.is_initializing():
+        return
+    if module.is_mutable_collection(INPUTS):
         tokens = tuple(range(n_batch, x.ndim - n_summed))
         module.put_variable(INPUTS, name, jnp.sum(at_least_float32(x) ** 2, tokens))
+    if module.is_mutable_collection(INPUT_MOMENTS):
+        n_inputs = math.prod(x.shape[x.ndim - n_summed :])
+        flat_x = at_least_float32(x).reshape(*x.shape[:n_batch], -1, n_inputs)
+        sums_II = jnp.einsum('...mi,...mj->...ij', flat_x, flat_x)
+        module.put_variable(INPUT_MOMENTS, name, sums_II)
 
 
 def product(
@@ -148,7 +162,7 @@ def product(
         if x.rows is not None:
             matmul, rows = product_by_rows, (x.rows,)
         x = x.x
-    record_squares(module, name, x, n_batch, len(fan_in))
+    record_inputs(module, name, x, n_batch, len(fan_in))
     batch, summed = x.shape[:n_batch], x.shape[x.ndim - len(fan_in) :]
     shape = (*batch, *summed, *features)
     w = matrix(module, name, shape, axes, fan_in, **more)

@@ -18,6 +18,7 @@ BACKWARD_STATS = 'bwd_stats'
 AUXILIARY = 'auxiliary_losses'  # sown scalars that layers add to the objective
 DIAGNOSTICS = 'diagnostics'  # measurements that layers record on demand
 INPUTS = 'inputs'  # sums over tokens of the squares of what products multiply, on demand
+INPUT_MOMENTS = 'input_moments'  # those of the products of any two inputs, on demand
 
 
 def is_training(module: nn.Module) -> bool:

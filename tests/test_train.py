@@ -167,7 +167,7 @@ def test_the_size_of_the_state_and_a_warmup_longer_than_the_run_are_said_aloud(
     assert re.search(size, ' '.join(said.split()))
 
 
-@pytest.mark.default_rows('rmsnorm')
+@pytest.mark.full
 @pytest.mark.parametrize('norm', ['batchnorm', 'rmsnorm'])
 def test_a_norm_that_shows_later_tokens_in_training_says_so(norm, corpus, tmp_path, capsys):
     assert train(tiny(corpus, model_norm=norm, train_steps=2), tmp_path) == DONE

@@ -200,6 +200,7 @@ def test_checkpoint_of_another_model_lists_the_paths(corpus, tmp_path):
     assert train(tiny(corpus), tmp_path) == DONE  # the workdir is still that of the first config
 
 
+@pytest.mark.full
 def test_a_start_that_fails_leaves_the_folder_to_the_corrected_command(corpus, tmp_path):
     with pytest.raises(ValueError, match=r'Set data\.epochs='):
         train(tiny(corpus, data_epochs=1, train_steps=10_000), tmp_path)

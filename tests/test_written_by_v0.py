@@ -48,7 +48,7 @@ def copied(tmp_path, monkeypatch):
     return lambda name: shutil.copytree(V0 / name, tmp_path / name)
 
 
-@pytest.mark.default_rows('run', 'hybrid')
+@pytest.mark.default_rows('run')
 @pytest.mark.parametrize('name', RUNS)
 def test_a_checkpoint_computes_what_it_did(name, copied):
     """Catches an option that is lost, or read by another part, on the way to the present form."""

@@ -30,9 +30,6 @@ NO_PLACE: Mapping[str, str] = {
     ),
 }
 WAITS: Mapping[str, str] = {
-    'Pruning as a Domain-specific LLM Extractor': 'scores of weights by curvature',
-    'Self-Taught On-the-Fly Meta Loss Rescaling': 'a second network that weighs rows',
-    'Attribute-to-Delete': '130 models, of which each is trained anew',
     'Scaling Laws for Multilingual NMT': 'five widths at three shares; its law is one of eval.fit',
     'PowerNorm; Unified Normalization': '4 arms, 4,000 steps past the plateau of token frequencies',
     'Training BatchNorm and Only BatchNorm': 'a mask of as many random weights, and 8 arms',

@@ -16,7 +16,8 @@ export-hf: a checkpoint as a folder that transformers loads (`eval.convert.expor
 export-peft: the factors of model.reparam=lora as an adapter (`eval.convert.export_peft`).
 merge: the mean of runs of one architecture; or, with --basis, each of them rebuilt from the base
 and P directions a matrix, as DIR/1, DIR/2, ..., and these in a file (`eval.convert.merge`).
-prune: a checkpoint without a share of the inputs of every output (`eval.convert.prune`).
+prune: a checkpoint without a share of the weights of its blocks, the least or the most important to
+a text (`eval.convert.prune`).
 """
 
 import sys
@@ -30,6 +31,7 @@ if __name__ == '__main__':
     prepare_process()  # before JAX is imported
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +41,7 @@ from absl import app, flags
 
 from eval.convert import export_hf, export_peft, import_hf, merge, prune
 from eval.convert.fold import TARGETS, check_empty, fold_checkpoint, write
-from eval.convert.scores import REMOVE
+from eval.convert.scores import PER, REMOVE, SCORES
 from eval.load import Checkpoint, define_checkpoint, load
 from lm.config.resolve import digest, of_one_run, resolve
 from lm.launch import distributed
@@ -185,12 +187,15 @@ def merge_runs(*runs: str, out: Path, options: Mapping[str, Any]) -> None:
 
 def prune_run(out: Path, options: Mapping[str, Any]) -> None:
     """Prunes a checkpoint, and says how many weights it lost."""
-    remove, share, text = (options[name] for name in ('remove', 'share', 'text'))
-    prune.check_asked(remove, share)
+    asked = prune.Asked(**{field.name: options[field.name] for field in fields(prune.Asked)})
+    text, general = options['text'], options['general']
+    asked.check_general(general)
     checkpoint = load(options['checkpoint'])
-    tokens_BT = prune.rows_of_text(checkpoint, text)
-    found = prune.prune_checkpoint(checkpoint, tokens_BT, remove, share, options['seed'])
-    from_where = {'pruned_from': str(checkpoint.path), 'removed': [remove, share, text]}
+    tokens_BT = prune.rows_of_text(checkpoint, text, '--text')
+    general_BT = prune.rows_of_text(checkpoint, general, '--general') if general else None
+    found = prune.prune_checkpoint(checkpoint, tokens_BT, asked, general_BT)
+    from_where = {'pruned_from': str(checkpoint.path), 'removed': asdict(asked) | {'text': text}}
+    from_where['removed']['general'] = general
     write_like(checkpoint, out, prune.weights_of(checkpoint, found), from_where)
     print(
         f'{out}: {found.n_removed:,} of {found.n_weights:,} weights of the blocks set to 0, by '
@@ -233,8 +238,13 @@ if __name__ == '__main__':  # only here: other programs have flags of these name
     flags.DEFINE_enum('keep', None, ['variance'], 'What a mean keeps of each matrix of its parts.')
     flags.DEFINE_integer('basis', None, 'Directions a matrix, from which each run is rebuilt.')
     flags.DEFINE_enum('remove', None, [*REMOVE], 'Which weights to remove, by the text.')
-    flags.DEFINE_float('share', None, 'Of the inputs of every output, which is removed.')
-    flags.DEFINE_string('text', None, 'data.source whose activations scores are of: text:GLOB.')
+    flags.DEFINE_float('share', None, 'Of the inputs of every output, or of --per=matrix, removed.')
+    flags.DEFINE_string('text', None, 'data.source that scores are of: text:GLOB.')
+    flags.DEFINE_enum('score', prune.Asked.score, [*SCORES], 'What is computed of each weight.')
+    flags.DEFINE_enum('per', None, [*PER], 'What --share is of; as published without it.')
+    flags.DEFINE_string('general', None, 'data.source of the general text of a dual score.')
+    text = 'Of the general importance in the gradients of a dual score.'
+    flags.DEFINE_float('strength', prune.Asked.strength, text)
     flags.DEFINE_integer('seed', 0, 'Of --remove=random.')
     text = 'tokens [B, T] and their logits [B, T, V], which an import is compared with.'
     flags.DEFINE_string('reference', None, f'File of numpy (.npz) with {text}')

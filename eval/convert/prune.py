@@ -1,22 +1,34 @@
-"""Prunes checkpoints: sets some weights of every output to 0, by what a text does with them."""
+"""Prunes checkpoints: sets a share of the weights of their blocks to 0, by what texts do with
+them.
+"""
 
 import codecs
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from eval.convert.merge import check_stored_as_used, flat_params, specs_of
-from eval.convert.scores import REMOVE, removed
+from eval.convert.merge import check_stored_as_used, flat_params
+from eval.convert.scores import (
+    GRADIENTS,
+    MOMENTS,
+    PER,
+    REMOVE,
+    SCORES,
+    SQUARES,
+    STRENGTH,
+    regularised,
+)
 from eval.load import Checkpoint
 from lm.data.sources import open_source
-from lm.inference.probes import input_squares
-from lm.training.state import Weights
+from lm.inference.probes import gradients, input_moments, input_squares
+from lm.training.state import Learner, Weights
 from modules.choices import choose
-from modules.params import ParamSpec
+from modules.params import ParamSpec, as_matrices, from_matrices, named_leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,36 +42,103 @@ class Pruned:
     n_weights: int
 
 
-def check_asked(remove: str, share: float) -> None:
-    """Raises ValueError, before anything is loaded, for a choice or a share that is none."""
-    choose(REMOVE, remove, '--remove')
-    if not 0 < share < 1:
-        raise ValueError(f'--share must be above 0 and below 1, such as 0.1; got {share}')
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A request for what to remove, by which scores; ValueError for a choice that is none.
+
+    Args:
+      remove: a row of REMOVE.
+      share: of the inputs of every output, or of the weights of a matrix; above 0 and below 1.
+      score: a row of SCORES.
+      per: a row of PER; None for that of the score.
+      strength: of the general importance in the gradients of a dual score.
+      seed: of the row `random`.
+    """
+
+    remove: str
+    share: float
+    score: str = 'wanda'
+    per: str | None = None
+    strength: float = STRENGTH
+    seed: int = 0
+
+    def __post_init__(self):
+        choose(REMOVE, self.remove, '--remove')
+        choose(SCORES, self.score, '--score')
+        if self.per is not None:
+            choose(PER, self.per, '--per')
+        if not 0 < self.share < 1:
+            raise ValueError(f'--share must be above 0 and below 1, such as 0.1; got {self.share}')
+        if not 0 <= self.strength < np.inf:
+            raise ValueError(f'--strength must be 0 or above; got {self.strength}')
+
+    def check_general(self, source: str | None) -> None:
+        """Raises ValueError where a score that reads a general text has none, or another has one.
+        source: as --general names it.
+        """
+        if SCORES[self.score].general and not source:
+            raise ValueError(
+                f'--score={self.score} reads a general text too, whose importance its gradients '
+                'have; add --general=SOURCE, or take --score=taylor'
+            )
+        if source and not SCORES[self.score].general:
+            dual = ', '.join(name for name, row in SCORES.items() if row.general)
+            raise ValueError(
+                f'--score={self.score} reads --text alone; leave --general={source} out, or take '
+                f'one of {dual}'
+            )
 
 
 def prune_checkpoint(
-    checkpoint: Checkpoint, tokens_BT: np.ndarray, remove: str, share: float, seed: int
+    checkpoint: Checkpoint,
+    tokens_BT: np.ndarray,
+    asked: Asked,
+    general_BT: np.ndarray | None = None,
 ) -> Pruned:
-    """Returns a model without a share of the inputs of every output, of all matrices of its blocks.
+    """Returns a model without a share of the weights of all matrices of its blocks.
 
-    All masks are of the model as it was, once. Embeddings, readout, norms and biases stay. The code
-    of Antidote (arXiv:2408.09600) prunes the factors of LoRA, or queries, keys and values where all
-    weights were fine-tuned; here it is every matrix that multiplies activations within a block.
+    All masks are of the model as it was, once, and no weight makes up for those removed.
+    Embeddings, readout, norms and biases stay. The code of Antidote (arXiv:2408.09600) prunes the
+    factors of LoRA, or queries, keys and values where all weights were fine-tuned, and that of
+    D-Pruner (arXiv:2405.06275) trains while it adds up scores; here it is every matrix that
+    multiplies activations within a block, as it is.
 
     Args:
       checkpoint: as `load` gives it.
-      tokens_BT: the text whose activations the scores are of, each row one document.
-      remove: a row of REMOVE.
-      share: of the inputs of every output, above 0 and below 1.
-      seed: of the row `random`.
+      tokens_BT: the text that the scores are of, each row one document.
+      asked: what is removed.
+      general_BT: the general text of a score that reads two.
 
     Raises:
       ValueError: for a share that removes nothing of a matrix, and for a model with a
         reparametrisation.
     """
     check_stored_as_used(checkpoint, 'pruned')
-    squares, rng = mean_squares(checkpoint, tokens_BT), np.random.default_rng(seed)
-    return pruned(specs_of(checkpoint), flat_params(checkpoint), squares, remove, share, rng)
+    reader = Reader(checkpoint.learner, checkpoint.recipe.microbatch)
+    scores = reader.scores(checkpoint.weights, asked, tokens_BT, general_BT)
+    rng = np.random.default_rng(asked.seed)
+    return without(reader.specs, flat_params(checkpoint), scores, asked, rng)
+
+
+def without(
+    specs: Mapping[str, ParamSpec],
+    params: Mapping[str, np.ndarray],
+    scores: Mapping[str, np.ndarray],
+    asked: Asked,
+    rng: np.random.Generator,
+) -> Pruned:
+    """Returns parameters without what masks choose of each that has `scores`, as matrices [..., I,
+    O]. All are by path. rng: of the row `random`.
+    """
+    masked = PER[asked.per or SCORES[asked.score].per]
+    left, n_removed, n_weights = dict(params), 0, 0
+    for path, own_IO in scores.items():
+        weight = np.asarray(params[path])
+        mask_IO = masked(REMOVE[asked.remove](own_IO, rng), asked.share)
+        mask = np.asarray(from_matrices(specs[path], mask_IO, weight.shape))
+        left[path] = np.where(mask, np.zeros_like(weight), weight)
+        n_removed, n_weights = n_removed + int(mask.sum()), n_weights + mask.size
+    return Pruned(left, n_removed, n_weights)
 
 
 def pruned(
@@ -70,36 +149,122 @@ def pruned(
     share: float,
     rng: np.random.Generator,
 ) -> Pruned:
-    """Returns parameters without what `eval.convert.scores.removed` chooses of each that has
-    `squares` of its inputs. All are by path.
+    """Returns parameters without a share of the inputs of every output, by `wanda` of the
+    `squares` of inputs (`lm.inference.probes.input_squares`). All are by path.
     """
-    left, n_removed, n_weights = dict(params), 0, 0
-    for path, own in squares.items():
-        weight = np.asarray(params[path])
-        mask = removed(specs[path], weight, own, remove, share, rng)
-        left[path] = np.where(mask, np.zeros_like(weight), weight)
-        n_removed, n_weights = n_removed + int(mask.sum()), n_weights + mask.size
-    return Pruned(left, n_removed, n_weights)
+    scores = matrix_scores('wanda', specs, params, squares)
+    return without(specs, params, scores, Asked(remove, share, 'wanda', per='output'), rng)
 
 
-def mean_squares(checkpoint: Checkpoint, tokens_BT: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the means over all tokens of the squares of what each product multiplies, by the path
-    of its parameter (`lm.inference.probes.input_squares`), a microbatch of rows at a time.
+class Reader:
+    """The model of a learner, which reads texts for scores, some rows at a time. One that is kept
+    for other weights compiles nothing again.
     """
-    size, found = checkpoint.recipe.microbatch, {}
-    of_rows = jax.jit(functools.partial(input_squares, checkpoint.learner))
-    for start in range(0, len(tokens_BT), size):
-        rows_BT = tokens_BT[start : start + size]
-        share = len(rows_BT) / len(tokens_BT)
-        for path, squares in jax.device_get(of_rows(checkpoint.weights, rows_BT)).items():
-            found[path] = found.get(path, 0.0) + share * np.asarray(squares, np.float64)
+
+    def __init__(self, learner: Learner, rows: int):
+        self.specs = named_leaves(learner.described.specs)
+        self._rows = rows
+        self._squares = functools.partial(input_squares, learner)
+        programs = {SQUARES: self._squares, MOMENTS: functools.partial(input_moments, learner)}
+        self._means = {name: jax.jit(program) for name, program in programs.items()}
+        of_gradients = {row.of for row in SCORES.values() if row.reads == GRADIENTS}
+        self._of_gradients = {
+            of: jax.jit(functools.partial(mean_over_rows, learner, of)) for of in of_gradients
+        }
+
+    def scores(
+        self,
+        weights: Weights,
+        asked: Asked,
+        tokens_BT: np.ndarray,
+        general_BT: np.ndarray | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Returns the scores that are asked for of every matrix of the blocks, as matrices [..., I,
+        O], by path.
+        """
+        row, params = SCORES[asked.score], named_leaves(jax.device_get(weights.params))
+        if row.reads != GRADIENTS:
+            means = self.means(row.reads, weights, tokens_BT)
+            return matrix_scores(asked.score, self.specs, params, means)
+        paths = jax.eval_shape(self._squares, weights, tokens_BT[:1])
+        general = {path: np.zeros_like(params[path]) for path in paths}
+        if row.general:
+            moments = self.means(MOMENTS, weights, general_BT)
+            general = {
+                path: from_matrices(self.specs[path], scores_IO, params[path].shape)
+                for path, scores_IO in matrix_scores('obs', self.specs, params, moments).items()
+            }
+        program = self._of_gradients[row.of]
+        found = self._mean(
+            lambda rows_BT: program(weights, general, asked.strength, rows_BT), tokens_BT
+        )
+        return {path: np.asarray(as_matrices(self.specs[path], x)) for path, x in found.items()}
+
+    def means(self, reads: str, weights: Weights, tokens_BT: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the means over all tokens of the SQUARES or MOMENTS of what each product
+        multiplies, by the path of its parameter.
+        """
+        return self._mean(lambda rows_BT: self._means[reads](weights, rows_BT), tokens_BT)
+
+    def _mean(self, of_rows: Callable, tokens_BT: np.ndarray) -> dict[str, np.ndarray]:
+        found = {}
+        for start in range(0, len(tokens_BT), self._rows):
+            rows_BT = tokens_BT[start : start + self._rows]
+            share = len(rows_BT) / len(tokens_BT)
+            for path, mean in jax.device_get(of_rows(rows_BT)).items():
+                found[path] = found.get(path, 0.0) + share * np.asarray(mean, np.float64)
+        return found
+
+
+def matrix_scores(
+    score: str,
+    specs: Mapping[str, ParamSpec],
+    params: Mapping[str, np.ndarray],
+    means: Mapping[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+    """Returns the scores, as matrices [..., I, O], of parameters that have `means` of what a row
+    of SCORES reads, SQUARES or MOMENTS. All are by path.
+    """
+    row, found = SCORES[score], {}
+    for path, mean in means.items():
+        matrices_IO = np.asarray(as_matrices(specs[path], params[path]))
+        inputs = matrices_IO.shape[:-1]
+        shape = inputs if row.reads == SQUARES else (*inputs, inputs[-1])
+        found[path] = row.of(matrices_IO, np.reshape(mean, shape))
     return found
 
 
-def rows_of_text(checkpoint: Checkpoint, source: str) -> np.ndarray:
+def mean_over_rows(
+    learner: Learner,
+    of: Callable,
+    weights: Weights,
+    general: Mapping[str, jax.Array],
+    strength: jax.Array,
+    tokens_BT: jax.Array,
+) -> dict[str, jax.Array]:
+    """Returns the means over rows of scores of(weights, gradients of the loss of a row), shaped as
+    the parameters that have a `general` importance, by path. 0 for none.
+    """
+    params = named_leaves(weights.params)
+
+    def add(total, tokens_T):
+        found, _ = gradients(learner, weights, tokens_T[None])
+        grads = named_leaves(found)
+        own = {
+            path: of(params[path], regularised(grads[path], importance, strength))
+            for path, importance in general.items()
+        }
+        return jax.tree.map(jnp.add, total, own), None
+
+    zeros = {path: jnp.zeros_like(params[path]) for path in general}
+    total, _ = jax.lax.scan(add, zeros, tokens_BT)
+    return jax.tree.map(lambda x: x / len(tokens_BT), total)
+
+
+def rows_of_text(checkpoint: Checkpoint, source: str, flag: str) -> np.ndarray:
     """Returns the tokens [B, T] of the documents of a `data.source`, in rows of data.seq_len, each
     document behind the token that begins one. What is left behind the last whole row is not read; a
-    text of less than one row is one.
+    text of less than one row is one. flag: that names it.
 
     Raises ValueError for a source that cannot be read, or holds no text.
     """
@@ -108,7 +273,7 @@ def rows_of_text(checkpoint: Checkpoint, source: str) -> np.ndarray:
         text = ''.join(codecs.iterdecode(parts, 'utf-8', 'replace'))
         tokens += [tokenizer.bos_id, *tokenizer.encode(text)] if text else []
     if len(tokens) < 2:
-        raise ValueError(f'--text={source} holds no text')
+        raise ValueError(f'{flag}={source} holds no text')
     length = min(fields.seq_len, len(tokens))
     n_rows = len(tokens) // length
     return np.array(tokens[: n_rows * length], np.int32).reshape(n_rows, length)

@@ -1,10 +1,10 @@
-"""Scores of single weights, and the masks that choose some weights of every output."""
+"""Scores of single weights, and the masks that choose some weights of every output or matrix."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
-
-from modules.params import ParamSpec, as_matrices, from_matrices
 
 # How masks choose: the largest of (scores [..., I, O], a generator) are removed.
 Ranking = Callable[[np.ndarray, np.random.Generator], np.ndarray]
@@ -13,6 +13,9 @@ REMOVE: Mapping[str, Ranking] = {
     'random': lambda scores, rng: rng.random(scores.shape),  # the control: as many, whichever
     'unimportant': lambda scores, rng: -scores,  # of wanted text: Wanda, arXiv:2306.11695
 }
+DAMPING = 0.01  # of the mean of the diagonal of H, added to it, as in SparseGPT
+# 2 lambda lr^2 / 1000 of D-Pruner's code, whose H is twice the sum over the 2,048 tokens of a row.
+STRENGTH = 2 * 0.1 * 0.03**2 / 1000 * (2 * 2048)
 
 
 def wanda(weights_IO: np.ndarray, squares_I: np.ndarray) -> np.ndarray:
@@ -23,17 +26,104 @@ def wanda(weights_IO: np.ndarray, squares_I: np.ndarray) -> np.ndarray:
     return np.abs(weights_IO) * np.sqrt(squares_I)[..., None]
 
 
+def magnitude(weights_IO: np.ndarray, squares_I: np.ndarray) -> np.ndarray:
+    """Returns |w_io|, whatever the text."""
+    del squares_I
+    return np.abs(weights_IO)
+
+
+def obs(weights_IO: np.ndarray, moments_II: np.ndarray) -> np.ndarray:
+    """Returns w_io^2 / U_ii^2, the scores of SparseGPT (arXiv:2301.00774) of matrices [..., I, O].
+
+    U is the upper triangle with U' U = H^-1, and H has the means of x_i x_j and DAMPING. That is
+    the mean square by which output o changes where w_io is removed and the weights of the inputs
+    behind i make up for it. An input that is always 0 scores 0. moments_II: means over the tokens
+    of a text, [..., I, I].
+    """
+    h_II, eye_II = np.asarray(moments_II, np.float64), np.eye(moments_II.shape[-1])
+    squares_I = np.diagonal(h_II, axis1=-2, axis2=-1)
+    dead_I = squares_I == 0
+    damp = DAMPING * np.mean(np.where(dead_I, 1.0, squares_I), -1)[..., None]
+    h_II = h_II + eye_II * (dead_I + damp)[..., None]
+    u_I = np.diagonal(np.linalg.cholesky(np.linalg.inv(h_II)), axis1=-2, axis2=-1)
+    return np.where(dead_I[..., None], 0.0, weights_IO**2 / u_I[..., None] ** 2)
+
+
+def regularised(gradients: Any, general: Any, strength: float) -> Any:
+    """Returns g + strength G g^2: gradients of a domain, with the general importance G (`obs`) of
+    the same weights, as in the code of D-Pruner (arXiv:2405.06275).
+    """
+    return gradients + strength * general * gradients**2
+
+
+def taylor(weights: Any, gradients: Any) -> Any:
+    """Returns |g w| + (g w)^2 / 2: what removing each weight changes the loss by, to second order
+    with g^2 for the curvature.
+    """
+    change = gradients * weights
+    return abs(change) + change**2 / 2
+
+
+def taylor_published(weights: Any, gradients: Any) -> Any:
+    """Returns |g w + (g w)^2 / 2000 + w^3|, which the code of D-Pruner computes: w^3 stands where
+    the order of what is left out would.
+    """
+    change = gradients * weights
+    return abs(change + change**2 / 2000 + weights**3)
+
+
+SQUARES, MOMENTS, GRADIENTS = 'squares', 'moments', 'gradients'  # what a text is read for
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """A row of SCORES.
+
+    of: (weights, what is read) -> scores. reads: means of x_i^2 or x_i x_j, with which weights are
+    matrices [..., I, O], or the gradient of one row, each shaped as the parameter. per: the row of
+    PER that a share is taken of where it was published. general: whether the gradients are
+    `regularised`, which takes a second text.
+    """
+
+    of: Callable[[Any, Any], Any]
+    reads: str
+    per: str
+    general: bool = False
+
+
+SCORES: Mapping[str, Score] = {
+    'magnitude': Score(magnitude, SQUARES, 'matrix'),
+    'wanda': Score(wanda, SQUARES, 'output'),
+    'obs': Score(obs, MOMENTS, 'matrix'),
+    'taylor': Score(taylor, GRADIENTS, 'matrix'),
+    'dual': Score(taylor, GRADIENTS, 'matrix', general=True),
+    'dual_published': Score(taylor_published, GRADIENTS, 'matrix', general=True),
+}
+
+
 def largest_of_outputs(ranks_IO: np.ndarray, share: float) -> np.ndarray:
     """Returns a mask of the floor(share I) largest of the I numbers of every output, of [..., I,
     O]; of equal ones the first are taken, so that the number is exact.
 
     Raises ValueError for a share of less than one of them.
     """
+    return _largest(ranks_IO, share, 'inputs of an output')
+
+
+def largest_of_matrices(ranks_IO: np.ndarray, share: float) -> np.ndarray:
+    """Returns a mask of the floor(share I O) largest numbers of each matrix of [..., I, O], as
+    `largest_of_outputs` of each output.
+    """
+    of_one = ranks_IO.reshape(*ranks_IO.shape[:-2], -1, 1)
+    return _largest(of_one, share, 'weights of a matrix').reshape(ranks_IO.shape)
+
+
+def _largest(ranks_IO: np.ndarray, share: float, what: str) -> np.ndarray:
     n_inputs = ranks_IO.shape[-2]
     n_chosen = int(share * n_inputs + 1e-9)  # 0.29 * 100 is below 29 in float64
     if n_chosen == 0:
         raise ValueError(
-            f'a share of {share} of the {n_inputs} inputs of an output is less than one of them; '
+            f'a share of {share} of the {n_inputs} {what} is less than one of them; '
             f'give {1 / n_inputs:.3g} or more'
         )
     order = np.argsort(-ranks_IO, axis=-2, kind='stable')[..., :n_chosen, :]
@@ -42,25 +132,7 @@ def largest_of_outputs(ranks_IO: np.ndarray, share: float) -> np.ndarray:
     return mask
 
 
-def removed(
-    spec: ParamSpec,
-    weight: np.ndarray,
-    squares: np.ndarray,
-    remove: str,
-    share: float,
-    rng: np.random.Generator,
-) -> np.ndarray:
-    """Returns the mask, shaped as a weight, of what is removed of it.
-
-    Args:
-      spec: the description of the weight.
-      weight: a parameter; each index of its batch axes is a matrix.
-      squares: means of the squares of its inputs, batch axes, then those that are summed over.
-      remove: a row of REMOVE.
-      share: of the inputs of every output.
-      rng: of the row `random`.
-    """
-    matrices_IO = np.asarray(as_matrices(spec, weight))
-    scores_IO = wanda(matrices_IO, np.asarray(squares).reshape(matrices_IO.shape[:-1]))
-    mask_IO = largest_of_outputs(REMOVE[remove](scores_IO, rng), share)
-    return np.asarray(from_matrices(spec, mask_IO, weight.shape))
+PER: Mapping[str, Callable[[np.ndarray, float], np.ndarray]] = {
+    'matrix': largest_of_matrices,
+    'output': largest_of_outputs,
+}

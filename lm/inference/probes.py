@@ -11,7 +11,7 @@ from lm.model.transformer import ACTIVATIONS, AFTER_MLP, OF_BLOCKS, SHIFTS, grou
 from lm.training.diagnostics import sown_by_layers
 from lm.training.state import Learner, Weights
 from modules.params import named_leaves
-from modules.statistics import DIAGNOSTICS, INPUTS
+from modules.statistics import DIAGNOSTICS, INPUT_MOMENTS, INPUTS
 
 Activations = dict[str, jax.Array]
 
@@ -66,9 +66,22 @@ def input_squares(learner: Learner, weights: Weights, tokens_BT: jax.Array) -> d
     An expert's is of its own tokens, over the number of all. The readout and the matrices of norms
     are not among them.
     """
+    return _means_of_inputs(learner, weights, tokens_BT, INPUTS)
+
+
+def input_moments(learner: Learner, weights: Weights, tokens_BT: jax.Array) -> dict[str, jax.Array]:
+    """Returns the means of x_i x_j, [layer, other batch axes, I, I], as `input_squares` those of
+    x_i^2; several axes that are summed over are one, I.
+    """
+    return _means_of_inputs(learner, weights, tokens_BT, INPUT_MOMENTS)
+
+
+def _means_of_inputs(
+    learner: Learner, weights: Weights, tokens_BT: jax.Array, collection: str
+) -> dict[str, jax.Array]:
     variables = learner.variables(weights)
-    _, filled = learner.model.apply(variables, tokens_BT, mutable=(INPUTS,))
-    return {path: x / tokens_BT.size for path, x in named_leaves(filled[INPUTS]).items()}
+    _, filled = learner.model.apply(variables, tokens_BT, mutable=(collection,))
+    return {path: x / tokens_BT.size for path, x in named_leaves(filled[collection]).items()}
 
 
 def by_name(recipe: Recipe, collection: dict) -> Activations:

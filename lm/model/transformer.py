@@ -28,6 +28,7 @@ from modules.statistics import (
     AUXILIARY,
     BACKWARD_STATS,
     DIAGNOSTICS,
+    INPUT_MOMENTS,
     INPUTS,
     STATS,
     is_recording,
@@ -39,7 +40,8 @@ ACTIVATIONS = 'activations'  # the collection of the stream at the places below,
 SHIFTS = 'shifts'  # what is added there, where it is given: its gradient is the activation's
 KEPT = 'kept'  # whether each block is there, where it is given; one that is not leaves its input
 STATE = ('params', STATS, BACKWARD_STATS, CACHE)
-STACKED = (*STATE, AUXILIARY, DIAGNOSTICS, INPUTS, ACTIVATIONS, SHIFTS, KEPT)  # along `layer`
+OF_INPUTS = (INPUTS, INPUT_MOMENTS)
+STACKED = (*STATE, AUXILIARY, DIAGNOSTICS, *OF_INPUTS, ACTIVATIONS, SHIFTS, KEPT)  # along `layer`
 EMBEDDING, AFTER_ATTENTION, AFTER_MLP, FINAL = 'embedding', 'after_attention', 'after_mlp', 'final'
 OF_BLOCKS = (AFTER_ATTENTION, AFTER_MLP)
 

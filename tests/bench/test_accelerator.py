@@ -120,6 +120,7 @@ def test_rows_of_two_devices_do_not_mix(call, tmp_path, capsys):
     assert 'are of another, and this is card: give another --out' in capsys.readouterr().err
 
 
+@pytest.mark.default_rows('10')
 @pytest.mark.parametrize('window', [9, 10])
 def test_a_kernel_that_is_a_token_off_does_not_agree(window, monkeypatch):
     right = accelerator_rows.attend

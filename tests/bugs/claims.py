@@ -174,10 +174,34 @@ CLAIMS = {
         'for sign in (1,)',
         'tests/eval/claims/measures/test_lipschitz.py',
     ),
+    'effects of documents added to what a model gives': Bug(
+        'eval/suites/datamodels.py',
+        'return outputs - datamodel.effects[forgotten].sum(0)',
+        'return outputs + datamodel.effects[forgotten].sum(0)',
+        'tests/eval/suites/test_datamodels.py',
+    ),
+    'KLoM of retrained models against unlearned ones': Bug(
+        'eval/suites/datamodels.py',
+        'for x in (unlearned_R, retrained_R)]',
+        'for x in (retrained_R, unlearned_R)]',
+        'tests/eval/suites/test_datamodels.py',
+    ),
+    'ascent on points to retain': Bug(
+        'eval/claims/measures/datamodels.py',
+        'forgotten = rows_M[:FORGOTTEN]',
+        'forgotten = rows_M',
+        'tests/eval/claims/measures/test_datamodels.py',
+    ),
     'a study that is stale by a field that came later': Bug(
         'eval/claims/evidence.py',
         'found = [*without_mesh(differences(was, now))]',
         "found = [] if record['base'] == now else ['a field']",
         DECIDE,
+    ),
+    'wrong labels of which some are right': Bug(
+        'eval/claims/measures/rescaling.py',
+        'rng.integers(1, CLASSES, TRAINED)',
+        'rng.integers(0, CLASSES, TRAINED)',
+        'tests/eval/claims/measures/test_rescaling.py',
     ),
 }

@@ -298,6 +298,12 @@ MODULES = {
         'Cut(ranks_BT <= count_B1,',
         'tests/modules/test_marginals.py -k cuts',
     ),
+    'a chain that sees what it predicts': Bug(
+        'modules/losses/marginals.py',
+        'ranks_BT < rank, mask',
+        'ranks_BT <= rank, mask',
+        'tests/modules/test_marginals.py -k chain',
+    ),
     'conditionals that move to marginals': Bug(
         'modules/losses/marginals.py',
         'jax.lax.stop_gradient(log_p_B)',
@@ -309,5 +315,23 @@ MODULES = {
         'row.forgotten(forgotten) - row.preferred(preferred)',
         'row.forgotten(preferred) - row.preferred(forgotten)',
         'tests/modules/test_unlearning.py',
+    ),
+    'a step that is not differentiated': Bug(
+        'modules/losses/rescaling.py',
+        'transform.update(grads, state, params)',
+        'transform.update(jax.lax.stop_gradient(grads), state, params)',
+        'tests/modules/test_rescaling.py',
+    ),
+    'features of rows with a gradient': Bug(
+        'modules/losses/rescaling.py',
+        'row_weights(rescaler, jax.lax.stop_gradient(features_RF), form)',
+        'row_weights(rescaler, features_RF, form)',
+        'tests/modules/test_rescaling.py',
+    ),
+    'logits of a rescaler as they are': Bug(
+        'modules/losses/rescaling.py',
+        "logits_RK = _standard(hidden_RF @ rescaler['second_FK'])",
+        "logits_RK = hidden_RF @ rescaler['second_FK']",
+        'tests/modules/test_rescaling.py',
     ),
 }

@@ -495,6 +495,30 @@ RUNS = {
         'axis=-1, kind=',
         'tests/eval/convert/test_prune.py -k "by_hand or exact"',
     ),
+    'curvature of all other weights': Bug(
+        'eval/convert/scores.py',
+        'np.diagonal(np.linalg.cholesky(np.linalg.inv(h_II)), axis1=-2, axis2=-1)',
+        'np.sqrt(np.diagonal(np.linalg.inv(h_II), axis1=-2, axis2=-1))',
+        'tests/eval/convert/test_prune.py -k best_that_is_left',
+    ),
+    'a Taylor score of the sum of rows': Bug(
+        'eval/convert/prune.py',
+        'lambda x: x / len(tokens_BT), total',
+        'lambda x: x, total',
+        'tests/eval/convert/test_prune.py -k dual_scores',
+    ),
+    'a share of all matrices for each': Bug(
+        'eval/convert/scores.py',
+        'ranks_IO.reshape(*ranks_IO.shape[:-2], -1, 1)',
+        'ranks_IO.reshape(-1, 1)',
+        'tests/eval/convert/test_prune.py -k every_matrix',
+    ),
+    'the general importance of the domain': Bug(
+        'eval/convert/prune.py',
+        'moments = self.means(MOMENTS, weights, general_BT)',
+        'moments = self.means(MOMENTS, weights, tokens_BT)',
+        'tests/eval/convert/test_prune.py -k dual_scores',
+    ),
     'inputs summed over tokens without a square': Bug(
         'modules/products.py',
         'jnp.sum(at_least_float32(x) ** 2, tokens)',

@@ -57,6 +57,7 @@ def test_each_run_is_compared_with_the_first(runs):
     assert 'is within noise of' in same.line
 
 
+@pytest.mark.full
 def test_items_that_one_has_alone_are_said_and_other_items_refused(runs):
     lines = []
     (one,) = compared(runs, 'few', 'low', say=lines.append)

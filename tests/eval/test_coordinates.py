@@ -121,6 +121,7 @@ def test_heads_grow_in_number_or_in_width():
     assert sized(tiny_config(), 'depth', 5).model.n_layers == 5
 
 
+@pytest.mark.default_rows('html')
 @pytest.mark.parametrize('ending', ['html', 'svg', 'png'])
 def test_a_page_or_a_figure(tmp_path, ending):
     found = [slope(0.0, of=CHANGE), slope(0.5)]

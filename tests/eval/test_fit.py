@@ -117,7 +117,7 @@ def repeated(x: dict) -> tuple[dict, np.ndarray, dict]:
     return x, np.array(losses), c
 
 
-@pytest.mark.default_rows('chinchilla', 'mixture', 'multi_power', 'two_parts')
+@pytest.mark.default_rows('chinchilla', 'mixture', 'two_parts')
 @pytest.mark.parametrize('law', LAWS)
 def test_constants_are_found_again(law):
     """Reference: without noise to 1e-3. Catches a sign or unit, and a fit that stops early."""
@@ -337,6 +337,7 @@ def test_resamples_determine_the_constants(monkeypatch):
     assert all(len(np.unique(column)) == 3 for drawn in seen for column in drawn.values())
 
 
+@pytest.mark.full
 def test_a_schedule_is_predicted_from_the_others(tmp_path):
     """The learning rates stand in the table; blocks of runs are resampled where these are few."""
     options = Options('loss', held_out="run = 'wsd'")
@@ -525,6 +526,7 @@ def test_input_that_cannot_be_fitted(tmp_path, sweep):
         split(held, LAWS['annealing'], 0.0, True)
 
 
+@pytest.mark.full
 def test_constants_that_no_run_depends_on():
     """Without a repeated token R_D is not known. Catches an interval of no width."""
     columns = sizes()

@@ -51,6 +51,7 @@ def test_perplexity_of_the_checkpoint_is_that_of_the_run(workdir):
         np.testing.assert_allclose(measured[name], written[name], rtol=1e-6)
 
 
+@pytest.mark.full
 def test_an_older_checkpoint_is_named_by_its_path(workdir):
     older, newest = load(workdir / 'checkpoints' / '100'), load(workdir)
     assert (older.step, newest.step) == (100, 200)

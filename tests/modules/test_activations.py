@@ -99,6 +99,7 @@ def layers_of(fn, depth=32, width=256):
     return np.mean(x), np.var(x)
 
 
+@pytest.mark.full
 def test_layers_of_selu_draw_activations_to_mean_0_and_variance_1():
     """Property: from 0.3 and 2.25, with the start that `standard` gives (LeCun's); ELU and ReLU
     vanish. Catches constants of another fixed point, or a start of twice the variance.

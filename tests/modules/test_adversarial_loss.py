@@ -49,6 +49,7 @@ def test_the_worst_shift_is_the_largest_singular_value_of_the_differences():
     )
 
 
+@pytest.mark.full
 def test_ascent_comes_close_from_below():
     """With the steps that are the default, on a readout whose columns have no order."""
     weight = RNG.normal(size=(32, 200)).astype(np.float32)
@@ -59,7 +60,7 @@ def test_ascent_comes_close_from_below():
     assert np.all(found <= exact * (1 + 1e-5)) and np.all(found > 0.98 * exact)
 
 
-@pytest.mark.default_rows('0.5')
+@pytest.mark.full
 @pytest.mark.parametrize('tau', [0.5, 1.0, 1.7])
 def test_the_smooth_part_is_phi_of_the_sum_over_the_other_words(tau):
     """As the paper writes it, with rho. Catches a label in the sum, and a ce that has rho."""

@@ -57,7 +57,7 @@ def apply(module, params, x_BTD, sequence=None):
     return run(module, {'params': params}, x_BTD, sequence or whole_rows(LENGTH))
 
 
-@pytest.mark.default_rows('softmax', 'linear')
+@pytest.mark.default_rows('softmax')
 @pytest.mark.parametrize('name', ATTENTIONS)
 def test_no_token_sees_a_later_one(name):
     """Causality by gradient, and no token of another row: d out[t] / d x[s] = 0 unless s <= t."""
@@ -73,7 +73,7 @@ def test_no_token_sees_a_later_one(name):
     np.testing.assert_array_equal(seen, np.kron(np.eye(2, dtype=bool), one))
 
 
-@pytest.mark.default_rows('softmax', 'linear')
+@pytest.mark.default_rows('softmax')
 @pytest.mark.parametrize('name', ATTENTIONS)
 def test_no_token_sees_another_document(name):
     """A document in a row gives what it gives alone, since only distances matter to rope."""
@@ -129,7 +129,7 @@ def test_qk_norm_takes_the_scale_off_the_weights(name, key):
         assert (change < 1e-4) == (qk_norm == 'rmsnorm')
 
 
-@pytest.mark.default_rows('softmax', 'linear')
+@pytest.mark.default_rows('softmax')
 @pytest.mark.parametrize('name', ATTENTIONS)
 def test_value_norm_takes_the_scale_off_the_values(name):
     """And is a norm of its own, of each head: it has a gain."""
@@ -272,6 +272,7 @@ def test_affine_scaling_follows_the_mean_of_its_scale():
     np.testing.assert_allclose(after['stats']['affine_mean'], wanted, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_affine_scaling_stays_within_documents():
     """The mean of the values that a token sees begins with its document."""
     v = jnp.float32(np.random.default_rng(0).normal(size=(2, 1, LENGTH, 3)))
@@ -282,6 +283,7 @@ def test_affine_scaling_stays_within_documents():
         np.testing.assert_allclose(found[b, 0, t], np.mean(v[b, 0, own], 0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 def test_a_norm_over_the_model_sees_all_heads_together():
     """OLMo 2's: rms of the queries of a token over N * H features, with a gain of each."""
     module = layer(qk_norm='rmsnorm', qk_norm_over='model', n_kv_heads=2, position='none')
@@ -312,7 +314,7 @@ CACHED_TOO = [
 PARTS = ((2, 2), (3, 1), (1, 1))  # columns read, and of the second row those that are no padding
 
 
-@pytest.mark.default_rows("{'name': 'softmax'}", "{'name': 'linear'}")
+@pytest.mark.default_rows("{'name': 'softmax'}")
 @pytest.mark.parametrize(
     'options',
     [*CACHED, *(pytest.param(one, marks=pytest.mark.full) for one in CACHED_TOO)],

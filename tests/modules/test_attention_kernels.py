@@ -303,6 +303,7 @@ def test_fast_attention_under_vmap(fn):
         assert_close([a[i] for a in mapped], alone, 2**-23)
 
 
+@pytest.mark.default_rows('blocked')
 @pytest.mark.parametrize('fn', ANYWHERE)
 def test_extreme_logits_stay_finite(fn):
     """Logits near 1e6: softmax picks one key, and q and k get no gradient beyond the rounding of
@@ -317,6 +318,7 @@ def test_extreme_logits_stay_finite(fn):
         assert np.abs(grad).max() <= 32 * 2**-23 * scale**3
 
 
+@pytest.mark.full
 def test_blocked_attention_has_no_forward_mode_and_the_reference_has():
     """As its docstring says."""
     q, k, v, _ = draw(8)

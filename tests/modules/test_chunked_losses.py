@@ -76,6 +76,7 @@ def test_every_term_has_its_gradient():
             np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 def test_sums_are_exact_over_bfloat16():
     """Logits and their sums are float32, so the loss is that of exact arithmetic on the rounded
     inputs. Catches a log Z in bfloat16, off by 0.01.

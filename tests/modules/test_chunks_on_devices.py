@@ -146,7 +146,7 @@ def test_every_loss_on_a_mesh(sizes, name):
         assert_close(compiled(mesh_of(sizes), loss, given)(*given), right, 1e-12)
 
 
-@pytest.mark.default_rows('8fsdp-own', '2data-2fsdp-2context-own')
+@pytest.mark.default_rows('2data-2fsdp-2context-own')
 @pytest.mark.parametrize('tied', [False, True], ids=['own', 'tied'])
 @pytest.mark.parametrize('sizes', [ROWS, SHARDED, BOTH, EXPERTS], ids=id_of)
 def test_nothing_is_sent_between_chunks(sizes, tied):
@@ -189,6 +189,7 @@ def test_products_are_narrow_and_their_sums_are_not():
     assert f'tensor<{D // 8}x{V}xbf16>' in gather and f'tensor<{D}x{V}xbf16>' in gather
 
 
+@pytest.mark.default_rows('2data-2fsdp-2tensor')
 @pytest.mark.parametrize('sizes', [BOTH, VOCABULARY], ids=id_of)
 def test_every_term_has_its_gradient(sizes):
     """Not that of the objective, which the forward pass makes."""
@@ -260,6 +261,7 @@ def test_runs_of_a_sweep(sizes, how, monkeypatch):
         assert_close(*runs_and_their_gradients(mesh, many, loss), 3e-6)
 
 
+@pytest.mark.default_rows('2data-2fsdp-2context')
 @pytest.mark.parametrize('sizes', [ROWS, BOTH], ids=id_of)
 def test_gradients_have_derivatives(sizes):
     """Forward over reverse, as `sophia_h` has it, and reverse over reverse."""
@@ -280,7 +282,7 @@ def test_gradients_have_derivatives(sizes):
     assert_close(found, right, 3e-6)
 
 
-@pytest.mark.default_rows('tokens', 'whole rows')
+@pytest.mark.default_rows('whole rows')
 @pytest.mark.parametrize(
     ('sizes', 'rows', 'tokens', 'name'),
     [

@@ -88,7 +88,7 @@ def jitted(function, *static):
     return jax.jit(functools.partial(function, *static))
 
 
-@pytest.mark.default_rows('20-42-bfloat16-row', '6-4097-float32-online')
+@pytest.mark.default_rows('20-42-bfloat16-row')
 @pytest.mark.parametrize(
     ('rows', 'width', 'dtype', 'form'),
     [
@@ -128,6 +128,7 @@ def assert_are_those_of_float64(found, arrays):
         assert np.all(difference <= (of_sum + stored)[finite])
 
 
+@pytest.mark.full
 def test_the_reference_is_float64_too():
     """Catches a gradient through -inf, which automatic differentiation makes a NaN."""
     logits, labels, cotangents = draw(10, 42)

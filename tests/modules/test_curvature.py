@@ -73,6 +73,7 @@ def test_values_that_have_not_converged_have_the_residual_of_their_vectors():
     assert np.all(np.abs(values[:, None] - wanted).min(1) <= bounds)
 
 
+@pytest.mark.full
 def test_each_row_is_stretched_as_far_as_its_own_matrix_allows():
     matrices = np.random.default_rng(0).standard_normal((3, 5, 7)).astype(np.float32)
     at = jnp.ones((3, 7))

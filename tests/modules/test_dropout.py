@@ -24,6 +24,7 @@ def test_a_share_is_0_and_the_rest_is_larger_by_what_keeps_the_mean(dtype):
     np.testing.assert_allclose(np.float32(dropped[1])[kept], wanted, rtol=5e-3)
 
 
+@pytest.mark.default_rows('True')
 @pytest.mark.parametrize('sinks', [False, True])
 def test_probabilities_are_dropped_behind_the_softmax(sinks):
     """With unit vectors as values the result is the probabilities. Catches dropped logits, whose

@@ -24,6 +24,7 @@ def log_of(form, pair):
     return jnp.where(pair[1] == 0, -jnp.inf, high + low)
 
 
+@pytest.mark.default_rows('online')
 @pytest.mark.parametrize('form', [ONLINE, TWO_PASS], ids=['online', 'two_pass'])
 def test_sums_of_blocks_are_those_of_rows(form):
     """Logits at 1e4 and -1e4, scaled by 2000, at -1e30 and the least float32, with -inf first, last
@@ -46,6 +47,7 @@ def test_sums_of_blocks_are_those_of_rows(form):
     np.testing.assert_allclose(log[finite, 0], exact_log[finite], rtol=rounding, atol=rounding)
 
 
+@pytest.mark.default_rows('online')
 @pytest.mark.parametrize('form', [ONLINE, TWO_PASS], ids=['online', 'two_pass'])
 def test_sums_of_parts_are_put_together(form):
     """As of devices or threads, of which one has nothing. Catches a sum that is not scaled to the

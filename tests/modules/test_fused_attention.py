@@ -107,10 +107,11 @@ ALL_OF_SPLASH = Scores(scale=0.3, softcap=0.7, window=5, sinks=True)
         pytest.param('cudnn', 8, PLAIN, False, 'float32', marks=pytest.mark.full),
         ('cudnn', 9, Scores(scale=0.3, window=3), True, 'float32'),
         pytest.param('cudnn', 12, Scores(window=1), False, 'float32', marks=pytest.mark.full),
-        ('cudnn', 32, Scores(window=20), True, 'bfloat16'),
+        pytest.param('cudnn', 32, Scores(window=20), True, 'bfloat16', marks=pytest.mark.full),
         pytest.param('splash', 128, PLAIN, False, 'float32', marks=pytest.mark.full),
         ('splash', 100, ALL_OF_SPLASH, True, 'float32'),
-        ('splash', 256, Scores(window=200), True, 'bfloat16'),  # a window across blocks
+        # a window across blocks
+        pytest.param('splash', 256, Scores(window=200), True, 'bfloat16', marks=pytest.mark.full),
         pytest.param('splash', 2048, PLAIN, True, 'float32', marks=pytest.mark.full),  # of 1,024
         # nine blocks, whose gradients of queries a kernel of its own makes
         pytest.param('splash', 1152, PLAIN, True, 'float32', marks=pytest.mark.full),
@@ -145,6 +146,7 @@ def test_blocks_of_splash_are_those_given():
     assert blocks_of(640, given=Blocks(**given)) == (128, 128, 128)  # rows that 256 does not divide
 
 
+@pytest.mark.default_rows('cudnn')
 @pytest.mark.usefixtures('plain_operations')
 @pytest.mark.parametrize('name', ['cudnn', 'splash'])
 def test_a_layer_may_leave_its_window_out(name):
@@ -364,6 +366,7 @@ def test_a_checkpoint_is_read_where_its_kernels_do_not_run():
     assert len(said) == 1
 
 
+@pytest.mark.default_rows('cudnn')
 @pytest.mark.parametrize('name', ['blocked', 'cudnn', 'splash'])
 def test_what_a_kernel_keeps_is_not_made_again(monkeypatch, name):
     """Loops and calls of the gradient, traced: as many as without rematerialization."""

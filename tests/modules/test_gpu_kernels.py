@@ -62,6 +62,7 @@ def test_rms_norm_of_rows_and_its_gradients(shape, dtype):
     of_norm.close(d_scale, right_scale, 'float32', rows * np.sqrt(width))
 
 
+@pytest.mark.default_rows('False')
 @pytest.mark.parametrize('has_scale', [True, False])
 def test_rms_norm_in_another_type(has_scale):
     """Called as layers do: float32 out of bfloat16; a row of zeros is finite."""
@@ -102,7 +103,7 @@ def test_softmax_is_exact(shape, dtype, form):
     of_softmax.assert_is_softmax(of_softmax.run(functools.partial(softmax, form=form), x, g), x, g)
 
 
-@pytest.mark.default_rows('(2, 2, 4, 42)-two_pass-float32', '(1, 2, 6, 200)-online-bfloat16')
+@pytest.mark.default_rows('(2, 2, 4, 42)-two_pass-float32')
 @pytest.mark.parametrize(
     ('shape', 'form', 'dtype'),
     [
@@ -151,6 +152,7 @@ def test_statistics_of_a_loss_and_their_gradient(rows, width, dtype):
     of_loss.assert_are_those_of_float64(of_loss.jitted(both)(*arrays), arrays)
 
 
+@pytest.mark.full
 def test_a_label_that_is_no_column_has_a_logit_of_nothing():
     """As where columns are cut over devices. Catches the logit of the first column."""
     logits, _, _ = of_loss.draw(3, 140)

@@ -166,6 +166,7 @@ def test_a_row_read_in_parts_is_the_row(name):
     np.testing.assert_allclose(again, whole[:, :3], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.default_rows('nala')
 @pytest.mark.parametrize('name', LINEAR)
 def test_weights_are_those_of_the_layer_without_positions(name):
     """exp(log_weights), of what is seen and over their sum, mix the values as the layer does."""
@@ -182,7 +183,7 @@ def test_weights_are_those_of_the_layer_without_positions(name):
     np.testing.assert_allclose(ours, wanted, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.default_rows('linear')
+@pytest.mark.full
 @pytest.mark.parametrize('name', LINEAR)
 def test_what_a_layer_records_is_of_its_weights(name):
     """Reference: entropy and the first token's share, dense in numpy float64, where positions turn
@@ -206,6 +207,7 @@ def test_what_a_layer_records_is_of_its_weights(name):
     np.testing.assert_allclose(found['attention_first_token'], first, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.full
 def test_nala_is_sharper_for_longer_queries():
     """Property: the entropy of its weights falls with the norm of the query. Catches a norm that is
     divided out of the power too, by which weights would depend on directions alone.

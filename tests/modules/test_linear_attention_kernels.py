@@ -89,7 +89,7 @@ def test_a_kernel_is_the_recurrence(name, given):
     np.testing.assert_allclose(last.keys_BKF, keys, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.default_rows('state-4')
+@pytest.mark.full
 @pytest.mark.parametrize(
     'chunk', [4, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 6, 7, 128))]
 )
@@ -113,6 +113,7 @@ def test_chunks_change_nothing(chunk, given):
     assert_trees_close(ours[1], wanted[1], rtol=1e-3, atol=3e-6 * scale)
 
 
+@pytest.mark.full
 def test_a_kernel_keeps_the_type_of_the_values_and_sums_in_float32():
     for kernel in LINEAR_ATTENTION_KERNELS.values():
         *inputs, _, _ = (a for a in draw(LENGTH))

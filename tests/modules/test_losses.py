@@ -266,6 +266,7 @@ def test_spherical_z_does_not_see_shifts_and_scales():
     np.testing.assert_allclose(found['objective'], wanted['objective'], rtol=1e-4)
 
 
+@pytest.mark.full
 def test_coverage_is_of_whole_rows():
     """The gradient is that of -log(1 - (1 - p)^N) with p of all tokens that count, also for N p so
     small that its terms cancel. Catches p of single tokens, and of padding.

@@ -45,15 +45,17 @@ def log_marginals(seen_BT):
 
 
 def conditional_table():
-    """log p(word in a place | what is known of the others), and a number more for each place, which
-    logits are free in: [4, 4, 4, 4, 4, 5, 3].
+    """Logits [4, 4, 4, 4, 4, 5, 3]: log p(word in a place | what is known of the others) and some
+    number for each place; of a place that is known, its own word, as a network would have it.
     """
-    words = [np.take(TABLE, range(WORDS), place) for place in range(LENGTH)]
-    found = [
-        np.repeat(np.moveaxis(each, place, -1)[None] + place, WORDS + 1, 0)
-        for place, each in enumerate(words)
-    ]
-    return np.stack([np.moveaxis(each, 0, place) for place, each in enumerate(found)], -2)
+    found = np.empty((*TABLE.shape, LENGTH, WORDS))
+    for place in range(LENGTH):
+        by_word = np.moveaxis(TABLE, place, 0)[:WORDS]
+        at_place = np.moveaxis(found[..., place, :], place, 0)
+        at_place[MASK] = np.moveaxis(by_word, 0, -1) + place
+        for word in range(WORDS):
+            at_place[word] = 9 * (np.arange(WORDS) == word)
+    return found
 
 
 LOGITS = conditional_table()

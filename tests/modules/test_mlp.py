@@ -116,6 +116,7 @@ def test_renormalised_gates_are_a_softmax_over_the_chosen_logits():
     np.testing.assert_allclose(evaluate(layer, params, {}, x), wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.full
 def test_training_without_router_noise_is_evaluation():
     """Where no expert is full; and no key is carried."""
     layer = moe(expert_capacity=10.0, router_noise=0.0)
@@ -149,6 +150,7 @@ def test_training_drops_what_comes_after_an_expert_is_full(expert_capacity):
     np.testing.assert_allclose(filled[AUXILIARY]['balance_loss'][0], balance, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_balance_is_one_where_all_are_alike():
     layer = moe()
     x, params, stats = draw(layer)
@@ -187,6 +189,7 @@ def test_padding_takes_no_room():
     assert filled[AUXILIARY]['balance_loss'][0] == same[AUXILIARY]['balance_loss'][0]
 
 
+@pytest.mark.full
 def test_parameters_stay_float32_and_the_stream_its_type():
     layer = moe(dtype=jnp.bfloat16)
     x, params, stats = draw(layer)
@@ -215,7 +218,7 @@ def selu_layer(kind, alpha_dropout):
     return MLPS[kind](HIDDEN, row, REFERENCE, jnp.float32, dropout, **more)
 
 
-@pytest.mark.default_rows('dense')
+@pytest.mark.full
 @pytest.mark.parametrize('kind', MLPS)
 def test_alpha_dropout_is_of_training_and_by_a_key_that_moves_on(kind):
     """Evaluation leaves it out; each step drops others; rate 0 carries nothing. Catches a key that
@@ -253,6 +256,7 @@ def test_alpha_dropout_of_hidden_activations():
     np.testing.assert_allclose(y, hidden @ np.float64(params['down']), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.default_rows('layer1')
 @pytest.mark.parametrize('layer', [moe(), MLP(HIDDEN, ACTIVATIONS['relu'], REFERENCE, jnp.float32)])
 def test_tokens_are_those_of_all_rows(layer):
     """[B, T, D] gives what the same tokens in one row give; experts take them in order."""

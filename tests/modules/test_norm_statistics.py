@@ -93,6 +93,7 @@ def test_the_others_carry_nothing(name):
     assert build(name).stats == {}
 
 
+@pytest.mark.default_rows('rmsnorm_removal')
 @pytest.mark.parametrize('name', ['layernorm_removal', 'rmsnorm_removal'])
 def test_what_is_removed_is_affine(name):
     """f(x + y) - f(0) = f(x) - f(0) + f(y) - f(0), in training too; before, it is not.

@@ -48,8 +48,11 @@ OPTIONS = [
     ('rmsnorm_removal', {'bias': True, 'scale': False, 'ema_decay': 0.3}),
     ('seednorm', {'heads': 4}),
 ]
+LOW = pytest.mark.full  # sums are float32 there: rmsnorm shows it where one waits
 CASES = [
-    (name, options, training, dtype)
+    pytest.param(
+        name, options, training, dtype, marks=[LOW] * (dtype != 'float32' and name != 'rmsnorm')
+    )
     for name, options in OPTIONS
     for training in ((True, False) if REFERENCES[name].measure else (False,))
     for dtype in TOLERANCE

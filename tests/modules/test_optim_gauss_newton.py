@@ -116,6 +116,7 @@ def dense(params):
     return total
 
 
+@pytest.mark.full
 def test_the_product_is_that_of_the_dense_matrix():
     """Summed over two microbatches, in float64 to 1e-10. Catches the Hessian of all the network,
     and one microbatch in the place of both.

@@ -76,6 +76,7 @@ def gradients(number, shape=SHAPE):
     return [{'w': rng.normal(size=shape).astype(np.float32)} for _ in range(number)]
 
 
+@pytest.mark.default_rows('apollo')
 @pytest.mark.parametrize('name', ROWS)
 def test_each_layer_is_a_matrix_of_its_own(fixed_projections, name):
     """Catches a decomposition, a factor or a norm over layers, and heads that are not merged."""
@@ -145,6 +146,7 @@ def test_the_sign_of_a_singular_vector_is_fixed():
     np.testing.assert_allclose(np.abs(basis), np.abs(wanted), atol=1e-5)
 
 
+@pytest.mark.full
 def test_apollo_keeps_the_direction_of_each_channel():
     """f is one number a channel of the longer side, or one in all; with `tensor`, the scale is
     under a root.
@@ -184,6 +186,7 @@ def test_growth_is_limited():
     np.testing.assert_array_equal(unlimited, x)
 
 
+@pytest.mark.full
 def test_galore_of_a_normalized_weight_is_gradnormlorp():
     """W = g V / |V| for each output, as arXiv:2412.19616 has it, in numpy: Adam of
     g' = <G, V / |V|>, and GaLore of V' = g (G - g' V / |V|) / |V|. Catches norms of inputs.

@@ -76,6 +76,7 @@ def orthogonal_factor(matrix):
     return left @ right
 
 
+@pytest.mark.default_rows('soap')
 @pytest.mark.parametrize('name', ROWS)
 def test_stacked_layers_and_heads_are_matrices_of_their_own(name):
     """Equivalence. Catches a decomposition or a norm over the layers, and heads on one side."""

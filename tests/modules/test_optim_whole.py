@@ -111,7 +111,7 @@ def test_directions_and_state_are_those_of_one_device(name, sizes, of_float64):
     assert_close(jax.device_get(state), right_state)
 
 
-@pytest.mark.default_rows('shampoo')
+@pytest.mark.full
 @pytest.mark.parametrize('name', ROWS)
 def test_each_matrix_is_exchanged_once_in_and_once_out(name):
     """Property of the program. Catches state that lies where its matrix is not, products that

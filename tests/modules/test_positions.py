@@ -71,6 +71,7 @@ def test_rope_angles_are_exact_at_long_contexts():
     np.testing.assert_allclose(turned[:, 0], np.cos(angle) - np.sin(angle), atol=1e-2)
 
 
+@pytest.mark.default_rows('1.0')
 @pytest.mark.parametrize('fraction', [1.0, 0.5])
 def test_rope_by_a_product_is_rope(fraction):
     """Reference: forward bitwise, and the gradient to the rounding of one of its two terms.
@@ -198,6 +199,7 @@ def test_longrope_divides_by_the_list_of_its_length(length, capacity, is_long):
     np.testing.assert_allclose(m, math.sqrt(1 + math.log(4) / math.log(8)), rtol=1e-6)
 
 
+@pytest.mark.full
 def test_rope_by_layer():
     """In windows another base and no scaling; each third layer as it is, to the bit. One program
     for all layers. Catches m on layers that are not scaled, and layers counted from 0.

@@ -120,6 +120,7 @@ def test_weight_norm_gains_are_vectors_of_the_kept_axes():
     assert reparam.specs['scale'] == SPECS['scale']
 
 
+@pytest.mark.full
 def test_weight_norm_gradient():
     """With dW the gradient of the used weight: dg = dW . V/|V|, and dV = g/|V| (dW - dg V/|V|),
     which is orthogonal to V (arXiv:1602.07868, equation 3).

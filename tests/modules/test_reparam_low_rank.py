@@ -40,6 +40,7 @@ def shapes_of(tree):
     return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), tree)
 
 
+@pytest.mark.default_rows('options1-4.242640687119285')
 @pytest.mark.parametrize(('options', 'scale'), [({}, 3.0), ({'rslora': True}, 6 / np.sqrt(2))])
 def test_lora_adds_the_product_of_each_matrix_s_own_factors(options, scale):
     """Catches a factor shared by a stack, the axes of several rows or columns, and the scale."""
@@ -52,6 +53,7 @@ def test_lora_adds_the_product_of_each_matrix_s_own_factors(options, scale):
         np.testing.assert_allclose(used[name], wanted, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.full
 def test_weight_norm_and_lora_are_dora():
     """m V / ||V|| with V = W + s a b, the length over all inputs of one output."""
     options = {'weight_norm': {'roles': 'hidden'}, 'lora': ROLES | {'roles': 'hidden'}}
@@ -67,6 +69,7 @@ def test_weight_norm_and_lora_are_dora():
         np.testing.assert_allclose(used[name], wanted, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.full
 def test_a_is_drawn_by_fan_in_and_by_the_key_and_b_is_0():
     """Kaiming: uniform within 1 / sqrt(inputs), and within 1 where rows are looked up."""
     reparam = REPARAMS['lora'](SPECS, shapes_of(sample()), **ROLES | {'rank': 400})

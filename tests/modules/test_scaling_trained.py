@@ -62,7 +62,7 @@ def mlp_run(name, family, width, steps, lr):
     return found
 
 
-@pytest.mark.default_rows('adam')
+@pytest.mark.full
 @pytest.mark.parametrize('family', ['sgd', 'adam'])
 def test_equal_classes_are_equal_functions(family):
     """`mup` and `spectral` differ by the symmetry of (a, b, c): a factor in the forward pass, in

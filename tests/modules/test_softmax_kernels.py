@@ -133,11 +133,7 @@ def in_memory(monkeypatch, held):
         monkeypatch.setattr(tpu, 'most_columns', lambda *_: 0)
 
 
-@pytest.mark.default_rows(
-    '(2, 5, 42)-bfloat16-online-rows',
-    '(5, 4097)-float32-two_pass-blocks',
-    '(5, 4097)-bfloat16-online-blocks',
-)
+@pytest.mark.default_rows('(2, 5, 42)-bfloat16-online-rows', '(5, 4097)-float32-two_pass-blocks')
 @pytest.mark.usefixtures('interpreted', 'in_memory')
 @pytest.mark.parametrize(('shape', 'dtype', 'form', 'held'), PLAIN, ids=str)
 def test_softmax_is_exact(shape, dtype, form, held):
@@ -181,7 +177,7 @@ def test_what_queries_see_cap_and_lose_to_sinks(held, form, dtype):
         assert_is_softmax(run(compute, hidden_x, g, **more), x, g, **more)
 
 
-@pytest.mark.default_rows('mask')
+@pytest.mark.full
 @pytest.mark.usefixtures('interpreted')
 @pytest.mark.parametrize('name', ['mask', 'sink', 'softcap'])
 def test_what_queries_see_cap_and_lose_alone(name):

@@ -98,6 +98,7 @@ def test_how_many_are_kept_for_sure(spread):
         assert spread or np.argmin(np.round(costs, 7)) == 0
 
 
+@pytest.mark.default_rows('wta_crs')
 @pytest.mark.parametrize('name', ['direct', 'wta_crs'])
 def test_the_result_and_the_gradient_of_the_input_are_exact(name):
     """Bitwise those of the plain product. Catches rows that reach the forward pass."""
@@ -113,6 +114,7 @@ def test_all_tokens_are_the_exact_gradient():
         assert WTACRS(**options).rows(jax.random.key(0), X) is None
 
 
+@pytest.mark.default_rows('20-True')
 @pytest.mark.parametrize(('above_0', 'exact'), [(0, True), (1, True), (KEPT, True), (30, False)])
 def test_tokens_of_size_0_are_never_drawn(above_0, exact):
     """As experts have that nobody goes to. Catches 0 / 0, and draws of nothing."""
@@ -125,6 +127,7 @@ def test_tokens_of_size_0_are_never_drawn(above_0, exact):
             np.testing.assert_allclose(total[sizes > 0], 1, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_rows_of_a_cut_batch_are_drawn_by_each_shard():
     """Unbiased, and no shard has the rows of another. Catches places that count from the first
     token of the batch, a key that all shards draw by.

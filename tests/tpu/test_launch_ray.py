@@ -205,6 +205,7 @@ def test_an_actor_takes_its_bundle():
     assert engine.actor_options({'GPU': 8.0}) == {'num_cpus': 0, 'num_gpus': 8.0, 'resources': {}}
 
 
+@pytest.mark.full
 def test_a_tpu_slice_is_asked_for_as_a_whole(cluster, trainer):
     """With variables of its own for each of several."""
     (trainer / 'then.py').write_text(

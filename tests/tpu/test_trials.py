@@ -97,6 +97,7 @@ def test_each_way_is_compiled_until_enough_fit(compiler):
     assert not said
 
 
+@pytest.mark.full
 def test_it_is_said_that_nothing_fits(compiler):
     compiler(lambda config: 1000)
     said = []

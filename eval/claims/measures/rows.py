@@ -12,14 +12,20 @@ from eval.claims.measures.lipschitz import lipschitz_attention, local_lipschitz
 from eval.claims.measures.row_sampling import sampled_rows
 from eval.claims.measures.activations import self_normalizing
 from eval.claims.measures.collapse import imbalanced_collapse
+from eval.claims.measures.datamodels import METHODS as FORGETTING
+from eval.claims.measures.datamodels import POINTS, RATIOS, SETS, unlearned_points
 from eval.claims.measures.distillation import METHODS as STUDENTS
 from eval.claims.measures.distillation import balance_of_teachers, heads_of_students
 from eval.claims.measures.frozen import equiangular_rows, random_features
 from eval.claims.measures.marginals import COUNTS as PARTS_OF_ROWS
 from eval.claims.measures.marginals import any_order_marginals
 from eval.claims.measures.products import sampled_products
+from eval.claims.measures.pruning import METHODS as PRUNING
+from eval.claims.measures.pruning import pruned_for_a_domain
 from eval.claims.measures.random_slopes import METHODS as SLOPES
 from eval.claims.measures.random_slopes import binary_accuracy
+from eval.claims.measures.rescaling import METHODS as WEIGHTS
+from eval.claims.measures.rescaling import rescaled_rows
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
 from eval.claims.measures.unlearning import METHODS as UNLEARNING
 from eval.claims.measures.unlearning import forgetting
@@ -212,6 +218,18 @@ MEASURES = {
             'loss_added_to_wanted_text_above_random',
         ),
     ),
+    'pruned_for_a_domain': Row(
+        pruned_for_a_domain,
+        (
+            'moved_by_the_published_strength',
+            *(
+                f'{what}_by_{name}'
+                for what in ('mean_added', 'added_to_general', 'added_to_domain')
+                for name in PRUNING
+            ),
+            *(f'mean_added_by_dual_less_{name}' for name in PRUNING if name != 'dual'),
+        ),
+    ),
     'random_features': Row(
         random_features,
         ('slope_of_gaussian', 'slope_of_orthogonal', 'orthogonal_over_gaussian'),
@@ -223,6 +241,17 @@ MEASURES = {
     'reparametrised_norms': Row(
         reparametrised_norms,
         tuple(f'{which}_norm_over_gamma' for which in ('mean', 'largest', 'least')),
+    ),
+    'rescaled_rows': Row(
+        rescaled_rows,
+        (
+            *(f'accuracy_by_{name}' for name in WEIGHTS),
+            *(
+                f'{what}_{name}'
+                for name in WEIGHTS[1:]
+                for what in ('gain_of', 'weight_of_corrupted_over_clean_by')
+            ),
+        ),
     ),
     'sampled_products': Row(
         sampled_products,
@@ -294,6 +323,24 @@ MEASURES = {
             *(f'slope_of_{name}' for name in ('pre', 'layernorm_scaling', 'peri')),
             *(f'added_by_grown_of_{name}' for name in ('pre', 'peri')),
             *(f'slope_of_size_of_{name}' for name in ('depth_mup', 'standard')),
+        ),
+    ),
+    'unlearned_points': Row(
+        unlearned_points,
+        tuple(
+            value
+            for which in SETS
+            for value in (
+                *(
+                    f'klom_of_{points}_points_by_{method}_without_{which}'
+                    for method in FORGETTING
+                    for points in POINTS
+                ),
+                *(
+                    f'klom_of_{points}_points_by_matching_over_{other}_without_{which}'
+                    for points, other in RATIOS
+                ),
+            )
         ),
     ),
 }

@@ -44,6 +44,7 @@ class Tiny:
 
             return jax.lax.scan(one, state, tokens_SBT)[0]
 
+        self.learner = learner
         self.specs = named_leaves(learner.described.specs)
         self.start = jax.jit(lambda seed: init_state(learner, hyper, jax.random.key(seed)))
         self._stage = jax.jit(stage)

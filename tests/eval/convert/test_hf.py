@@ -232,6 +232,7 @@ def test_files_of_the_hub_are_read_too(tmp_path):
         import_folder(saved(tmp_path / 'llama3', 'llama3', half), base(), Path('run'))
 
 
+@pytest.mark.full
 def test_weights_of_four_bits_are_read(tmp_path):
     """Weights are those that transformers dequantises (make.py), and the same in float32."""
     blocks, scales = theirs()['mxfp4_blocks'], theirs()['mxfp4_scales']

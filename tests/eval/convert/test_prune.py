@@ -1,18 +1,35 @@
-"""Reference: scores and masks of matrices made by hand. Property: a share is exact for every
-output. Contract: what cannot be pruned.
+"""Reference: scores and masks of matrices made by hand, scores against what removal does. Property:
+a share is exact for every output or matrix. Contract: what cannot be pruned.
 """
 
 import dataclasses
+import functools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from eval.convert import __main__ as convert
 from eval.convert import prune
 from eval.convert.fold import write
-from eval.convert.scores import REMOVE, largest_of_outputs, removed, wanda
+from eval.convert.scores import (
+    DAMPING,
+    MOMENTS,
+    REMOVE,
+    SCORES,
+    SQUARES,
+    largest_of_matrices,
+    largest_of_outputs,
+    obs,
+    regularised,
+    taylor,
+    taylor_published,
+    wanda,
+)
 from eval.load import load
 from lm.data.tokenizers import ByteTokenizer
+from lm.inference.probes import gradients, next_token_loss, observe
 from lm.training.state import Weights
 from modules.params import ParamSpec, as_matrices, named_leaves
 from tests.eval.convert.test_commands import checkpoint
@@ -42,12 +59,124 @@ def test_a_share_is_exact_for_every_output(remove, share, n_inputs, n):
         np.testing.assert_array_equal(mask_IO.sum(-2), n)
 
 
+@pytest.mark.parametrize(('share', 'n'), [(0.1, 3), (0.5, 17), (0.02, 0)])
+def test_a_share_is_exact_for_every_matrix(share, n):
+    """35 weights of each of 3, of one size too. Catches a share of all matrices, and of outputs."""
+    for ranks_IO in (
+        RNG(0).normal((9.0, 0.0, 5.0), size=(5, 7, 3)).T,
+        np.ones((3, 7, 5)),
+    ):
+        if n == 0:
+            with pytest.raises(ValueError, match='of the 35 weights of a matrix is less than one'):
+                largest_of_matrices(ranks_IO, share)
+            continue
+        mask_IO = largest_of_matrices(ranks_IO, share)
+        np.testing.assert_array_equal(mask_IO.sum((-1, -2)), n)
+        chosen, others = np.where(mask_IO, ranks_IO, np.inf), np.where(mask_IO, -np.inf, ranks_IO)
+        assert (chosen.min((-1, -2)) >= others.max((-1, -2))).all()
+
+
+def test_obs_is_the_error_of_the_best_that_is_left():
+    """Least squares over the weights behind the removed one; DAMPING as rows of the data. Catches
+    the diagonal of H^-1 for that of its root, the weights before for those behind, and a root.
+    """
+    rng = RNG(0)
+    x_MI = rng.normal(size=(40, 5)) @ rng.normal(size=(5, 5))
+    weights_IO, n = rng.normal(size=(5, 2)), len(x_MI)
+    moments_II = x_MI.T @ x_MI / n
+    scores_IO = obs(weights_IO, moments_II)
+    damp = DAMPING * np.trace(moments_II) / 5
+    rows_MI = np.concatenate([x_MI, np.sqrt(n * damp) * np.eye(5)])
+    for i, o in np.ndindex(5, 2):
+        lost_M = rows_MI[:, i] * weights_IO[i, o]
+        behind = rows_MI[:, i + 1 :]
+        made_up = behind @ np.linalg.lstsq(behind, lost_M, rcond=None)[0]
+        wanted = np.sum((lost_M - made_up) ** 2) / n
+        assert scores_IO[i, o] == pytest.approx(wanted, rel=1e-9)
+
+
+def test_obs_of_an_input_that_is_always_0_is_0():
+    """The others score as without it. Catches a singular H, and a score of what changes nothing."""
+    x_MI = RNG(0).normal(size=(30, 4))
+    moments_II = x_MI.T @ x_MI / 30
+    moments_II[2], moments_II[:, 2] = 0.0, 0.0
+    scores_IO = obs(np.ones((4, 3)), moments_II)
+    assert (scores_IO[2] == 0).all() and (np.delete(scores_IO, 2, 0) > 0).all()
+
+
+def test_scores_of_gradients_by_hand():
+    """Catches a sign that counts in one and does not in the other, and a factor of either."""
+    assert regularised(-2.0, 3.0, 0.5) == 4.0  # -2 + 0.5 * 3 * 4
+    assert taylor(-1.0, 3.0) == taylor(1.0, 3.0) == 7.5
+    assert taylor_published(-1.0, 3.0) == pytest.approx(3.9955)  # |-3 + 9/2000 - 1|
+    assert taylor_published(-1.0, -2.0) == pytest.approx(1.002)  # |2 + 4/2000 - 1|
+
+
+TOKENS_BT = RNG(0).integers(1, 16, (3, 8), dtype=np.int32)
+UP = 'layers/mlp/up'
+
+
+@functools.cache
+def read_model():
+    """(a checkpoint, what reads it)."""
+    one = checkpoint({})
+    one = dataclasses.replace(one, weights=jax.device_put(one.weights))
+    return one, prune.Reader(one.learner, 2)
+
+
+def test_a_taylor_score_is_the_change_of_the_loss():
+    """Each of 24 weights is removed, and the loss of one row computed. Catches a gradient of other
+    tokens, of the sum of losses, or without the weight.
+    """
+    one, reader = read_model()
+    params, rows_1T = one.weights.params, TOKENS_BT[:1]
+    scores = reader.scores(one.weights, prune.Asked('unimportant', 0.5, 'taylor'), rows_1T)[UP]
+    at = RNG(1).integers(0, scores.shape, (24, 3))
+
+    def loss(index):
+        up = params['layers']['mlp']['up'].at[tuple(index)].set(0.0)
+        own = params | {'layers': params['layers'] | {'mlp': params['layers']['mlp'] | {'up': up}}}
+        logits_BTV, _ = observe(one.learner, one.weights.replace(params=own), rows_1T)
+        return next_token_loss(logits_BTV, jnp.asarray(rows_1T))
+
+    every = jnp.concatenate([at, jnp.full((1, 3), 99)])  # one beyond the end, which removes nothing
+    *without, whole = np.asarray(jax.jit(lambda x: jax.lax.map(loss, x))(every), np.float64)
+    changes, found = np.abs(np.subtract(without, whole)), scores[tuple(at.T)]
+    assert np.corrcoef(changes, found)[0, 1] > 0.9 and 0.8 < np.median(changes / found) < 1.25
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('score', [name for name, row in SCORES.items() if row.general])
+def test_dual_scores_are_means_over_rows(score):
+    """Gradients of each row of the domain, importance by the general text. Catches the gradient of
+    a batch, the texts exchanged, a last batch that counts in full, and a strength that is lost.
+    """
+    one, reader = read_model()
+
+    def of_row(tokens_T):
+        return named_leaves(gradients(one.learner, one.weights, tokens_T[None])[0])[UP]
+
+    grads_B = jax.jit(lambda x: jax.lax.map(of_row, x))(TOKENS_BT)
+    general_BT = RNG(1).integers(1, 16, (2, 8), dtype=np.int32)
+    asked = prune.Asked('unimportant', 0.5, score, strength=1e3)
+    found = reader.scores(one.weights, asked, TOKENS_BT, general_BT)[UP]
+    weights = np.asarray(named_leaves(one.weights.params)[UP], np.float64)
+    importance = obs(weights, reader.means(MOMENTS, one.weights, general_BT)[UP])
+    each = [
+        SCORES[score].of(weights, regularised(np.asarray(own, np.float64), importance, 1e3))
+        for own in grads_B
+    ]
+    np.testing.assert_allclose(found, np.mean(each, 0), rtol=1e-3)
+    assert not np.allclose(found, np.mean([SCORES[score].of(weights, own) for own in grads_B], 0))
+
+
 def test_heads_are_inputs_of_one_sum():
     """Catches a share of each head, and squares of another head's inputs."""
     rng = RNG(0)
     weight, squares = rng.normal(size=(2, 3, 4, 5)).astype(np.float32), rng.uniform(1, 2, (2, 3, 4))
     squares[1, 2] = 1e6  # all that is important in layer 1 is behind the last head
-    mask = removed(OUT, weight, squares, 'important', 0.25, rng)
+    found = prune.pruned({'w': OUT}, {'w': weight}, {'w': squares}, 'important', 0.25, rng)
+    mask = found.params['w'] == 0
     np.testing.assert_array_equal(np.asarray(as_matrices(OUT, mask)).sum(-2), 3)
     assert mask[1, 2].sum() == 3 * 5 and not mask[1, :2].any()
 
@@ -56,7 +185,7 @@ def test_a_model_loses_inputs_of_its_blocks_alone():
     """Catches a mask that is kept in place of what it leaves, and embeddings that are pruned."""
     one = checkpoint({'model.activation': 'swiglu', 'model.n_kv_heads': 1})
     tokens_BT = RNG(0).integers(0, one.meta['vocab_size'], (3, 8), dtype=np.int32)
-    found = prune.prune_checkpoint(one, tokens_BT, 'important', 0.25, 0)
+    found = prune.prune_checkpoint(one, tokens_BT, prune.Asked('important', 0.25))
     before = named_leaves(one.weights.params)
     matrices = {'query', 'key', 'value', 'out', 'up', 'gate', 'down'}
     for path, leaf in found.params.items():
@@ -75,9 +204,8 @@ def test_squares_are_means_over_all_rows():
     """Batches of another number of rows give the same; catches the last, smaller one as a whole."""
     one = checkpoint({'data.batch_size': 2})
     tokens_BT = RNG(0).integers(0, one.meta['vocab_size'], (5, 8), dtype=np.int32)
-    whole = dataclasses.replace(one, recipe=checkpoint({'data.batch_size': 5}).recipe)
-    wanted = prune.mean_squares(whole, tokens_BT)
-    for path, found in prune.mean_squares(one, tokens_BT).items():
+    wanted = prune.Reader(one.learner, 5).means(SQUARES, one.weights, tokens_BT)
+    for path, found in prune.Reader(one.learner, 2).means(SQUARES, one.weights, tokens_BT).items():
         np.testing.assert_allclose(found, wanted[path], rtol=1e-5)
 
 
@@ -86,14 +214,14 @@ def test_text_is_cut_into_rows(tmp_path):
     (tmp_path / 'a.txt').write_text('abcdef')
     (tmp_path / 'b.txt').write_text('gh')
     bos = one.tokenizer.bos_id
-    rows_BT = prune.rows_of_text(one, f'text:{tmp_path}/*.txt')
+    rows_BT = prune.rows_of_text(one, f'text:{tmp_path}/*.txt', '--text')
     np.testing.assert_array_equal(rows_BT, [[bos, *b'abc'], [*b'def', bos]])
     np.testing.assert_array_equal(
-        prune.rows_of_text(one, f'text:{tmp_path}/b.txt'), [[bos, *b'gh']]
+        prune.rows_of_text(one, f'text:{tmp_path}/b.txt', '--text'), [[bos, *b'gh']]
     )
     (tmp_path / 'none.txt').write_text('')
     with pytest.raises(ValueError, match='holds no text'):
-        prune.rows_of_text(one, f'text:{tmp_path}/none.txt')
+        prune.rows_of_text(one, f'text:{tmp_path}/none.txt', '--text')
 
 
 @pytest.mark.parametrize(
@@ -106,7 +234,28 @@ def test_text_is_cut_into_rows(tmp_path):
 )
 def test_what_removes_nothing_or_all_is_refused(remove, share, match):
     with pytest.raises(ValueError, match=match):
-        prune.check_asked(remove, share)
+        prune.Asked(remove, share)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'match'),
+    [
+        ({'score': 'duel'}, "Did you mean 'dual'"),
+        ({'per': 'matrx'}, "Did you mean 'matrix'"),
+        ({'strength': -1.0}, 'must be 0 or above; got -1.0'),
+    ],
+)
+def test_scores_that_are_none_are_refused(changes, match):
+    with pytest.raises(ValueError, match=match):
+        prune.Asked('unimportant', 0.5, **changes)
+
+
+def test_a_general_text_is_asked_for_where_it_is_read():
+    with pytest.raises(ValueError, match='add --general=SOURCE, or take --score=taylor'):
+        prune.Asked('unimportant', 0.5, 'dual').check_general(None)
+    with pytest.raises(ValueError, match='leave --general=x out, or take one of dual, dual_publ'):
+        prune.Asked('unimportant', 0.5, 'obs').check_general('x')
+    prune.Asked('unimportant', 0.5, 'dual').check_general('x')
 
 
 def test_a_share_of_no_input_is_refused():
@@ -117,17 +266,20 @@ def test_a_share_of_no_input_is_refused():
 def test_a_map_of_the_weights_is_refused():
     one = checkpoint({'model.reparam': 'weight_norm'}, weights=Weights({}, (), {}))
     with pytest.raises(ValueError, match='fold --to=none'):
-        prune.prune_checkpoint(one, np.zeros((1, 8), np.int32), 'important', 0.25, 0)
+        prune.prune_checkpoint(one, np.zeros((1, 8), np.int32), prune.Asked('important', 0.25))
 
 
 @pytest.mark.full
-def test_a_run_is_pruned_by_a_command(tmp_path, capsys):
+@pytest.mark.parametrize('score', [prune.Asked.score, 'dual'])
+def test_a_run_is_pruned_by_a_command(tmp_path, capsys, score):
     one = checkpoint({})
     meta = {'vocab_size': one.meta['vocab_size'], 'data': None}
     write(tmp_path / 'run', one.recipe, one.weights, ByteTokenizer(), 3, meta)
     (tmp_path / 'a.txt').write_text('\x01\x02\x03\x04\x05\x06\x07\x08\x09')
+    source = f'text:{tmp_path}/a.txt'
     options = {'checkpoint': str(tmp_path / 'run'), 'out': str(tmp_path / 'out'), 'seed': 0}
-    options |= {'remove': 'important', 'share': 0.25, 'text': f'text:{tmp_path}/a.txt'}
+    options |= {'remove': 'important', 'share': 0.25, 'text': source, 'score': score, 'per': None}
+    options |= {'general': source if score == 'dual' else None, 'strength': prune.Asked.strength}
     convert.run(['prune'], options)
     assert '1,024 of 4,096 weights of the blocks set to 0' in capsys.readouterr().out
     zeros = sum(

@@ -145,6 +145,7 @@ def test_steps_are_named_and_those_that_are_not_there_refused(workdir, calls):
         targets_of([str(workdir), str(workdir)], None, print)
 
 
+@pytest.mark.full
 def test_half_a_checkpoint_is_passed_over_where_there_are_others(workdir, calls):
     steps = steps_in(workdir / 'checkpoints')
     for file in (workdir / 'checkpoints' / str(steps[-1]) / 'weights').rglob('*'):

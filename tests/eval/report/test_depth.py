@@ -84,6 +84,7 @@ def test_table_without_numbers_has_gaps():
     assert table([profile])[1] == ['x', '2', '0', '1', '1', '', '', '', '', '']
 
 
+@pytest.mark.full
 def test_markdown_has_a_table_by_depth(sweep, tmp_path):
     report(sweep, tmp_path / 'page.html')
     text = (tmp_path / 'page.md').read_text()

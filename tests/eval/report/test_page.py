@@ -137,6 +137,7 @@ def test_page_shows_configs_against_the_base(page):
     assert layer == ['layernorm', 'model.norm: rmsnorm → layernorm']
 
 
+@pytest.mark.full
 def test_an_option_that_one_variant_reads_is_unset_in_the_other(tmp_path):
     """Catches an empty value, and a 'none' that reads like a choice."""
     fixture.write_sweep(tmp_path / 'sweep', {'model.reparam': ('none', 'sigma')}, {})
@@ -198,6 +199,7 @@ def test_markdown_has_the_tables(sweep, page):
     assert r"&lt;b>out of memory&lt;/b> at 'step' 1 \| oom |" in text
 
 
+@pytest.mark.full
 def test_single_run(tmp_path):
     fixture.write_run(tmp_path / 'run', fixture.base_config())
     out = tmp_path / 'elsewhere' / 'page.html'
@@ -257,6 +259,7 @@ def test_figures_for_papers(sweep, tmp_path):
     assert 'layernorm' in svg and f'4 layers, step {fixture.STEPS}' in svg
 
 
+@pytest.mark.full
 def test_many_variants_have_a_panel_each(tmp_path):
     kinds = ('gelu', 'relu', 'silu', 'swiglu', 'geglu')
     fixture.write_sweep(tmp_path / 'sweep', fixture.AXES | {'model.activation': kinds}, {})

@@ -72,6 +72,7 @@ def test_sweeps_without_variants_have_their_own_name(tmp_path):
     assert [c.variant.name for c in found] == ['a', 'b', 'single']
 
 
+@pytest.mark.full
 def test_a_page_of_several_sweeps(sweeps):
     page = report([sweeps / 'a', sweeps / 'c'])
     assert page == sweeps / 'a' / 'report-with-c.html'
@@ -190,6 +191,7 @@ def test_seeds_of_one_variant_are_named_on_its_curves(tmp_path):
     assert colours['domain'] == seeds and len(set(colours['range'])) == 3
 
 
+@pytest.mark.full
 def test_curves_that_cannot_be_read_are_said(tmp_path):
     cells = fixture.write_sweep(tmp_path / 'sweep', NORMS | SEEDS, {})
     path = tmp_path / 'sweep' / cells[0]['cell'] / 'metrics.jsonl'

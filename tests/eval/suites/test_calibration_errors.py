@@ -161,6 +161,7 @@ def test_the_interval_is_of_groups_and_not_of_events():
     assert apart[2] - apart[1] < 0.5 * (one[2] - one[1])
 
 
+@pytest.mark.full
 def test_statistics_of_tokens_are_those_of_the_distribution():
     logits = 2 * np.random.default_rng(0).standard_normal((1, 6, 7))
     labels = np.array([[0, 1, 2, 3, 4, 5]])

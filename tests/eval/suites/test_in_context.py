@@ -60,6 +60,7 @@ def test_ridge_has_the_least_error():
     assert error[suite.ZERO].mean() == pytest.approx(1 / 3, rel=0.05)
 
 
+@pytest.mark.full
 def test_the_value_is_the_mean_over_numbers_alone():
     """Half of the probability is on no number; the rest on the least and the largest, 1 to 3."""
     logits = np.full((1, 1, 258), -1e9, np.float32)

@@ -57,6 +57,7 @@ def test_a_grammar_is_told_from_its_violations_after_training_and_not_before(tmp
     assert after['accuracy'] > 0.85
 
 
+@pytest.mark.default_rows('True')
 @pytest.mark.parametrize('end', [False, True])
 def test_scores_are_sums_of_log_probabilities_by_paradigm(tmp_path, end):
     texts = [('2 6 9', '2 6 10'), ('3 7 8 10', '3 7'), ('4 9', '9 4')]
@@ -113,6 +114,7 @@ def test_lines_that_are_no_pairs_are_refused(tmp_path, line, words):
         list(read_pairs(str(tmp_path)))
 
 
+@pytest.mark.full
 def test_files_that_are_not_there_and_sentences_too_long_are_refused(tmp_path):
     for path, words in (('', 'needs its sentences'), (str(tmp_path), 'matches no .jsonl file')):
         with pytest.raises(ValueError, match=words):

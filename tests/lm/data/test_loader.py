@@ -159,6 +159,7 @@ def test_property_what_nobody_leads_to_is_dropped():
         assert set(feed._begun) == {(0, step) for step in range(30, 35)}
 
 
+@pytest.mark.full
 def test_property_many_orders_need_no_more_threads_and_little_more_memory():
     """Three hundred runs, each with an order of its own: what is made ahead is one of each."""
     with fed(Numbered(100), 8) as (feed, made):

@@ -28,6 +28,20 @@ def random_lengths(seed, longest):
 CASES = [(seed, T, longest) for seed in range(6) for T, longest in [(1, 9), (16, 12), (31, 300)]]
 
 
+@pytest.mark.default_rows(
+    '0-1-9-concat',
+    '0-1-9-best_fit',
+    '0-16-12-concat',
+    '0-16-12-best_fit',
+    '0-31-300-concat',
+    '0-31-300-best_fit',
+    '1-1-9-concat',
+    '1-1-9-best_fit',
+    '1-16-12-concat',
+    '1-16-12-best_fit',
+    '1-31-300-concat',
+    '1-31-300-best_fit',
+)
 @pytest.mark.parametrize('packing', PACKINGS)
 @pytest.mark.parametrize('seed, seq_len, longest', CASES)
 def test_property_every_token_but_bos_is_a_target_once(packing, seed, seq_len, longest):

@@ -83,6 +83,16 @@ def swap(path: Path) -> None:
 DAMAGES = {'flip': flip, 'cut': cut, 'deleted': Path.unlink}
 
 
+@pytest.mark.default_rows(
+    'byte-flip-train.tokens',
+    'byte-flip-validation.tokens',
+    'byte-flip-index.npz',
+    'byte-flip-contents.json',
+    'byte-deleted-train.tokens',
+    'byte-deleted-validation.tokens',
+    'byte-deleted-index.npz',
+    'byte-deleted-contents.json',
+)
 @pytest.mark.parametrize('name', [*prepare.PIECE_FILES])
 @pytest.mark.parametrize('how', DAMAGES)
 def test_a_damaged_piece_is_encoded_again(how, name, own, wanted, encoding, monkeypatch):
@@ -102,6 +112,15 @@ def test_a_damaged_piece_is_encoded_again(how, name, own, wanted, encoding, monk
 SCANS = [(how, name) for how in DAMAGES.values() for name in (scan.COPY, scan.TABLE)]
 
 
+@pytest.mark.default_rows(
+    'byte-swap-text',
+    'byte-flip-text',
+    'byte-flip-documents.npz',
+    'byte-cut-text',
+    'byte-cut-documents.npz',
+    'byte-unlink-text',
+    'byte-unlink-documents.npz',
+)
 @pytest.mark.parametrize(('how', 'name'), [(swap, scan.COPY), *SCANS])
 def test_a_damaged_scan_is_made_again(how, name, own, wanted, monkeypatch):
     """Before the tokenizer is trained, or anything is encoded."""

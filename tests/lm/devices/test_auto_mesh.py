@@ -38,11 +38,13 @@ def needed_by(**changes):
     return held_bytes(state_layout(learner), mesh), kept_bytes(learner) // 8
 
 
+@pytest.mark.full
 def test_rows_alone_where_all_fits():
     found, said = words()
     assert found == 'data=8' and len(said) == 1 and 'mesh.axes=auto: data=8: ' in said[0]
 
 
+@pytest.mark.full
 def test_parameters_are_cut_where_they_do_not_fit_beside_activations():
     held, kept = needed_by()
     found, said = words((0.6 * held + kept) / auto_mesh.USABLE)
@@ -52,6 +54,7 @@ def test_parameters_are_cut_where_they_do_not_fit_beside_activations():
     assert int(found.partition('fsdp=')[2]) < 8
 
 
+@pytest.mark.full
 def test_fewer_rows_than_devices():
     """Tokens or features are cut then."""
     assert words(**{'data.batch_size': 2})[0] in ('data=2 tensor=4', 'data=2 context=4')
@@ -101,6 +104,7 @@ def test_what_is_sent_by_closed_form():
     assert moved(data=2, context=4) == pytest.approx(2 * 4 * n * 7 / 8 + gathered / 2)
 
 
+@pytest.mark.full
 def test_a_whole_torus_is_not_given_to_fsdp(monkeypatch):
     held, kept = needed_by()
     limit = (held / 8 + kept) / auto_mesh.USABLE * 1.02  # the state of eight parts

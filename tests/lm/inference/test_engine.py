@@ -147,6 +147,7 @@ def test_prompts_are_read_in_parts_while_others_go_on(engine, alone, monkeypatch
     assert engine.free == 3
 
 
+@pytest.mark.full
 def test_a_full_row_forgets_its_first_half(engine):
     """The model continues the later half alone, and goes on so."""
     request = Request((BOS, 5, 9), 20, Sampling(0.0))
@@ -200,6 +201,7 @@ def test_no_slot_is_given_twice(engine):
     assert engine.free == 3 and engine.step() == {}
 
 
+@pytest.mark.full
 def test_capacity_is_of_the_models_positions():
     with pytest.raises(ValueError, match='positions; got a cache for 9 tokens'):
         Engine(checkpoint_of('learned'), capacity=9)

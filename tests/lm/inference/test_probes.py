@@ -14,6 +14,7 @@ from lm.inference.probes import (
     by_group,
     by_name,
     gradients,
+    input_moments,
     input_squares,
     lens,
     measure,
@@ -129,7 +130,7 @@ def test_activations_are_what_their_names_say():
         assert 0.01 < float(jnp.abs(after - before).mean()) < 10
 
 
-@pytest.mark.default_rows('mix')
+@pytest.mark.full
 @pytest.mark.parametrize('case', CASES)
 def test_groups_and_names_hold_the_same(case):
     learner, _, _, activations = seen(case)
@@ -233,3 +234,10 @@ def test_squares_are_of_what_each_matrix_multiplies(scan):
     for name, x in inputs.items():
         wanted = jnp.mean(x**2, (1, 2))
         np.testing.assert_allclose(found[f'layers/{name}'], wanted, rtol=1e-4, err_msg=name)
+    moments = jax.jit(functools.partial(input_moments, learner))(weights, tokens_B1)
+    assert moments.keys() == found.keys()
+    for name, x in inputs.items():
+        flat_x = x.reshape(LAYERS, B * T, -1)
+        wanted = jnp.einsum('lmi,lmj->lij', flat_x, flat_x) / (B * T)
+        own = moments[f'layers/{name}']
+        np.testing.assert_allclose(own, wanted, rtol=1e-4, atol=1e-6, err_msg=name)

@@ -56,6 +56,7 @@ def test_each_rate_drops_in_its_place_and_only_in_training():
     assert np.mean(attended[:, 4:] == 0) < 0.1
 
 
+@pytest.mark.full
 def test_without_it_nothing_of_it_is_in_the_program():
     """No number, no key and no random bit; spelt out it is the same program."""
     plain = checked_config({'model.n_layers': 1})

@@ -202,6 +202,7 @@ def test_deepnorm_draws_some_matrices_smaller():
         assert std == plain[path] * (16**-0.25 if smaller else 1.0), path
 
 
+@pytest.mark.full
 def test_crmsnorm_streams_one_coordinate_less():
     shapes = {k: v.shape for k, v in named_leaves(params_of({'model.norm': 'crmsnorm'})).items()}
     assert shapes['embedding'] == (VOCAB, 15)

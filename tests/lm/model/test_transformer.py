@@ -117,7 +117,7 @@ def test_biases_may_be_of_queries_keys_and_values_alone():
         check(tiny_config({'model.qkv_bias': True, 'model.bias': True}))
 
 
-@pytest.mark.default_rows('changes0')
+@pytest.mark.full
 @pytest.mark.parametrize(
     'changes',
     [{'model.scan_layers': False}, *({'model.remat': name} for name in REMAT_POLICIES)],
@@ -193,6 +193,7 @@ def test_documents_are_on_their_own(position):
     assert np.abs(mixed[0, 3:7] - packed[0, 3:7]).max() > 0.01
 
 
+@pytest.mark.full
 def test_tied_embeddings_read_out_with_the_table():
     tied = params_of({'model.tie_embeddings': True})
     assert 'readout' not in tied

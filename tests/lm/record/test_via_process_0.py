@@ -52,6 +52,7 @@ def assert_same_bits(found, expected):
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
+@pytest.mark.default_rows('True-True')
 @pytest.mark.parametrize('reads, writes', [(True, False), (False, True), (True, True)])
 def test_checkpoints_are_the_same_bit_for_bit(state, reads, writes, tmp_path, monkeypatch):
     """Also where an array goes in parts: here of five rows at most. Catches a -0.0 that is 0.0 when

@@ -154,6 +154,7 @@ def test_the_last_steps_can_be_traced():
     assert traced_steps(tiny_config({'train.profile': '17:4'})) == TracedSteps(17, 4)
 
 
+@pytest.mark.full
 def test_a_run_that_is_traced_is_the_same_run():
     """Equal are its name, its identity and the program of its step."""
     plain, traced = tiny_config(), tiny_config({'train.profile': '3:2'})

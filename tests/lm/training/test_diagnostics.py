@@ -314,6 +314,7 @@ def test_groups_of_blocks_are_recorded_in_order_of_depth(placement):
         np.testing.assert_array_equal(moved, [True, False, False])
 
 
+@pytest.mark.default_rows('True')
 @pytest.mark.parametrize('scan', [True, False])
 def test_step_and_evaluation_record_nothing(scan, monkeypatch):
     """Off means absent: no layer even asks for its diagnostics to be kept."""

@@ -36,6 +36,7 @@ def test_hyper_is_the_traced_options_by_path():
     assert not {'optim.decay_fraction', 'loss.balance_loss', 'train.seed'} & set(hyper)
 
 
+@pytest.mark.default_rows('rope')
 @pytest.mark.parametrize('position', ['rope', 'learned'])
 def test_drawn_matrices_have_their_standard_deviation(position):
     """Measured against 1/sqrt(fan_in), vectors as declared, no two layers alike.
@@ -69,7 +70,7 @@ def test_init_scale_multiplies_matrices_alone():
         assert np.array_equal(other[path], value) == is_vector
 
 
-@pytest.mark.default_rows('none', 'shared')
+@pytest.mark.default_rows('shared')
 @pytest.mark.parametrize('reparam', REPARAMS)
 def test_description_covers_the_stored_parameters(reparam):
     """Every consumer's record is parallel to the parameters; the stds are of the weights used."""
