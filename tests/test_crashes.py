@@ -1,7 +1,9 @@
 """A process of the tests that dies costs a test, and not the run."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +25,19 @@ def test_last():
 """
 
 
+def session(folder: Path, processes: int) -> subprocess.CompletedProcess:
+    """Runs the tests of a folder with the plugin alone, whatever options this session was given."""
+    words = ['-n', str(processes), '--dist', 'loadgroup', '--max-worker-restart=2']
+    alone = ['-c', '/dev/null', '-p', 'tests.crashes', '-p', 'no:cacheprovider']
+    return subprocess.run(
+        [sys.executable, '-m', 'pytest', *words, *alone, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={name: value for name, value in os.environ.items() if name != 'PYTEST_ADDOPTS'},
+    )
+
+
 @pytest.mark.default_rows('1-0-3 passed, 1 rerun')
 @pytest.mark.parametrize(
     ('times', 'status', 'said'),
@@ -31,10 +46,7 @@ def test_last():
 def test_a_test_has_two_lives(tmp_path, times, status, said):
     """Dropping the hook fails the first case; one that always forgives fails the second."""
     (tmp_path / 'test_dies.py').write_text(DIES.format(times=times))
-    words = ['-n', '1', '--dist', 'loadgroup', '--max-worker-restart=2', '-c', '/dev/null']
-    plugins = ['-p', 'tests.crashes', '-p', 'no:cacheprovider']
-    command = [sys.executable, '-m', 'pytest', *words, *plugins, str(tmp_path)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ran = session(tmp_path, 1)
     assert said in ran.stdout, ran.stdout
     assert ran.returncode == status
     assert f'{times} x the process of a test died' in ran.stdout
@@ -58,8 +70,5 @@ def test_one(number):
 def test_what_has_passed_is_not_waited_for(tmp_path):
     """Each test is a group: those that have passed are given to no other process."""
     (tmp_path / 'test_many.py').write_text(MANY)
-    words = ['-n', '2', '--dist', 'loadgroup', '--max-worker-restart=2', '-c', '/dev/null']
-    plugins = ['-p', 'tests.crashes', '-p', 'no:cacheprovider']
-    command = [sys.executable, '-m', 'pytest', *words, *plugins, str(tmp_path)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ran = session(tmp_path, 2)
     assert '200 passed, 1 rerun' in ran.stdout, ran.stdout
