@@ -3,8 +3,10 @@
 Question: one change of the block at a time, each with a learning rate of its own at equal budgets:
           which are better than RMSNorm in pre-norm, GELU, RoPE and plain softmax attention?
 Command:  uv run train.py --config=configs/studies/blocks_tuned.py --workdir=runs/blocks_tuned
-Cost:     sixteen programs, some twenty-five runs of 0.26 million parameters each.
-Result:   not trained to its end yet
+Cost:     sixteen programs, some thirty-seven runs of 0.26 million parameters each.
+Result:   SwiGLU, by 0.04 nats, and sigmaReparam, by 0.02, alone are better; ReLU, ELU, linear
+          attention, query-key norms, no positions and learned ones are worse:
+          configs/studies/results/blocks_tuned.md
 
 Embeddings start at a deviation of 1, so that no first update drowns them.
 """
