@@ -22,13 +22,8 @@ from eval.tables.ablation import (
     variants,
 )
 from eval.tables.columns import columns
-from eval.tables.comparison import (
-    CONFIDENCE,
-    Comparison,
-    initial_of,
-    losses_by_lr,
-    t_interval,
-)
+from eval.tables.comparison import CONFIDENCE, Comparison, initial_of, losses_by_lr
+from eval.tables.interval import t_interval
 from eval.tables.results import Record
 from eval.tables.text import number
 from eval.tables.variants import LR, final_loss, has_diverged

@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from eval.report.series import Series
+from eval.report.subject import Subject
+from eval.tables.columns import columns
 from eval.tables.comparison import (
     BETTER,
     MOST_SEEDS,
@@ -16,12 +19,9 @@ from eval.tables.comparison import (
     WITHIN_NOISE,
     WORSE,
     Comparison,
-    Interval,
     choice_words,
 )
-from eval.report.series import Series
-from eval.report.subject import Subject
-from eval.tables.columns import columns
+from eval.tables.interval import Interval
 from eval.tables.results import UNREADABLE, Record, results_of, rows_of
 from eval.tables.text import number
 from eval.tables.variants import LR, SEEDS, has_diverged

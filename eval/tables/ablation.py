@@ -13,7 +13,8 @@ import numpy as np
 
 from eval.tables.arms import arm_names, is_asked_for
 from eval.tables.columns import columns
-from eval.tables.comparison import Interval, initial_of, t_interval
+from eval.tables.comparison import initial_of
+from eval.tables.interval import Interval, t_interval
 from eval.tables.results import Record
 from eval.tables.variants import Variant, final_loss, has_diverged
 from lm.config.resolve import flatten

@@ -7,13 +7,14 @@ runs count. All statistics assume normal values, as Student's t does.
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
 from eval.tables.columns import columns
+from eval.tables.interval import Interval, t_interval
 from eval.tables.results import UNREADABLE, Record
 from eval.tables.text import number
 from eval.tables.variants import (
@@ -37,32 +38,6 @@ WITHIN_NOISE, ONE_SEED = 'within noise', 'one seed'
 LACKS = {'done': 'has no final loss', 'failed': 'failed', UNREADABLE: 'cannot be read'}
 WAITS = 'has not ended'
 OTHER_GRID = "sensitivity is over other learning rates than the baseline's: they do not compare"
-
-
-@dataclasses.dataclass(frozen=True)
-class Interval:
-    """`mean` of n values and their standard deviation: nan where n < 2."""
-
-    mean: float
-    std: float
-    n: int
-
-    @property
-    def half(self) -> float:
-        """Half the confidence interval of the mean: t s / sqrt(n), nan where n < 2. t is the (1 +
-        CONFIDENCE) / 2 quantile for n - 1 degrees of freedom (Student, Biometrika 6, 1908).
-        """
-        if self.n < 2:
-            return math.nan
-        t = stats.t.ppf((1 + CONFIDENCE) / 2, self.n - 1)
-        return float(t * self.std / math.sqrt(self.n))
-
-
-def t_interval(values: Iterable[float]) -> Interval:
-    """The interval of the mean of values x, with s^2 = sum (x - mean)^2 / (n - 1)."""
-    x = np.asarray(list(values), float)
-    mean = float(x.mean()) if x.size else math.nan
-    return Interval(mean, float(x.std(ddof=1)) if x.size > 1 else math.nan, x.size)
 
 
 def paired(losses: Mapping[Seed, float], baseline: Mapping[Seed, float]) -> Interval:
