@@ -26,7 +26,7 @@ def test_last():
 
 
 def session(folder: Path, processes: int) -> subprocess.CompletedProcess:
-    """Runs the tests of a folder with the plugin alone, whatever options this session was given."""
+    """Runs the tests of a folder with the plugin alone, whatever PYTEST_ADDOPTS adds to others."""
     words = ['-n', str(processes), '--dist', 'loadgroup', '--max-worker-restart=2']
     alone = ['-c', '/dev/null', '-p', 'tests.crashes', '-p', 'no:cacheprovider']
     return subprocess.run(
