@@ -3,8 +3,10 @@
 Question: one change of the recipe at a time, each with a learning rate of its own at equal budgets:
           which are better than AdamW with a cosine to 0, cross-entropy and a weight decay of 0.1?
 Command:  uv run train.py --config=configs/studies/recipes_tuned.py --workdir=runs/recipes_tuned
-Cost:     twelve arms, some twenty-five runs of 0.26 million parameters each.
-Result:   not trained to its end yet
+Cost:     seven programs, some twenty-two runs of 0.26 million parameters for each of twelve arms.
+Result:   a constant rate with a decay in its last fifth and a linear decay, by 0.05 and 0.04 nats,
+          alone are better; an average of all weights, no warm-up, no weight decay, smoothing and
+          other comp-sum losses are worse; a z-loss changes nothing.
 
 Embeddings start at a deviation of 1, so that no first update drowns them. Whatever is minimised,
 models are compared by cross-entropy.
@@ -18,7 +20,7 @@ ARMS = (
     {'optim.schedule': 'warmup_cosine'},  # the baseline
     {'optim.schedule': 'linear'},
     {'optim.schedule': 'warmup_stable_decay'},
-    {'optim.schedule': 'inverse_sqrt'},
+    {'optim.schedule': 'inverse_sqrt'},  # constant for 10,000 steps by default: a null
     {'optim.schedule': 'constant'},
     {'optim.schedule': 'constant', 'optim.average': 'ema'},
     {'optim.warmup_steps': 0},
