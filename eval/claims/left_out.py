@@ -44,6 +44,4 @@ WAITS: Mapping[str, str] = {
         '56 runs of 5,000 steps, at rates up to 1'
     ),
     'Quantifying Variance in Evaluation Benchmarks': 'ten seeds of ten checkpoints, and BLiMP',
-    'Rethinking Fine-Tuning when Scaling Test-Time Compute': 'arithmetic that is learned by half',
-    'Dice Loss for Data-imbalanced NLP Tasks': 'binary targets made of text, one in a hundred',
 }

@@ -204,4 +204,22 @@ CLAIMS = {
         'rng.integers(0, CLASSES, TRAINED)',
         'tests/eval/claims/measures/test_rescaling.py',
     ),
+    'wrong labels of which one is right': Bug(
+        'eval/claims/measures/classifiers.py',
+        '(task.trained,), 1, task.classes)',
+        '(task.trained,), 0, task.classes)',
+        'tests/eval/claims/measures/test_classifiers.py',
+    ),
+    'a threshold chosen by what it is judged by': Bug(
+        'eval/claims/measures/classifiers.py',
+        'order = jnp.argsort(-leads_2H[0])',
+        'order = jnp.argsort(-leads_2H[1])',
+        'tests/eval/claims/measures/test_classifiers.py',
+    ),
+    'ranks from 1': Bug(
+        'eval/claims/measures/classifiers.py',
+        'jnp.sum(logits_HV > own_H1, -1)',
+        'jnp.sum(logits_HV >= own_H1, -1)',
+        'tests/eval/claims/measures/test_classifiers.py',
+    ),
 }

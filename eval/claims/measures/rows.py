@@ -5,12 +5,24 @@ computed, and of whom. `values` are the names that conditions of claims may ask 
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from eval.claims.estimates import Estimate
 from eval.claims.measures.calibrators import blind_correctness, overconfident_logits
 from eval.claims.measures.lipschitz import lipschitz_attention, local_lipschitz
 from eval.claims.measures.row_sampling import sampled_rows
 from eval.claims.measures.activations import self_normalizing
+from eval.claims.measures.classifiers import (
+    FOR_A_RARE_CLASS,
+    FOR_RANKS,
+    FOR_WRONG_LABELS,
+    SHARES_WRONG,
+    TOP,
+    TRIES,
+    ranks,
+    rare_class,
+    tries,
+    wrong_labels,
+)
 from eval.claims.measures.collapse import imbalanced_collapse
 from eval.claims.measures.datamodels import METHODS as FORGETTING
 from eval.claims.measures.datamodels import POINTS, RATIOS, SETS, unlearned_points
@@ -50,6 +62,15 @@ class Row:
 
     compute: Callable[[], dict[str, Estimate]]
     values: tuple[str, ...]
+
+
+def _with_gains(what: str, losses: Iterable[str]) -> tuple[str, ...]:
+    """The names of a value by each loss, and of what others gain over cross-entropy."""
+    others = (name for name in losses if name != 'cross_entropy')
+    return (
+        *(f'{what}_by_{name}' for name in losses),
+        *(f'{what}_gain_of_{name}' for name in others),
+    )
 
 
 MEASURES = {
@@ -234,6 +255,20 @@ MEASURES = {
         random_features,
         ('slope_of_gaussian', 'slope_of_orthogonal', 'orthogonal_over_gaussian'),
     ),
+    'ranks': Row(
+        ranks,
+        tuple(
+            value
+            for count in (1, TOP)
+            for value in _with_gains(f'top_{count}', (*FOR_RANKS, 'spherical'))
+        ),
+    ),
+    'rare_class': Row(
+        rare_class,
+        tuple(
+            value for what in ('f1', 'f1_at_half') for value in _with_gains(what, FOR_A_RARE_CLASS)
+        ),
+    ),
     'relative_changes_over_training': Row(
         relative_changes_over_training,
         tuple(f'late_over_early_change_of_{name}_weights' for name in ('free', 'projected')),
@@ -325,6 +360,16 @@ MEASURES = {
             *(f'slope_of_size_of_{name}' for name in ('depth_mup', 'standard')),
         ),
     ),
+    'tries': Row(
+        tries,
+        (
+            f'pass_at_{TRIES[-1]}_lost',
+            'pass_at_1_gained_since',
+            f'pass_at_{TRIES[-1]}_gain_of_dco',
+            f'pass_at_{TRIES[-1]}_gain_of_dco_over_the_best',
+            *(f'pass_at_{n}_by_{name}' for n in TRIES for name in ('cross_entropy', 'dco')),
+        ),
+    ),
     'unlearned_points': Row(
         unlearned_points,
         tuple(
@@ -341,6 +386,14 @@ MEASURES = {
                     for points, other in RATIOS
                 ),
             )
+        ),
+    ),
+    'wrong_labels': Row(
+        wrong_labels,
+        tuple(
+            value
+            for wrong in SHARES_WRONG
+            for value in _with_gains(f'accuracy_at_{wrong}', FOR_WRONG_LABELS)
         ),
     ),
 }

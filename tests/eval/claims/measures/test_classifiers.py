@@ -1,0 +1,105 @@
+"""Reference: data, judges and objectives by hand in numpy. Property: pass@N grows with N. Contract:
+what the measures compute is what their rows name.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from scipy import special
+
+from eval.claims.measures import classifiers
+from eval.claims.measures.rows import MEASURES
+
+RNG = np.random.default_rng(0)
+SMALL = {'trained': 128, 'held_out': 128, 'passes': 4}
+TASKS = 'WRONG_LABELS', 'A_RARE_CLASS', 'RANKS', 'SOME_TRIES'
+
+
+def test_wrong_labels_are_those_of_other_classes():
+    """Catches wrong labels in what is held out, and right ones among those that are drawn."""
+    key = jax.random.key(0)
+    task = dataclasses.replace(classifiers.WRONG_LABELS, trained=4096)
+    x, right, held_out, wanted = classifiers._data(task, key)
+    same = classifiers._data(dataclasses.replace(task, wrong=0.4), key)
+    np.testing.assert_array_equal(same[0], x)
+    np.testing.assert_array_equal(same[3], wanted)
+    assert abs(np.mean(same[1] != right) - 0.4) < 0.03
+    assert set(np.unique(same[1])) == set(range(10))
+    alone = dataclasses.replace(task, spread=0.0)
+    x, labels, held_out, wanted = classifiers._data(alone, key)
+    of_centres = {row.tobytes(): y for row, y in zip(np.array(held_out), wanted, strict=True)}
+    assert len(of_centres) == task.clusters
+    assert [of_centres[row.tobytes()] for row in np.array(x)] == labels.tolist()
+
+
+def test_a_rare_class_has_its_share_and_clusters_of_its_own():
+    task = dataclasses.replace(classifiers.A_RARE_CLASS, trained=4096, held_out=4096, spread=0.0)
+    _, labels, held_out, wanted = classifiers._data(task, jax.random.key(1))
+    assert abs(np.mean(np.concatenate([labels, wanted])) - task.rare) < 0.004
+    centres = [{row.tobytes() for row in np.array(held_out)[wanted == y]} for y in (0, 1)]
+    assert len(centres[0]) == task.clusters // 2 >= len(centres[1])
+    assert not centres[0] & centres[1]
+
+
+def test_f1_is_that_of_the_best_threshold_of_the_other_half():
+    logits, labels = RNG.normal(size=(80, 2)), RNG.integers(0, 2, 80)
+    leads = logits[:, 1] - logits[:, 0]
+
+    def f1(threshold, half):
+        taken, wanted = leads[half] >= threshold, labels[half] == 1
+        return 2 * np.sum(taken & wanted) / (np.sum(taken) + np.sum(wanted))
+
+    first, second = slice(None, 40), slice(40, None)
+    best = max(leads[first], key=lambda threshold: f1(threshold, first))
+    found = classifiers._f1(logits, labels)
+    np.testing.assert_allclose(found, [f1(best, second), f1(0.0, second)], rtol=1e-6)
+    assert best != 0 and found[0] != found[1]
+
+
+def test_ranks_count_those_before():
+    logits, labels = RNG.normal(size=(200, 30)), RNG.integers(0, 30, 200)
+    order = np.argsort(-logits, -1)
+    wanted = [
+        np.mean([y in row[:n] for y, row in zip(labels, order, strict=True)]) for n in (1, 10)
+    ]
+    np.testing.assert_allclose(classifiers._among_first(logits, labels), wanted, rtol=1e-6)
+
+
+def test_tries_pass_where_one_of_them_does():
+    logits, labels = RNG.normal(size=(50, 6)), RNG.integers(0, 6, 50)
+    p = special.softmax(logits, -1)[np.arange(50), labels]
+    found = classifiers._passes(logits, labels)
+    np.testing.assert_allclose(found, [np.mean(1 - (1 - p) ** n) for n in (1, 4, 16)], rtol=1e-5)
+    assert np.all(np.diff(found) > 0)
+
+
+@pytest.mark.parametrize('name', ['comp_sum', 'dco'])
+def test_objectives_are_means_over_rows(name):
+    """Catches a row of all inputs, and sums for means."""
+    sizes = (4, 8), (8, 8), (8, 5)
+    params = [np.float32(RNG.normal(0, 0.3, size)) for size in sizes]
+    x, labels = np.float32(RNG.normal(size=(7, 4))), RNG.integers(0, 5, 7)
+    hidden = np.maximum(np.maximum(x @ params[0], 0) @ params[1], 0)
+    ce = -special.log_softmax(hidden @ params[2], -1)[np.arange(7), labels]
+    p, n = np.exp(-np.float64(ce)), 4
+    factor = n * (1 - p) ** (n - 1) * p / (1 - (1 - p) ** n)
+    numbers, wanted = {'comp_sum': ({'tau': 1.0}, ce), 'dco': ({'dco_tries': n}, factor * ce)}[name]
+    found = classifiers._objective(name, numbers, params, x, labels)
+    np.testing.assert_allclose(found, np.mean(wanted), rtol=1e-4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('name', ['wrong_labels', 'rare_class', 'ranks', 'tries'])
+def test_each_measure_has_the_values_of_its_row(monkeypatch, name):
+    for task in TASKS:
+        small = dataclasses.replace(getattr(classifiers, task), **SMALL)
+        small = dataclasses.replace(small, rare=0.3 * bool(small.rare))
+        monkeypatch.setattr(classifiers, task, small)
+    for size, value in {'SEEDS': 2, 'RATES': (1e-3, 1e-2), 'WIDTH': 8, 'BATCH': 32}.items():
+        monkeypatch.setattr(classifiers, size, value)
+    found = MEASURES[name].compute()
+    assert found.keys() == set(MEASURES[name].values)
+    assert all(one.n == 2 for one in found.values())
+    assert all(np.isfinite(one.value) for one in found.values())
