@@ -222,4 +222,10 @@ CLAIMS = {
         'jnp.sum(logits_HV >= own_H1, -1)',
         'tests/eval/claims/measures/test_classifiers.py',
     ),
+    'a batch of sizes that are not squared': Bug(
+        'eval/claims/measures/classifiers.py',
+        'jnp.sum(jnp.square(q_B))',
+        'jnp.sum(q_B)',
+        'tests/eval/claims/measures/test_classifiers.py',
+    ),
 }

@@ -16,7 +16,7 @@ from modules.losses import LOSSES
 from modules.losses.base import cross_entropies
 from modules.products import Readout
 
-WIDTH, BATCH = 128, 64
+WIDTH = 128
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # of Adam, falling to 0 by a cosine
 STAGES = 8  # equal parts of the steps, after each of which a network is judged
 SEEDS = 10
@@ -38,6 +38,7 @@ FOR_A_RARE_CLASS: Mapping[str, Method] = {
     'cross_entropy': CROSS_ENTROPY,
     'focal': ('focal', {}),
     **{f'dice_{alpha}': ('dice', {'dice_alpha': alpha}) for alpha in (0.0, 0.6, 1.0)},
+    'dice_of_batches': ('dice_of_batches', {'alpha': 0.01, 'smooth': 1.0}),
 }
 FOR_RANKS: Mapping[str, Method] = {
     'cross_entropy': CROSS_ENTROPY,
@@ -66,13 +67,14 @@ class Task:
     trained: int
     held_out: int
     passes: int
+    batch: int = 64
     inputs: int = 16
     rare: float = 0.0
     wrong: float = 0.0
 
 
 WRONG_LABELS = Task(10, 30, 0.7, trained=1024, held_out=4096, passes=40)
-A_RARE_CLASS = Task(2, 32, 0.7, trained=8192, held_out=65536, passes=8, rare=0.01)
+A_RARE_CLASS = Task(2, 32, 0.7, trained=8192, held_out=65536, passes=24, batch=512, rare=0.01)
 RANKS = Task(512, 512, 0.9, trained=8192, held_out=4096, passes=8)
 SOME_TRIES = Task(64, 128, 0.9, trained=2048, held_out=4096, passes=40)
 
@@ -101,8 +103,9 @@ def rare_class() -> dict[str, Estimate]:
 
     `f1_at_half` takes the inputs whose probability of it is above 1/2, `f1` those above the
     threshold that is best for one half of the held-out inputs, and is of the other half. `gain` is
-    over cross-entropy, judged alike. Networks and rates are those of `wrong_labels`, each chosen by
-    what is told of them (arXiv:1911.02855).
+    over cross-entropy, judged alike. Networks and RATES are those of `wrong_labels`, and each value
+    is of the rate at which its mean is best. `dice_of_batches` is of the authors' code and scripts
+    (arXiv:1911.02855).
     """
     both = {name: _judged(A_RARE_CLASS, one, _f1) for name, one in FOR_A_RARE_CLASS.items()}
     found = {}
@@ -241,7 +244,7 @@ def _program(task: Task, name: str, words: tuple, judge: Callable[..., jax.Array
 def _trained(task, objective, judge, data, params, key, rate) -> jax.Array:
     """What the judge says after each of STAGES parts of the steps, whose rates fall to 0."""
     x, labels, held_out, held_out_labels = data
-    in_a_stage = task.passes * task.trained // BATCH // STAGES
+    in_a_stage = task.passes * task.trained // task.batch // STAGES
     steps = in_a_stage * STAGES
     transform = optax.adam(optax.cosine_decay_schedule(1.0, steps))
 
@@ -257,13 +260,29 @@ def _trained(task, objective, judge, data, params, key, rate) -> jax.Array:
         readout = carry[0][-1]
         return carry, judge(_features(carry[0], held_out) @ readout, held_out_labels)
 
-    rows = jax.random.randint(key, (STAGES, in_a_stage, BATCH), 0, task.trained)
+    rows = jax.random.randint(key, (STAGES, in_a_stage, task.batch), 0, task.trained)
     _, judged_G = jax.lax.scan(stage, (params, transform.init(params)), rows)
     return judged_G
 
 
+def dice_of_batches(
+    logits_B2: jax.Array, labels_B: jax.Array, alpha: float, smooth: float
+) -> jax.Array:
+    """Returns 1 - (2 sum q y + g) / (sum q^2 + sum y^2 + g), q = (1 - p)^alpha p, over a batch.
+
+    p is the probability of class 1, y its labels and g = smooth. As in
+    https://github.com/ShannonAI/dice_loss_for_NLP with --dice_square and one logit.
+    """
+    lead_B = logits_B2[:, 1] - logits_B2[:, 0]
+    q_B = jnp.exp(alpha * jax.nn.log_sigmoid(-lead_B)) * jax.nn.sigmoid(lead_B)
+    sizes = jnp.sum(jnp.square(q_B)) + jnp.sum(labels_B)
+    return 1 - (2 * jnp.sum(q_B * labels_B) + smooth) / (sizes + smooth)
+
+
 def _objective(name: str, numbers: Numbers, params: list, x_BI: Any, labels_B: Any) -> jax.Array:
-    """The mean of a row of LOSSES over rows of one label each."""
+    """The mean of a row of LOSSES over rows of one label each, or `dice_of_batches`."""
+    if name == 'dice_of_batches':
+        return dice_of_batches(_features(params, x_BI) @ params[-1], labels_B, **numbers)
     readout = Readout(params[-1], None, 0.0, direct, jnp.dtype('float32'))
     x_B1D, labels_B1 = _features(params, x_BI)[:, None], labels_B[:, None]
     sums = LOSSES[name](x_B1D, readout, labels_B1, jnp.ones(labels_B1.shape), **numbers)

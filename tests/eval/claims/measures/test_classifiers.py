@@ -90,14 +90,25 @@ def test_objectives_are_means_over_rows(name):
     np.testing.assert_allclose(found, np.mean(wanted), rtol=1e-4)
 
 
+def test_dice_of_a_batch_is_its_fraction():
+    logits, labels = RNG.normal(size=(30, 2)), np.float64(RNG.integers(0, 2, 30))
+    p = special.softmax(logits, -1)[:, 1]
+    q = (1 - p) ** 0.6 * p
+    wanted = 1 - (2 * np.sum(q * labels) + 0.5) / (np.sum(q**2) + np.sum(labels) + 0.5)
+    found = classifiers.dice_of_batches(logits, labels, 0.6, 0.5)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    sure = 40 * np.stack([1 - labels, labels], -1)
+    np.testing.assert_allclose(classifiers.dice_of_batches(sure, labels, 0.0, 1e-4), 0, atol=1e-6)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize('name', ['wrong_labels', 'rare_class', 'ranks', 'tries'])
 def test_each_measure_has_the_values_of_its_row(monkeypatch, name):
     for task in TASKS:
         small = dataclasses.replace(getattr(classifiers, task), **SMALL)
-        small = dataclasses.replace(small, rare=0.3 * bool(small.rare))
+        small = dataclasses.replace(small, rare=0.3 * bool(small.rare), batch=32)
         monkeypatch.setattr(classifiers, task, small)
-    for size, value in {'SEEDS': 2, 'RATES': (1e-3, 1e-2), 'WIDTH': 8, 'BATCH': 32}.items():
+    for size, value in {'SEEDS': 2, 'RATES': (1e-3, 1e-2), 'WIDTH': 8}.items():
         monkeypatch.setattr(classifiers, size, value)
     found = MEASURES[name].compute()
     assert found.keys() == set(MEASURES[name].values)
