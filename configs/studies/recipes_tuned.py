@@ -6,7 +6,8 @@ Command:  uv run train.py --config=configs/studies/recipes_tuned.py --workdir=ru
 Cost:     seven programs, some twenty-two runs of 0.26 million parameters for each of twelve arms.
 Result:   a constant rate with a decay in its last fifth and a linear decay, by 0.05 and 0.04 nats,
           alone are better; an average of all weights, no warm-up, no weight decay, smoothing and
-          other comp-sum losses are worse; a z-loss changes nothing.
+          other comp-sum losses are worse; a z-loss changes nothing:
+          configs/studies/results/recipes_tuned.md
 
 Embeddings start at a deviation of 1, so that no first update drowns them. Whatever is minimised,
 models are compared by cross-entropy.
