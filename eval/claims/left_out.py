@@ -32,16 +32,23 @@ NO_PLACE: Mapping[str, str] = {
 WAITS: Mapping[str, str] = {
     'Scaling Laws for Multilingual NMT': 'five widths at three shares; its law is one of eval.fit',
     'PowerNorm; Unified Normalization': '4 arms, 4,000 steps past the plateau of token frequencies',
-    'Training BatchNorm and Only BatchNorm': 'a mask of as many random weights, and 8 arms',
     "Transformers Don't Need LayerNorm at Inference Time": 'bases of three sizes, 5,000 steps each',
     'Weight Compander': '40 epochs of 0.5 million tokens, against a tuned decay',
     'Go Wider Instead of Deeper': '8 layers at equal operations',
     'Predictable Scale': '120 runs over rate, rows of a batch and tokens',
     'Languini Kitchen': 'four classes of time, and a machine that does nothing else',
-    'Train longer, generalize better': 'ten epochs of large and small batches',
     'One Epoch Is All You Need': 'repeated text costs more than noise at larger sizes alone',
     'Small-scale proxies for large-scale Transformer training instabilities': (
         '56 runs of 5,000 steps, at rates up to 1'
     ),
     'Quantifying Variance in Evaluation Benchmarks': 'ten seeds of ten checkpoints, and BLiMP',
+    'Investigating generalization by loss landscapes and Hessian analysis': (
+        'twelve checkpoints of four sources, and the sharpness of each, which is a suite'
+    ),
+    'Efficient Training of Language Models to Fill in the Middle; CodeGen2': (
+        'a rate for each mixture; a study with one for all is in configs/studies/results'
+    ),
+    'Stabilizing Transformer Training by Preventing Attention Entropy Collapse': (
+        'training without norms and warm-up; its other sentences have claims'
+    ),
 }

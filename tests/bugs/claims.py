@@ -205,10 +205,10 @@ CLAIMS = {
         'tests/eval/claims/measures/test_rescaling.py',
     ),
     'wrong labels of which one is right': Bug(
-        'eval/claims/measures/classifiers.py',
+        'eval/claims/measures/gaussians.py',
         '(task.trained,), 1, task.classes)',
         '(task.trained,), 0, task.classes)',
-        'tests/eval/claims/measures/test_classifiers.py',
+        'tests/eval/claims/measures/test_gaussians.py',
     ),
     'a threshold chosen by what it is judged by': Bug(
         'eval/claims/measures/classifiers.py',
@@ -227,5 +227,17 @@ CLAIMS = {
         'jnp.sum(jnp.square(q_B))',
         'jnp.sum(q_B)',
         'tests/eval/claims/measures/test_classifiers.py',
+    ),
+    'one weight of each unit': Bug(
+        'eval/claims/measures/norms_alone.py',
+        'ranks_IO < 2',
+        'ranks_IO < 1',
+        'tests/eval/claims/measures/test_norms_alone.py',
+    ),
+    'distances from the last step': Bug(
+        'eval/claims/measures/large_batches.py',
+        'zip(params, start, strict=True)]',
+        'zip(params, carry[0], strict=True)]',
+        'tests/eval/claims/measures/test_large_batches.py',
     ),
 }

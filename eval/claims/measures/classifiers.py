@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from eval.claims.estimates import Estimate, over_seeds
+from eval.claims.measures.gaussians import Task, drawn, features_of, logits_of, matrices
 from modules.kernels.matmul import direct
 from modules.losses import LOSSES
 from modules.losses.base import cross_entropies
@@ -51,26 +52,6 @@ FOR_TRIES: Mapping[str, Method] = {
     'cross_entropy': CROSS_ENTROPY,
     'dco': ('dco', {'dco_tries': TRIES[-1]}),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """Inputs in Gaussians of deviation `spread`, whose centres are from N(0, 1) and of one class.
-
-    rare: the share of class 1 of two; 0: classes are equally frequent. wrong: the share of labels
-    to train on that are those of another class.
-    """
-
-    classes: int
-    clusters: int
-    spread: float
-    trained: int
-    held_out: int
-    passes: int
-    batch: int = 64
-    inputs: int = 16
-    rare: float = 0.0
-    wrong: float = 0.0
 
 
 WRONG_LABELS = Task(10, 30, 0.7, trained=1024, held_out=4096, passes=40)
@@ -232,8 +213,9 @@ def _program(task: Task, name: str, words: tuple, judge: Callable[..., jax.Array
 
         def of_seed(seed):
             of_data, of_start, of_rows = jax.random.split(jax.random.key(seed), 3)
-            data, params = _data(task, of_data), _start(task, of_start)
-            trained = functools.partial(_trained, task, objective, judge, data, params, of_rows)
+            params = matrices(of_start, (task.inputs, WIDTH, WIDTH, task.classes))
+            given = drawn(task, of_data), params, of_rows
+            trained = functools.partial(_trained, task, objective, judge, *given)
             return jax.lax.map(trained, jnp.float32(RATES))
 
         return jax.lax.map(of_seed, seeds)
@@ -241,27 +223,26 @@ def _program(task: Task, name: str, words: tuple, judge: Callable[..., jax.Array
     return judged
 
 
-def _trained(task, objective, judge, data, params, key, rate) -> jax.Array:
+def _trained(task, objective, judge, rows, params, key, rate) -> jax.Array:
     """What the judge says after each of STAGES parts of the steps, whose rates fall to 0."""
-    x, labels, held_out, held_out_labels = data
+    x, labels, held_out, held_out_labels = rows
     in_a_stage = task.passes * task.trained // task.batch // STAGES
     steps = in_a_stage * STAGES
     transform = optax.adam(optax.cosine_decay_schedule(1.0, steps))
 
-    def step(carry, rows_B):
+    def step(carry, at_B):
         params, state = carry
-        grads = jax.grad(objective)(params, x[rows_B], labels[rows_B])
+        grads = jax.grad(objective)(params, x[at_B], labels[at_B])
         updates, state = transform.update(grads, state)
         updates = jax.tree.map(lambda u: rate * u, updates)
         return (optax.apply_updates(params, updates), state), None
 
-    def stage(carry, rows_TB):
-        carry, _ = jax.lax.scan(step, carry, rows_TB)
-        readout = carry[0][-1]
-        return carry, judge(_features(carry[0], held_out) @ readout, held_out_labels)
+    def stage(carry, at_TB):
+        carry, _ = jax.lax.scan(step, carry, at_TB)
+        return carry, judge(logits_of(carry[0], held_out), held_out_labels)
 
-    rows = jax.random.randint(key, (STAGES, in_a_stage, task.batch), 0, task.trained)
-    _, judged_G = jax.lax.scan(stage, (params, transform.init(params)), rows)
+    at_GTB = jax.random.randint(key, (STAGES, in_a_stage, task.batch), 0, task.trained)
+    _, judged_G = jax.lax.scan(stage, (params, transform.init(params)), at_GTB)
     return judged_G
 
 
@@ -282,40 +263,8 @@ def dice_of_batches(
 def _objective(name: str, numbers: Numbers, params: list, x_BI: Any, labels_B: Any) -> jax.Array:
     """The mean of a row of LOSSES over rows of one label each, or `dice_of_batches`."""
     if name == 'dice_of_batches':
-        return dice_of_batches(_features(params, x_BI) @ params[-1], labels_B, **numbers)
+        return dice_of_batches(logits_of(params, x_BI), labels_B, **numbers)
     readout = Readout(params[-1], None, 0.0, direct, jnp.dtype('float32'))
-    x_B1D, labels_B1 = _features(params, x_BI)[:, None], labels_B[:, None]
+    x_B1D, labels_B1 = features_of(params, x_BI)[:, None], labels_B[:, None]
     sums = LOSSES[name](x_B1D, readout, labels_B1, jnp.ones(labels_B1.shape), **numbers)
     return sums['objective'] / len(x_BI)
-
-
-def _features(params: list, x: jax.Array) -> jax.Array:
-    for matrix in params[:-1]:
-        x = jax.nn.relu(x @ matrix)
-    return x
-
-
-def _start(task: Task, key: jax.Array) -> list[jax.Array]:
-    sizes = (task.inputs, WIDTH), (WIDTH, WIDTH), (WIDTH, task.classes)
-    keys = jax.random.split(key, len(sizes))
-    return [
-        jax.random.normal(one, size) * (2 / size[0]) ** 0.5
-        for one, size in zip(keys, sizes, strict=True)
-    ]
-
-
-def _data(task: Task, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Inputs to train on, their labels, some of them wrong, and held-out inputs and labels."""
-    of_centres, of_clusters, of_rare, of_noise, of_wrong, of_others = jax.random.split(key, 6)
-    rows = task.trained + task.held_out
-    centres = jax.random.normal(of_centres, (task.clusters, task.inputs))
-    clusters = jax.random.randint(of_clusters, (rows,), 0, task.clusters)
-    if task.rare:
-        is_rare = jax.random.bernoulli(of_rare, task.rare, (rows,))
-        clusters = clusters - clusters % task.classes + is_rare
-    x = centres[clusters] + task.spread * jax.random.normal(of_noise, (rows, task.inputs))
-    labels = clusters % task.classes
-    is_wrong = jax.random.bernoulli(of_wrong, task.wrong, (task.trained,))
-    others = jax.random.randint(of_others, (task.trained,), 1, task.classes)
-    given = (labels[: task.trained] + is_wrong * others) % task.classes
-    return x[: task.trained], given, x[task.trained :], labels[task.trained :]

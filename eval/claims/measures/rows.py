@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from eval.claims.estimates import Estimate
 from eval.claims.measures.calibrators import blind_correctness, overconfident_logits
+from eval.claims.measures.large_batches import REGIMES, large_batches
 from eval.claims.measures.lipschitz import lipschitz_attention, local_lipschitz
 from eval.claims.measures.row_sampling import sampled_rows
 from eval.claims.measures.activations import self_normalizing
@@ -31,6 +32,8 @@ from eval.claims.measures.distillation import balance_of_teachers, heads_of_stud
 from eval.claims.measures.frozen import equiangular_rows, random_features
 from eval.claims.measures.marginals import COUNTS as PARTS_OF_ROWS
 from eval.claims.measures.marginals import any_order_marginals
+from eval.claims.measures.norms_alone import PARTS as TRAINED_PARTS
+from eval.claims.measures.norms_alone import norms_alone
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.pruning import METHODS as PRUNING
 from eval.claims.measures.pruning import pruned_for_a_domain
@@ -167,6 +170,14 @@ MEASURES = {
             )
         ),
     ),
+    'large_batches': Row(
+        large_batches,
+        (
+            *(f'accuracy_by_{name}' for name in REGIMES),
+            *('lost_by_large', 'lost_by_adapted', 'unexplained_by_log', 'unexplained_by_root'),
+            'unexplained_by_log_less_root',
+        ),
+    ),
     'lipschitz_attention': Row(
         lipschitz_attention,
         ('slope_of_products', 'slope_of_tied_distances', 'slope_of_own_distances'),
@@ -211,6 +222,13 @@ MEASURES = {
         (
             *('variance_of_the_mean', 'variance_of_the_mean_rescaled'),
             *(f'steps_saved_from_{starts}' for starts in ('different_starts', 'one_start')),
+        ),
+    ),
+    'norms_alone': Row(
+        norms_alone,
+        (
+            *(f'accuracy_by_{part}' for part in TRAINED_PARTS),
+            *('gain_of_norms_over_weights', 'share_of_gains_near_0'),
         ),
     ),
     'one_step': Row(
