@@ -33,7 +33,7 @@ def test_cells_can_be_trained(name):
         found = cells(base, sweep) if sweep else []
         found = found if tune is None else Ablation(base, sweep, tune).first
         assert len({cell.name for cell in found}) == len(found)
-        for cell in itertools.islice(found, 0, None, max(1, len(found) // 20)):
+        for cell in itertools.islice(found, 0, None, max(1, len(found) // 6)):
             check(cell.recipe)
 
 

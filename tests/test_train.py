@@ -98,6 +98,7 @@ class TestDivergence:
         saved = {path.name for path in (tmp_path / 'checkpoints').iterdir()}
         assert not {'6', '7', '8'} & saved
 
+    @pytest.mark.full
     def test_rollback_returns_to_the_checkpoint_and_leaves_out_the_batches(
         self, whole, corpus, tmp_path, monkeypatch, capsys
     ):

@@ -256,7 +256,7 @@ def test_a_cell_lies_in_the_folder_of_its_sweep(sweep, tmp_path, name):
         runs.gather_all([workdir])
 
 
-@pytest.mark.default_rows('x')
+@pytest.mark.full
 @pytest.mark.parametrize('value', ['x', ['x'], [{'kind': 'x'}], {'a': 1}, [{'kind': 1}], None])
 def test_warnings_that_are_none_are_named(sweep, tmp_path, value):
     workdir = shutil.copytree(sweep, tmp_path / 'sweep')

@@ -166,7 +166,7 @@ def test_a_row_read_in_parts_is_the_row(name):
     np.testing.assert_allclose(again, whole[:, :3], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.default_rows('nala')
+@pytest.mark.full
 @pytest.mark.parametrize('name', LINEAR)
 def test_weights_are_those_of_the_layer_without_positions(name):
     """exp(log_weights), of what is seen and over their sum, mix the values as the layer does."""

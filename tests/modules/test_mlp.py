@@ -179,6 +179,7 @@ def test_evaluation_of_a_token_depends_on_no_other():
     np.testing.assert_array_equal(last[:8], before[:8])
 
 
+@pytest.mark.full
 def test_padding_takes_no_room():
     layer = moe(expert_capacity=0.5)
     x, params, stats = draw(layer)

@@ -85,7 +85,7 @@ def test_parts_of_sums_are_put_together():
     np.testing.assert_allclose(np.sum(total, 0), np.sum(x, (0, 1)), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.default_rows('shape0')
+@pytest.mark.full
 @pytest.mark.parametrize('shape', [(4, 6, 16), (4, 2, 6, 16)])
 def test_rms_norm_of_cut_tokens_and_heads(shape):
     """With the gradient of the scale, which is a sum over all devices."""

@@ -149,7 +149,7 @@ def test_mapped_twice_scanned_and_computed_again(small_blocks, plainly_interpret
         close(ours, right, 'float32', 42)
 
 
-@pytest.mark.default_rows('16')
+@pytest.mark.full
 @pytest.mark.parametrize('rows', [16, 3])
 def test_on_eight_devices_each_has_its_rows(rows):
     """Equal to one device; nothing but the gradient of the scale crosses. Rows that eight do not

@@ -193,7 +193,7 @@ def _f1(logits_H2: jax.Array, labels_H: jax.Array) -> jax.Array:
 def _judged(
     task: Task, method: Method, judge: Callable[..., jax.Array], every_stage: bool = False
 ) -> np.ndarray:
-    """What a judge says of the networks of every seed and rate, [seed, rate, ...], at the end or
+    """Values by a judge of the networks of every seed and rate, [seed, rate, ...], at the end or
     after each of STAGES, [seed, rate, stage, ...].
     """
     name, numbers = method
@@ -224,7 +224,7 @@ def _program(task: Task, name: str, words: tuple, judge: Callable[..., jax.Array
 
 
 def _trained(task, objective, judge, rows, params, key, rate) -> jax.Array:
-    """What the judge says after each of STAGES parts of the steps, whose rates fall to 0."""
+    """Values by the judge after each of STAGES parts of the steps, whose rates fall to 0."""
     x, labels, held_out, held_out_labels = rows
     in_a_stage = task.passes * task.trained // task.batch // STAGES
     steps = in_a_stage * STAGES

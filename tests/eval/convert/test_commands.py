@@ -108,7 +108,7 @@ def test_logits_stay(name):
     assert folded(name).recipe.norm.name == CASES[name][1]
 
 
-@pytest.mark.default_rows('no bias')
+@pytest.mark.full
 @pytest.mark.parametrize('name', CASES)
 def test_no_parameter_of_a_norm_is_left_but_those_of_queries_and_keys(name):
     left = named_leaves(folded(name).weights.params)

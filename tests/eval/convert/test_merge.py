@@ -134,6 +134,7 @@ def test_copies_of_a_model_merge_to_it_bitwise(keep):
         np.testing.assert_array_equal(leaf, wanted[path], path)
 
 
+@pytest.mark.full
 def test_as_many_directions_as_models_lose_nothing():
     """And fewer lose more. The bytes are those of the arrays."""
     base = known()

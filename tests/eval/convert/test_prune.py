@@ -124,6 +124,7 @@ def read_model():
     return one, prune.Reader(one.learner, 2)
 
 
+@pytest.mark.full
 def test_a_taylor_score_is_the_change_of_the_loss():
     """Each of 24 weights is removed, and the loss of one row computed. Catches a gradient of other
     tokens, of the sum of losses, or without the weight.

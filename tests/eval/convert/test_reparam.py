@@ -75,7 +75,7 @@ def test_the_map_is_computed_in_float64():
         np.testing.assert_allclose(weight, named_leaves(exact)[path], rtol=6.1e-8)
 
 
-@pytest.mark.default_rows('weight_norm')
+@pytest.mark.full
 @pytest.mark.parametrize('name', CASES)
 def test_norms_stay_and_it_is_said_why(name):
     before, after = source(name).recipe.model, plain(name).recipe.model

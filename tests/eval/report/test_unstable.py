@@ -64,6 +64,7 @@ def page(sweep):
     return report(sweep).read_text()
 
 
+@pytest.mark.full
 def test_page_lists_warnings_with_their_run(page):
     """Of the run that has one: older summaries, without the field, have none."""
     [told] = as_dicts(Page(page).tables['Warnings'])

@@ -49,6 +49,7 @@ def test_h_undoes_overconfidence():
     assert np.abs(found - np.exp(log_p)).mean() < 0.25 * before
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(('balanced', 'wanted'), [(False, 0.8), (True, 0.5)])
 def test_correctness_without_information_is_the_accuracy_or_one_half(balanced, wanted):
     """All places look the same: the mean of squares is least at the share of the right ones, 4 of

@@ -90,6 +90,7 @@ def test_vog_is_the_variance_of_explicit_gradients(found):
         assert found['vog'][i] == pytest.approx(np.var(both, axis=0).mean(), rel=1e-4)
 
 
+@pytest.mark.full
 def test_tracin_is_the_sum_of_products_of_explicit_gradients(found):
     for i in range(2):
         own = [explicit(seed, i)[0] for seed in (0, 1)]

@@ -73,7 +73,7 @@ def read_whole(learner, weights):
     return x, readout(x)
 
 
-@pytest.mark.default_rows('biased')
+@pytest.mark.full
 @pytest.mark.parametrize('kind', ['biased', 'cosines'])
 def test_numbers_are_those_of_features_one_by_one(monkeypatch, kind):
     """With padding, a bias of logits, and rows in two batches, of which the last is padded too."""

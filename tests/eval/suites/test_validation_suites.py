@@ -77,6 +77,7 @@ def test_the_suites_read_the_tokens_that_perplexity_reads(checkpoint):
     assert len(apart['layer']) == 3 + 2 + 1
 
 
+@pytest.mark.full
 def test_fewer_tokens_are_whole_rows_from_the_first_on(checkpoint):
     every = validation_rows(checkpoint, 0)
     some = validation_rows(checkpoint, 40)

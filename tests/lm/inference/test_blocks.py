@@ -81,7 +81,7 @@ def test_without_a_block_the_model_is_one_that_never_had_it(case):
         assert np.abs(found - whole).max() > 0.01
 
 
-@pytest.mark.default_rows('layernorm_scaling')
+@pytest.mark.full
 @pytest.mark.parametrize('case', CASES)
 def test_blocks_in_turn_are_the_model(case):
     """What each leaves is the activation behind it; the numbers of blocks are theirs."""

@@ -51,6 +51,7 @@ def test_rows_read_in_parts(changes):
         np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.full
 def test_learned_positions_end():
     """Beyond them a table lookup would give the last one in silence."""
     learner = tiny_learner(checked_config({'model.position': 'learned'}))

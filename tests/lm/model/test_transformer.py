@@ -178,7 +178,7 @@ def test_no_token_sees_a_later_one(position):
     np.testing.assert_array_equal(seen_TS, np.tri(8, dtype=bool))
 
 
-@pytest.mark.default_rows('rope', 'learned')
+@pytest.mark.default_rows('rope')
 @pytest.mark.parametrize('position', CHOICES['model.position'].table)
 def test_documents_are_on_their_own(position):
     """Packed into a row, each gives the logits it gives alone; without segments it does not."""

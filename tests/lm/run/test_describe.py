@@ -98,6 +98,7 @@ def test_every_option_that_is_counted_says_so():
     assert {name for name in counted if f'norm.{name}' in FIELDS} == of_norms
 
 
+@pytest.mark.full
 def test_the_study_of_norms_reaches_their_warm_ups():
     """And the part of it to train again is the same runs, of the same names."""
     fitted = cells(*split_sweep(norm_placement_lr.get_config('fitted'))[:2])

@@ -113,6 +113,7 @@ def test_is_the_step_itself(program, config):
     )
 
 
+@pytest.mark.full
 def test_arrays_have_no_axis_more(program, wave):
     """Nor are they laid out otherwise than those of one run."""
     wanted = program.experiment.state_shapes

@@ -162,7 +162,7 @@ def test_padding_is_not_measured(name):
     assert metrics['loss'] == wanted_metrics['loss']
 
 
-@pytest.mark.default_rows('batchnorm')
+@pytest.mark.full
 @pytest.mark.parametrize('name', STATEFUL)
 def test_evaluation_reads_each_row_on_its_own(name):
     """Sums over rows that are read with others are those of the rows read without them.

@@ -70,7 +70,7 @@ def test_init_scale_multiplies_matrices_alone():
         assert np.array_equal(other[path], value) == is_vector
 
 
-@pytest.mark.default_rows('shared')
+@pytest.mark.full
 @pytest.mark.parametrize('reparam', REPARAMS)
 def test_description_covers_the_stored_parameters(reparam):
     """Every consumer's record is parallel to the parameters; the stds are of the weights used."""

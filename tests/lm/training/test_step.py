@@ -103,6 +103,7 @@ def test_metrics_are_what_they_are_called():
     np.testing.assert_allclose(metrics['lr'], CONFIG.optim.lr, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_update_norm_is_of_what_is_added():
     """Learning rate and weight decay included."""
     new, metrics = run(lr=0.1, weight_decay=0.5)
@@ -150,7 +151,7 @@ def test_padding_does_not_matter():
     assert_same_bits(run(batch), run(other))
 
 
-@pytest.mark.default_rows('2-independent-0.25')
+@pytest.mark.full
 @pytest.mark.parametrize(('rule', 'share'), [('decoupled', 0.1 * 0.25), ('independent', 0.25)])
 @pytest.mark.parametrize('warmup', [0, 2])
 def test_weight_decay_of_a_step_without_gradient(rule, share, warmup):

@@ -30,6 +30,7 @@ from tests.helpers import (
 from tests.lm.training.test_step import CONFIG, STATE
 
 
+@pytest.mark.full
 def test_the_factors_of_a_parametrisation(monkeypatch):
     """Of hidden matrices: used twice as large, rate times 3, decay times 4, Adam's eps times 5."""
 

@@ -56,6 +56,7 @@ class TestFrozenParts:
         found = frozen.relu_kernel(x, w)
         np.testing.assert_allclose(found, [4.5, 0, 6 / (2 * np.pi)], atol=1e-12)
 
+    @pytest.mark.full
     def test_the_error_of_features_falls(self, monkeypatch):
         monkeypatch.setattr(frozen, 'COUNTS', (16, 256))
         monkeypatch.setattr(frozen, 'SEEDS_OF_FEATURES', 3)

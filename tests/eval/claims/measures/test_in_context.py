@@ -35,6 +35,7 @@ def drawn():
     return made
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('inputs', DEVIATIONS)
 def test_the_best_step_and_its_loss_are_those_of_the_moments(drawn, inputs):
     prompts, _, best_B = drawn[inputs]

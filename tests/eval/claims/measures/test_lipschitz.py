@@ -68,6 +68,7 @@ def test_keys_are_as_far_from_the_last_query_as_its_own_key():
     np.testing.assert_allclose(same_TD, np.tile(same_TD[-1], (8, 1)), atol=1e-9)
 
 
+@pytest.mark.full
 def test_a_token_at_zero_stretches_as_the_covariance_of_the_others():
     """The derivative of the last output in the last token: W_q cov(k, v) W_o / sqrt(H) + W_v / T.
 
