@@ -28,16 +28,14 @@ def checkpoint(whole):
 
 
 @pytest.fixture(scope='module')
-def own(checkpoint, whole):
-    """The routes over the checkpoint."""
-    made = program.Server(str(whole), checkpoint, 3, None, 8, PATIENCE_SEC, None)
-    return made.service
-
-
-@pytest.fixture(scope='module')
-def client(own):
-    with TestClient(own.app()) as found:
+def client(checkpoint, whole):
+    with TestClient(service(checkpoint, whole).app()) as found:
         yield found
+
+
+def service(checkpoint, whole):
+    """The routes over the checkpoint, which can be served once."""
+    return program.Server(str(whole), checkpoint, 3, None, 8, PATIENCE_SEC, None).service
 
 
 @pytest.mark.full
@@ -169,7 +167,7 @@ def test_the_program_says_in_a_line_why_it_does_not_start(whole, tmp_path):
 
 
 @pytest.mark.full
-def test_lm_eval_gets_over_http_what_the_harness_gets_in_the_process(own, checkpoint, whole):
+def test_lm_eval_gets_over_http_what_the_harness_gets_in_the_process(checkpoint, whole):
     """Sums, greediness and texts by its own client, with the tokenizer of the server."""
     from lm_eval.api.instance import Instance
     from lm_eval.models.openai_completions import LocalCompletionsAPI
@@ -180,7 +178,7 @@ def test_lm_eval_gets_over_http_what_the_harness_gets_in_the_process(own, checkp
     scored = [Instance('loglikelihood', {}, pair, i) for i, pair in enumerate(pairs)]
     until = [('norm ', {'until': ['a', 'e'], 'max_gen_toks': 8}), ('x', {'max_gen_toks': 5})]
     texts = [Instance('generate_until', {}, one, i) for i, one in enumerate(until)]
-    with serving(own) as port:
+    with serving(service(checkpoint, whole)) as port:
         url = f'http://127.0.0.1:{port}/v1/completions'
         client = LocalCompletionsAPI(url, model=whole.name, batch_size=3, max_length=16)
         found = client.loglikelihood(scored)
