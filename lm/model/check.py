@@ -15,6 +15,7 @@ from modules.kernels.attention import ATTENTION_KERNELS, Scores, refuse_scores
 from modules.norms import NORMS
 from modules.options import options
 from modules.params import ParamSpec
+from modules.reparam import check_order
 from modules.scaling import PARAMETRIZATIONS, Growth
 
 
@@ -38,6 +39,7 @@ def check(recipe: Recipe) -> None:
     check_base(recipe)
     _check_scaled_updates(recipe)
     _check_tied_embeddings(recipe)
+    check_order([part.name for part in recipe.reparam])
     _check_moved_weights(recipe)
 
 

@@ -22,7 +22,7 @@ from lm.record.machine import device_memory_bytes
 from lm.run.profile import Tracer
 from lm.training.diagnostics import make_diagnose
 from lm.training.flops import flops_per_token, peak_flops
-from lm.training.state import Hyper, build_learner, hyper_from
+from lm.training.state import Hyper, Learner, build_learner, check_learner, hyper_from
 from lm.training.step import make_eval_step, make_train_step
 from modules.kernels.attention import refuse_documents
 
@@ -39,12 +39,24 @@ def open_text(recipe: Recipe, say: Callable[[str], None]) -> data.Dataset:
     return dataset
 
 
+def build_without_text(recipe: Recipe, platform: str) -> Learner:
+    """Builds the learner of a checked recipe for devices of `platform` before its text is read.
+
+    Raises ValueError if its parameters cannot be described: a reparametrisation that finds no
+    matrix, a parametrisation without a rule for one, an optimizer with too many parameters, or a
+    kernel that lacks a derivative. Nothing is compiled.
+    """
+    vocab_size = data.tokenizers.vocab_size(recipe.data.tokenizer) + n_marks(recipe)
+    learner = build_learner(recipe, vocab_size, 0, platform)  # no shape depends on bos_id
+    check_learner(learner)
+    return learner
+
+
 def flops_of_step(recipe: Recipe, platform: str) -> float:
     """Returns the FLOPs of a step by `flops_per_token`, for devices of `platform`; no text is read,
     and nothing is compiled.
     """
-    vocab_size = data.tokenizers.vocab_size(recipe.data.tokenizer) + n_marks(recipe)
-    learner = build_learner(recipe, vocab_size, 0, platform)  # no shape depends on bos_id
+    learner = build_without_text(recipe, platform)
     return flops_per_token(learner) * recipe.data.batch_size * recipe.data.seq_len
 
 

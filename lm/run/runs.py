@@ -14,6 +14,7 @@ from lm.launch.exit_status import DIVERGED, DONE, SIGNALLED
 from lm.launch.terminal import Terminal
 from lm.record.machine import device_name
 from lm.run.journal import Journal
+from lm.run.program import build_without_text
 from lm.run.start import check_run
 
 
@@ -56,9 +57,13 @@ class Slot:
 
 
 def check(recipe: Recipe) -> None:
-    """Raises ValueError where the config does not suit the text and the devices at hand."""
+    """Raises ValueError if the config does not suit the text and the devices at hand.
+
+    Comes before the run's folder is opened and its text prepared, which can take minutes.
+    """
     check_run(recipe)
     check_single(recipe)
+    build_without_text(recipe, jax.devices()[0].platform)
 
 
 def open_terminal() -> Terminal:

@@ -89,11 +89,11 @@ def cells(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
         seen |= fields
     found: dict[str, Cell] = {}
     listed = [_typed(parts) for parts in itertools.product(*axes)]
-    unread_by = [_given(changes, unread, changed(start, changes)) for changes in listed]
+    unread_by = [call_for_cell(changes, unread, changed(start, changes)) for changes in listed]
     read_by_none = set(unread_by[0]).intersection(*unread_by)
     for changes, paths in zip(listed, unread_by, strict=True):
         ignored = tuple(path for path in paths if path not in read_by_none)
-        made = _given(changes, cell, start, changes, ignored)
+        made = call_for_cell(changes, cell, start, changes, ignored)
         if made.name in found and ignored and found[made.name].changes == made.changes:
             continue  # they differ in what they ignore
         if made.name in found:
@@ -173,11 +173,12 @@ def _typed(parts: Iterable[Changes]) -> Changes:
         raise ValueError('model.dtype=auto depends on the machine; a sweep names the types it has')
     asked = {path: v.item() if hasattr(v, 'item') else v for path, v in asked.items()}  # NumPy's
     return {
-        path: _given(asked, typed, path, value, FIELDS[path].types) for path, value in asked.items()
+        path: call_for_cell(asked, typed, path, value, FIELDS[path].types)
+        for path, value in asked.items()
     }
 
 
-def _given[T](changes: Changes, function: Callable[..., T], *arguments: Any) -> T:
+def call_for_cell[T](changes: Changes, function: Callable[..., T], *arguments: Any) -> T:
     """Calls the function; its ValueError names the cell."""
     try:
         return function(*arguments)
@@ -203,7 +204,7 @@ def find_text(cells: Iterable[Cell]) -> None:
     for one in cells:
         first.setdefault(one.recipe.data, one)
     for data, one in first.items():
-        _given(one.changes, lm.data.check, data)
+        call_for_cell(one.changes, lm.data.check, data)
 
 
 def ignored_words(cells: Sequence[Cell]) -> list[str]:

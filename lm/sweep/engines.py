@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import jax
 from absl import flags
 from rich.console import Console
 
@@ -39,9 +40,10 @@ from lm.launch.tracking import tracked
 from lm.record.machine import device_name
 from lm.record.remote.mirror import sweep_folder, sweep_records
 from lm.record.workdir import LOCK, SWEEP, check_shared
+from lm.run.program import build_without_text
 from lm.storage.buckets import is_url
 from lm.storage.files import locked
-from lm.sweep.cells import Cell, Changes, groups
+from lm.sweep.cells import Cell, Changes, call_for_cell, groups
 from lm.sweep.group import Work, train_group
 from lm.sweep.hosts import Others, dealt, host_0_first, join_sweep
 from lm.sweep.ledger import open_sweep
@@ -136,6 +138,8 @@ def train_sweep(
     host, hosts = join_sweep(asked.first, engine)
     url = str(workdir) if is_url(str(workdir)) else None
     _check_devices(asked.first, url)
+    if engine == 'local':  # tasks of Ray may have devices of another platform
+        _check_models(asked.first)
     ledger = Ledger(asked, resolve(base), sweep_folder(workdir), url, continue_changed, host, hosts)
     work = Work([], ledger.folder, [], ledger.say_own, url=url, **how)
     if (protocol := protocol_of(base, sweep)) is not None:
@@ -177,6 +181,15 @@ def _check_devices(grouped: Groups, url: str | None) -> None:
             check_single(recipe)
         elif recipe.mesh.axes != AUTO:
             check_devices(recipe, make_mesh(recipe.mesh, runs=len(group)))
+
+
+def _check_models(grouped: Groups) -> None:
+    """Raises ValueError, with the cell, if a model of the sweep cannot be built: before the first
+    one trains, as it would otherwise fail among cells that have taken hours.
+    """
+    platform = jax.devices()[0].platform
+    for first, *_ in grouped:
+        call_for_cell(first.changes, build_without_text, first.recipe, platform)
 
 
 @dataclasses.dataclass

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from modules.reparam.base import Reparam, chain, multiplied, none, shared, unchanged
+from modules.reparam.base import Reparam, chain, multiplied, none, shared
 from modules.reparam.low_rank import lora
 from modules.reparam.magnitude import (
     normalize_and_project,
@@ -36,6 +36,17 @@ REPARAMS: dict[str, Callable[..., Reparam]] = {
 }
 
 
+def check_order(names: Sequence[str]) -> None:
+    """Raises ValueError if a row that maps what is stored after each update is not the last."""
+    for name in names[:-1]:
+        if REPARAMS[name].maps_after_update:
+            fitting = '+'.join([*(other for other in names if other != name), name])
+            raise ValueError(
+                f'model.reparam={"+".join(names)}: {name} maps what is stored after each update, '
+                f'so that it must be the last of several; write {fitting}'
+            )
+
+
 def reparametrise(
     names: Sequence[str], specs: Any, shapes: Any, options: Mapping[str, Mapping[str, Any]]
 ) -> Reparam:
@@ -51,17 +62,12 @@ def reparametrise(
       One `Reparam`.
 
     Raises:
-      ValueError: where a row with a map after the update is not the last, and as the rows do.
+      ValueError: as `check_order`, and as the rows do.
     """
+    check_order(names)
     first, *rest = names
     made = REPARAMS[first](specs, shapes, **options.get(first, {}))
-    for before, name in zip(names, rest, strict=False):
-        if made.after_update is not unchanged:
-            last = '+'.join([*(other for other in names if other != before), before])
-            raise ValueError(
-                f'{"+".join(names)}: {before} maps what is stored after each update, so that it '
-                f'must be the last of several; write {last}'
-            )
+    for name in rest:
         stored = jax.eval_shape(lambda params, made=made: made.init(params)[0], shapes)
         made = chain(made, REPARAMS[name](made.specs, stored, **options.get(name, {})))
     return made

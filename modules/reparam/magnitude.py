@@ -80,8 +80,8 @@ def weight_standardization(specs: Any, shapes: Any, *, roles: Roles = 'hidden') 
     for path, spec in named_leaves(specs).items():
         if spec.role in wanted and n_rows(spec, named_leaves(shapes)[path]) < 2:
             raise ValueError(
-                f'weight_standardization needs matrices of two rows or more, and {path} has one: a '
-                'column of one number has no spread. Make the model wider.'
+                f'model.reparam=weight_standardization needs matrices of two rows or more, and '
+                f'{path} has one: a column of one number has no spread. Make the model wider.'
             )
 
     def columns(spec, weight, rows):

@@ -82,8 +82,9 @@ def on_matrices(
         if not any(spec.role == role and is_mapped(spec) for spec in leaves):
             hint = ' (model.tie_embeddings reads out with the embedding)'
             raise ValueError(
-                f'no parameter has the role {role!r}{hint if role == "readout" else ""}, so this '
-                'reparametrisation would do nothing there; leave it out of reparam.roles'
+                f'reparam.roles={roles}: no parameter has the role {role!r}'
+                f'{hint if role == "readout" else ""}, so this reparametrisation would do nothing '
+                'there; leave it out'
             )
 
     def pairs(map_one, *trees):

@@ -17,7 +17,6 @@ from lm.record.metrics import read_rows
 from lm.record.workdir import write_config
 from lm.run import start
 from lm.run.start import initial_state, saved_files, with_source_model
-from lm.run.wave import Wave
 from lm.training.state import build_learner, hyper_from, init_state
 from lm.training.step import make_eval_step, make_train_step
 from modules.params import NORM, named_leaves
@@ -308,13 +307,55 @@ def test_norms_alone_are_trained_by_every_cell_of_a_sweep(tuned, source, tmp_pat
     assert np.all(np.asarray(gains[0]) != np.asarray(gains[1]))
 
 
-def test_norms_alone_in_a_model_without_any_is_refused_before_compiling(
-    tree, tmp_path, monkeypatch
+# Configs whose fields go together, and whose model cannot be built: (changes, start of the error).
+NOT_BUILT = {
+    'order': (
+        {'model.reparam': 'normalize_and_project+shared'},
+        r'model.reparam=normalize_and_project\+shared: .* must be the last',
+    ),
+    'tied readout': (
+        {'model.reparam': 'weight_norm', 'reparam.roles': 'readout', 'model.tie_embeddings': True},
+        'reparam.roles=readout: no parameter has the role',
+    ),
+    'one row': (
+        {'model.reparam': 'weight_standardization', 'model.d_ff': 1},
+        'model.reparam=weight_standardization needs matrices of two rows',
+    ),
+    'no lora': ({'train.trainable': 'lora'}, 'train.trainable=lora leaves nothing to train'),
+    'no norms': (
+        {'train.trainable': 'norms', 'model.norm': 'none', 'model.qk_norm': 'none'},
+        'train.trainable=norms leaves nothing to train.*no parameters',
+    ),
+    'too large': (
+        {'optim.name': 'cge', 'model.d_model': 128, 'model.d_ff': 512},
+        'optim.name=cge is for at most 100,000 parameters',
+    ),
+    'forward mode': ({'optim.ghost_radius': 1.0}, 'optim.ghost_radius differentiates the logits'),
+    'no rule': (
+        {'scaling.name': 'mup', 'scaling.base_width': 8, 'optim.name': 'muon'}
+        | {'model.reparam': 'lora', 'model.n_kv_heads': 2},
+        'scaling.name=mup has no rule for the factors',
+    ),
+    'platform': ({'kernels.attention': 'splash'}, 'kernels.attention=splash runs on tpu alone'),
+}
+
+
+@pytest.mark.parametrize('changes, said', NOT_BUILT.values(), ids=NOT_BUILT)
+def test_a_model_that_cannot_be_built_is_refused_before_its_folder_is_made(
+    tree, tmp_path, changes, said
 ):
-    monkeypatch.setattr(Wave, 'compile', lambda wave: pytest.fail('compiled'))
-    bare = {'model.norm': 'none', 'model.qk_norm': 'none', 'train.trainable': 'norms'}
-    with pytest.raises(ValueError, match=r'leaves nothing to train.*no parameters'):
-        train(changed(tree, bare), tmp_path / 'run')
+    """Catches a refusal that comes after the text has been prepared, which can take an hour."""
+    with pytest.raises(ValueError, match=f'^{said}'):
+        train(changed(tree, {'kernels.attention': 'auto'} | changes), tmp_path / 'run')
+    assert not (tmp_path / 'run').exists()
+
+
+def test_a_cell_that_cannot_be_built_is_refused_before_the_first_one_trains(tree, tmp_path):
+    said = r"^sweep cell \{'optim.name': 'cge'.*\}: optim.name=cge is for at most"
+    size = {'model.d_model': (128,), 'model.d_ff': (512,)}
+    with pytest.raises(ValueError, match=said):
+        train_sweep(tree, {'optim.name': ('adamw', 'cge')} | size, tmp_path / 'sweep')
+    assert not (tmp_path / 'sweep').exists()
 
 
 @pytest.mark.full
