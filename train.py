@@ -34,7 +34,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
+from absl import app
 
 from eval.console import listings
 from lm.config.recipe import Recipe
@@ -50,15 +50,7 @@ from lm.run.wave import Wave, closing
 from lm.sweep import cells, engines
 
 CONFIG = command.define_config()
-WORKDIR = flags.DEFINE_string(
-    'workdir', None, 'Folder of the run, or gs:// or s3://BUCKET/PATH; default runs/NAME-HASH.'
-)
-CONTINUE_CHANGED = flags.DEFINE_bool(
-    'continue_changed', False, 'Go on from a workdir whose run had another config or other data.'
-)
-START_OVER = flags.DEFINE_bool(
-    'start_over', False, 'Begin at step 1 where a run has trained and all its checkpoints are lost.'
-)
+WORKDIR, CONTINUE_CHANGED, START_OVER = command.define_run()
 listings.define_flags()  # to print, and not to train: --choices, --print_config, --print_schedule
 engines.define_flags()  # of sweeps: --engine, --runs_at_once, --resources
 distributed.define_flags()  # of several hosts: --coordinator, --num_processes, --process_id, ...

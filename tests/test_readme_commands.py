@@ -31,7 +31,7 @@ IN_BUCKETS = 'tests/test_train_bucket.py has a server of object storage'
 LEFT_OUT = {  # line: why it is not run here
     'uv run pytest': 'it is this',
     'uv run --group docs sphinx-build -c docs . docs/_build': 'CI does',
-    'uv run pytest tests/hosts_on_loopback.py': 'minutes',
+    "uv run pytest -m 'full or product' tests/lm/launch/test_hosts_on_loopback.py": 'minutes',
     'uv run pytest tests/slurm_on_one_machine.py -n 0': 'minutes, and SLURM',
     'uv sync --extra cluster': 'the environment of the tests has it',
     'uv sync --extra tpu': 'the environment of the tests has it',
@@ -122,11 +122,11 @@ LEFT_OUT = {  # line: why it is not run here
     'uv run python -m tests.bench.step': 'minutes',
     **{
         'uv run train.py --config=configs/default.py --workdir=/shared/runs/mine '
-        f'--coordinator=node0:1234 --num_processes=2 --process_id={i}': 'hosts_on_loopback has it'
+        f'--coordinator=node0:1234 --num_processes=2 --process_id={i}': 'tests/lm/launch has it'
         for i in range(2)
     },
     'uv run python -m eval.convert import-hf llama --out=/shared/llama '
-    '--coordinator=node0:1234 --num_processes=2 --process_id=0': 'hosts_on_loopback has it',
+    '--coordinator=node0:1234 --num_processes=2 --process_id=0': 'tests/lm/launch has it',
     'uv run train.py --config=configs/default.py --config.mesh.tensor=2 --config.mesh.context=2': (
         'four devices or more; tests/lm/devices/test_meshes.py has them'
     ),

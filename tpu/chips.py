@@ -146,6 +146,7 @@ CUBE, LONGEST = 4, 24
 WRAPS_FLAT = 16  # a dimension of so many chips is a ring, a shorter one a line
 EXTRAS = {'tpu': ('libtpu', 'tpu'), 'gpu': ('jax_cuda13_plugin', 'cuda-compiler')}
 # Names that machines and instance types have for these chips.
+UNPLANNED = ('v2', 'v3')  # older TPUs, whose names count devices; no plan is made for them
 USUAL = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'v5': 'v5p', 'v7x': 'tpu7x', 'tpu7': 'tpu7x'}
 
 
@@ -211,6 +212,34 @@ def open_topology(name: str, slices: int = 1) -> Topology:
     if chip.platform == 'gpu':
         compile_for(devices[0].compute_capability)
     return Topology(name, chip, devices, lengths, slices)
+
+
+def devices_of_slices(name: str, flag: str) -> int:
+    """Returns the devices of a slice: v6e-16, v5p-32 or v5litepod-16, v6e-4x4 of xpk, or v6e:4x4.
+
+    Raises ValueError, with the nearest, for a slice that is not offered. flag: what the user gave.
+    """
+    kind, _, number = name.partition('-')
+    if kind in UNPLANNED and number.isdecimal():
+        return int(number)
+    if 'x' in number:
+        name = f'{kind}:{number}'
+    kind, _, shape = slice_named(name).partition(':')
+    kind = USUAL.get(kind, kind)
+    if kind not in TPUS:
+        first = kind.lower().partition('-')[0]
+        usual = USUAL.get(first, first)
+        raise ValueError(
+            f'{flag} must be a kind of TPU and its size, of {", ".join(TPUS)}, such as v6e-16 or '
+            f'v5litepod-16; got {name!r}.{nearest(usual, TPUS)}'
+        )
+    if shape not in (offered := shapes_of(TPUS[kind])):
+        chips = chips_of(closest := _nearest_shape(shape, offered))
+        raise ValueError(
+            f'{flag}={name}: there is no such slice of {kind}. Nearest that is offered: '
+            f'{kind}-{chips * TPUS[kind].cores}, which has {chips} chips ({closest}).'
+        )
+    return chips_of(shape) * TPUS[kind].devices_a_chip
 
 
 def slice_named(name: str) -> str:

@@ -8,7 +8,10 @@ The command behind -- is that of docs/guide/hosts.md, without the program that r
 preemption, or where a host is lost (42, 128 + n), the command is started again, at most
 --max_restarts times.
 
---dry_run prints what would run. The flags of an engine are in --help, its waits in
+Before anything is created the command is checked here, as the hosts would (tpu.check_training):
+flags, config, parts, and the mesh over as many devices as the chips have.
+
+--dry_run checks, and prints what would run. The flags of an engine are in --help, its waits in
 tpu/launchers/ENGINE.py.
 """
 
@@ -128,6 +131,7 @@ def launch(argv: Sequence[str]) -> int:
     base.check_name('--name', name)
     base.check_flags(job)
     engine.check(job, asked)
+    base.check_training(job, engine.chips(asked), say)
     if values.dry_run:
         print(engine.script(job, asked), end='')
         return DONE

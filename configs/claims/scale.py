@@ -11,6 +11,10 @@ Counts:   the loss is at most 0.03 nats above AdamW's at both lengths.
 """
 
 PART = 'optimizers'
+WITHDRAWN = (
+    'The arm is not SCALE: its momentum belongs in the readout, which had AdamW here, as had '
+    'the embeddings.'
+)
 STUDIES = {
     'whole': 'configs/studies/optimizers_tuned.py',
     'half': 'configs/studies/optimizers_tuned.py:half',

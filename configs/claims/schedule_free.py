@@ -11,6 +11,10 @@ Counts:   the loss is at most 0.03 nats above AdamW's with a cosine at both leng
 """
 
 PART = 'optimizers'
+WITHDRAWN = (
+    'It ran with the momentum of AdamW, b1 = 0.9, whose place Schedule-Free takes: it is '
+    'published with b1 = 0, and was not tried so.'
+)
 STUDIES = {
     'whole': 'configs/studies/optimizers_tuned.py',
     'half': 'configs/studies/optimizers_tuned.py:half',

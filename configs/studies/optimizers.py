@@ -9,8 +9,8 @@ Command:  uv run train.py --config=configs/studies/optimizers.py --workdir=runs/
           uv run python -m eval.report --workdir=runs/optimizers --figures=figures
 Cost:     210 runs of 0.26 million parameters in fourteen programs, an hour on two CPU
           cores that did other work too.
-Result:   Muon, ARO and SOAP are 0.2 to 0.3 nats ahead of AdamW, SCALE 0.14 at a quarter of its
-          state: configs/studies/results/optimizers.md
+Result:   Muon, ARO and SOAP are 0.2 to 0.3 nats ahead of AdamW, columns of one size 0.14 at a
+          quarter of its state: configs/studies/results/optimizers.md
 
 0.2 is about the size of AdamW's own updates, so that its row changes little by it (the protocol of
 arXiv:2502.16982 and arXiv:2602.09006). Every cell sees the same text in the same order. Learning

@@ -6,8 +6,8 @@ Question: the optimizers of the study at equal update sizes again, with updates 
 Command:  uv run train.py --config=configs/studies/optimizers_tuned.py --workdir=runs/tuned
           uv run train.py --config=configs/studies/optimizers_tuned.py:half --workdir=runs/half
 Cost:     eleven programs, some forty runs of 0.26 million parameters each.
-Result:   AuON at a rate of 3.2 and Muon are ahead by 0.32 nats, then ARO, SOAP, Shampoo, Conda and
-          SCALE; half of the length has the same sides:
+Result:   Muon is ahead by 0.32 nats, then ARO, SOAP, Shampoo and Conda; half of the length has the
+          same sides; what it says of AuON, SCALE and Schedule-Free is withdrawn:
           configs/studies/results/optimizers_tuned.md
 
 Model, text and the AdamW of embeddings, readout and vectors are those of

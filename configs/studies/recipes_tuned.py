@@ -5,8 +5,8 @@ Question: one change of the recipe at a time, each with a learning rate of its o
 Command:  uv run train.py --config=configs/studies/recipes_tuned.py --workdir=runs/recipes_tuned
 Cost:     seven programs, some twenty-two runs of 0.26 million parameters for each of twelve arms.
 Result:   a constant rate with a decay in its last fifth and a linear decay, by 0.05 and 0.04 nats,
-          alone are better; an average of all weights, no warm-up, no weight decay, smoothing and
-          other comp-sum losses are worse; a z-loss changes nothing:
+          alone are better; no warm-up, no weight decay, smoothing and other comp-sum losses are
+          worse; a z-loss changes nothing; what it says of averages is withdrawn:
           configs/studies/results/recipes_tuned.md
 
 Embeddings start at a deviation of 1, so that no first update drowns them. Whatever is minimised,

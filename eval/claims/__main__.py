@@ -2,10 +2,11 @@
 
     python -m eval.claims [--workdir=runs/claims] [--only=NAME[,NAME]]
     python -m eval.claims --run [--hours=H]     trains what is open, cheapest first; goes on later
-    python -m eval.claims --pages=DIR           writes the board and a page a claim
+    python -m eval.claims --pages=DIR           writes the board, a page a claim, and board.json
+    python -m eval.claims --record=docs/claims/board.json      what that board has, without its runs
 
 The board is made of records alone. A claim whose studies have no records, or unfinished ones, is
-open; one whose config has changed since is stale.
+open; one whose config has changed since is stale; one whose file says WITHDRAWN has no verdict.
 """
 
 from lm.launch.before_jax import prepare_process
@@ -22,17 +23,30 @@ from eval.claims import board, register
 from eval.claims.claim import FOLDER, Claim, read_claims
 from eval.claims.decide import Decided, decide
 from eval.claims.evidence import open_evidence
+from eval.claims.record import read_record
 from eval.claims.train import train_open
 from eval.tables.text import FORMATS, render
 from lm.launch.command import run_main
 
 
-def read_board(claims: list[Claim], workdir: Path) -> tuple[list[Decided], register.Entries]:
-    """Returns what is known of claims, and when what counts for each went on record."""
+def read_board(
+    claims: list[Claim], workdir: Path, record: Path | None = None
+) -> tuple[list[Decided], register.Entries]:
+    """Returns what is known of claims, and when what counts for each went on record.
+
+    record: board.json of a board, for claims that the workdir has no records of.
+    """
     names = dict.fromkeys(which for claim in claims for which in claim.studies.values())
     evidence = {name: open_evidence(name, workdir) for name in names}
-    found = [decide(claim, evidence) for claim in claims]  # refuses an arm that is none
-    return found, register.enter(workdir, claims, evidence)
+    decided = {one.name: decide(one, evidence) for one in claims}  # refuses an arm that is none
+    recorded, entries = read_record(record, claims) if record else ({}, {})
+    for name in list(recorded):
+        if any(each.has_records for each in decided[name].evidence.values()):
+            del recorded[name]
+            entries.pop(name, None)
+    own = [claim for claim in claims if claim.name not in recorded]
+    entries |= register.enter(workdir, own, evidence)
+    return list((decided | recorded).values()), entries
 
 
 def main(argv: list[str]) -> None:
@@ -40,10 +54,11 @@ def main(argv: list[str]) -> None:
         raise ValueError(f'flags begin with --; claims are named by --only={argv[1]}')
     given = flags.FLAGS
     claims, workdir = read_claims(Path(given.claims), given.only), Path(given.workdir)
-    found, entries = read_board(claims, workdir)
+    record = Path(given.record) if given.record else None
+    found, entries = read_board(claims, workdir, record)
     if given.run:
         train_open(found, given.hours)
-        found, entries = read_board(claims, workdir)
+        found, entries = read_board(claims, workdir, record)
     rows = board.rows(found, entries)
     print(render(rows, list(rows[0]), given.format))
     is_text = given.format in ('table', 'markdown')  # others are read by programs
@@ -60,5 +75,6 @@ if __name__ == '__main__':
     flags.DEFINE_bool('run', False, 'Train what is open, the cheapest study first.')
     flags.DEFINE_float('hours', None, 'Hours to train at most; the same command goes on.')
     flags.DEFINE_string('pages', None, 'Folder to write the board and a page a claim to.')
+    flags.DEFINE_string('record', None, 'board.json, for claims that the workdir has no runs of.')
     flags.DEFINE_enum('format', 'table', FORMATS, 'How to print the board.')
     app.run(run_main(main))

@@ -6,7 +6,9 @@
 
 A study is a config file with config.tune, or `measure:NAME`, and several claims may speak of one. A
 condition is a quantity (`eval.claims.evidence`) and the range in which it has to lie; a claim holds
-where all of them do. The docstring has the claim in a line, and under HEADINGS whose it is, what is
+where all of them do. WITHDRAWN = 'why' takes a verdict back that does not stand, whatever the
+evidence says, and CAUTION = 'what' says what a reader of the verdict has to know first: a sentence
+each. The docstring has the claim in a line, and under HEADINGS whose it is, what is
 said, what differs here, and what counts, in words.
 """
 
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.claims.evidence import MEASURE, QUANTITIES
-from modules.choices import nearest
+from modules.choices import choose, nearest
 
 FOLDER = Path('configs/claims')
 HEADINGS = ('Paper', 'Says', 'Here', 'Counts')
@@ -28,6 +30,7 @@ PARTS = (
     *('optimizers', 'norms', 'placements', 'attention', 'activations', 'reparametrisations'),
     *('recipes', 'losses', 'scaling', 'data', 'weights', 'evaluation'),
 )
+NEEDED, SENTENCES = ('PART', 'STUDIES', 'HOLDS'), ('WITHDRAWN', 'CAUTION')  # constants of a file
 OF_STUDIES, OF_MEASURES = {'study', 'arm', 'against'}, {'study', 'value'}  # keys of conditions
 
 
@@ -51,7 +54,9 @@ class Condition:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A claim of a file. studies: {name: config file, as train.py takes it}."""
+    """A claim of a file. studies: {name: config file, as train.py takes it}. withdrawn: why the
+    verdict does not stand, caution: what qualifies it; '' for neither.
+    """
 
     name: str
     title: str
@@ -59,6 +64,8 @@ class Claim:
     part: str
     studies: Mapping[str, str]
     conditions: Sequence[Condition]
+    withdrawn: str = ''
+    caution: str = ''
 
     @property
     def asked(self) -> str:
@@ -101,15 +108,24 @@ def _claim(name: str, tree: ast.Module) -> Claim:
         for node in tree.body
         if isinstance(node, ast.Assign)
         for target in node.targets
-        if isinstance(target, ast.Name) and target.id in ('PART', 'STUDIES', 'HOLDS')
+        if isinstance(target, ast.Name)
     }
-    if missing := [one for one in ('PART', 'STUDIES', 'HOLDS') if not found.get(one)]:
+    for constant in found:  # a WITHDRAWN that is misspelt would leave the verdict on the board
+        choose(dict.fromkeys(NEEDED + SENTENCES), constant, 'a constant of a claim')
+    if missing := [one for one in NEEDED if not found.get(one)]:
         raise ValueError(f'{" and ".join(missing)} missing; as configs/claims/muon.py has')
     if found['PART'] not in PARTS:
         raise ValueError(f'PART must be one of {", ".join(PARTS)}; got {found["PART"]!r}')
     studies = found['STUDIES']
     conditions = tuple(_condition(one, studies) for one in found['HOLDS'])
-    return Claim(name, title, texts, found['PART'], studies, conditions)
+    sentences = {one.lower(): _sentence(found[one], one) for one in SENTENCES if one in found}
+    return Claim(name, title, texts, found['PART'], studies, conditions, **sentences)
+
+
+def _sentence(given: Any, name: str) -> str:
+    if not isinstance(given, str) or not given.strip() or '\n' in given:
+        raise ValueError(f'{name} must be a sentence that says why, on one line; got {given!r}')
+    return given.strip()
 
 
 def _literal(node: ast.expr, name: str) -> Any:

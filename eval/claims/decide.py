@@ -1,4 +1,6 @@
-"""Verdicts: conditions hold, fail or are undecided by their evidence, and so are claims."""
+"""Verdicts: conditions hold, fail or are undecided by their evidence, and so are claims. A claim
+that is withdrawn has no verdict, whatever its evidence says.
+"""
 
 import dataclasses
 import math
@@ -11,7 +13,9 @@ from lm.tuning.curve import student
 from lm.tuning.verdicts import CONFIDENCE, MOST_SEEDS, seeds_for
 
 REPRODUCED, NOT_REPRODUCED, IN_PART = 'reproduced', 'not reproduced', 'in part'
-VERDICTS = (REPRODUCED, IN_PART, NOT_REPRODUCED, UNDECIDED, OUT_OF_REACH, STALE, OPEN)
+WITHDRAWN = 'withdrawn'
+STANDING = (REPRODUCED, IN_PART, NOT_REPRODUCED, UNDECIDED, OUT_OF_REACH, STALE, OPEN)
+VERDICTS = (*STANDING, WITHDRAWN)
 UNFINISHED = (STALE, OPEN, OUT_OF_REACH)  # states of evidence that decide nothing
 
 
@@ -30,13 +34,20 @@ class Judged:
 
 @dataclasses.dataclass(frozen=True)
 class Decided:
-    """A claim and its verdict. why: of UNFINISHED ones. evidence: by the claim's names for it."""
+    """A claim and its verdict. why: of UNFINISHED and WITHDRAWN ones. evidence: by the claim's
+    names for it.
+    """
 
     claim: Claim
     verdict: str
     why: str
     conditions: Sequence[Judged]
     evidence: Mapping[str, Evidence]
+
+    @property
+    def trains(self) -> bool:
+        """Whether any of the evidence has trained weights: other claims are computed."""
+        return any(one.trains for one in self.evidence.values())
 
 
 def decide(claim: Claim, evidence: Mapping[str, Evidence]) -> Decided:
@@ -49,11 +60,20 @@ def decide(claim: Claim, evidence: Mapping[str, Evidence]) -> Decided:
         judged = [
             dataclasses.replace(one, words=f'{one.condition.study}: {one.words}') for one in judged
         ]
+    return conclude(claim, judged, own)
+
+
+def conclude(claim: Claim, judged: Sequence[Judged], evidence: Mapping[str, Evidence]) -> Decided:
+    """Returns a claim with the verdict of its conditions and of the states of its evidence, by the
+    claim's names for it; WITHDRAWN where its file says so.
+    """
+    if claim.withdrawn:
+        return Decided(claim, WITHDRAWN, claim.withdrawn, judged, evidence)
     for state in UNFINISHED:
-        why = [one.why for one in own.values() if one.state == state]
+        why = [one.why for one in evidence.values() if one.state == state]
         if why:
-            return Decided(claim, state, why[0], judged, own)
-    return Decided(claim, verdict([one.said for one in judged]), '', judged, own)
+            return Decided(claim, state, why[0], judged, evidence)
+    return Decided(claim, verdict([one.said for one in judged]), '', judged, evidence)
 
 
 def verdict(said: Sequence[str]) -> str:

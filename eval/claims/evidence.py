@@ -95,6 +95,12 @@ class Study:
     why: str
     ablation: Ablation | None
     topology: str = ''
+    trains = True
+
+    @property
+    def has_records(self) -> bool:
+        """Whether its folder has runs, begun or ended, or there is a plan of it."""
+        return (self.folder / SWEEP).exists() or (bool(self.topology) and self.plan.exists())
 
     @property
     def runs(self) -> int:
@@ -198,6 +204,16 @@ class Measure:
     runs: int = 0
     fresh: int = 0
     cost: float = 0.0  # seconds, against the minutes of any study
+
+    @property
+    def has_records(self) -> bool:
+        """Whether it has been computed."""
+        return self.path.exists()
+
+    @property
+    def trains(self) -> bool:
+        """Whether it fits weights; others are closed forms and numbers of what is drawn."""
+        return MEASURES[self.name.removeprefix(MEASURE)].trains
 
     @property
     def command(self) -> list[str]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from eval.claims.decide import Decided
+from eval.claims.decide import WITHDRAWN, Decided
 from eval.claims.evidence import OPEN, OUT_OF_REACH
 from lm.launch.exit_status import DONE
 
@@ -21,14 +21,15 @@ GRACE_SEC = 120.0  # for the checkpoints of runs that are stopped
 def train_open(found: Sequence[Decided], hours: float | None = None) -> None:
     """Trains studies of OPEN claims, cheapest first, until `hours` are over: the one that trains is
     stopped then, with what it has, and goes on with the next call. Studies that are OUT_OF_REACH
-    get the plan that they have none of.
+    get the plan that they have none of. Claims that are WITHDRAWN wait for nothing.
 
     Raises ValueError where train.py is not in the folder of the command, and where it fails.
     """
     if not TRAIN.exists():
         raise ValueError('train.py is not here: run this in the folder of the project')
     until = None if hours is None else time.monotonic() + 3600 * hours
-    every = [own for one in found for own in one.evidence.values()]
+    waits = [one for one in found if one.verdict != WITHDRAWN]
+    every = [own for one in waits for own in one.evidence.values()]
     waiting = {own.name: own for own in every if own.state == OPEN}
     for own in sorted(waiting.values(), key=lambda own: own.cost):
         if until is not None and time.monotonic() >= until:

@@ -83,6 +83,16 @@ def define_config() -> flags.FlagHolder[ConfigDict]:
     return holder
 
 
+def define_run() -> tuple[flags.FlagHolder, flags.FlagHolder, flags.FlagHolder]:
+    """Defines --workdir, --continue_changed and --start_over."""
+    words = 'Folder of the run, or gs:// or s3://BUCKET/PATH; default runs/NAME-HASH.'
+    workdir = flags.DEFINE_string('workdir', None, words)
+    words = 'Go on from a workdir whose run had another config or other data.'
+    changed = flags.DEFINE_bool('continue_changed', False, words)
+    words = 'Begin at step 1 where a run has trained and all its checkpoints are lost.'
+    return workdir, changed, flags.DEFINE_bool('start_over', False, words)
+
+
 def default_workdir(recipe: Recipe, suffix: str = '') -> Path:
     """runs/default-1a2b3c4d: the same command finds the same folder again."""
     name = Path(config_flags.get_config_filename(flags.FLAGS['config'])).stem

@@ -32,6 +32,21 @@ CLAIMS = {
         'UNFINISHED = (STALE, OUT_OF_REACH)',
         DECIDE,
     ),
+    'a verdict that stands where its claim withdraws it': Bug(
+        'eval/claims/decide.py', '    if claim.withdrawn:\n', '    if False:\n', DECIDE
+    ),
+    'claims by computing alone among those by training': Bug(
+        'eval/claims/board.py',
+        'if (own := [one for one in standing if one.trains == trains])',
+        'if (own := standing)',
+        DECIDE,
+    ),
+    'a record of other conditions': Bug(
+        'eval/claims/record.py',
+        "if row is None or row['asked'] != claim.asked:",
+        'if row is None:',
+        DECIDE,
+    ),
     'seeds for the further end of a range': Bug(
         'eval/claims/decide.py', 'nearest, end = min(', 'nearest, end = max(', DECIDE
     ),

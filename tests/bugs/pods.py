@@ -194,6 +194,24 @@ PODS = {
         'return SIGNALLED + int(number or 0)',
         'tests/tpu/test_launch_slurm.py',
     ),
+    'a slice that is kept after bad input': Bug(
+        'tpu/launchers/gcloud.py',
+        '        elif self.created:\n',
+        '        elif self.created and 1 not in self.statuses:\n',
+        'tests/tpu/test_launch_gcloud.py',
+    ),
+    'a mesh over the chips of one slice of several': Bug(
+        'tpu/check_training.py',
+        'devices_of_slices(chips.accelerator, chips.flag) * chips.slices',
+        'devices_of_slices(chips.accelerator, chips.flag)',
+        'tests/tpu/test_check_training.py',
+    ),
+    'TensorCores counted as devices': Bug(
+        'tpu/chips.py',
+        'return chips_of(shape) * TPUS[kind].devices_a_chip',
+        'return chips_of(shape) * TPUS[kind].cores',
+        'tests/tpu/test_check_training.py',
+    ),
     'a stopped job queues itself again': Bug(
         'tpu/launchers/slurm.py',
         '        base.run(hold)\n',

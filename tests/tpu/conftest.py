@@ -2,12 +2,26 @@ import pytest
 
 from tpu.launchers import base
 
+CHECK = base.check_training
+
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
     """What is looked at every so many seconds is looked at all the time."""
     monkeypatch.setattr(base, 'PAUSE_SEC', 0.0)
     monkeypatch.setattr(base, 'POLL_SEC', 0.01)
+
+
+@pytest.fixture(autouse=True)
+def no_check_of_trainings(monkeypatch):
+    """It takes four seconds, and what these tests launch is often no training; `checked` has it."""
+    monkeypatch.setattr(base, 'check_training', lambda job, chips, say: None)
+
+
+@pytest.fixture
+def checked(monkeypatch, no_check_of_trainings):
+    """A launch checks its training."""
+    monkeypatch.setattr(base, 'check_training', CHECK)
 
 
 @pytest.fixture

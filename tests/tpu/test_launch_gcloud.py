@@ -136,12 +136,12 @@ def test_a_preempted_slice_is_deleted_and_created_again(monkeypatch, tmp_path, c
 
 
 @pytest.mark.parametrize(
-    ('flags', 'status', 'deleted'), [([], 0, 1), (['--keep'], 0, 0), ([], 2, 1), ([], 1, 0)]
+    ('flags', 'status', 'deleted'), [([], 0, 1), (['--keep'], 0, 0), ([], 2, 1), ([], 1, 1)]
 )
 def test_a_slice_of_this_command_is_given_back(
     flags, status, deleted, monkeypatch, tmp_path, capfd
 ):
-    """But after bad input, which the same slice may train once it is corrected."""
+    """After bad input too: a corrected command has another name, and would not find the slice."""
     answers = {'describe': [NOT_FOUND, 'echo ACTIVE'], 'ssh': [SAYS.format(status)]}
     stub = Stub(monkeypatch, tmp_path, 'gcloud', **answers)
     assert run(*flags) == status

@@ -5,6 +5,7 @@ Standard library only: JAX is for the hosts, and a launcher starts without it.
 import contextlib
 import dataclasses
 import importlib.util
+import json
 import math
 import re
 import secrets
@@ -53,6 +54,18 @@ class Job:
     def command_with_secret(self, python: str) -> str:
         """Returns `command` for hosts that may share no disk, on which the secret could lie."""
         return f'env {SECRET}={self.secret} {self.command(python)}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Chips:
+    """The chips of a job's hosts together, as far as its options say. accelerator: a slice, as
+    Google names it, or KIND:SHAPE, given by `flag`; otherwise devices: how many, 0 for unknown.
+    """
+
+    accelerator: str = ''
+    slices: int = 1
+    flag: str = '--accelerator_type'
+    devices: int = 0
 
 
 class Launch:
@@ -197,6 +210,19 @@ def check_workdir(job: Job, engine: str) -> None:
             f'--engine={engine} needs train.py --workdir=... on storage that all hosts share and '
             'that outlives them, as every restart goes on from the checkpoints there.'
         )
+
+
+def check_training(job: Job, chips: Chips, say: Callable[[str], None]) -> None:
+    """Raises ValueError for a training that the hosts would refuse (`tpu.check_training`)."""
+    if importlib.util.find_spec('jax') is None:
+        say('JAX is not installed here: what train.py would refuse is left to the hosts')
+        return
+    asked = json.dumps(dataclasses.asdict(chips))
+    status, said, error = run([sys.executable, '-m', 'tpu.check_training', asked, *job.flags])
+    if status:
+        raise ValueError(error.strip().removeprefix('error: ') or f'it ended with {status}')
+    if said:
+        say(said.strip())
 
 
 def check_positive(options: Any, *names: str) -> None:

@@ -18,9 +18,9 @@ import hashlib
 import re
 import shlex
 
-from lm.launch.exit_status import BAD_INPUT, DONE, RESUME
+from lm.launch.exit_status import DONE, RESUME
 from tpu.launchers import base
-from tpu.launchers.base import Job, SliceOptions, Stream, option
+from tpu.launchers.base import Chips, Job, SliceOptions, Stream, option
 
 LOOK_SEC = 30.0
 HOST_SEC = 1.0  # between a host's looks at its trainer
@@ -131,8 +131,13 @@ def script(job: Job, options: Options) -> str:
         ssh(job, options, stop_script(job)),
     ]
     if not options.keep:
-        lines += ['# in the end, but after bad input (status 1):', delete(job, options)]
+        lines += ['# in the end:', delete(job, options)]
     return base.shell_lines(*lines)
+
+
+def chips(options: Options) -> Chips:
+    """Returns the chips of all slices."""
+    return Chips(options.accelerator_type, options.slices)
 
 
 def check(job: Job, options: Options) -> None:
@@ -144,7 +149,7 @@ def check(job: Job, options: Options) -> None:
 
 class Launch(base.Launch):
     """A queued resource, and one ssh to all its hosts. It is deleted in the end if this command
-    created it, unless it is `left`: its trainer may run on, or the corrected command may have it.
+    created it, after bad input too, unless it is `left`, as its trainer may run on.
     """
 
     programs = (('gcloud', 'https://cloud.google.com/sdk/docs/install'),)
@@ -196,7 +201,6 @@ class Launch(base.Launch):
             return None
         told = base.worst(self.statuses)
         if status == DONE or told != DONE:
-            self.left = told == BAD_INPUT
             return told
         self.say(f'ssh ended with status {status}: the connection to a host is lost')
         return RESUME

@@ -34,7 +34,7 @@ from lm.launch.exit_status import DONE, RESUME, SIGNALLED
 from lm.launch.signals import handlers_kept
 from lm.launch.this_host import SECRET
 from tpu.launchers import base
-from tpu.launchers.base import Job, option
+from tpu.launchers.base import Chips, Job, option
 
 LOOK_SEC = 1.0
 ANSWER_SEC = 30.0
@@ -188,6 +188,15 @@ def script(job: Job, options: Options) -> str:
         [*job.words(python_of(options)), *flags],
         f'# at most {job.max_restarts} times more, after status 42, 128 + n or a lost host',
     )
+
+
+def chips(options: Options) -> Chips:
+    """Returns the slices, or the GPUs of all hosts; only they know what their CPUs count as."""
+    if options.topology:
+        slice_name = f'{options.accelerator_version.lower()}:{options.topology}'
+        return Chips(slice_name, options.slices, '--accelerator_version and --topology')
+    gpus = parse_resources(options.resources).get('GPU', 0)
+    return Chips(devices=int(options.nodes * gpus))
 
 
 def check(job: Job, options: Options) -> None:

@@ -24,13 +24,15 @@ from lm.launch.before_jax import ACCELERATORS
 from lm.launch.exit_status import RESUME, SIGNALLED
 from lm.launch.this_host import SECRET
 from tpu.launchers import base
-from tpu.launchers.base import Job, option
+from tpu.launchers.base import Chips, Job, option
 
 LOOK_SEC = 10.0
 LIMIT_SEC = 120
 LOGIN = 'run this on a login node of the cluster (Debian: apt-get install slurm-client)'
 # Values of `JobState`; a job that is queued again has none of them.
 ENDED = ('BOOT_FAIL', 'CANCELLED', 'COMPLETED', 'DEADLINE', 'FAILED', 'NODE_FAIL', 'OUT_OF_MEMORY')
+# --gpus-per-node=8, --gres=gpu:8 or --gres=gpu:h100:8
+GPUS = re.compile(r'--(?:gpus-per-node[ =]|gres[ =]gpu:)(?:[a-zA-Z]\w*:)?(\d+)(?=\s|$|,)')
 ENDED += ('PREEMPTED', 'TIMEOUT')
 
 
@@ -136,6 +138,12 @@ def script(job: Job, options: Options) -> str:
         '# to stop it after a checkpoint:',
         ' && '.join(map(shlex.join, stop('NUMBER'))),
     )
+
+
+def chips(options: Options) -> Chips:
+    """Returns the GPUs of all nodes, where a flag of sbatch says how many each has."""
+    per_node = GPUS.search(options.submit_flags)
+    return Chips(devices=options.nodes * int(per_node[1]) if per_node else 0)
 
 
 def check(job: Job, options: Options) -> None:

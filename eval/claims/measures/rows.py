@@ -61,10 +61,13 @@ from eval.claims.measures.updates import singular_values_of_updates
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row of MEASURES: what computes it, and the names of its values."""
+    """A row of MEASURES: what computes it, the names of its values, and whether it fits weights;
+    others are closed forms, and numbers of drawn matrices or of models at their start.
+    """
 
     compute: Callable[[], dict[str, Estimate]]
     values: tuple[str, ...]
+    trains: bool = True
 
 
 def _with_gains(what: str, losses: Iterable[str]) -> tuple[str, ...]:
@@ -96,6 +99,7 @@ MEASURES = {
             *('least_over_bound', 'most_over_bound_of_the_construction'),
             *('share_of_grown_with_sigma', 'share_of_grown_without'),
         ),
+        trains=False,
     ),
     'balance_of_teachers': Row(
         balance_of_teachers,
@@ -131,6 +135,7 @@ MEASURES = {
         tuple(
             f'over_{what}_of_{rows}_rows' for rows in (512, 2048) for what in ('welch', 'random')
         ),
+        trains=False,
     ),
     'forgetting': Row(
         forgetting,
@@ -141,7 +146,9 @@ MEASURES = {
         ),
     ),
     'gradients_at_the_start': Row(
-        gradients_at_the_start, ('slope_of_pre_norm', 'slope_of_post_norm')
+        gradients_at_the_start,
+        ('slope_of_pre_norm', 'slope_of_post_norm'),
+        trains=False,
     ),
     'heads_of_students': Row(
         heads_of_students,
@@ -169,6 +176,7 @@ MEASURES = {
                 f'gradient_times_scale_of_{name}',
             )
         ),
+        trains=False,
     ),
     'large_batches': Row(
         large_batches,
@@ -181,6 +189,7 @@ MEASURES = {
     'lipschitz_attention': Row(
         lipschitz_attention,
         ('slope_of_products', 'slope_of_tied_distances', 'slope_of_own_distances'),
+        trains=False,
     ),
     'local_lipschitz': Row(
         local_lipschitz,
@@ -192,6 +201,7 @@ MEASURES = {
             ),
             'largest_share',
         ),
+        trains=False,
     ),
     'memory_of_optimizers': Row(
         memory_of_optimizers,
@@ -209,6 +219,7 @@ MEASURES = {
                 for size in ('llama_124m', 'llama_1b')
             ),
         ),
+        trains=False,
     ),
     'merged_models': Row(
         merged_models,
@@ -272,6 +283,7 @@ MEASURES = {
     'random_features': Row(
         random_features,
         ('slope_of_gaussian', 'slope_of_orthogonal', 'orthogonal_over_gaussian'),
+        trains=False,
     ),
     'ranks': Row(
         ranks,
@@ -313,6 +325,7 @@ MEASURES = {
             for what in ('error_over_plain_sampling', 'bias')
             for rows in ('alike', 'different')
         ),
+        trains=False,
     ),
     'sampled_rows': Row(
         sampled_rows,
@@ -328,6 +341,7 @@ MEASURES = {
             *('mean', 'variance', 'slope'),
             *(f'variance_behind_32_layers_of_{name}' for name in ('selu', 'gelu')),
         ),
+        trains=False,
     ),
     'singular_values_of_updates': Row(
         singular_values_of_updates,
@@ -341,6 +355,7 @@ MEASURES = {
             'spectral_norm_of_auon_of_paper',
             'largest_singular_value_of_muon',
         ),
+        trains=False,
     ),
     'sizes_over_width': Row(
         sizes_over_width, ('largest_slope_of_standard', 'largest_slope_of_mup')
@@ -377,6 +392,7 @@ MEASURES = {
             *(f'added_by_grown_of_{name}' for name in ('pre', 'peri')),
             *(f'slope_of_size_of_{name}' for name in ('depth_mup', 'standard')),
         ),
+        trains=False,
     ),
     'tries': Row(
         tries,

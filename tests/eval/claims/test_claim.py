@@ -48,6 +48,15 @@ def test_a_file_is_read(tmp_path):
     assert second.of == {'value': 'slope'} and second.range_words == 'between 0.5 and 1'
 
 
+def test_a_file_may_withdraw_its_verdict_or_qualify_it(tmp_path):
+    plain = read_claim(write(tmp_path, GOOD))
+    assert plain.withdrawn == plain.caution == ''
+    text = GOOD + "WITHDRAWN = 'It ran with another rate.'\nCAUTION = 'Small.'\n"
+    claim = read_claim(write(tmp_path, text))
+    assert (claim.withdrawn, claim.caution) == ('It ran with another rate.', 'Small.')
+    assert claim.asked == plain.asked  # what counts is the same
+
+
 def test_what_counts_has_a_digest(tmp_path):
     """Other words are the same claim; another bound, arm or study is not."""
     one = read_claim(write(tmp_path, GOOD)).asked
@@ -74,6 +83,9 @@ WRONG = {  # what stands in GOOD: what stands there instead, and what is said of
     '(None, 0.0)': ('(None, "0")', 'of which one may be None'),
     '(0.5, 1.0)': ('(1.0, 0.5)', 'a range that some numbers are not in'),
     "'within'": ("'difference'", 'one of within'),
+    'HOLDS = (': ("WITHDRAWN = ''\nHOLDS = (", 'WITHDRAWN must be a sentence that says why'),
+    'PART = ': ('CAUTION = True\nPART = ', 'CAUTION must be a sentence'),
+    'STUDIES = ': ("WITHDRAW = 'why'\nSTUDIES = ", "STUDIES, WITHDRAWN; got 'WITHDRAW'"),
     "    {'study': 'fixed'": ("    'fixed', {'study': 'fixed'", 'a condition must be a dict'),
     '"""Muon': ('Muon', 'unterminated triple-quoted string'),
 }
@@ -107,5 +119,6 @@ def test_every_claim_of_the_project_names_arms_and_values(tmp_path, monkeypatch)
     evidence = {name: open_evidence(name, tmp_path) for name in names}
     for claim in claims:
         is_far = any(' on ' in which for which in claim.studies.values())
-        assert decide(claim, evidence).verdict == ('out of reach here' if is_far else 'open')
+        state = 'out of reach here' if is_far else 'open'
+        assert decide(claim, evidence).verdict == ('withdrawn' if claim.withdrawn else state)
     assert len(claims) > 20

@@ -6,25 +6,29 @@ against sums by hand.
 import dataclasses
 import json
 import math
+import os
 import runpy
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from eval.claims import board, evidence, register
-from eval.claims.claim import Claim, Condition
+from eval.claims.__main__ import read_board
+from eval.claims.claim import Claim, Condition, read_claims
 from eval.claims.decide import decide, verdict
 from eval.claims.estimates import FAILS, HOLDS, UNDECIDED, Estimate, exact, over_seeds
 from eval.claims.evidence import Study, cores_of, open_evidence
 from eval.claims.measures.activations import self_normalizing
 from eval.claims.measures.rows import MEASURES
+from eval.claims.record import read_record
 from eval.claims.train import train_open
 from eval.tables.ablation import read_ablation
 from eval.tables.results import gather, read_sweep
 from lm.config.resolve import resolve, to_dict
 from lm.launch.command import ConfigParser
-from lm.storage.files import write_json
+from lm.storage.files import sealed, write_json
 from lm.sweep.arms import Ablation as Arms
 from lm.sweep.cells import split_sweep
 from modules.activations import ACTIVATIONS
@@ -156,6 +160,124 @@ def test_an_unfinished_study_decides_nothing(study):
         assert (found.verdict, found.why) == (state, 'stage scan')
 
 
+class TestAWithdrawnClaim:
+    WHY = 'The arm is not the method.'
+
+    def withdraw(self, study, state=''):
+        asked = dataclasses.replace(claim(condition('layernorm', high=0.0)), withdrawn=self.WHY)
+        return decide(asked, {'study.py': dataclasses.replace(study, state=state, why=state)})
+
+    @pytest.mark.parametrize('state', ['', 'open', 'stale', 'out of reach here'])
+    def test_has_no_verdict_whatever_was_measured(self, study, state):
+        assert decided(study, condition('layernorm', high=0.0)).verdict == 'reproduced'
+        found = self.withdraw(study, state)
+        assert (found.verdict, found.why) == ('withdrawn', self.WHY)
+        assert found.conditions[0].estimate.value < -0.05  # what was measured stays
+
+    def test_is_not_counted(self, study):
+        found = [self.withdraw(study), decided(study, condition('layernorm', high=0.0))]
+        first, second, _ = board.summary(found)
+        assert first == '2 claims, of which 1 withdrawn'
+        assert second == '1 by training: 1 reproduced'
+        kept, withdrawn = board.rows(found, {})
+        assert (kept['verdict'], withdrawn['verdict']) == ('reproduced', 'withdrawn')
+        assert withdrawn['note'] == self.WHY
+
+    def test_says_so_at_the_top_of_its_page_and_in_a_table_of_its_own(self, study, tmp_path):
+        index, page, _ = board.write_pages(tmp_path, [self.withdraw(study)], {})
+        lines = page.read_text().splitlines()
+        assert lines[2] == f'**Withdrawn.** {self.WHY} Below is what was measured.'
+        text = '\n'.join(lines)
+        assert 'Found:' not in text and 'reproduced' not in text and 'seeds would tell' not in text
+        assert '| loss of layernorm - loss of rmsnorm at most 0 nats per token | -0.1' in text
+        board_text = index.read_text()
+        assert '| withdrawn | -0.1' in board_text.partition('## Withdrawn')[2]
+        assert board_text.count('[It is so](mine.md)') == 1  # in no list of verdicts
+
+    def test_waits_for_no_training(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(ROOT)
+        own = SimpleNamespace(
+            name='it', state='open', cost=1.0, command=['-c', 'raise SystemExit(3)']
+        )
+        train_open([SimpleNamespace(evidence={'it': own}, verdict='withdrawn')])
+        with pytest.raises(ValueError, match='ended with status 3'):
+            train_open([SimpleNamespace(evidence={'it': own}, verdict='open')])
+
+
+def test_a_caution_stands_in_the_first_lines(study, tmp_path):
+    asked = dataclasses.replace(claim(condition('layernorm', high=0.0)), caution='At one start.')
+    found = decide(asked, {'study.py': study})
+    _, page, _ = board.write_pages(tmp_path, [found], {})
+    assert page.read_text().splitlines()[2] == '**Caution.** At one start.'
+    (row,) = board.rows([found], {})
+    assert (row['verdict'], row['note']) == ('reproduced', 'At one start.')
+
+
+class TestTheRecordOfABoard:
+    def test_makes_the_same_pages_without_the_runs(self, study, tmp_path):
+        found = [
+            decided(study, condition('dyt', low=0.0)),
+            decided(study, condition('none', low=0.03)),
+        ]
+        names = 'first', 'second'
+        found = [
+            dataclasses.replace(one, claim=dataclasses.replace(one.claim, name=name))
+            for one, name in zip(found, names, strict=True)
+        ]
+        entries = {'second': {'asked': found[1].claim.asked, 'day': 'a day', 'fresh_seeds': 7}}
+        made = board.write_pages(tmp_path / 'runs', found, entries)
+        claims = [one.claim for one in found]
+        read, known = read_record(tmp_path / 'runs' / 'board.json', claims)
+        board.write_pages(tmp_path / 'record', list(read.values()), known)
+        assert known == entries
+        for path in made:
+            assert (tmp_path / 'record' / path.name).read_text() == path.read_text()
+
+    def test_gives_a_withdrawn_claim_no_verdict(self, study, tmp_path):
+        found = decided(study, condition('layernorm', high=0.0))
+        board.write_pages(tmp_path, [found], {})
+        withdrawn = dataclasses.replace(found.claim, withdrawn='It was another arm.')
+        read, _ = read_record(tmp_path / 'board.json', [withdrawn])
+        assert read['mine'].verdict == 'withdrawn'
+
+    def test_is_of_the_same_conditions(self, study, tmp_path):
+        board.write_pages(tmp_path, [decided(study, condition('layernorm', high=0.0))], {})
+        other = claim(condition('layernorm', high=0.1))
+        assert read_record(tmp_path / 'board.json', [other]) == ({}, {})
+
+    def test_is_for_what_the_workdir_does_not_have(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(ROOT)
+        claims = read_claims(only=['self_normalizing', 'lion_memory'])
+        record = ROOT / 'docs' / 'claims' / 'board.json'
+        found, _ = read_board(claims, tmp_path, record)
+        assert [one.verdict for one in found] == ['reproduced', 'reproduced']
+        path = tmp_path / TestAMeasure.PATH
+        path.parent.mkdir()
+        write_json(path, sealed({'values': {}, 'code': 'another', 'core_seconds': 1.0}))
+        found, _ = read_board(claims, tmp_path, record)
+        assert [one.verdict for one in found] == ['stale', 'reproduced']
+
+    def test_another_file_is_refused(self, tmp_path):
+        write_json(tmp_path / 'plan.json', {'topology': 'v5e:4x4'})
+        with pytest.raises(ValueError, match=r'plan.json is no board.json .* it has topology'):
+            read_record(tmp_path / 'plan.json', [])
+
+
+@pytest.mark.full
+def test_pages_of_the_project_are_those_of_its_record(tmp_path, monkeypatch):
+    """Catches a page that is changed by hand, and a claim whose page was not made again."""
+    monkeypatch.chdir(ROOT)
+    folder = Path('docs/claims')
+    found, entries = read_board(read_claims(), tmp_path / 'none', folder / 'board.json')
+    made = tmp_path / 'docs' / 'claims'
+    monkeypatch.setattr(board, 'RESULTS', ROOT / board.RESULTS)
+    names = {path.name for path in board.write_pages(made, found, entries)}
+    assert names == {path.name for path in folder.iterdir()}
+    for name in names - {'board.json'}:
+        text = (made / name).read_text().replace(os.path.relpath(ROOT, made), '../..')
+        assert text == (folder / name).read_text(), name
+
+
 class TestAMeasure:
     NAME, PATH = 'measure:self_normalizing', 'measures/self_normalizing.json'
 
@@ -283,7 +405,7 @@ class TestAPod:
         own = SimpleNamespace(
             name='it', state='out of reach here', plan=plan, plan_command=['-c', code]
         )
-        found = [SimpleNamespace(evidence={'it': own})] * 2
+        found = [SimpleNamespace(evidence={'it': own}, verdict='out of reach here')] * 2
         train_open(found)
         train_open(found)
         assert runs.read_text() == 'x'
@@ -357,13 +479,34 @@ class TestTheBoard:
         rows = board.rows(found, {})
         assert [row['verdict'] for row in rows] == ['reproduced', 'not reproduced']
         assert rows[0]['effect'].startswith('-0.1') and rows[0]['runs'] == study.runs
-        first, second = board.summary(found)
-        assert first == '2 claims: 1 reproduced, 1 not reproduced'
-        assert second.startswith(f'{study.runs} runs of studies and 0 measures')  # each once
+        first, second, third = board.summary(found)
+        assert (first, second) == ('2 claims', '2 by training: 1 reproduced, 1 not reproduced')
+        assert third.startswith(f'{study.runs} runs of studies and 0 measures')  # each once
+
+    def test_what_trains_nothing_is_counted_apart(self, study, tmp_path):
+        trained, computed = 'measure:bigrams', 'measure:memory_of_optimizers'
+        found = [decided(study, condition('layernorm', high=0.0))]
+        for name, value in (
+            (trained, 'excess_of_noise_contrastive'),
+            (computed, 'state_of_lion_over_adamw_of_llama_1b'),
+        ):
+            asked = claim(
+                Condition('it', 'within', {'value': value}, 0.0, 1.0), studies={'it': name}
+            )
+            found.append(decide(asked, {name: open_evidence(name, tmp_path)}))
+        assert board.summary(found)[1:3] == [
+            '2 by training: 1 reproduced, 1 open',
+            '1 by computing alone: 1 open',
+        ]
+        assert [row['by'] for row in board.rows(found, {})] == [
+            'training',
+            'training',
+            'computing alone',
+        ]
 
     def test_pages_say_what_differs_before_what_was_found(self, study, tmp_path):
         one = decided(study, condition('dyt', low=0.0))
-        index, page = board.write_pages(tmp_path, [one], {})
+        index, page, _ = board.write_pages(tmp_path, [one], {})
         text = page.read_text()
         assert text.index('What differs here') < text.index('Found: undecided')
         assert 'loss of dyt - loss of rmsnorm at least 0 nats per token' in text

@@ -96,6 +96,7 @@ def test_what_is_open_is_trained_once_for_all_claims(board, tmp_path):
     again, said = board('--run', f'--pages={tmp_path}/pages')
     assert again == rows and 'python train.py' not in said  # nothing is open
     assert sorted(path.name for path in (tmp_path / 'pages').iterdir()) == [
+        'board.json',
         'far.md',
         'index.md',
         'near.md',

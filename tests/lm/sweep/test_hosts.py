@@ -1,4 +1,4 @@
-"""Which host trains which cells; with processes it is tried in tests/hosts_on_loopback.py."""
+"""Which host trains which cells; with processes: tests/lm/launch/test_hosts_on_loopback.py."""
 
 import contextlib
 import dataclasses

@@ -1,7 +1,7 @@
 """Waves of tuned sweeps: they follow from the folder alone, whatever comes between.
 
 Equivalence: a tuned sweep that was interrupted = one that was not. Runs are made by a formula here,
-which leaves what training leaves; tests/faults and tests/hosts_on_loopback.py train.
+which leaves what training leaves; tests/faults and tests/lm/launch/test_hosts_on_loopback.py train.
 """
 
 import collections

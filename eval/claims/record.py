@@ -1,0 +1,98 @@
+"""The record of a board: what its pages are made of, so that they can be made without the runs.
+
+`--pages` writes board.json beside the pages, and `--record=board.json` takes from it what a workdir
+has no records of. It holds estimates and what they say of each condition. The verdict is not in it:
+it follows from these, and from the claim's file, which may have withdrawn it since.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.claims.claim import Claim
+from eval.claims.decide import Decided, Judged, conclude
+from eval.claims.estimates import Estimate
+from eval.claims.evidence import OUT_OF_REACH, Evidence
+from eval.claims.register import Entries
+from lm.storage.files import read_json
+
+FILE = 'board.json'
+OF_EVIDENCE = ('state', 'why', 'runs', 'core_seconds', 'command', 'trains')
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """Evidence of a study or a measure as a board had it. Fields: those of `Study` and `Measure`;
+    plan_command: of what is out of reach.
+    """
+
+    name: str
+    state: str
+    why: str
+    runs: int
+    core_seconds: float
+    command: Sequence[str]
+    trains: bool
+    plan_command: Sequence[str] = ()
+
+
+def board_record(decided: Sequence[Decided], entries: Entries) -> dict[str, Any]:
+    """Returns the record of a board, for `write_json`."""
+    evidence = {one.name: one for each in decided for one in each.evidence.values()}
+    return {
+        'evidence': {name: _evidence_record(one) for name, one in sorted(evidence.items())},
+        'claims': {
+            one.claim.name: {
+                'asked': one.claim.asked,
+                'entry': entries.get(one.claim.name),
+                'conditions': [_condition_record(each) for each in one.conditions],
+            }
+            for one in sorted(decided, key=lambda one: one.claim.name)
+        },
+    }
+
+
+def _evidence_record(one: Evidence | Recorded) -> dict[str, Any]:
+    plan = {'plan_command': one.plan_command} if one.state == OUT_OF_REACH else {}
+    return {name: getattr(one, name) for name in OF_EVIDENCE} | plan
+
+
+def _condition_record(one: Judged) -> dict[str, Any]:
+    numbers = one.estimate and {
+        name: str(value) if isinstance(value, float) else value  # JSON has no inf, and no nan
+        for name, value in dataclasses.asdict(one.estimate).items()
+    }
+    return {'words': one.words, 'said': one.said, 'estimate': numbers, 'seeds': one.seeds}
+
+
+def read_record(path: Path, claims: Sequence[Claim]) -> tuple[dict[str, Decided], Entries]:
+    """Returns ({name: the claim with its verdict}, entries) of the claims that a record has. One
+    whose conditions or studies have changed since is not among them.
+
+    Raises OSError or ValueError for a file that cannot be read, or is no record of a board.
+    """
+    record = read_json(path)
+    if record.keys() != {'evidence', 'claims'}:
+        raise ValueError(f'{path} is no {FILE} of eval.claims --pages; it has {", ".join(record)}')
+    evidence = {name: Recorded(name, **fields) for name, fields in record['evidence'].items()}
+    decided, entries = {}, {}
+    for claim in claims:
+        row = record['claims'].get(claim.name)
+        if row is None or row['asked'] != claim.asked:
+            continue
+        judged = [
+            Judged(condition, one['words'], one['said'], _estimate(one['estimate']), one['seeds'])
+            for condition, one in zip(claim.conditions, row['conditions'], strict=True)
+        ]
+        of_claim = {name: evidence[which] for name, which in claim.studies.items()}
+        decided[claim.name] = conclude(claim, judged, of_claim)
+        if row['entry']:
+            entries[claim.name] = row['entry']
+    return decided, entries
+
+
+def _estimate(numbers: Mapping[str, Any] | None) -> Estimate | None:
+    if numbers is None:
+        return None
+    return Estimate(**{name: x if name == 'n' else float(x) for name, x in numbers.items()})

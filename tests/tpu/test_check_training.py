@@ -1,0 +1,150 @@
+"""Property: what the hosts would refuse is refused where a training is launched, before any command
+of a cloud runs; what the hosts would take is taken.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from lm.launch.command import ConfigParser
+from lm.launch.exit_status import BAD_INPUT, DONE
+from tests.tpu.stubs import Stub
+from tpu import launch
+from tpu.check_training import check_training, stand_ins
+from tpu.launchers import ray, slurm, xpk
+from tpu.launchers.base import Chips
+
+ROOT = Path(__file__).parents[2]
+V6E_16 = Chips('v6e-16')
+FLAGS = ['--engine=gcloud', '--zone=z', '--accelerator_type=v6e-16', '--runtime_version=r']
+TRAIN = ['train.py', '--config=configs/default.py', '--workdir=/shared/run']
+
+
+def check(chips=V6E_16, sweep=None, tune=None, **changes) -> str:
+    config = ConfigParser('config').parse(str(ROOT / 'configs' / 'default.py'))
+    paths = {name.replace('_', '.', 1): value for name, value in changes.items()}
+    with config.unlocked():
+        for path, value in {'data.batch_size': 64, **paths}.items():
+            section, name = path.split('.')
+            config[section][name] = value
+    return check_training(config.to_dict() | {'sweep': sweep, 'tune': tune}, paths, chips)
+
+
+@pytest.mark.parametrize(
+    ('chips', 'changes'),
+    [
+        (V6E_16, {}),
+        (V6E_16, {'mesh_fsdp': 16}),
+        (V6E_16, {'mesh_axes': 'auto', 'data_batch_size': 8}),  # the hosts choose
+        (V6E_16, {'sweep': {'train.seed': (0, 1)}, 'data_batch_size': 8}),  # a cell has one host
+        (V6E_16, {'sweep': {'optim.name': ('adamw', 'lion')}, 'tune': {'optim.lr': 1e-3}}),
+        (Chips('v6e-16', slices=2), {'mesh_data': 2, 'mesh_fsdp': 16}),
+        (Chips(), {'mesh_fsdp': 3, 'model_d_model': 96, 'model_n_heads': 4}),  # how many is unknown
+        (V6E_16, {'data_source': 'text:/only/hosts/see/*.txt'}),
+    ],
+)
+def test_what_the_hosts_take_is_taken(chips, changes):
+    assert check(chips, **changes) == ''
+
+
+@pytest.mark.parametrize(
+    ('chips', 'changes', 'said'),
+    [
+        (V6E_16, {'model_norm': 'rmsnrm'}, "Did you mean 'rmsnorm'?"),
+        (V6E_16, {'model_n_heads': 3}, 'model.n_heads must divide model.d_model'),
+        (V6E_16, {'mesh_fsdp': 3}, 'mesh.fsdp=3 is of 3 devices, and there are 16'),
+        (V6E_16, {'mesh_fsdp': 32}, 'mesh.fsdp must be between 1 and the 16 devices there are'),
+        (V6E_16, {'mesh_data': 1, 'mesh_fsdp': 8}, '8 would be idle'),
+        (V6E_16, {'data_batch_size': 8}, 'data.batch_size must be a multiple of'),
+        (Chips('v6e-16', slices=4), {'mesh_data': 2, 'mesh_fsdp': 32}, 'multiple of the 4 slices'),
+        (Chips(devices=16), {'mesh_fsdp': 3}, 'mesh.fsdp=3 is of 3 devices, and there are 16'),
+        (
+            V6E_16,
+            {'sweep': {'mesh.fsdp': (1, 32)}},
+            'needs 32 devices by its mesh, and there are 16',
+        ),
+        (V6E_16, {'sweep': {'optim.name': ('adamw', 'loin')}}, "Did you mean 'lion'?"),
+        (Chips('v6x-16'), {}, '--accelerator_type must be a kind of TPU and its size'),
+        (Chips('v6e-20'), {}, 'Nearest that is offered: v6e-16, which has 16 chips (4x4).'),
+    ],
+)
+def test_what_the_hosts_refuse_is_refused(chips, changes, said):
+    with pytest.raises(ValueError) as error:
+        check(chips, **changes)
+    assert said in str(error.value)
+
+
+def test_a_start_that_is_on_the_hosts_is_left_to_them():
+    """Its model, and with it whether parts go together, is in its config."""
+    said = check(train_init_from='/shared/runs/base', model_norm='rmsnrm')
+    words = 'is not seen from here: the hosts check the config'
+    assert said == f'train.init_from=/shared/runs/base {words}\n'
+    assert words in check(train_init_from='gs://bucket/runs/base')
+
+
+@pytest.mark.parametrize(
+    ('chips', 'devices', 'slices'),
+    [
+        (Chips('v6e-16', slices=2), 32, 2),
+        (Chips('v5litepod-256'), 256, 1),
+        (Chips('v5p-32'), 16, 1),  # TensorCores
+        (Chips('v4-8'), 4, 1),
+        (Chips('v3-32'), 32, 1),
+        (Chips('tpu7x-16'), 16, 1),  # eight chips of two devices
+        (Chips('v6e-4x4'), 16, 1),
+        (ray.chips(ray.Options(topology='4x4', accelerator_version='v6e', slices=2)), 32, 2),
+        (ray.chips(ray.Options(nodes=2, resources='CPU=8,GPU=8')), 16, 1),
+        (ray.chips(ray.Options(nodes=2)), 0, 0),
+        (slurm.chips(slurm.Options(nodes=4, submit_flags='--partition=gpu --gres=gpu:8')), 32, 1),
+        (slurm.chips(slurm.Options(nodes=2, submit_flags='--gres=gpu:h100:4')), 8, 1),
+        (slurm.chips(slurm.Options(nodes=2, submit_flags='--gpus-per-node=8')), 16, 1),
+        (slurm.chips(slurm.Options(nodes=2)), 0, 0),
+        (xpk.chips(xpk.Options(cluster='c', image='i', accelerator_type='v6e-8')), 8, 1),
+    ],
+)
+def test_devices_of_the_hosts_together(chips, devices, slices):
+    found = stand_ins(chips)
+    assert len(found) == devices and len({one.slice_index for one in found}) == slices
+
+
+@pytest.mark.full  # programs that import JAX
+@pytest.mark.parametrize(
+    ('flag', 'said'),
+    [
+        (
+            '--config.model.nrm=rmsnorm',
+            "no field model.nrm. Did you mean 'model.norm'?",
+        ),
+        ('--workdri=/shared/run', '--workdri is no flag here. Did you mean --workdir=/shared/run?'),
+        ('--config.mesh.fsdp=3', 'mesh.fsdp=3 is of 3 devices, and there are 16'),
+    ],
+)
+def test_a_launch_ends_before_any_command_of_a_cloud(
+    flag, said, checked, monkeypatch, tmp_path, capsys
+):
+    """With --dry_run and without."""
+    monkeypatch.chdir(ROOT)
+    cloud = Stub(monkeypatch, tmp_path, 'gcloud', describe=['echo ACTIVE'])
+    for dry_run in ([], ['--dry_run']):
+        train = [*TRAIN, '--config.data.batch_size=64', flag]
+        assert launch.main([*FLAGS, *dry_run, '--', *train]) == BAD_INPUT
+        out, error = capsys.readouterr()
+        assert out == '' and error == f'error: {error.removeprefix("error: ")}' and said in error
+    assert cloud.calls == []
+
+
+@pytest.mark.full
+def test_a_launch_that_may_be_goes_on(checked, monkeypatch, tmp_path, capsys):
+    """Flags of train.py that are not of the config are its flags here too."""
+    monkeypatch.chdir(ROOT)
+    more = ['--config.data.batch_size=64', '--continue_changed', '--track=mlflow']
+    assert launch.main([*FLAGS, '--dry_run', '--', *TRAIN, *more]) == DONE
+    said = capsys.readouterr()
+    assert 'queued-resources create' in said.out and said.err == ''
+
+
+def test_without_jax_it_is_left_to_the_hosts(checked, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(launch.base.importlib.util, 'find_spec', lambda name: None)
+    assert launch.main([*FLAGS, '--dry_run', '--', *TRAIN, '--config.model.nrm=x']) == DONE
+    assert 'JAX is not installed here' in capsys.readouterr().err

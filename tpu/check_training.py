@@ -1,0 +1,121 @@
+"""Checks a training before chips are created for it, on the machine that launches it.
+
+    python -m tpu.check_training '{"accelerator": "v6e-16", "slices": 1}' FLAGS of train.py
+
+Reads the flags as train.py does, resolves the config, runs the checks of its parts, and lays its
+mesh over as many devices as the chips have. No text is read, nothing is compiled, and no device is
+looked for. `tpu.launch` runs it in a process of its own, as it imports JAX. What this machine does
+not see, such as a checkpoint to start from, is left to the hosts, and said.
+"""
+
+from tpu.environment import prepare_environment
+
+if __name__ == '__main__':
+    prepare_environment()  # before JAX is imported
+
+import dataclasses
+import json
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from lm.config.fields import AUTO
+from lm.config.recipe import Recipe
+from lm.config.resolve import build, of_one_run, resolve, with_dtype
+from lm.devices.check_mesh import check_devices
+from lm.devices.mesh import least_devices, make_mesh, refuse_idle
+from lm.launch import command, distributed, tracking
+from lm.launch.exit_status import BAD_INPUT
+from lm.launch.terminal import quiet_libraries
+from lm.model.check import check
+from lm.run.start import with_source_model
+from lm.storage.buckets import is_url
+from lm.sweep import engines
+from lm.sweep.cells import split_sweep
+from tpu.chips import devices_of_slices
+from tpu.launchers.base import Chips
+
+
+@dataclasses.dataclass(frozen=True)
+class StandIn:
+    """A device that is not here, as far as the layout of a mesh looks at one."""
+
+    id: int
+    slice_index: int
+    platform = device_kind = 'none'  # the order of TPUs within a mesh would follow their links
+
+
+def main(argv: list[str]) -> None:
+    """Prints what could not be checked. Raises ValueError for what the hosts would refuse."""
+    chips = Chips(**json.loads(argv[1]))
+    config = command.define_config()
+    command.define_run()
+    engines.define_flags()
+    distributed.define_flags()
+    tracking.define_flags()
+    words = command.parse_flags(['train.py', *argv[2:]])[1:]
+    if words:
+        raise ValueError(f'flags begin with --, as in --config=PATH; got {words}')
+    given = config.value.to_dict()
+    print(check_training(given, command.fields_given(given), chips), end='')
+
+
+def check_training(config: Mapping[str, Any], given: Collection[str], chips: Chips) -> str:
+    """Returns what could not be checked here; '' for nothing.
+
+    Args:
+      config: as nested dicts, with its sweep.
+      given: paths of the fields that the command or the config's file sets.
+      chips: those that the hosts have together.
+
+    Raises:
+      ValueError: for fields, parts or a mesh that the hosts would refuse, and for chips that there
+        are not.
+    """
+    devices = stand_ins(chips)
+    source = build(of_one_run(config)).train.init_from
+    if source and (is_url(source) or not Path(source).exists()):
+        return f'train.init_from={source} is not seen from here: the hosts check the config\n'
+    config, _ = with_source_model(config, given)
+    base, sweep, tune = split_sweep(with_dtype(config, 'bfloat16'))
+    recipe = resolve(base)
+    check(recipe)
+    if (sweep, tune) == (None, None):
+        check_mesh(recipe, devices)
+        return ''
+    for group in engines.described(base, sweep, tune).first:
+        check(group[0].recipe)
+        needed = least_devices(group[0].recipe.mesh)
+        if devices and needed > len(devices):
+            raise ValueError(
+                f'{group[0].name} needs {needed} devices by its mesh, and there are {len(devices)}.'
+            )
+    return ''
+
+
+def stand_ins(chips: Chips) -> list[StandIn]:
+    """Returns a device for each that the chips have; [] where their number is not known."""
+    total = chips.devices
+    if chips.accelerator:
+        total = devices_of_slices(chips.accelerator, chips.flag) * chips.slices
+    return [StandIn(i, i * chips.slices // total) for i in range(total)]
+
+
+def check_mesh(recipe: Recipe, devices: list[StandIn]) -> None:
+    """Raises ValueError where a run cannot be laid over the devices, or would leave some idle. With
+    mesh.axes=auto the hosts choose the mesh.
+    """
+    if devices and recipe.mesh.axes != AUTO:
+        mesh = make_mesh(recipe.mesh, devices)
+        refuse_idle(recipe.mesh, mesh, len(devices))
+        check_devices(recipe, mesh)
+
+
+if __name__ == '__main__':
+    quiet_libraries()
+    try:
+        main(sys.argv)
+    except (ValueError, OSError) as error:
+        print(f'error: {error}', file=sys.stderr)
+        sys.exit(BAD_INPUT)
