@@ -53,8 +53,13 @@ def reparametrise(
     Raises:
       ValueError: where a row with a map after the update is not the last, and as the rows do.
     """
+
+    def make(name, specs, shapes):
+        chain_of_rows = {'names': tuple(names)} if REPARAMS[name].reads_names else {}
+        return REPARAMS[name](specs, shapes, **options.get(name, {}), **chain_of_rows)
+
     first, *rest = names
-    made = REPARAMS[first](specs, shapes, **options.get(first, {}))
+    made = make(first, specs, shapes)
     for before, name in zip(names, rest, strict=False):
         if made.after_update is not unchanged:
             last = '+'.join([*(other for other in names if other != before), before])
@@ -63,5 +68,5 @@ def reparametrise(
                 f'must be the last of several; write {last}'
             )
         stored = jax.eval_shape(lambda params, made=made: made.init(params)[0], shapes)
-        made = chain(made, REPARAMS[name](made.specs, stored, **options.get(name, {})))
+        made = chain(made, make(name, made.specs, stored))
     return made
