@@ -24,10 +24,10 @@ MOST_STEPS = 6  # that the table on a terminal has a column of, each
 class Trace:
     """A number of a suite in each run of a group, by step.
 
-    monotonicity: Kendall's tau-b between the number and the step, the mean over runs; nan with
-    fewer than two steps, or where the number never changes. seed_std: the standard deviation over
-    seeds, the mean over the steps that two runs have; signal_to_noise: the mean over those runs and
-    steps, over seed_std; both nan where there are no two runs.
+    monotonicity: Kendall's tau-b between the number and the step, the mean over `ordered_runs`: the
+    runs with two steps or more in which the number changes; nan if there is none. seed_std: the
+    standard deviation over seeds, the mean over the steps that two runs have; signal_to_noise: the
+    mean over those runs and steps, over seed_std; both nan where there are no two runs.
     """
 
     suite: str
@@ -46,8 +46,16 @@ class Trace:
         return len(found) > 1 and len(set(map(repr, found))) == 1  # nan is not nan
 
     @property
+    def ordered_runs(self) -> list[str]:
+        """Runs that have a monotonicity; that of one whose number is nan somewhere is nan."""
+        return [run for run, own in self.values.items() if len(set(own.values())) > 1]
+
+    @property
     def monotonicity(self) -> float:
-        return float(np.mean([kendall_tau([*v], [*v.values()]) for v in self.values.values()]))
+        ordered = [self.values[run] for run in self.ordered_runs]
+        if not ordered:
+            return math.nan
+        return float(np.mean([kendall_tau([*own], [*own.values()]) for own in ordered]))
 
     @property
     def seed_std(self) -> float:
@@ -76,6 +84,7 @@ class Trace:
         """Returns all of it for JSON."""
         return dataclasses.asdict(self) | {
             'monotonicity': self.monotonicity,
+            'monotonicity_runs': len(self.ordered_runs),
             'seed_std': self.seed_std,
             'signal_to_noise': self.signal_to_noise,
         }
@@ -155,9 +164,11 @@ def groups_of(evaluations: Sequence[Evaluation]) -> dict[str, list[Evaluation]]:
 
 def rows_of(traces: Sequence[Trace]) -> list[dict[str, Any]]:
     """Returns the rows of a table: a number at each step, or at the first and last of many, and its
-    statistics, where there are any: not of one that is equal everywhere.
+    statistics, where there are any: not of one that is equal everywhere. `of runs` says how many of
+    its runs a monotonicity is the mean over, if one is not over all of them.
     """
     steps = sorted({step for one in traces for step in one.steps})
+    is_partial = any(0 < len(one.ordered_runs) < len(one.values) for one in traces)
     several, seeds = len({one.group for one in traces}) > 1, any(len(t.values) > 1 for t in traces)
     rows = []
     for one in traces:
@@ -170,10 +181,12 @@ def rows_of(traces: Sequence[Trace]) -> list[dict[str, Any]]:
         else:
             row |= {'first': one.mean_at(one.steps[0]), 'last': one.mean_at(one.steps[-1])}
         measured = {'monotonicity': one.monotonicity} if len(steps) > 1 else {}
+        if is_partial:
+            measured['of runs'] = f'{len(one.ordered_runs)} of {len(one.values)}'
         if seeds:
             measured |= {'seed std': one.seed_std, 'signal to noise': one.signal_to_noise}
         if len(one.values) < 2:
-            measured |= dict.fromkeys(measured.keys() - {'monotonicity'})
+            measured |= dict.fromkeys(measured.keys() - {'monotonicity', 'of runs'})
         row |= dict.fromkeys(measured) if one.is_constant else measured
         rows.append(row)
     return rows

@@ -7,7 +7,8 @@ chinchilla, kaplan and data_constrained are of the final loss of runs: columns p
 (and unique_tokens) and the loss. mixture is of the loss of one domain, with a column share, and
 two_parts of first_parameters and second_parameters. annealing and multi_power are of the loss along
 runs of one model, of which the config or, in a table of run, step, lr and loss, the rows have the
-learning rate. downstream is of a score in the loss. Intervals are of 95%, by a bootstrap over runs.
+learning rate. downstream is of a score in the loss. Intervals are of 95%, by a bootstrap over runs
+that is widened for few of them.
 """
 
 from lm.launch.before_jax import prepare_process

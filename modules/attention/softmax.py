@@ -14,6 +14,7 @@ from modules.attention.base import MultiHead
 from modules.kernels.attention.base import Scores, attend_from, sees, share_heads
 from modules.kernels.attention.observed import attention_statistics
 from modules.options import Option
+from modules.parallel.axes import sharded
 from modules.params import declare
 from modules.sequence import Sequence, start_of
 from modules.statistics import STATS, at_least_float32, is_training, token_mean
@@ -235,21 +236,64 @@ def scale_affinely(module: nn.Module, alpha_BTN, mixed_BNTH, mean_BNTH, valid_BT
 def mean_seen(
     v_BKTH: jax.Array, sequence: Sequence, window: int | None, is_full: jax.Array | None
 ) -> jax.Array:
-    """Returns the mean of v over the tokens that each one sees, itself included, [B, K, T, H]."""
+    """Returns the mean of v over the tokens that each one sees, itself included, [B, K, T, H].
+
+    Only these tokens are added, in float32 at least: a difference of two sums over the row would
+    round with all of it, and a value of another document that is inf would leave nothing. Sums end
+    at documents, and with a window at pieces of `window` tokens too. A window reaches back into one
+    piece before its own at most, of which the sum from there to the end is added.
+
+    Args:
+      v_BKTH: the values.
+      sequence: has the documents.
+      window: tokens that one sees, itself included; None: all before it in its document.
+      is_full: turns the window off where it is true; it may be traced.
+    """
     length = v_BKTH.shape[2]
+    v_BKSH = sharded(at_least_float32(v_BKTH), 'BKSH')  # all tokens where T is cut
     place_1T = jnp.arange(length, dtype=jnp.int32)[None]
     start_BT = jnp.zeros_like(place_1T)
     if sequence.segments_BT is not None:
         start_BT = start_of(sequence.segments_BT)
     place_BT = jnp.broadcast_to(place_1T, start_BT.shape)
-    if window is not None:
+    if window is None or window >= length:
+        sums = segmented_sum(v_BKSH, place_BT == start_BT)
+    else:
         narrow_BT = jnp.maximum(start_BT, place_BT - window + 1)
-        start_BT = narrow_BT if is_full is None else jnp.where(is_full, start_BT, narrow_BT)
-    total = jnp.cumsum(at_least_float32(v_BKTH), 2)
-    before = jnp.pad(total, ((0, 0), (0, 0), (1, 0), (0, 0)))[:, :, :-1]
-    index = jnp.broadcast_to(start_BT[:, None, :, None], (len(total), 1, length, 1))
-    count = (place_BT - start_BT + 1)[:, None, :, None].astype(total.dtype)
-    return (total - jnp.take_along_axis(before, index, 2)) / count
+        opens_BT = place_BT % window == 0
+        if is_full is not None:
+            opens_BT = opens_BT & ~is_full
+            narrow_BT = jnp.where(is_full, start_BT, narrow_BT)
+        opens_BT = opens_BT | (place_BT == start_BT)
+        piece_BT = jax.lax.cummax(jnp.where(opens_BT, place_BT, 0), axis=1)
+        closes_BT = jnp.pad(opens_BT[:, 1:], ((0, 0), (0, 1)), constant_values=True)
+        start_BT, to_end = narrow_BT, segmented_sum(v_BKSH, closes_BT, reverse=True)
+        index = jnp.broadcast_to(start_BT[:, None, :, None], (len(v_BKSH), 1, length, 1))
+        before = jnp.take_along_axis(to_end, index, 2)
+        reaches_back = (start_BT < piece_BT)[:, None, :, None]
+        sums = segmented_sum(v_BKSH, opens_BT) + jnp.where(reaches_back, before, 0.0)
+    count = (place_BT - start_BT + 1)[:, None, :, None].astype(sums.dtype)
+    return sharded(sums / count, 'BKTH')
+
+
+def segmented_sum(x_BKTH: jax.Array, opens_BT: jax.Array, reverse: bool = False) -> jax.Array:
+    """Returns the sum of x from the last token at which a piece opens up to each token itself.
+
+    A tree of sums: its error grows with log T, and no piece adds to another (Blelloch, "Prefix sums
+    and their applications", 1990, section 1.5).
+
+    Args:
+      x_BKTH: what is added.
+      opens_BT: whether a piece begins at a token; the batch may be 1.
+      reverse: whether pieces begin at their last token, and sums run towards the first.
+    """
+
+    def add(before, after):
+        (opened, total), (opens, x) = before, after
+        return opened | opens, jnp.where(opens, x, total + x)
+
+    pieces = opens_BT[:, None, :, None], x_BKTH
+    return jax.lax.associative_scan(add, pieces, reverse=reverse, axis=2)[1]
 
 
 def mean_seen_from(
@@ -257,6 +301,8 @@ def mean_seen_from(
 ) -> jax.Array:
     """Computes `mean_seen` for queries at `positions_BT` among the values of tokens 0 to S - 1."""
     back_BTS = positions_BT[..., None] - jnp.arange(v_BKSH.shape[2], dtype=jnp.int32)[None, None]
-    seen_BTS = sees(back_BTS, window, is_full)
-    weights_BTS = seen_BTS / jnp.sum(seen_BTS, -1, keepdims=True)
-    return jnp.einsum('bts,bksh->bkth', weights_BTS, at_least_float32(v_BKSH))
+    v_BKSH = at_least_float32(v_BKSH)
+    seen_BTS = sees(back_BTS, window, is_full).astype(v_BKSH.dtype)
+    exact = jax.lax.Precision.HIGHEST  # a mean, not a layer's product
+    sums_BKTH = jnp.einsum('bts,bksh->bkth', seen_BTS, v_BKSH, precision=exact)
+    return sums_BKTH / jnp.sum(seen_BTS, -1)[:, None, :, None]

@@ -65,9 +65,14 @@ def reparametrise(
       ValueError: as `check_order`, and as the rows do.
     """
     check_order(names)
+
+    def make(name, specs, shapes):
+        chain_of_rows = {'names': tuple(names)} if REPARAMS[name].reads_names else {}
+        return REPARAMS[name](specs, shapes, **options.get(name, {}), **chain_of_rows)
+
     first, *rest = names
-    made = REPARAMS[first](specs, shapes, **options.get(first, {}))
+    made = make(first, specs, shapes)
     for name in rest:
         stored = jax.eval_shape(lambda params, made=made: made.init(params)[0], shapes)
-        made = chain(made, REPARAMS[name](made.specs, stored, **options.get(name, {})))
+        made = chain(made, make(name, made.specs, stored))
     return made

@@ -12,8 +12,13 @@ from modules.params import LAYER, NORM, ParamSpec, named_leaves
 
 # least_init_scale: for a row that divides by norms of the initial matrices, whose squares are 0 in
 # float32 below it. maps_after_update: has `after_update`. shares_blocks: blocks have one matrix.
+# reads_names: takes `names`, all rows of the chain that it is in.
 reparam_row = marks(
-    least_init_scale=0.0, maps_after_update=False, shares_blocks=False, check=demands_nothing
+    least_init_scale=0.0,
+    maps_after_update=False,
+    shares_blocks=False,
+    reads_names=False,
+    check=demands_nothing,
 )
 LEAST_NORM = 1e-15
 

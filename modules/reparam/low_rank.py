@@ -49,8 +49,9 @@ def lora(
     at 0, so that nothing changes at the start, and a uniform within 1 / sqrt(I), the Kaiming start
     of the published code; rows of an embedding are looked up, and I counts as 1 there. With
     `rslora` s = `alpha` / sqrt(`rank`) (arXiv:2312.03732). weight_norm+lora is DoRA
-    (arXiv:2402.09353): W_used = m V / ||V|| by columns, V = W + s a b; its m is trained too. The
-    default rank and alpha are those of PEFT. Source: arXiv:2106.09685 and its code.
+    (arXiv:2402.09353): W_used = m V / ||V|| by columns, V = W + s a b; its m is trained too, and
+    the gradient holds ||V|| constant (`weight_norm` has the option). The default rank and alpha are
+    those of PEFT. Source: arXiv:2106.09685 and its code.
 
     The product is formed whole, once a step: the optimizer's memory falls, and the operations of
     the backward pass do not. Raises ValueError where lora is not the last of several.

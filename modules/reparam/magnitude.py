@@ -47,17 +47,37 @@ def _gains_of_columns(
     return on_matrices(roles, specs, init, apply, describe)
 
 
-@matrix_row(least_init_scale=LEAST_NORM)
-def weight_norm(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -> Reparam:
+@matrix_row(least_init_scale=LEAST_NORM, reads_names=True)
+def weight_norm(
+    specs: Any,
+    shapes: Any,
+    *,
+    roles: Roles = 'hidden',
+    norm_gradient: Annotated[
+        str,
+        Option(
+            'through ||V||: full, constant (none), or published: constant with lora, as in DoRA',
+            choices=('published', 'full', 'constant'),
+        ),
+    ] = 'published',
+    names: tuple[str, ...] = (),
+) -> Reparam:
     """W[:, o] = gain[o] * V[:, o] / ||V[:, o]|| for every matrix.
 
     Stores `direction` V, initialised as W would be, and `gain`, which starts as ||V|| so that
     nothing changes at the start. The gradient of V is orthogonal to V, so its norm grows with
     training. Source: arXiv:1602.07868, equations 2 and 3.
+
+    Before lora, in DoRA, the gradient holds ||V|| constant, as that paper proposes and PEFT does
+    (arXiv:2402.09353, section 4.3): the gradient of V is then not orthogonal to V.
+    `norm_gradient` chooses one of the two for any chain.
     """
+    published = 'constant' if 'lora' in names else 'full'
+    is_constant = (published if norm_gradient == 'published' else norm_gradient) == 'constant'
 
     def columns(spec, weight, rows):
-        return weight, jnp.sqrt(jnp.sum(jnp.square(weight), rows, keepdims=True))
+        length = jnp.sqrt(jnp.sum(jnp.square(weight), rows, keepdims=True))
+        return weight, jax.lax.stop_gradient(length) if is_constant else length
 
     return _gains_of_columns(roles, specs, 'direction', columns)
 

@@ -83,8 +83,8 @@ MODULES = {
     ),
     'a chain of one link': Bug(
         'modules/reparam/__init__.py',
-        'made = chain(made, REPARAMS[name]',
-        'made = chain(made, REPARAMS["none"]',
+        'made = chain(made, make(name',
+        'made = chain(made, make("none"',
         'tests/modules/test_reparam.py',
     ),
     'tokens without weight count': Bug(
@@ -153,6 +153,18 @@ MODULES = {
         'narrow_BT = jnp.maximum(start_BT, place_BT - window + 1)',
         'narrow_BT = jnp.maximum(start_BT, place_BT - window)',
         'tests/modules/test_attention.py -k affine',
+    ),
+    'a mean of values that begins before its document': Bug(
+        'modules/attention/softmax.py',
+        'return opened | opens, jnp.where(opens, x, total + x)',
+        'return opened | opens, total + x',
+        'tests/modules/test_attention.py -k "affine or no_option"',
+    ),
+    "a length that DoRA's gradient goes through": Bug(
+        'modules/reparam/magnitude.py',
+        'return weight, jax.lax.stop_gradient(length) if is_constant else length',
+        'return weight, length',
+        'tests/modules/test_reparam_low_rank.py',
     ),
     'a state of the document before': Bug(
         'modules/kernels/linear_attention/chunked.py',

@@ -543,6 +543,12 @@ RUNS = {
         'jnp.where(is_right, accuracy, 1 - accuracy)',
         'tests/eval/suites/test_calibrators.py',
     ),
+    'intervals of a law as narrow as its residuals': Bug(
+        'eval/fit/fitting.py',
+        'return self.theta + self.widening * (self.resampled - self.theta)',
+        'return self.resampled',
+        'tests/eval/test_fit.py -k widened',
+    ),
     'all tokens of a mixture for those of a domain': Bug(
         'eval/fit/laws.py',
         '(x[D] + x[SHARE])',

@@ -69,6 +69,57 @@ def test_weight_norm_and_lora_are_dora():
         np.testing.assert_allclose(used[name], wanted, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+def test_gradients_of_dora_hold_the_length_constant():
+    """Reference: the gradients that PEFT has, with the norm detached (DoRA, section 4.3), in
+    float64; with `norm_gradient` those of the whole map, of which V / ||V|| leaves a part out, and
+    for weight_norm alone as well. Catches a length that is differentiated unasked, and the reverse.
+    """
+    specs = {'w': ParamSpec('hidden', ('embed', 'mlp'), ('embed',))}
+    rng = np.random.default_rng(0)
+    weight, slope = rng.normal(size=(2, 6, 5))
+    stored = {'w': {'direction': {'base': weight}, 'gain': rng.uniform(0.5, 2.0, 5)}}
+    stored['w']['direction'] |= {'a': rng.normal(size=(6, 2)), 'b': rng.normal(size=(2, 5))}
+    stored = jax.tree.map(jnp.float32, stored)
+    parts = jax.tree.map(np.float64, stored['w'])
+    a, b, gain = parts['direction']['a'], parts['direction']['b'], parts['gain']
+    v = parts['direction']['base'] + 3.0 * a @ b
+    unit, length = v / np.linalg.norm(v, axis=0), np.linalg.norm(v, axis=0)
+    constant = slope * gain / length
+    full = (slope - unit * np.sum(unit * slope, 0)) * gain / length
+
+    def gradients(names, stored, **options):
+        options = {'weight_norm': options, 'lora': ROLES | {'roles': 'hidden'}}
+        shapes = shapes_of({'w': jnp.float32(weight)})
+        reparam = reparametrise(names, specs, shapes, options)
+        state = reparam.init({'w': jnp.float32(weight)})[1]
+
+        def loss(stored):
+            return jnp.vdot(reparam.apply(stored, state, True)[0]['w'], jnp.float32(slope))
+
+        return jax.jit(jax.value_and_grad(loss))(stored)
+
+    for options, of_v in (
+        ({}, constant),
+        ({'norm_gradient': 'constant'}, constant),
+        ({'norm_gradient': 'full'}, full),
+    ):
+        value, found = gradients(['weight_norm', 'lora'], stored, **options)
+        np.testing.assert_allclose(value, np.sum(slope * gain * unit), rtol=1e-5)
+        factors = found['w']['direction']
+        for ours, wanted in (
+            (factors['a'], 3.0 * of_v @ b.T),
+            (factors['b'], 3.0 * a.T @ of_v),
+            (factors['base'], of_v),
+            (found['w']['gain'], np.sum(unit * slope, 0)),
+        ):
+            np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-4)
+    alone = {'w': {'direction': jnp.float32(v), 'gain': stored['w']['gain']}}
+    for options, of_v in (({}, full), ({'norm_gradient': 'constant'}, constant)):
+        _, found = gradients(['weight_norm'], alone, **options)
+        np.testing.assert_allclose(found['w']['direction'], of_v, rtol=1e-4, atol=1e-4)
+    assert np.abs(full - constant).max() > 0.1
+
+
 @pytest.mark.full
 def test_a_is_drawn_by_fan_in_and_by_the_key_and_b_is_0():
     """Kaiming: uniform within 1 / sqrt(inputs), and within 1 where rows are looked up."""

@@ -286,7 +286,9 @@ def _backward(static, residuals, grad_GTH):
     """
     q_GTH, k_GSH, v_GSH, rows, places, out_GTH, log_sum_GT1 = residuals
     dtype, has_segments = exact(q_GTH), places.segments_GS is not None
-    correction_GT1 = jnp.sum(at_least_float32(grad_GTH * out_GTH), -1, keepdims=True)
+    # Both are cast before they are multiplied: a bfloat16 product would round each term.
+    products_GTH = at_least_float32(grad_GTH) * at_least_float32(out_GTH)
+    correction_GT1 = jnp.sum(products_GTH, -1, keepdims=True)
     q_GHT, grad_GHT = jnp.swapaxes(q_GTH, 1, 2), jnp.swapaxes(grad_GTH, 1, 2)
 
     def of_queries(own, results):

@@ -36,6 +36,22 @@ def test_spread_over_seeds_by_hand():
     assert equal.seed_std == 0 and equal.signal_to_noise == math.inf
 
 
+def test_runs_without_an_order_are_left_out_of_monotonicity():
+    """A run of one step, or one whose number stays, says nothing of the order. Catches a nan for
+    the whole group, and a column that does not say over how many runs the mean is.
+    """
+    short = {'a': {1: 2.0, 2: 3.0}, 'b': {1: 4.0}, 'c': {1: 5.0, 2: 5.0}}
+    trace = Trace('s', 'n', '', short)
+    assert trace.monotonicity == 1 and trace.record['monotonicity_runs'] == 1
+    (row,) = rows_of([trace])
+    assert (row['monotonicity'], row['of runs']) == (1, '1 of 3')
+    none = Trace('s', 'n', '', {'b': {1: 4.0}, 'd': {2: 4.5}})
+    assert math.isnan(none.monotonicity) and none.record['monotonicity_runs'] == 0
+    whole = Trace('s', 'n', '', {'a': {1: 2.0, 2: 3.0}, 'b': {1: 4.0, 2: 3.0}})
+    assert whole.monotonicity == 0 and 'of runs' not in rows_of([whole, none])[0]
+    assert math.isnan(Trace('s', 'n', '', short | {'d': {1: 1.0, 2: math.nan}}).monotonicity)
+
+
 def evaluation(run, step, norm, seed, loss):
     config = {'model.norm': norm, 'train.seed': seed, 'mesh.data': seed, 'model.final_norm': norm}
     return Evaluation(run, step, config, {'s': Result({'loss': loss, 'n': 4})})
