@@ -1,11 +1,13 @@
-"""Reference: globs of paths, against the definition by recursion."""
+"""Reference: globs of paths, against the definition by recursion; of files, against `glob`."""
 
 import functools
+import glob
 import random
+from pathlib import Path
 
 import pytest
 
-from lm.data.globs import LONGEST, Pattern
+from lm.data.globs import LONGEST, Pattern, find_files
 
 SEGMENTS = ['*', '**', 'a*', '*b', '?', '[ab]', '[!a]x', 'ab', 'a?b*', '[a-c]*', '**x', '{a,*b}']
 
@@ -79,3 +81,28 @@ def test_reference_single_globs(pattern, path, wanted):
 def test_errors_of_a_glob_that_is_too_long():
     with pytest.raises(ValueError, match=f'longer than {LONGEST} characters'):
         Pattern('a' * (LONGEST + 1))
+
+
+GLOBS = ['*', '**', '**/*', '**/*.txt', '*/*.txt', '**/b/**', '**/b/*', '**/**', 'c[[]1]/**']
+GLOBS += ['.h/**', '**/.h/*', 'b/**/x.txt', './**/x.*', '**/', 'nowhere/**', '**/[xy].txt', '*.*']
+
+
+@pytest.mark.parametrize('where', ['', 'absolute'])
+def test_reference_files_without_links(where, tmp_path, monkeypatch):
+    """The same names in the same order: by these, prepared data is found again."""
+    rng = random.Random(0)
+    folders = ['a', 'b', 'a/b', 'a/b/b', 'b/a/b', '.h/a', 'a/.h', 'c[1]/b', 'ab']
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    for folder in ['.', *folders]:
+        for name in rng.sample(['x.txt', 'y.txt', '.z.txt', 'x.md', 'b'], k=3):
+            if not (tmp_path / folder / name).is_dir():
+                (tmp_path / folder / name).touch()
+    monkeypatch.chdir(tmp_path)
+    for pattern in GLOBS:
+        pattern = f'{tmp_path}/{pattern}' if where else pattern
+        wanted = {p for p in map(Path, sorted(glob.glob(pattern, recursive=True))) if p.is_file()}
+        assert wanted or pattern.endswith(('**/', 'nowhere/**', '**/b/*'))
+        matches = find_files(pattern)
+        assert [*matches.files] == sorted(wanted, key=str), pattern
+        assert matches.doubles == ()

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -79,6 +80,77 @@ def test_a_file_is_its_name_before_it_is_a_glob(tmp_path):
     assert read(f'text:{tmp_path}/a[1].txt') == ['the file']
     (tmp_path / 'a[1].txt').unlink()
     assert read(f'text:{tmp_path}/a[1].txt') == ['the match']
+
+
+@pytest.fixture
+def linked(tmp_path):
+    """Two texts, in a folder that links lead back into, and a third one in another folder."""
+    folder = tmp_path / 'texts'
+    for name in ('b.txt', 'run/a.txt', '../elsewhere/c.txt'):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f'text of {name}')
+    for name, target in (('up', '.'), ('run/up', '..'), ('aaa', 'run'), ('more', '../elsewhere')):
+        (folder / name).symlink_to(target)
+    return folder
+
+
+TWICE = 'reaches some files by several names, which are links: each file is read once, and not as '
+
+
+@pytest.mark.parametrize(
+    ('pattern', 'files', 'double'),
+    [
+        ('**/*.txt', ['b.txt', 'more/c.txt', 'run/a.txt'], 'aaa'),
+        ('*/*.txt', ['more/c.txt', 'run/a.txt', 'up/b.txt'], 'aaa/a.txt'),
+        ('aaa/*.txt', ['aaa/a.txt'], ''),
+        ('**/aaa/*.txt', ['aaa/a.txt'], 'aaa'),
+        ('**/**/b.txt', ['b.txt'], 'aaa'),
+    ],
+)
+def test_each_file_is_read_once_whatever_links_lead_to_it(pattern, files, double, linked):
+    """With `glob` the first has 2**40 matches or so."""
+    source = open_source(f'text:{linked}/{pattern}', 'text')
+    assert source.files == tuple(linked / name for name in files)
+    if double:
+        assert f'{TWICE}{linked}/{double}' in source.notes[0]
+    else:
+        assert source.notes == ()
+
+
+def test_hard_links_are_one_file(tmp_path):
+    (tmp_path / 'b.txt').write_text('the text')
+    (tmp_path / 'a.txt').hardlink_to(tmp_path / 'b.txt')
+    source = open_source(f'text:{tmp_path}/*.txt', 'text')
+    assert source.files == (tmp_path / 'a.txt',) and f'{TWICE}{tmp_path}/b.txt' in source.notes[0]
+
+
+def test_files_that_are_links_without_doubles_are_read_without_a_word(tmp_path):
+    """As in the cache of a hub."""
+    for i in range(3):
+        (tmp_path / f'blob{i}').write_text(f'text {i}')
+        (tmp_path / f'{i}.txt').symlink_to(f'blob{i}')
+    source = open_source(f'text:{tmp_path}/*.txt', 'text')
+    assert [path.name for path in source.files] == ['0.txt', '1.txt', '2.txt']
+    assert source.notes == ()
+
+
+def test_what_is_no_regular_file_is_said_and_left_out(cfg, tmp_path):
+    """A pipe would be waited for, a device read for ever."""
+    os.mkfifo(tmp_path / 'a.txt')
+    (tmp_path / 'b.txt').symlink_to('/dev/zero')
+    (tmp_path / 'c.txt').symlink_to('nowhere')
+    (tmp_path / 'd.txt').mkdir()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.path.relpath(tmp_path / 'e.txt'))
+    (tmp_path / 'folder').mkdir()
+    for i in range(9):
+        (tmp_path / 'folder' / f'{i}.txt').write_text(f'some text {i}\n' * 9)
+    said = []
+    open_dataset(cfg(source=f'text:{tmp_path}/**/*.txt'), say=said.append)
+    first = ', '.join(f'{tmp_path}/{name}.txt' for name in 'abc')
+    assert f'matches {first} and 2 more: only regular files are read' in said[0]
+    with pytest.raises(ValueError, match=r'a\.txt, and only regular files are read'):
+        open_source(f'text:{tmp_path}/a.txt', 'text')
 
 
 def test_property_invalid_bytes_of_json_reach_the_policy(tmp_path):
@@ -157,6 +229,7 @@ def bad(folder, name, data):
         (lambda d: 'python:3', 'takes no argument'),
         (lambda d: 'text', 'needs a glob'),
         (lambda d: f'text:{d}/*.txt', 'no file matches'),
+        (lambda d: bad(d, 'a.jsonl', b'x') and f'text:{d}', 'set data.source=text:{}/**/*.jsonl.'),
         (lambda d: bad(d, 'a.csv', b'x'), 'only .txt, .jsonl, .parquet can be read'),
         (lambda d: bad(d, 'a.parquet.gz', b'x'), 'only .txt, .jsonl, .parquet can be read'),
         (lambda d: bad(d, 'a.jsonl', b'{"text": "x"}\n{"text"'), 'a.jsonl:2 is not JSON'),
