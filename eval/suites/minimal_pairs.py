@@ -13,6 +13,7 @@ import scipy.stats
 from eval.load import Checkpoint
 from eval.suites.base import Result, Table
 from lm.data.formats import format_of, json_lines
+from lm.data.globs import find_files
 from lm.inference.scoring import Scorer
 from modules.options import Option
 
@@ -137,10 +138,8 @@ def _files(path: str) -> list[Path]:
     if os.path.isdir(pattern):
         pattern = f'{glob.escape(pattern)}/*'
         found = [p for p in sorted(map(Path, glob.glob(pattern))) if format_of(p) == FORM]
-    elif os.path.isfile(pattern):
-        found = [Path(pattern)]
     else:
-        found = sorted(p for p in map(Path, glob.glob(pattern, recursive=True)) if p.is_file())
+        found = [*find_files(pattern).files]
     if not found:
         raise ValueError(f'--minimal_pairs.path={path} matches no {FORM} file.')
     for file in found:

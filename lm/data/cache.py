@@ -17,12 +17,14 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from lm.data import formats
 from lm.storage import complete_folders
 from lm.storage.buckets import BucketError, below, is_url, open_bucket, place
 from lm.storage.files import Unreadable, is_full, locked, read_json, user_cache, write_text
 
 PARTIAL = '.partial'  # ends the name of a folder that is being written
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)  # errors of a rename to a folder that exists
+MARKS_COUNT = 'mark'  # ends the note of a file whose mark, if any, is in its digest
 SAME = 'data: another process prepares the same data; waiting for it'
 
 
@@ -34,7 +36,11 @@ def root(cache_dir: str) -> Path:
 
 
 def file_digests(folder: Path, files: Iterable[Path]) -> list[str]:
-    """Returns a content hash of each file; reads again only if size or time of change differ."""
+    """Returns a content hash of each file; reads again only if size or time of change differ.
+
+    The hash of a file that begins with a byte-order mark ends in its encoding: earlier versions
+    took the mark for text, and what they prepared has the hash without it.
+    """
     memo_path, files = folder / 'files.json', list(files)
     found = _known(files, memo_path)
     if None not in found:
@@ -43,12 +49,16 @@ def file_digests(folder: Path, files: Iterable[Path]) -> list[str]:
         with contextlib.suppress(OSError):  # a cache that cannot be written may still be read
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(locked(folder / 'files.lock'))  # so that one process reads a file
-        found, news = _known(files, memo_path), {}
+        found, memo, news = _known(files, memo_path), _memo(memo_path), {}
         for i, path in enumerate(files):
             if found[i] is None:
                 stamp = _stamp(path)
-                found[i] = file_digest(path)
-                news[str(path.absolute())] = [*stamp, found[i]]
+                match memo.get(str(path.absolute())):
+                    case [*noted, str(digest)] if noted == stamp:  # by a version without marks
+                        found[i] = digest + formats.mark_of(path)
+                    case _:
+                        found[i] = file_digest(path) + formats.mark_of(path)
+                news[str(path.absolute())] = [*stamp, found[i], MARKS_COUNT]
         if news:
             with contextlib.suppress(OSError):
                 write_text(memo_path, json.dumps(_memo(memo_path) | news))
@@ -60,7 +70,7 @@ def _known(files: list[Path], memo_path: Path) -> list[str | None]:
     memo, found = _memo(memo_path), []
     for path in files:
         match memo.get(str(path.absolute())):
-            case [size, changed, str(digest)] if [size, changed] == _stamp(path):
+            case [size, changed, str(digest), str(_)] if [size, changed] == _stamp(path):
                 found.append(digest)
             case _:
                 found.append(None)

@@ -116,6 +116,8 @@ def _open(cfg: DataConfig, source: Source, plan: Plan, say: Callable, wait: bool
     name = prepare.digest(source, plan, cfg)
     if source.origin:
         say(f'data: {cfg.source} is {source.origin}')
+    for note in source.notes:
+        say(note)
     make = functools.partial(prepare.prepare, source, plan, cfg, name, say, wait)
     damage = prepared.damage
     folder = cache.shared(cfg.cache_dir, name, make=make, damage=damage, say=say, wait=wait)

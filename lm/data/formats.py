@@ -4,10 +4,12 @@ Memory does not grow with a file: a .txt comes in blocks, a .jsonl line by line,
 rows at a time. Parts must be taken before the next document is.
 """
 
+import codecs
 import contextlib
 import functools
 import gzip
 import io
+import itertools
 import json
 import zlib
 from collections.abc import Iterable, Iterator
@@ -21,7 +23,11 @@ Documents = Iterator[tuple[str, Iterable[bytes]]]
 BLOCK = 1 << 20  # bytes read at once
 LONGEST_LINE = 1 << 26  # bytes; a line is parsed whole, which takes up to ten times its bytes
 PARQUET_BATCH = 1 << 24  # bytes of text in the rows that are read at once, on average
-PARQUET_ROWS = 1024  # at most
+PARQUET_ROWS = 64  # at most, as rows may be longer than the average; more are not faster
+DELTA, DICTIONARY = 'DELTA_', {'RLE_DICTIONARY', 'PLAIN_DICTIONARY'}  # encodings
+
+UTF_8_MARKED = 'utf-8-sig'
+MARKED = ('.txt', '.jsonl')  # formats that may begin with a byte-order mark, and be compressed
 
 
 def documents(files: tuple[Path, ...], text_field: str) -> Documents:
@@ -44,7 +50,7 @@ def format_of(path: Path) -> str:
     if path.suffix not in COMPRESSIONS:
         return path.suffix
     inner = Path(path.stem).suffix
-    return inner if inner in ('.txt', '.jsonl') else inner + path.suffix
+    return inner if inner in MARKED else inner + path.suffix
 
 
 def _open_zst(path: Path) -> BinaryIO:
@@ -58,13 +64,69 @@ def _open(path: Path) -> BinaryIO:
     return COMPRESSIONS.get(path.suffix, functools.partial(open, mode='rb'))(path)
 
 
-def _txt(path: Path, text_field: str) -> Documents:
-    def blocks() -> Iterator[bytes]:
-        with _readable(path), _open(path) as file:
-            while block := file.read(BLOCK):
-                yield block
+def mark_of(path: Path) -> str:
+    """Returns the encoding that the byte-order mark of a file of text names; '' if it has none."""
+    if format_of(path) not in MARKED:
+        return ''
+    with _readable(path), _open(path) as file:
+        return _encoding_of(io.BufferedReader(file, LONGEST_MARK).read(LONGEST_MARK))[0]
 
-    yield str(path), blocks()
+
+def _encoding_of(start: bytes) -> tuple[str, bytes]:
+    """Returns the encoding that a byte-order mark names, and the mark."""
+    marks = ((encoding, mark) for encoding, mark in MARKS if start.startswith(mark))
+    return next(marks, ('', b''))
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Yields a file of text in blocks of UTF-8, without its byte-order mark.
+
+    Raises ValueError, with the offset, for text that is not in the encoding of its mark. UTF-8,
+    which needs no mark, is up to data.invalid_utf8.
+    """
+    with _readable(path), _open(path) as opened:
+        file = io.BufferedReader(opened, BLOCK)
+        start = file.read(LONGEST_MARK)
+        encoding, mark = _encoding_of(start)
+        blocks = itertools.chain([start[len(mark) :]], iter(lambda: file.read(BLOCK), b''))
+        if encoding in ('', UTF_8_MARKED):
+            yield from filter(None, blocks)
+            return
+        decoder, offset = codecs.getincrementaldecoder(encoding)(), len(mark)
+        for block in itertools.chain(blocks, [b'']):
+            pending = len(decoder.getstate()[0])
+            try:
+                text = decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f'{path} begins with the mark of {encoding.upper()}, and is not that: '
+                    f'{error.reason} at offset {offset - pending + error.start}. Convert it to '
+                    'UTF-8, or leave it out.'
+                ) from error
+            offset += len(block)
+            if text:
+                yield text.encode()
+
+
+class _BlockReader(io.RawIOBase):
+    """An iterator of blocks as a file."""
+
+    def __init__(self, blocks: Iterator[bytes]):
+        self._blocks, self._rest = blocks, memoryview(b'')
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        self._rest = self._rest or memoryview(next(self._blocks, b''))
+        size = min(len(buffer), len(self._rest))
+        buffer[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
+        return size
+
+
+def _txt(path: Path, text_field: str) -> Documents:
+    yield str(path), _blocks(path)
 
 
 def _jsonl(path: Path, text_field: str) -> Documents:
@@ -78,8 +140,8 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     Raises ValueError, naming file and line, for one that holds no object.
     """
-    with _readable(path), _open(path) as opened:
-        file = io.BufferedReader(opened)
+    with contextlib.closing(_blocks(path)) as blocks:
+        file = io.BufferedReader(_BlockReader(blocks), BLOCK)
         for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b''), 1):
             where = f'{path}:{number}'
             if len(line) > LONGEST_LINE:
@@ -111,35 +173,68 @@ def _parquet(path: Path, text_field: str) -> Documents:
     how = {'buffer_size': BLOCK, 'page_checksum_verification': True}
     try:
         opened = pyarrow.parquet.ParquetFile(path, **how)
-        names = opened.schema_arrow.names
+        column_type = dict(zip(opened.schema_arrow.names, opened.schema_arrow.types, strict=True))
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise ValueError(f'{path} is not a parquet file: {first_line(error)}') from error
-    # Text as bytes: what is not UTF-8 is up to data.invalid_utf8.
-    casts = {pyarrow.string(): pyarrow.binary(), pyarrow.large_string(): pyarrow.large_binary()}
     with opened as file:
-        check_field(text_field, names, str(path))
+        check_field(text_field, column_type, str(path))
+        if pyarrow.types.is_nested(column_type[text_field]):
+            raise ValueError(
+                f'field {text_field!r} of {path} must be text; got {column_type[text_field]}.'
+            )
         row = 0
         try:
-            for batch in file.iter_batches(_batch_rows(file, text_field), columns=[text_field]):
-                column = batch.column(0)
-                column = column.cast(casts[column.type]) if column.type in casts else column
-                for value in column.to_pylist():
-                    where = f'{path}[{row}]'
-                    yield where, (as_bytes(value, text_field, where),)
-                    row += 1
+            rows = _batch_rows(file, text_field)
+            if _is_dictionary(file, text_field):
+                # A value that a dictionary holds once may stand in millions of rows.
+                how |= {'read_dictionary': [text_field], 'metadata': file.metadata}
+            with pyarrow.parquet.ParquetFile(path, **how) as file:
+                for batch in file.iter_batches(rows, columns=[text_field]):
+                    for value in _text_as_binary(batch.column(0)):
+                        where = f'{path}[{row}]'
+                        yield where, (as_bytes(value.as_py(), text_field, where),)
+                        row += 1
         except (pyarrow.ArrowException, OSError) as error:
             raise ValueError(
                 f'{path} cannot be read from row {row} on: {first_line(error)}'
             ) from error
 
 
-def _batch_rows(file: Any, text_field: str) -> int:
-    """Returns how many rows have about PARQUET_BATCH bytes of text, in the widest row group."""
-    most = 1
+def _text_as_binary(column: Any) -> Any:
+    """Returns a column of text as bytes: what is not UTF-8 is up to data.invalid_utf8."""
+    import pyarrow
+
+    casts = {pyarrow.string(): pyarrow.binary(), pyarrow.large_string(): pyarrow.large_binary()}
+    if isinstance(column, pyarrow.DictionaryArray):
+        values = _text_as_binary(column.dictionary)
+        return pyarrow.DictionaryArray.from_arrays(column.indices, values)
+    return column.cast(casts[column.type]) if column.type in casts else column
+
+
+def _encodings(file: Any, text_field: str) -> Iterator[tuple[set[str], int, int]]:
+    """Yields the encodings of the text in a row group, its bytes as they are coded, its rows."""
     for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
-        columns = map(group.column, range(group.num_columns))
-        size = sum(c.total_uncompressed_size for c in columns if c.path_in_schema == text_field)
-        most = max(most, size // max(group.num_rows, 1))
+        chunks = [group.column(i) for i in range(group.num_columns)]
+        chunks = [chunk for chunk in chunks if chunk.path_in_schema == text_field]
+        encodings = {encoding for chunk in chunks for encoding in chunk.encodings}
+        yield encodings, sum(chunk.total_uncompressed_size for chunk in chunks), group.num_rows
+
+
+def _is_dictionary(file: Any, text_field: str) -> bool:
+    """Whether the text can be read as a dictionary: Arrow cannot where it has deltas besides."""
+    encodings = {one for found, _, _ in _encodings(file, text_field) for one in found}
+    return bool(encodings & DICTIONARY) and not any(one.startswith(DELTA) for one in encodings)
+
+
+def _batch_rows(file: Any, text_field: str) -> int:
+    """Returns how many rows have about PARQUET_BATCH bytes of text, in the widest row group.
+
+    Text that is coded as what it shares with the row above may be as long as all that is coded.
+    """
+    may_expand, most = not _is_dictionary(file, text_field), 1
+    for encodings, size, n_rows in _encodings(file, text_field):
+        is_shared = may_expand and encodings & {f'{DELTA}BYTE_ARRAY', *DICTIONARY}
+        most = max(most, size if is_shared else size // max(n_rows, 1))
     return max(1, min(PARQUET_ROWS, PARQUET_BATCH // most))
 
 
@@ -160,8 +255,22 @@ def as_bytes(value: Any, name: str, where: str) -> bytes:
             return value.encode('utf-8', 'surrogatepass')
     if isinstance(value, bytes):
         return value
+    if value is None:
+        raise ValueError(
+            f'field {name!r} of {where} is null. Leave such rows out, or write them with empty '
+            'text, which is passed over.'
+        )
     raise ValueError(f'field {name!r} of {where} must be text; got {type(value).__name__}.')
 
 
+# UTF-32 first: its mark begins with that of UTF-16.
+MARKS = (
+    ('utf-32-le', codecs.BOM_UTF32_LE),
+    ('utf-32-be', codecs.BOM_UTF32_BE),
+    ('utf-16-le', codecs.BOM_UTF16_LE),
+    ('utf-16-be', codecs.BOM_UTF16_BE),
+    (UTF_8_MARKED, codecs.BOM_UTF8),
+)
+LONGEST_MARK = max(len(mark) for _, mark in MARKS)
 COMPRESSIONS = {'.gz': gzip.open, '.zst': _open_zst}
 FORMATS = {'.txt': _txt, '.jsonl': _jsonl, '.parquet': _parquet}

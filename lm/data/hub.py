@@ -4,16 +4,19 @@ Everything goes through the library huggingface_hub, which keeps what it fetches
 own and takes HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE from the environment.
 """
 
+import bisect
 import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm.data import formats
 from lm.data.formats import Documents
+from lm.data.globs import LONGEST, Pattern
 from lm.storage.files import first_line
 from modules.choices import nearest
 
@@ -21,6 +24,9 @@ CARD, TRAIN, DATASET = 'README.md', 'train', 'dataset'
 # Words in the names of files of another split, where the card says none.
 OTHER_SPLITS = {'test', 'testing', 'eval', 'evaluation', 'dev', 'val', 'valid', 'validation'}
 LISTED = 30  # subsets that an error names at most
+as_regex = Pattern  # the earlier name: both have `fullmatch`
+LAST_CHARACTER = chr(sys.maxunicode)
+MOST_WORK = 10**8  # characters of globs times paths that they may match: half a minute
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,34 +73,51 @@ def open_shards(argument: str) -> Shards:
         folder = Path(library.snapshot_download(name, allow_patterns=[CARD, '.git*'], **about))
         listed = library.get_cached_repo_tree(name, repo_type=DATASET, revision=folder.name)
         is_there = (folder / CARD).is_file()
-        card = library.repocard.metadata_load(folder / CARD) if is_there else None
+        card = _read_card(name, folder / CARD) if is_there else None
     paths = [file.path for file in listed if file.path.endswith('.parquet')]
-    chosen = {*choose_files(name, subset, paths, card or {})}
+    chosen = {*choose_files(name, subset, paths, {} if card is None else card)}
     blobs = {file.path: file.blob_id for file in listed if file.path in chosen}
     return Shards(name, subset, folder.name, dict(sorted(blobs.items())))
+
+
+def _read_card(name: str, path: Path) -> dict[str, Any] | None:
+    try:
+        return _library().repocard.metadata_load(path)
+    except Exception as error:  # yaml raises errors of its own
+        raise ValueError(
+            f'hub:{name}: its card, {path}, cannot be read: {first_line(error)}'
+        ) from error
 
 
 def choose_files(
     name: str, subset: str, paths: Sequence[str], card: Mapping[str, Any]
 ) -> list[str]:
-    """Returns the files of the training split of a subset; '' is the default one.
+    """Returns the files of the training split of a subset.
 
     Subsets are the `configs` of the card, each with patterns of files by split; without them, the
-    folders that hold the files. Raises ValueError for a subset that is not there.
+    folders that hold the files.
+
+    Args:
+      name: of the data set, for errors.
+      subset: one of the subsets; '' is the default one.
+      paths: the parquet files of the data set.
+      card: the fields at the head of its README.md, as somebody wrote them.
+
+    Raises:
+      ValueError: for a subset that is not there, and for a card of another form, by its field.
     """
     if not paths:
         raise ValueError(
             f'hub:{name} has no parquet files. Where the hub has converted it, '
             f'hub:{name}@refs/convert/parquet has some; or fetch it, for text:GLOB.'
         )
-    configs = {str(one['config_name']): one for one in card.get('configs') or ()}
-    configs = {n: one for n, one in configs.items() if 'data_files' in one}
+    configs = _read_configs(name, card)
     folders = sorted({path.partition('/')[0] for path in paths if '/' in path})
     if configs:
-        default = [n for n, one in configs.items() if one.get('default') or n == 'default']
+        default = [n for n, config in configs.items() if config.is_default or n == 'default']
         only = [n for n in configs if len(configs) == 1]
         wanted = subset or next(iter([*default, *only]), '')
-        files = _of_config(paths, configs[wanted]['data_files']) if wanted in configs else None
+        files = _select_training(paths, configs[wanted], name) if wanted in configs else None
     elif subset:
         files = [path for path in paths if path.startswith(f'{subset}/')] or None
         files = None if files is None else _of_training(files)
@@ -113,32 +136,126 @@ def choose_files(
     return files
 
 
-def _of_config(paths: Sequence[str], data_files: Any) -> list[str]:
+class Config(NamedTuple):
+    """One of a card's `configs`. field: where the card has its data_files, for errors."""
+
+    data_files: Any
+    field: str
+    is_default: bool
+
+
+def _read_configs(name: str, card: Any) -> dict[str, Config]:
+    """Returns the `configs` of a card that name files, by their names."""
+    if not isinstance(card, Mapping):
+        raise _malformed(name, 'the head', 'fields', card)
+    configs = card.get('configs')
+    if not isinstance(configs, list | None):
+        raise _malformed(name, 'configs', 'a list', configs)
+    by_name = {}
+    for i, config in enumerate(configs or ()):
+        if not isinstance(config, Mapping):
+            raise _malformed(name, f'configs[{i}]', 'fields', config)
+        config_name = config.get('config_name')
+        # YAML reads names such as 2023, no or 2024-01-01 as other types.
+        if isinstance(config_name, list | Mapping | None):
+            raise _malformed(name, f'configs[{i}].config_name', 'a name', config_name)
+        if (data_files := config.get('data_files')) is not None:
+            field, is_default = f'configs[{i}].data_files', bool(config.get('default'))
+            by_name[str(config_name)] = Config(data_files, field, is_default)
+    return by_name
+
+
+def _malformed(name: str, field: str, wanted: str, value: Any) -> ValueError:
+    held = repr(value[:60]) if isinstance(value, str) else type(value).__name__
+    return ValueError(
+        f'hub:{name}: {field} of its card must be {wanted}; got {held}. Its files can be fetched '
+        'for data.source=text:GLOB all the same.'
+    )
+
+
+class Entry(NamedTuple):
+    """Files of a card. field: where the card has their globs; split: None if it names none."""
+
+    field: str
+    split: Any
+    globs: Any
+
+
+def _list_entries(config: Config) -> list[Entry]:
+    """Returns the entries of `data_files`: a glob, {SPLIT: globs}, or a list of globs or of
+    {split, path: globs}.
+    """
+    match config.data_files:
+        case {'path': globs, **others} if others.keys() <= {'split'}:
+            return [Entry(f'{config.field}.path', others.get('split'), globs)]
+        case Mapping() as splits:
+            return [Entry(f'{config.field}.{split}', split, splits[split]) for split in splits]
+        case list() as entries:
+            return [
+                Entry(f'{config.field}[{i}].path', one.get('split'), one.get('path'))
+                if isinstance(one, Mapping)
+                else Entry(f'{config.field}[{i}]', None, one)
+                for i, one in enumerate(entries)
+            ]
+        case globs:
+            return [Entry(config.field, None, globs)]
+
+
+def _select_training(paths: Sequence[str], config: Config, name: str) -> list[str]:
     """Returns the files of the split `train` of one of a card's `configs`; without splits, those
     that look like no other split's.
     """
-    splits = data_files if isinstance(data_files, list) else [data_files]
-    if all(isinstance(one, Mapping) and 'split' in one for one in splits):
-        patterns = [one['path'] for one in splits if one['split'] == TRAIN]
-        return _matching(paths, patterns)
-    patterns = [one['path'] if isinstance(one, Mapping) else one for one in splits]
-    return _of_training(_matching(paths, patterns))
+    entries, patterns = _list_entries(config), []
+    has_splits = any(entry.split is not None for entry in entries)
+    for field, split, globs in entries:
+        if has_splits and not isinstance(split, str):
+            raise _malformed(name, field, 'the path of a named split, as others are', split)
+        if split in (None, TRAIN):
+            patterns += _read_patterns(name, field, globs)
+    files = _match(name, config.field, paths, patterns)
+    return files if has_splits else _of_training(files)
 
 
-def _matching(paths: Iterable[str], patterns: Iterable[Any]) -> list[str]:
-    every = [p for one in patterns for p in (one if isinstance(one, list) else [one])]
-    compiled = [as_regex(pattern) for pattern in every]
-    return [path for path in paths if any(one.fullmatch(path) for one in compiled)]
+def _read_patterns(name: str, field: str, value: Any) -> list[Pattern]:
+    """Returns the globs of a path, or list of paths, of a card. None leads out of the data set."""
+    patterns = []
+    for text in value if isinstance(value, list) else [value]:
+        if not isinstance(text, str):
+            raise _malformed(name, field, 'a path or a list of paths', text)
+        text = text.removeprefix('./')
+        if text.startswith('/') or '://' in text or '..' in text.split('/'):
+            raise _malformed(name, field, 'a path within the data set', text)
+        if len(text) > LONGEST:
+            raise _malformed(name, field, f'at most {LONGEST} characters long', text)
+        patterns.append(Pattern(text))
+    return patterns
 
 
-def as_regex(pattern: str) -> re.Pattern:
-    """Returns what a glob matches: ** any folders, * within one, ? a character, {a,b} either."""
-    names = {'**/': '(?:.*/)?', '**': '.*', '*': '[^/]*', '?': '[^/]', '{': '(?:', '}': ')'}
-    parts, depth = [], 0
-    for part in re.split(r'(\*\*/|\*\*|[*?{},])', pattern.removeprefix('./')):
-        depth += (part == '{') - (part == '}')
-        parts.append('|' if part == ',' and depth else names.get(part, re.escape(part)))
-    return re.compile(''.join(parts))
+def _match(name: str, field: str, paths: Sequence[str], patterns: Sequence[Pattern]) -> list[str]:
+    """Returns the paths that a pattern matches. As for `datasets`, what is hidden, by a dot or in a
+    folder that begins with two underscores, is matched by its spelling alone.
+    """
+    ordered, matched, work = sorted(paths), set(), 0
+    for pattern in patterns:
+        first = bisect.bisect_left(ordered, pattern.prefix)
+        last = bisect.bisect_left(ordered, pattern.prefix + LAST_CHARACTER)
+        work += (last - first) * len(pattern.text)
+        if work > MOST_WORK:
+            raise _malformed(name, field, f'fewer globs for {len(paths):,} files', patterns)
+        hidden = _count_hidden(pattern.text)
+        matched |= {
+            path
+            for path in ordered[first:last]
+            if _count_hidden(path) == hidden and pattern.fullmatch(path)
+        }
+    return [path for path in paths if path in matched]
+
+
+def _count_hidden(path: str) -> int:
+    parts = path.split('/')
+    return sum(part.startswith('.') for part in parts) + sum(
+        part.startswith('__') for part in parts[:-1]
+    )
 
 
 def _of_training(paths: Sequence[str]) -> list[str]:

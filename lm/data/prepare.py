@@ -185,11 +185,8 @@ class PreparationJob:
                 self.say(
                     'data: there is one document only; its last lines are the validation split'
                 )
-            if found.invalid_documents:
-                self.say(
-                    f'data: {found.invalid_documents:,} documents are not UTF-8 throughout: '
-                    f'{found.invalid_bytes:,} bytes become U+FFFD'
-                )
+            for remark in found.remarks:
+                self.say(remark)
 
     def _build(self, folder: Path) -> None:
         with scan.opened(self.pieces / SCAN) as found:

@@ -29,6 +29,7 @@ from modules.choices import choose
 LARGE = 1 << 22  # bytes of a document whose name is kept: it may be too long for a tokenizer
 PIECE = 1 << 24  # bytes of a piece: some seconds of a core's work, all that is lost by a kill
 DOCUMENT_COST = 256  # bytes that a document, however short, counts as in memory and in time
+ZEROS = 1 / 4  # the share of zero bytes in a document above which it may be UTF-16
 COPY, TABLE = 'text', 'documents.npz'
 SPLITS = ('train', 'validation')
 
@@ -98,6 +99,7 @@ class Scan:
     empty: int  # left out of everything: nothing to learn from or to predict
     invalid_documents: int
     invalid_bytes: int
+    remarks: tuple[str, ...]  # lines about the encoding of the text
 
     def read(self, start: int, stop: int) -> Iterator[bytes]:
         """Yields bytes [start, stop) of the copy, in blocks."""
@@ -127,13 +129,15 @@ def scan(source: Source, cfg: DataConfig, folder: Path) -> None:
     invalid_in = choose(INVALID_UTF8, cfg.invalid_utf8, 'data.invalid_utf8')
     lengths, hashes, names, pieces = array.array('q'), array.array('Q'), {}, [Piece(0, 0, 0)]
     counts = dict.fromkeys(('n_bytes', 'empty', 'invalid_documents', 'invalid_bytes'), 0)
+    first_invalid, first_with_zeros, n_with_zeros = '', '', 0
     words = 'data: {:,} documents are read, {:,.0f} MB'.format
     said = said_meanwhile(lambda: words(len(lengths), file.tell() / 1e6))
     with open(folder / COPY, 'wb', buffering=BLOCK) as file, said:
         for name, parts in source.documents():
-            state, length, invalid = hashlib.blake2b(digest_size=8), 0, 0
+            state, length, invalid, zeros = hashlib.blake2b(digest_size=8), 0, 0, 0
             for data in characters(parts):
                 invalid += invalid_in(name, data, length)
+                zeros += data.count(0)
                 state.update(data)
                 file.write(data)
                 length += len(data)
@@ -150,14 +154,30 @@ def scan(source: Source, cfg: DataConfig, folder: Path) -> None:
             hashes.append(int.from_bytes(state.digest()))
             counts['n_bytes'] += length
             counts['invalid_documents'] += invalid > 0
+            first_invalid = first_invalid or (name if invalid else '')
+            if zeros >= length * ZEROS:
+                first_with_zeros = first_with_zeros or name
+                n_with_zeros += 1
             counts['invalid_bytes'] += invalid
     if not lengths:
         found = f'{counts["empty"]} documents, all of them empty'
         raise ValueError(f'data.source={cfg.source} holds no text: {found}.')
     pieces[-1] = pieces[-1]._replace(stop=len(lengths))
-    about = json.dumps({'names': list(names.items()), 'pieces': pieces, 'counts': counts})
+    remarks = []
+    if first_invalid:
+        remarks.append(
+            f'data: {counts["invalid_documents"]:,} documents are not UTF-8 throughout: '
+            f'{counts["invalid_bytes"]:,} bytes become U+FFFD; the first is {first_invalid}'
+        )
+    if first_with_zeros:
+        remarks.append(
+            f'NOTE: {n_with_zeros:,} documents have a zero in every four bytes or more, as UTF-16 '
+            f'has; the first is {first_with_zeros}. Convert them to UTF-8, or begin them with a '
+            'byte-order mark.'
+        )
+    about = {'names': list(names.items()), 'pieces': pieces, 'counts': counts, 'remarks': remarks}
     arrays = {'lengths': np.frombuffer(lengths, np.int64), 'hashes': np.frombuffer(hashes, 'u8')}
-    np.savez(folder / TABLE, about=np.frombuffer(about.encode(), np.uint8), **arrays)
+    np.savez(folder / TABLE, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **arrays)
 
 
 @contextlib.contextmanager
@@ -175,7 +195,8 @@ def opened(folder: Path) -> Iterator[Scan]:
         if os.fstat(copy).st_size != counts['n_bytes']:
             raise DamagedCopy(f'{folder / COPY} does not have the size it was written with')
         pieces = [Piece(*piece) for piece in about['pieces']]
-        yield Scan(copy, lengths, hashes, pieces, dict(about['names']), **counts)
+        names, remarks = dict(about['names']), tuple(about.get('remarks', ()))
+        yield Scan(copy, lengths, hashes, pieces, names, **counts, remarks=remarks)
 
 
 class Boundary(NamedTuple):

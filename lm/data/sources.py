@@ -8,7 +8,7 @@ import os
 import re
 import string
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from lm.data import formats, regression
 from lm.data.formats import COMPRESSIONS, FORMATS, Documents, as_bytes, check_field, format_of
+from lm.data.globs import Matches, find_files, iterate_paths
 from lm.data.hub import open_shards
 from lm.storage.files import first_line
 from modules.choices import choose
@@ -24,6 +25,8 @@ from modules.choices import choose
 PYTHON_EXCLUDED_DIRS = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test'}
 # Written by the build of one interpreter: without them, equal versions hold equal corpora.
 PYTHON_EXCLUDED_PREFIXES = ('_sysconfigdata', 'config-')
+
+LISTED = 3  # paths that a note names at most
 
 # Synthetic text. Raise RECIPE when any document changes: prepared data is kept under it.
 RECIPE = 1
@@ -39,12 +42,14 @@ class Source:
     """`documents` are determined by the bytes of `files` and by `identity`.
 
     origin: a data.source that means the same text for ever, where the one given does not.
+    notes: lines about what the name matches, and is not read.
     """
 
     files: tuple[Path, ...]
     identity: str
     documents: Callable[[], Documents]
     origin: str = ''
+    notes: tuple[str, ...] = ()
 
 
 def open_source(source: str, text_field: str) -> Source:
@@ -62,7 +67,7 @@ def _text_at(path: str) -> str:
     """Returns the data.source of a path without its scheme; '' for what looks like no path."""
     there = os.path.expanduser(path)
     if os.path.isdir(there):
-        inside = map(Path, glob.iglob(f'{glob.escape(there)}/**', recursive=True))
+        inside = map(Path, iterate_paths(f'{glob.escape(there)}/**'))
         first = next((file for file in inside if format_of(file) in FORMATS), Path('any.txt'))
         compression = first.suffix if first.suffix in COMPRESSIONS else ''
         return f'text:{path.rstrip("/")}/**/*{format_of(first)}{compression}'
@@ -102,19 +107,14 @@ def text(argument: str, text_field: str) -> Source:
     """Files that match a glob (`**` descends), in order of their paths; or the file of that name.
 
     A .txt file is one document; a line of .jsonl or a row of .parquet is one, its text in
-    `text_field`. A .txt or .jsonl may be compressed: .gz or .zst.
+    `text_field`. A .txt or .jsonl may be compressed: .gz or .zst. A file that the glob reaches by
+    several names, by links, is read once.
     """
     if not argument:
         raise ValueError("data.source 'text' needs a glob, such as text:corpus/**/*.txt.")
-    pattern = os.path.expanduser(argument)
-    # A file of this very name may hold characters that mean something in a pattern.
-    matches = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
-    files = tuple(Path(match) for match in matches if os.path.isfile(match))
-    if not files:
-        raise ValueError(
-            f'no file matches data.source=text:{argument} (looked from {os.getcwd()}; '
-            '** descends into folders).'
-        )
+    matches = find_files(os.path.expanduser(argument))
+    if not (files := matches.files):
+        raise ValueError(_explain_no_files(argument, matches))
     if unreadable := [path for path in files if format_of(path) not in FORMATS]:
         raise ValueError(
             f'{unreadable[0]} matches data.source=text:{argument}, but only '
@@ -123,7 +123,35 @@ def text(argument: str, text_field: str) -> Source:
         )
     is_text = all(format_of(path) == '.txt' for path in files)
     identity = 'text' if is_text else f'records of {text_field}'
-    return Source(files, identity, functools.partial(formats.documents, files, text_field))
+    read = functools.partial(formats.documents, files, text_field)
+    return Source(files, identity, read, notes=_describe_left_out(argument, matches))
+
+
+def _explain_no_files(argument: str, matches: Matches) -> str:
+    what = f'data.source=text:{argument}'
+    if os.path.isdir(os.path.expanduser(argument)):
+        return f'{what} is a folder. To read the text there, set data.source={_text_at(argument)}.'
+    if matches.others:
+        return f'{what} matches {_list(matches.others)}, and only regular files are read.'
+    return f'no file matches {what} (looked from {os.getcwd()}; ** descends into folders).'
+
+
+def _describe_left_out(argument: str, matches: Matches) -> tuple[str, ...]:
+    what, notes = f'NOTE: data.source=text:{argument}', []
+    if matches.doubles:
+        notes.append(
+            f'{what} reaches some files by several names, which are links: each file is read once, '
+            f'and not as {_list(matches.doubles)}'
+        )
+    if matches.others:
+        notes.append(f'{what} matches {_list(matches.others)}: only regular files are read')
+    return tuple(notes)
+
+
+def _list(paths: Sequence[str]) -> str:
+    """Returns the first paths, and how many more there are."""
+    more = f' and {len(paths) - LISTED:,} more' if len(paths) > LISTED else ''
+    return ', '.join(paths[:LISTED]) + more
 
 
 def tfds(argument: str, text_field: str) -> Source:

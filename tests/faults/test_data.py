@@ -1,6 +1,8 @@
 """Preparing text, and what was prepared, broken from outside."""
 
 import dataclasses
+import gzip
+import json
 import random
 import shutil
 import signal
@@ -12,6 +14,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+import zstandard
 
 from configs import default
 from lm.config.fields import DataConfig
@@ -146,6 +149,30 @@ def test_a_damaged_parquet_file_is_named(trial, tmp_path):
         assert '\n' not in str(error)
     else:
         assert found == texts or how == 'deleted'
+
+
+COMPRESS = {'gz': gzip.compress, 'zst': zstandard.ZstdCompressor(write_checksum=True).compress}
+
+
+@pytest.mark.trials(short=5, long=100)
+@pytest.mark.parametrize('name', ['a.txt.gz', 'a.jsonl.gz', 'a.txt.zst', 'a.jsonl.zst'])
+def test_a_damaged_compressed_file_is_named(name, trial, tmp_path):
+    path, texts = tmp_path / name, [document(i) for i in range(30)]
+    lines = [json.dumps({'text': text}) + '\n' for text in texts]
+    wanted = texts if '.jsonl' in name else [''.join(lines)]
+    half = ''.join(lines[:15]).encode(), ''.join(lines[15:]).encode()
+    path.write_bytes(b''.join(map(COMPRESS[name.rpartition('.')[2]], half)))
+    how = change(path, random.Random(trial))
+    read = open_source(f'text:{tmp_path}/*', 'text').documents if path.exists() else list
+    try:
+        found = [b''.join(parts).decode() for _, parts in read()]
+    except ValueError as error:
+        assert str(error).startswith(f'{path} ') or str(error).startswith(f'{path}:')
+        assert '\n' not in str(error)
+    else:
+        # A file that is cut between its two halves, or emptied, is whole.
+        whole = [wanted, wanted[:15], [half[0].decode()], [''], []]
+        assert found in whole or how == 'deleted'
 
 
 PROGRAM = """

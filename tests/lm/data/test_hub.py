@@ -1,5 +1,5 @@
 """Data sets of a hub. Reference: which files a name means. Equivalence: what is fetched is prepared
-as the same files by text:GLOB. Contract: one line for each thing that is not there.
+as the same files by text:GLOB. Contract: one line for each thing that is not there, or no card.
 """
 
 import hashlib
@@ -16,7 +16,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lm.data.hub import as_regex, choose_files, open_shards
+from lm.data import hub as lm_hub
+from lm.data.hub import choose_files, open_shards
 from tests import ROOT
 from tests.commands import PATIENCE_SEC
 
@@ -79,11 +80,96 @@ def test_what_is_not_there_is_said_with_what_there_is(subset, paths, card, said)
         choose_files('a/b', subset, paths, card)
 
 
-def test_globs_are_those_of_the_hub():
-    assert as_regex('a/**/b*.parquet').fullmatch('a/b1.parquet')
-    assert as_regex('a/**/b*.parquet').fullmatch('a/c/d/b.parquet')
-    assert not as_regex('a/*.parquet').fullmatch('a/b/c.parquet')
-    assert as_regex('a/?.[x').fullmatch('a/b.[x') and not as_regex('a.b').fullmatch('a-b')
+LONG_PATHS = [*SPLITS, 'a/' * 60 + 'x.parquet']
+
+
+@pytest.mark.parametrize(
+    'globs',
+    [
+        '**/' * 30 + 'y',
+        '*a' * 400,
+        '**' * 40 + 'z',
+        '{' * 900,
+        '{a,' * 300,
+        '[' * 900,
+        '{*a,b}' * 99,
+    ],
+)
+def test_a_glob_of_a_card_takes_no_time_that_grows_by_powers(globs):
+    """As a regular expression the first and third of them take years, and the braces are errors."""
+    card = {'configs': [{'config_name': 'a', 'data_files': globs}]}
+    with pytest.raises(ValueError, match="has no split 'train'"):
+        choose_files('a/b', '', LONG_PATHS, card)
+
+
+def of_files(data_files, **fields):
+    return {'configs': [{'config_name': 'default', 'data_files': data_files, **fields}]}
+
+
+@pytest.mark.parametrize(
+    ('card', 'says'),
+    [
+        (['a'], 'the head of its card must be fields; got list'),
+        ('abc', "the head of its card must be fields; got 'abc'"),
+        ({'configs': 'abc'}, "configs of its card must be a list; got 'abc'"),
+        ({'configs': {'a': 1}}, 'configs of its card must be a list; got dict'),
+        ({'configs': [1]}, 'configs[0] of its card must be fields; got int'),
+        (
+            {'configs': [{'data_files': 'x'}]},
+            'configs[0].config_name of its card must be a name; g',
+        ),
+        (of_files('x', config_name=['a']), 'config_name of its card must be a name; got list'),
+        (
+            of_files(5),
+            'configs[0].data_files of its card must be a path or a list of paths; got int',
+        ),
+        (of_files([{'split': 'train'}]), 'data_files[0].path of its card must be a path or a list'),
+        (of_files([{'split': 'train', 'path': {}}]), 'data_files[0].path of its card must be a pa'),
+        (of_files({'train': ['*', 5]}), 'data_files.train of its card must be a path or a list of'),
+        (of_files([{'split': 5, 'path': '*'}]), 'the path of a named split, as others are; got in'),
+        (
+            of_files(['*', {'split': 'test', 'path': '*'}]),
+            'data_files[0] of its card must be the p',
+        ),
+        (of_files('../../*'), "must be a path within the data set; got '../../*'"),
+        (of_files('/etc/*'), "must be a path within the data set; got '/etc/*'"),
+        (of_files('hf://datasets/c/d/*'), 'must be a path within the data set'),
+        (of_files('{' + 'ab,' * 9999 + '}'), 'must be at most 1000 characters long; got'),
+    ],
+)
+def test_a_card_of_another_form_is_refused_by_its_field(card, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        choose_files('a/b', '', FILES, card)
+
+
+def test_a_card_of_more_globs_than_can_be_tried_is_refused(monkeypatch):
+    monkeypatch.setattr(lm_hub, 'MOST_WORK', 3 * len(FILES) * len('*t') + len('data/CC-2014/**'))
+    assert (
+        choose_files('a/b', '', FILES, of_files(['*t', '*t', '*t', 'data/CC-2014/**']))
+        == FILES[1:2]
+    )
+    with pytest.raises(ValueError, match='must be fewer globs for 4 files'):
+        choose_files('a/b', '', FILES, of_files(['*t'] * 6))
+
+
+@pytest.mark.parametrize(
+    ('card', 'wanted'),
+    [
+        (of_files({'train': 'plain/train-[1-9]*', 'test': 'plain/test*'}), SPLITS[2:]),
+        (of_files({'split': 'train', 'path': SPLITS[1]}), SPLITS[1:2]),
+        (of_files([['plain/*']]), SPLITS[1:]),
+        (of_files(None), SPLITS[1:]),
+        ({'configs': [{'config_name': False, 'data_files': SPLITS[2]}]}, SPLITS[2:]),
+    ],
+)
+def test_a_card_may_be_of_each_form_that_the_hub_has(card, wanted):
+    assert choose_files('a/b', '', SPLITS, card) == wanted
+
+
+def test_what_is_hidden_is_named():
+    paths = ['.a/train.parquet', '__b__/train.parquet', 'c/train.parquet']
+    assert choose_files('a/b', '', paths, of_files('**')) == paths[2:]
+    assert choose_files('a/b', '', paths, of_files(['.*/*', '__b__/*'])) == paths[:2]
 
 
 def test_without_the_library_it_is_said_how_to_get_it(monkeypatch):

@@ -1,9 +1,11 @@
+import codecs
 import gzip
 import itertools
 import json
 import math
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -14,7 +16,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from lm.data import open_dataset, regression, sources
+from lm.data import cache, formats, open_dataset, regression, sources
 from lm.data.sources import SOURCES, SYNTHETIC, open_source
 from tests.lm.data.conftest import quiet
 
@@ -79,6 +81,159 @@ def test_a_file_is_its_name_before_it_is_a_glob(tmp_path):
     assert read(f'text:{tmp_path}/a[1].txt') == ['the file']
     (tmp_path / 'a[1].txt').unlink()
     assert read(f'text:{tmp_path}/a[1].txt') == ['the match']
+
+
+@pytest.fixture
+def linked(tmp_path):
+    """Two texts, in a folder that links lead back into, and a third one in another folder."""
+    folder = tmp_path / 'texts'
+    for name in ('b.txt', 'run/a.txt', '../elsewhere/c.txt'):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f'text of {name}')
+    for name, target in (('up', '.'), ('run/up', '..'), ('aaa', 'run'), ('more', '../elsewhere')):
+        (folder / name).symlink_to(target)
+    return folder
+
+
+TWICE = 'reaches some files by several names, which are links: each file is read once, and not as '
+
+
+@pytest.mark.parametrize(
+    ('pattern', 'files', 'double'),
+    [
+        ('**/*.txt', ['b.txt', 'more/c.txt', 'run/a.txt'], 'aaa'),
+        ('*/*.txt', ['more/c.txt', 'run/a.txt', 'up/b.txt'], 'aaa/a.txt'),
+        ('aaa/*.txt', ['aaa/a.txt'], ''),
+        ('**/aaa/*.txt', ['aaa/a.txt'], 'aaa'),
+        ('**/**/b.txt', ['b.txt'], 'aaa'),
+    ],
+)
+def test_each_file_is_read_once_whatever_links_lead_to_it(pattern, files, double, linked):
+    """With `glob` the first has 2**40 matches or so."""
+    source = open_source(f'text:{linked}/{pattern}', 'text')
+    assert source.files == tuple(linked / name for name in files)
+    if double:
+        assert f'{TWICE}{linked}/{double}' in source.notes[0]
+    else:
+        assert source.notes == ()
+
+
+def test_hard_links_are_one_file(tmp_path):
+    (tmp_path / 'b.txt').write_text('the text')
+    (tmp_path / 'a.txt').hardlink_to(tmp_path / 'b.txt')
+    source = open_source(f'text:{tmp_path}/*.txt', 'text')
+    assert source.files == (tmp_path / 'a.txt',) and f'{TWICE}{tmp_path}/b.txt' in source.notes[0]
+
+
+def test_files_that_are_links_without_doubles_are_read_without_a_word(tmp_path):
+    """As in the cache of a hub."""
+    for i in range(3):
+        (tmp_path / f'blob{i}').write_text(f'text {i}')
+        (tmp_path / f'{i}.txt').symlink_to(f'blob{i}')
+    source = open_source(f'text:{tmp_path}/*.txt', 'text')
+    assert [path.name for path in source.files] == ['0.txt', '1.txt', '2.txt']
+    assert source.notes == ()
+
+
+def test_what_is_no_regular_file_is_said_and_left_out(cfg, tmp_path):
+    """A pipe would be waited for, a device read for ever."""
+    os.mkfifo(tmp_path / 'a.txt')
+    (tmp_path / 'b.txt').symlink_to('/dev/zero')
+    (tmp_path / 'c.txt').symlink_to('nowhere')
+    (tmp_path / 'd.txt').mkdir()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.path.relpath(tmp_path / 'e.txt'))
+    (tmp_path / 'folder').mkdir()
+    for i in range(9):
+        (tmp_path / 'folder' / f'{i}.txt').write_text(f'some text {i}\n' * 9)
+    said = []
+    open_dataset(cfg(source=f'text:{tmp_path}/**/*.txt'), say=said.append)
+    first = ', '.join(f'{tmp_path}/{name}.txt' for name in 'abc')
+    assert f'matches {first} and 2 more: only regular files are read' in said[0]
+    with pytest.raises(ValueError, match=r'a\.txt, and only regular files are read'):
+        open_source(f'text:{tmp_path}/a.txt', 'text')
+
+
+MARKED = {
+    'utf-8-sig': codecs.BOM_UTF8,
+    'utf-16-le': codecs.BOM_UTF16_LE,
+    'utf-16-be': codecs.BOM_UTF16_BE,
+    'utf-32-le': codecs.BOM_UTF32_LE,
+    'utf-32-be': codecs.BOM_UTF32_BE,
+}
+
+
+def encode_marked(text, encoding):
+    return MARKED[encoding] + text.encode(encoding.removesuffix('-sig'))
+
+
+@pytest.mark.parametrize('compression', COMPRESS)
+@pytest.mark.parametrize('encoding', MARKED)
+def test_a_byte_order_mark_is_no_text_and_names_the_encoding(
+    encoding, compression, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(formats, 'BLOCK', 7)  # no whole number of characters
+    compress, text = COMPRESS[compression], TEXTS[1] + 'é, \ufeff within it, \U0001f642' * 9
+    (tmp_path / f'a.txt{compression}').write_bytes(compress(encode_marked(text, encoding)))
+    lines = f'{{"text": "{text}"}}\n' * 2
+    (tmp_path / f'b.jsonl{compression}').write_bytes(compress(encode_marked(lines, encoding)))
+    assert read(f'text:{tmp_path}/a.txt*') == [text]
+    assert read(f'text:{tmp_path}/b.jsonl*') == [text, text]
+
+
+def test_a_mark_alone_is_empty_text(tmp_path):
+    for encoding, mark in MARKED.items():
+        (tmp_path / f'{encoding}.txt').write_bytes(mark)
+    (tmp_path / 'short.txt').write_bytes(codecs.BOM_UTF8[:2])
+    source = open_source(f'text:{tmp_path}/*', 'text')
+    texts = [b''.join(parts) for _, parts in source.documents()]
+    assert texts == [codecs.BOM_UTF8[:2], *[b''] * len(MARKED)]
+
+
+@pytest.mark.parametrize(
+    ('encoding', 'end', 'says'),
+    [
+        ('utf-16-le', b'x', 'UTF-16-LE, and is not that: truncated data at offset 42'),
+        ('utf-16-le', b'\x00\xdcxx', 'illegal encoding at offset 42'),
+        ('utf-32-be', b'\x7f\xff\xff\xff', 'UTF-32-BE, and is not that: code point not in range'),
+    ],
+)
+def test_errors_of_text_that_is_not_what_its_mark_says(encoding, end, says, tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, 'BLOCK', 5)
+    source = bad(tmp_path, 'a.txt', encode_marked('x' * 20, encoding) + end)
+    with pytest.raises(ValueError, match=rf'a\.txt begins with the mark of .*{says}'):
+        read(source)
+
+
+def test_a_mark_makes_other_data_than_versions_that_took_it_for_text(tmp_path, monkeypatch):
+    """And the data of files without one is found again by notes of those versions."""
+    files, folder = [tmp_path / name for name in ('a.txt', 'b.txt')], tmp_path / 'cache'
+    files[0].write_text('some text\n' * 9)
+    files[1].write_bytes(codecs.BOM_UTF8 + b'some text\n' * 9)
+    plain = [cache.file_digest(path) for path in files]
+    digests = cache.file_digests(folder, files)
+    assert digests == [plain[0], f'{plain[1]}utf-8-sig']
+    notes = json.loads((folder / 'files.json').read_text())
+    earlier = {
+        path: [size, changed, plain[i]]
+        for i, (path, (size, changed, *_)) in enumerate(notes.items())
+    }
+    (folder / 'files.json').write_text(json.dumps(earlier))
+    monkeypatch.setattr(cache, 'file_digest', pytest.fail)  # no file is read again
+    assert cache.file_digests(folder, files) == digests
+    assert json.loads((folder / 'files.json').read_text()) == notes
+
+
+def test_text_that_looks_like_utf_16_without_a_mark_is_said(cfg, tmp_path):
+    """It is valid UTF-8, with a zero for every letter."""
+    for i in range(9):
+        (tmp_path / f'{i}.txt').write_bytes(
+            f'some text {i} '.encode('utf-16-le' if i == 4 else 'utf-8') * 9
+        )
+    said = []
+    open_dataset(cfg(source=f'text:{tmp_path}/*.txt'), say=said.append)
+    (note,) = [line for line in said if line.startswith('NOTE')]
+    assert '1 documents have a zero' in note and f'the first is {tmp_path}/4.txt' in note
 
 
 def test_property_invalid_bytes_of_json_reach_the_policy(tmp_path):
@@ -157,6 +312,7 @@ def bad(folder, name, data):
         (lambda d: 'python:3', 'takes no argument'),
         (lambda d: 'text', 'needs a glob'),
         (lambda d: f'text:{d}/*.txt', 'no file matches'),
+        (lambda d: bad(d, 'a.jsonl', b'x') and f'text:{d}', 'set data.source=text:{}/**/*.jsonl.'),
         (lambda d: bad(d, 'a.csv', b'x'), 'only .txt, .jsonl, .parquet can be read'),
         (lambda d: bad(d, 'a.parquet.gz', b'x'), 'only .txt, .jsonl, .parquet can be read'),
         (lambda d: bad(d, 'a.jsonl', b'{"text": "x"}\n{"text"'), 'a.jsonl:2 is not JSON'),

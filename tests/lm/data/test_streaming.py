@@ -1,7 +1,10 @@
 """Documents are read, split, decoded and encoded in parts, as if each were held whole."""
 
+import codecs
 import hashlib
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow
@@ -11,6 +14,7 @@ import pytest
 from lm.data import formats, open_dataset, prepare, scan, tokenizers
 from lm.data.scan import characters, replace, stop
 from lm.data.sources import open_source
+from tests import ROOT
 from tests.lm.data.conftest import quiet
 
 FRACTION = 0.3
@@ -74,6 +78,7 @@ def test_equivalence_parts_are_the_whole(name, tokenizer, cfg, tmp_path, monkeyp
     folder.mkdir()
     for i, data in enumerate(documents):
         (folder / f'{i:03}.txt').write_bytes(data)
+    documents = [data.removeprefix(codecs.BOM_UTF8) for data in documents]  # is no text
     wanted = {
         name: [data.decode('utf-8', 'replace') for data in whole]
         for name, whole in split_reference(documents).items()
@@ -228,6 +233,66 @@ def test_equivalence_parquet_of_few_rows_at_a_time(tmp_path, monkeypatch):
     for field in columns:
         found = open_source(f'text:{tmp_path}/*', field).documents()
         assert [b''.join(parts).decode() for _, parts in found] == texts
+
+
+REPEATED = 'some words ' * 9_000  # 99 kB
+
+
+def write_repeated(path, n_rows, encoding):
+    """A parquet file of 20 kB or so for any number of rows."""
+    column = pyarrow.DictionaryArray.from_arrays(np.zeros(n_rows, np.int32), [REPEATED])
+    table = pyarrow.table({'text': column if encoding == 'dictionary' else column.cast('string')})
+    how = {} if encoding == 'dictionary' else {'column_encoding': {'text': encoding}}
+    pyarrow.parquet.write_table(table, path, use_dictionary=not how, store_schema=False, **how)
+
+
+@pytest.mark.parametrize('encoding', ['dictionary', 'DELTA_BYTE_ARRAY', 'large strings'])
+def test_property_memory_of_a_parquet_whose_rows_repeat_a_text(encoding, tmp_path, monkeypatch):
+    """What a page holds once may be all rows; by the average of its bytes a batch had a GB."""
+    n_rows = 2_000
+    if encoding == 'large strings':
+        values = pyarrow.array([REPEATED, 'other'], pyarrow.large_string())
+        column = pyarrow.DictionaryArray.from_arrays(np.arange(n_rows, dtype=np.int32) % 2, values)
+        pyarrow.parquet.write_table(pyarrow.table({'text': column}), tmp_path / 'a.parquet')
+    else:
+        write_repeated(tmp_path / 'a.parquet', n_rows, encoding)
+    assert (tmp_path / 'a.parquet').stat().st_size < 50_000
+    monkeypatch.setattr(formats, 'PARQUET_BATCH', 1 << 20)
+    before, most, n_read = pyarrow.total_allocated_bytes(), 0, 0
+    for _, parts in open_source(f'text:{tmp_path}/*', 'text').documents():
+        n_read += b''.join(parts) in (REPEATED.encode(), b'other')
+        most = max(most, pyarrow.total_allocated_bytes() - before)
+    assert n_read == n_rows and most < 8 << 20
+
+
+def test_errors_of_a_parquet_column_of_lists_come_before_it_is_read(tmp_path):
+    pyarrow.parquet.write_table(pyarrow.table({'text': [['a', 'b']]}), tmp_path / 'a.parquet')
+    with pytest.raises(ValueError, match=r'a\.parquet must be text; got list<element: string>'):
+        list(open_source(f'text:{tmp_path}/*', 'text').documents())
+
+
+RESIDENT = """
+import re, sys
+from pathlib import Path
+import pyarrow.parquet
+from lm.data.sources import open_source
+def peak():
+    return int(re.search(r'VmHWM:\\s*(\\d+) kB', Path('/proc/self/status').read_text())[1]) * 1024
+before = peak()
+n = sum(len(part) for _, parts in open_source(sys.argv[1], 'text').documents() for part in parts)
+print(n, peak() - before)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('encoding', ['dictionary', 'DELTA_BYTE_ARRAY'])
+def test_property_a_process_that_reads_it_stays_small(encoding, tmp_path):
+    """A thousand rows at once took 440 MB."""
+    write_repeated(tmp_path / 'a.parquet', 5_000, encoding)
+    command = [sys.executable, '-c', RESIDENT, f'text:{tmp_path}/a.parquet']
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    n_bytes, growth = map(int, done.stdout.split())
+    assert n_bytes == 5_000 * len(REPEATED) and growth < 160 << 20
 
 
 def test_property_parquet_text_that_is_not_utf8_reaches_the_policy(tmp_path):

@@ -1,0 +1,227 @@
+"""Globs: files of this machine, each of them once, and paths of a list, in linear time."""
+
+import dataclasses
+import fnmatch
+import functools
+import glob
+import os
+import re
+import stat
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+LONGEST = 1000  # characters of a pattern of somebody else's
+# `**/` is any number of folders if it is one itself; elsewhere `**` is any characters.
+TOKEN = re.compile(r'(?<![^/{,])\*\*/|\*\*+|\*|\?|\[!?\]?[^]/]*\]|.', re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """A glob of paths between slashes: `*` stays within a folder, `**` descends, `?` is a
+    character, `[a-z]` one of a class, `[!a-z]` one of none, `{a,b}` either.
+
+    A match takes time in proportion to len(text) and to the logarithm of a path's length. Raises
+    ValueError for a text of more than LONGEST characters.
+    """
+
+    text: str
+
+    def __post_init__(self):
+        if len(self.text) > LONGEST:
+            raise ValueError(f'the glob {self.text[:40]!r}... is longer than {LONGEST} characters')
+
+    @functools.cached_property
+    def prefix(self) -> str:
+        """The characters that all matches begin with."""
+        return re.split(r'[*?\[{]', self.text, maxsplit=1)[0]
+
+    @functools.cached_property
+    def nodes(self) -> list:
+        return _parse(TOKEN.findall(self.text))
+
+    def fullmatch(self, path: str) -> bool:
+        """Whether the pattern matches all of `path`."""
+        return bool(_advance(self.nodes, 1, _Places(path)) >> len(path))
+
+
+def _parse(tokens: list[str]) -> list:
+    """Returns a list of tokens and, for each {a,b}, of the list of its alternatives.
+
+    A brace without its other one, or without a comma, is a character.
+    """
+    open_groups = [[[]]]  # the alternatives so far of each group that is open
+    for token in tokens:
+        alternatives = open_groups[-1]
+        if token == '{':
+            open_groups.append([[]])
+        elif token == ',' and len(open_groups) > 1:
+            alternatives.append([])
+        elif token == '}' and len(open_groups) > 1:
+            open_groups.pop()
+            is_group = len(alternatives) > 1
+            nodes = [alternatives] if is_group else ['{', *alternatives[0], '}']
+            open_groups[-1][-1] += nodes
+        else:
+            alternatives[-1].append(token)
+    while len(open_groups) > 1:
+        first, *others = open_groups.pop()
+        open_groups[-1][-1] += ['{', *first, *(node for o in others for node in (',', *o))]
+    return open_groups[0][0]
+
+
+class _Places:
+    """Sets of places in a path, as the bits of an integer: bit i is before character i."""
+
+    def __init__(self, path: str):
+        self.path, self.masks = path, {}
+        self.all = (2 << len(path)) - 1
+        self.slash = self.before('/')
+
+    def before(self, token: str) -> int:
+        """Returns the places before the characters that match `token`: one, a class or '?'."""
+        if token not in self.masks:
+            if len(token) == 1 and token != '?':
+                is_match = token.__eq__
+            else:
+                one = re.compile(fnmatch.translate(token))
+                is_match = lambda c: c != '/' and one.match(c)  # noqa: E731
+            self.masks[token] = sum(1 << i for i, c in enumerate(self.path) if is_match(c))
+        return self.masks[token]
+
+    def from_first(self, places: int) -> int:
+        """Returns all places from the first of `places` on."""
+        return self.all & ~((places & -places) - 1)
+
+    def within_folder(self, places: int) -> int:
+        """Returns the places that are reached without a slash, by doubling the distance."""
+        can_enter, distance = self.all & ~(self.slash << 1), 1
+        while distance <= len(self.path):
+            places |= can_enter & (places << distance)
+            can_enter &= can_enter << distance
+            distance *= 2
+        return places
+
+
+def _advance(nodes: list, places: int, path: _Places) -> int:
+    """Returns the places where a match of `nodes` can end that begins at one of `places`."""
+    for node in nodes:
+        if not places:
+            return 0
+        if isinstance(node, list):
+            ends = 0
+            for alternative in node:
+                ends |= _advance(alternative, places, path)
+            places = ends
+        elif node == '*':
+            places = path.within_folder(places)
+        elif node == '**/':
+            places |= (path.from_first(places) & path.slash) << 1
+        elif node.startswith('**'):
+            places = path.from_first(places)
+        else:
+            places = (places & path.before(node)) << 1
+    return places
+
+
+class Matches(NamedTuple):
+    """The regular files that a glob matches, in order of their paths, and what is left out.
+
+    doubles: other names, by links, of files among `files` and of folders that are descended into.
+    others: pipes, sockets, devices, dangling links, and folders that hold none of `files`.
+    """
+
+    files: tuple[Path, ...]
+    doubles: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+def find_files(pattern: str) -> Matches:
+    """Returns the files that match `pattern`, where `**` descends, or the file of that name.
+
+    A file that has several names by links is there once, by one that has no link in it if there
+    is one. The names and their order are those of `glob.glob` if there are no links.
+    """
+    # A file of this very name may hold characters that mean something in a pattern.
+    doubles, is_file = [], os.path.isfile(pattern)
+    paths = {pattern} if is_file else {*iterate_paths(pattern, doubles)}
+    by_inode, folders, others = defaultdict(list), [], []
+    for path in sorted(paths):
+        try:
+            status = os.stat(path)
+        except OSError:
+            others.append(path)
+            continue
+        if stat.S_ISREG(status.st_mode):
+            by_inode[status.st_dev, status.st_ino, status.st_nlink > 1].append(path)
+        else:
+            (folders if stat.S_ISDIR(status.st_mode) else others).append(path)
+    files = []
+    for (_, _, is_hard_linked), names in by_inode.items():
+        files += _drop_links(names, is_hard_linked) if len(names) > 1 else names
+    doubles += {*paths} - {*files, *folders, *others}
+    parents = {str(parent) for file in files for parent in Path(file).parents}
+    if pattern.rpartition('/')[2] != '**':
+        others += [folder for folder in folders if str(Path(folder)) not in parents]
+    return Matches(tuple(map(Path, sorted(files))), tuple(sorted(doubles)), tuple(sorted(others)))
+
+
+def _drop_links(names: Iterable[str], is_hard_linked: bool) -> list[str]:
+    """Returns one name of each file, of names that share an inode.
+
+    Some network file systems number files by a hash, so that two of them may share a number.
+    """
+    real = {name: os.path.realpath(name) for name in names}
+    by_file = defaultdict(list)
+    for name in names:
+        by_file['' if is_hard_linked else real[name]].append(name)
+    return [
+        min(same, key=lambda name: (real[name] != os.path.abspath(name), name))
+        for same in by_file.values()
+    ]
+
+
+def iterate_paths(pattern: str, doubles: list[str] | None = None) -> Iterator[str]:
+    """Yields the paths that match, as `glob.glob(pattern, recursive=True)` but for links: a folder
+    that `**` reaches by several names is descended into once, and its other names go to `doubles`.
+    """
+    parts = pattern.split('/')
+    if '**' not in parts:
+        yield from glob.iglob(pattern)
+        return
+    at = parts.index('**')
+    tail = parts[at + 1 :]
+    while tail[:1] == ['**']:  # twice in a row is once
+        del tail[0]
+    bases = [''] if at == 0 else glob.iglob('/'.join(parts[:at]) or '/')
+    for base in bases:
+        for folder in _walk(base, [] if doubles is None else doubles):
+            inside = os.path.join(glob.escape(folder), *(tail or ['*']))
+            yield from iterate_paths(inside, doubles)
+
+
+def _walk(base: str, doubles: list[str]) -> Iterator[str]:
+    """Yields `base` and the folders below it, each real folder once: links come last."""
+    folders, links = deque([(base, os.path.realpath(base or os.curdir))]), deque()
+    seen = set()
+    while folders or links:
+        folder, real = (folders or links).popleft()
+        if real in seen:
+            doubles.append(folder)
+            continue
+        seen.add(real)
+        try:
+            with os.scandir(folder or os.curdir) as entries:
+                entries = sorted(entries, key=lambda entry: entry.name)
+        except OSError:  # no folder, or one that cannot be read: `glob` passes over it, too
+            continue
+        yield folder
+        for entry in entries:
+            if entry.name.startswith('.') or not entry.is_dir():
+                continue
+            path = os.path.join(folder, entry.name)
+            if entry.is_symlink():
+                links.append((path, os.path.realpath(path)))
+            else:
+                folders.append((path, os.path.join(real, entry.name)))
