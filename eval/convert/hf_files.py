@@ -20,7 +20,7 @@ from lm.storage.files import open_regular, parse_json
 
 CONFIG, GENERATION, TEMPLATE = 'config.json', 'generation_config.json', 'chat_template.jinja'
 SETTINGS = ('tokenizer_config.json', 'special_tokens_map.json', GENERATION)
-ADAPTER = 'adapter_config.json'
+TOKENIZER, ADAPTER = 'tokenizer.json', 'adapter_config.json'
 MOST_CONFIG = 1 << 24  # bytes; those of the Hub have some 1,000, with long factors of RoPE 5,000
 MOST_SETTINGS = 1 << 26  # bytes; a tokenizer_config.json with 100,000 added tokens has 20 MB
 MOST_TOKENIZER = 1 << 28  # bytes of a tokenizer.json; that of a vocabulary of 262,000 has 33 MB
@@ -317,15 +317,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     return raw
 
 
-def check_settings(folder: Path) -> list[str]:
+def check_settings(folder: Path) -> None:
     """Checks the files beside the weights, which an import takes along as they are.
 
-    Returns:
-      Notes on files that transformers reads otherwise.
-
-    Raises:
-      ValueError: where one is no regular file, no JSON object, no UTF-8 or too large, and where the
-        tokens that end a text are no ids.
+    Raises ValueError where one is no regular file, no JSON object, no UTF-8 or too large, and where
+    the tokens that end a text are no ids.
     """
     for name in SETTINGS:
         if has_file(folder / name):
@@ -333,18 +329,39 @@ def check_settings(folder: Path) -> list[str]:
             ends = settings.get('eos_token_id') if name == GENERATION else None
             for wrong in IDS.wrong('eos_token_id', ends):
                 raise ValueError(f'{folder / name} has {wrong}')
-    if has_file(folder / TEMPLATE):
+    path = folder / TEMPLATE
+    if has_file(path):
         try:
-            read_bytes(folder / TEMPLATE, MOST_TEMPLATE).decode()
+            read_bytes(path, MOST_TEMPLATE).decode()
         except UnicodeDecodeError as error:
-            raise ValueError(f'{folder / TEMPLATE} is no UTF-8 ({error})') from error
-    if has_file(folder / 'tokenizer.json') and (
-        (size := (folder / 'tokenizer.json').stat().st_size) > MOST_TOKENIZER
-    ):
-        raise ValueError(f'{folder / "tokenizer.json"} has {size:,} bytes, over {MOST_TOKENIZER:,}')
+            raise ValueError(f'{path} is no UTF-8 ({error})') from error
+    path = folder / TOKENIZER
+    if has_file(path) and (size := path.stat().st_size) > MOST_TOKENIZER:
+        raise ValueError(f'{path} has {size:,} bytes, over {MOST_TOKENIZER:,}')
+
+
+def notes_on_settings(folder: Path, eos: int) -> list[str]:
+    """Returns notes on files that transformers would use otherwise.
+
+    Args:
+      folder: as `check_settings` takes it.
+      eos: the id that ends a document here.
+
+    Returns:
+      A note for an adapter, and one where the model's own settings end a text with other tokens.
+    """
+    notes = []
     if has_file(folder / ADAPTER):
-        return [
-            f'{ADAPTER} is there: transformers would add that adapter to the weights, and this '
-            'import has the weights alone. Merge it first (merge_and_unload of PEFT) if it counts'
-        ]
-    return []
+        notes.append(
+            f'{ADAPTER} is there: transformers adds that adapter to the weights, and this import '
+            'has the weights alone. Merge it first, with merge_and_unload of PEFT, if it counts'
+        )
+    if has_file(folder / GENERATION):
+        ends = read_object(folder / GENERATION, MOST_SETTINGS).get('eos_token_id')
+        ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        if ends and eos not in ends:
+            notes.append(
+                f'{GENERATION} ends a text with eos_token_id={shown(ends)}, and documents end with '
+                f'{eos} here; a chat of eval.serve ends with either'
+            )
+    return notes

@@ -109,20 +109,26 @@ def import_folder(
     whole = hf_files.read_config(folder)
     raw = hf_multimodal.text_config(whole)
     family = family_of(raw)
-    notes = hf_files.check_settings(folder)
-    tensors, left_out = hf_multimodal.text_tensors(whole, safetensors.read_folder(folder))
-    notes += [*safetensors.not_read(folder), *left_out]
+    hf_files.check_settings(folder)
+    tensors, notes = hf_multimodal.text_tensors(whole, safetensors.read_folder(folder))
+    notes += safetensors.not_read(folder)
     stored, packed = mxfp4.unpacked(without_unused(family, tensors))
     hf_sizes.check_counts(family, raw, stored)
     fields = family.read(raw)
     vocab_size, dtype = table_of(family, stored)
     hf_sizes.check_shapes(family, fields, raw, stored)
     tokenizer, spec = tokenizer_of(folder, raw, vocab_size, out)
+    notes += hf_files.notes_on_settings(folder, tokenizer.eos_id)
     try:
         recipe = recipe_for(fields, base, spec)
         check(recipe)
     except ValueError as error:
-        raise ValueError(f'{hf_config.FILE} is of no model that ours can be: {error}') from error
+        theirs = hf_sizes.names_of(family, raw)
+        said = [f'{name} there' for path, name in theirs.items() if path in str(error)]
+        raise ValueError(
+            f'{hf_config.FILE} is of no model that ours can be: {error}'
+            + (f' ({", ".join(said)})' if said else '')
+        ) from error
     learner = learner_on_cpu(recipe, vocab_size)
     shapes = shapes_of(learner)
     constants = constants_of(recipe, dtype)

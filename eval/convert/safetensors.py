@@ -22,6 +22,7 @@ from lm.storage.files import open_regular, replacing, write_json
 MOST_HEADER = 100_000_000  # bytes, as in the library
 MOST_BYTES = 1 << 63  # of a file, and so of an axis
 MOST_AXES = 32  # numpy has 64
+MOST_TENSORS = 100_000  # of a file; one of DeepSeek-V3, in 163 files, has some 600
 MOST_NAME, MOST_FILE = 1000, 255  # bytes of the names of tensors and of files
 METADATA = '__metadata__'
 ONE_FILE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
@@ -89,6 +90,8 @@ def read_header(path: Path) -> dict[str, Stored]:
     if not isinstance(header, dict):
         raise refused('its header is no JSON object')
     header.pop(METADATA, None)
+    if len(header) > MOST_TENSORS:
+        raise refused(f'it has {len(header):,} tensors, over {MOST_TENSORS:,}')
     found, data = {}, size - 8 - length
     for name, entry in header.items():
         if not is_name(name, MOST_NAME):
