@@ -6,11 +6,10 @@ a model computes depends on it (`NOT_READ`).
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from eval.convert.hf_files import is_dropout, shown
 from lm.config.fields import FIELDS
 
 Flat = dict[str, Any]  # {'model.d_model': 256, ...}
@@ -52,34 +51,17 @@ class Fields:
     def left(self) -> list[str]:
         """Returns 'name=value' of the fields that nothing took."""
         return [
-            f'{name}={value!r}'
+            f'{name}={shown(value)}'
             for name, value in self.raw.items()
             if name not in self.taken and value is not None
-            if not name.startswith(BEGINNINGS) and not _is_dropout(name)
+            if not name.startswith(BEGINNINGS) and not is_dropout(name)
         ]
-
-
-def _is_dropout(name: str) -> bool:
-    return 'dropout' in name or name.endswith('_pdrop')
 
 
 def dropouts(raw: Mapping[str, Any]) -> list[str]:
     """Returns 'name=value' of the dropouts that a model was trained with."""
-    of = {name: value for name, value in raw.items() if _is_dropout(name) and value}
+    of = {name: value for name, value in raw.items() if is_dropout(name) and value}
     return [f'{name}={value}' for name, value in of.items() if not name.startswith(BEGINNINGS)]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a file of others. ValueError where it is none."""
-    try:
-        raw = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ValueError(f'{path.parent} holds no {path.name}') from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f'{path} is no JSON ({error})') from error
-    if not isinstance(raw, dict):
-        raise ValueError(f'{path} holds no JSON object')
-    return raw
 
 
 @dataclasses.dataclass(frozen=True)

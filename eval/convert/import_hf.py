@@ -18,7 +18,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh
 
-from eval.convert import hf_config, hf_multimodal, mxfp4, safetensors
+from eval.convert import hf_config, hf_files, hf_multimodal, hf_sizes, mxfp4, safetensors
 from eval.convert.fold import learner_on_cpu, write
 from eval.convert.hf_families import Family, Place, family_of
 from eval.convert.hf_weights import Reader, Shapes, laid_over
@@ -106,16 +106,29 @@ def import_folder(
       ValueError: for files that cannot be read, a field that our models lack, and for tensors that
         are left over, missing or of other shapes, all listed.
     """
-    whole = config_of(folder)
+    whole = hf_files.read_config(folder)
     raw = hf_multimodal.text_config(whole)
     family = family_of(raw)
-    stored, notes = hf_multimodal.text_tensors(whole, safetensors.read_folder(folder))
-    stored, packed = mxfp4.unpacked(without_unused(family, stored))
+    hf_files.check_settings(folder)
+    tensors, notes = hf_multimodal.text_tensors(whole, safetensors.read_folder(folder))
+    notes += safetensors.not_read(folder)
+    stored, packed = mxfp4.unpacked(without_unused(family, tensors))
+    hf_sizes.check_counts(family, raw, stored)
     fields = family.read(raw)
     vocab_size, dtype = table_of(family, stored)
+    hf_sizes.check_shapes(family, fields, raw, stored)
     tokenizer, spec = tokenizer_of(folder, raw, vocab_size, out)
-    recipe = recipe_for(fields, base, spec)
-    check(recipe)
+    notes += hf_files.notes_on_settings(folder, tokenizer.eos_id)
+    try:
+        recipe = recipe_for(fields, base, spec)
+        check(recipe)
+    except ValueError as error:
+        theirs = hf_sizes.names_of(family, raw)
+        said = [f'{name} there' for path, name in theirs.items() if path in str(error)]
+        raise ValueError(
+            f'{hf_config.FILE} is of no model that ours can be: {error}'
+            + (f' ({", ".join(said)})' if said else '')
+        ) from error
     learner = learner_on_cpu(recipe, vocab_size)
     shapes = shapes_of(learner)
     constants = constants_of(recipe, dtype)
@@ -147,18 +160,11 @@ def import_folder(
     )
 
 
-def config_of(folder: Path) -> dict[str, Any]:
-    """Returns the config.json of a folder. ValueError where there is no such folder, or file."""
-    if not folder.is_dir():
-        raise ValueError(f'{folder} is no folder; nothing is downloaded')
-    return hf_config.read_json(folder / hf_config.FILE)
-
-
 def digest_of(folder: Path) -> str:
     """Returns a digest of config.json and of the headers, which all hosts must see alike."""
     stored = safetensors.read_folder(folder)
     of_files = {n: (x.file.name, str(x.dtype), x.shape, x.begin) for n, x in stored.items()}
-    text = json.dumps([config_of(folder), of_files], sort_keys=True)
+    text = json.dumps([hf_files.read_config(folder), of_files], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -206,6 +212,8 @@ def table_of(family: Family, stored: Mapping[str, Stored]) -> tuple[int, np.dtyp
     name = next(row.name for row in family.rows if row.paths == ('embedding',))
     if name not in stored:
         raise ValueError(f'the files hold no {name}; they have {listed(stored)}')
+    if len(stored[name].shape) != 2:
+        raise ValueError(f'{name} is {list(stored[name].shape)}, and a matrix is wanted')
     return stored[name].shape[0], stored[name].dtype
 
 

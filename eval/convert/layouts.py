@@ -25,11 +25,15 @@ class Layout:
     def _names(self, names: Sequence[str], part: int) -> list[str]:
         return [name.split('|')[part] if '|' in name else name for name in names]
 
+    def axes(self, part: int) -> list[str]:
+        """Returns the letters of the axes of our array number `part`."""
+        return self._names(self.ours, part)
+
     def sizes(self, shapes: Sequence[Sequence[int]]) -> list[dict[str, int]]:
         """Returns the length of each axis in each of our arrays, from their shapes."""
         found = []
         for part, shape in enumerate(shapes):
-            names = self._names(self.ours, part)
+            names = self.axes(part)
             lengths = dict(zip(names, shape, strict=True))
             digits = {name for group in self.groups for name in group if name.isdigit()}
             found.append(lengths | {name: int(name) for name in digits})

@@ -7,6 +7,8 @@ what is looked at takes memory. Format: https://github.com/huggingface/safetenso
 
 import json
 import math
+import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +16,14 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from lm.storage.files import replacing, write_json
+from eval.convert.hf_files import has_file, read_object, shown
+from lm.storage.files import open_regular, replacing, write_json
 
 MOST_HEADER = 100_000_000  # bytes, as in the library
+MOST_BYTES = 1 << 63  # of a file, and so of an axis
+MOST_AXES = 32  # numpy has 64
+MOST_TENSORS = 100_000  # of a file; one of DeepSeek-V3, in 163 files, has some 600
+MOST_NAME, MOST_FILE = 1000, 255  # bytes of the names of tensors and of files
 METADATA = '__metadata__'
 ONE_FILE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 DTYPES = {
@@ -64,8 +71,10 @@ def read_header(path: Path) -> dict[str, Stored]:
     def refused(why: str) -> ValueError:
         return ValueError(f'{path} is no safetensors file that can be read: {why}')
 
+    if not has_file(path):
+        raise ValueError(f'{path.parent} holds no {path.name}')
     size = path.stat().st_size
-    with path.open('rb') as file:
+    with open_regular(path) as file:
         if size < 8:
             raise refused(f'it has {size} bytes, and the length of its header alone takes 8')
         length = int.from_bytes(file.read(8), 'little')
@@ -81,17 +90,23 @@ def read_header(path: Path) -> dict[str, Stored]:
     if not isinstance(header, dict):
         raise refused('its header is no JSON object')
     header.pop(METADATA, None)
+    if len(header) > MOST_TENSORS:
+        raise refused(f'it has {len(header):,} tensors, over {MOST_TENSORS:,}')
     found, data = {}, size - 8 - length
     for name, entry in header.items():
-        try:
-            (begin, end), code = entry['data_offsets'], entry['dtype']
-            shape = tuple(entry['shape'])
-        except (KeyError, TypeError, ValueError) as error:
-            raise refused(f'{name} lacks dtype, shape or two data_offsets') from error
-        if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
+        if not is_name(name, MOST_NAME):
+            raise refused(f'{shown(name)} is no name of a tensor')
+        match entry:
+            case {'dtype': str(code), 'shape': list(shape), 'data_offsets': [begin, end]}:
+                pass
+            case _:
+                raise refused(f'{name} lacks dtype, shape or two data_offsets')
+        if not all(type(n) is int and 0 <= n < MOST_BYTES for n in (*shape, begin, end)):
             raise refused(f'shape and data_offsets of {name} must be numbers of at least 0')
+        if len(shape) > MOST_AXES:
+            raise refused(f'{name} has {len(shape):,} axes, over {MOST_AXES}')
         if code not in DTYPES:
-            raise refused(f'{name} has dtype {code}; known are {", ".join(DTYPES)}')
+            raise refused(f'{name} has dtype {shown(code)[1:-1]}; known are {", ".join(DTYPES)}')
         dtype = np.dtype(DTYPES[code])
         wanted = math.prod(shape) * dtype.itemsize
         if wanted != end - begin:
@@ -99,7 +114,7 @@ def read_header(path: Path) -> dict[str, Stored]:
                 f'{name} is {code}{list(shape)}, {wanted:,} bytes, and its data_offsets '
                 f'{begin}:{end} have {end - begin:,}'
             )
-        found[name] = Stored(path, dtype, shape, begin + 8 + length)
+        found[name] = Stored(path, dtype, tuple(shape), begin + 8 + length)
     found = dict(sorted(found.items(), key=lambda item: (item[1].begin, item[1].n_bytes)))
     reached, last = 8 + length, 'the header'
     for name, stored in found.items():
@@ -114,39 +129,53 @@ def read_header(path: Path) -> dict[str, Stored]:
     return found
 
 
+def is_name(text: str, most: int) -> bool:
+    """Whether a text may name a tensor or a file: of at most `most` bytes, none of which moves the
+    cursor of a terminal.
+    """
+    return text.isprintable() and len(text.encode()) <= most
+
+
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f'{next(name for name in names if names.count(name) > 1)!r} twice')
+        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f'{shown(name)} twice')
     return found
 
 
 def read_folder(folder: Path) -> dict[str, Stored]:
     """Returns {name: where it lies} of model.safetensors, or of the files that an index names.
 
+    The one file goes first where both are there, as in transformers.
+
     Raises ValueError where there is neither, for an index that names a path, a file that is not
     there, or a tensor that its file has not, and for a tensor that two files or no index has; and
     as `read_header` does.
     """
     index = folder / INDEX
-    if not index.is_file():
-        if not (folder / ONE_FILE).is_file():
-            raise ValueError(
-                f'{folder} holds neither {ONE_FILE} nor {INDEX}. Weights in other forms (.bin, '
-                '.pth, .gguf) are not read; save_pretrained of transformers writes safetensors.'
-            )
+    if has_file(folder / ONE_FILE):
         return read_header(folder / ONE_FILE)
-    try:
-        raw = json.loads(index.read_text(), object_pairs_hook=_without_doubles)
-        named = dict(raw['weight_map'])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f'{index} is no index with a weight_map ({error})') from error
+    if not has_file(index):
+        raise ValueError(
+            f'{folder} holds neither {ONE_FILE} nor {INDEX}. Weights in other forms (.bin, .pth, '
+            '.gguf) are not read; save_pretrained of transformers writes safetensors.'
+        )
+    named = read_object(index, MOST_HEADER).get('weight_map')
+    if not isinstance(named, dict) or not named:
+        raise ValueError(f'{index} is no index with a weight_map')
+    for name, file in named.items():
+        is_file = isinstance(file, str) and is_name(file, MOST_FILE) and '\\' not in file
+        if not is_file or file in ('', '..') or file != Path(file).name:
+            raise ValueError(
+                f'{index} names {shown(file)} for {shown(name)}: a file beside it is wanted, and '
+                'no path'
+            )
+        if not is_name(name, MOST_NAME):
+            raise ValueError(f'{index} has {shown(name)}, which is no name of a tensor')
     found: dict[str, Stored] = {}
-    for file in sorted({str(file) for file in named.values()}):
-        if file != Path(file).name or '\\' in file or file in ('', '..'):
-            raise ValueError(f'{index} names {file!r}: a file beside it is wanted, and no path')
-        if not (folder / file).is_file():
+    for file in sorted({*named.values()}):
+        if not has_file(folder / file):
             raise ValueError(f'{index} names {file}, which is not there')
         there = read_header(folder / file)
         if twice := sorted(there.keys() & found.keys()):
@@ -157,6 +186,13 @@ def read_folder(folder: Path) -> dict[str, Stored]:
     if wrong:
         raise ValueError(f'{index} and its files do not agree on {", ".join(sorted(wrong)[:5])}')
     return found
+
+
+def not_read(folder: Path) -> list[str]:
+    """Returns notes on files of weights that another choice would have read."""
+    if has_file(folder / ONE_FILE) and os.path.lexists(folder / INDEX):
+        return [f'{ONE_FILE} is read, as transformers does, and not the files of {INDEX} beside it']
+    return []
 
 
 def mapped(tensor: Stored) -> np.ndarray:

@@ -127,10 +127,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return record
 
 
-def parse_json(data: bytes) -> Any:
-    """Returns the value in JSON text. Raises ValueError, also where it nests too deep to use."""
+def parse_json(data: bytes, **hooks: Any) -> Any:
+    """Returns the value in JSON text. Raises ValueError, also where it nests too deep to use.
+
+    hooks: as those of `json.loads`, such as parse_int.
+    """
     try:
-        value = json.loads(data.decode())
+        value = json.loads(data.decode(), **hooks)
     except RecursionError as error:
         raise ValueError('it nests too deep') from error
     # Brackets within strings count too, so that many of them alone say nothing.

@@ -19,7 +19,14 @@ from flax.traverse_util import unflatten_dict
 
 from configs import default
 from eval.convert import __main__ as convert
-from eval.convert import export_hf, hf_config, hf_multimodal, import_hf, mxfp4, safetensors
+from eval.convert import (
+    export_hf,
+    hf_files,
+    hf_multimodal,
+    import_hf,
+    mxfp4,
+    safetensors,
+)
 from eval.convert.fold import fold_checkpoint, learner_on_cpu
 from eval.convert.hf_families import FAMILIES
 from eval.convert.import_hf import import_folder, largest_difference
@@ -176,7 +183,7 @@ def test_import_of_an_export_is_bitwise(tmp_path, name):
     stored = dict(safetensors.opened(safetensors.read_folder(tmp_path / 'out')))
     there = CASES[name]
     assert {n: list(array.shape) for n, array in stored.items()} == there['tensors']
-    config = hf_config.read_json(tmp_path / 'out' / 'config.json')
+    config = hf_files.read_config(tmp_path / 'out')
     for field in ('model_type', 'architectures', 'tie_word_embeddings', 'vocab_size', 'dtype'):
         assert config[field] == there['config'][field]
 
@@ -504,7 +511,7 @@ def test_an_import_is_evaluated_trained_and_exported(tmp_path, capsys):
     for path, array in imported('llama2').params.items():
         np.testing.assert_array_equal(array, again.params[path])
     assert again.tokenizer.encode('w0 w49') == [3, 52]
-    named = hf_config.read_json(tmp_path / 'out' / 'tokenizer_config.json')
+    named = json.loads((tmp_path / 'out' / 'tokenizer_config.json').read_text())
     assert (named['bos_token'], named['eos_token']) == ('<s>', '</s>')
 
 

@@ -1,0 +1,103 @@
+"""Contract: each field that a family reads has a type; files are chosen as transformers does, or a
+note says which were read.
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+from eval.convert import hf_config, safetensors
+from eval.convert.hf_config import Fields
+from eval.convert.hf_families import FAMILIES
+from eval.convert.hf_files import FIELDS, ROPE_FIELDS, is_dropout, read_config
+from eval.convert.import_hf import import_folder
+from tests import hostile_models
+from tests.eval.convert.test_hf import CASES, base
+from tests.hostile_models import INDEX, ONE_FILE, in_shards, write_model
+
+
+def names_taken(monkeypatch) -> set[str]:
+    """Returns the fields that families take from the configs of `CASES`."""
+    names, take = set(), Fields.take
+
+    def record(self, name, *default):
+        names.add(name)
+        return take(self, name, *default)
+
+    monkeypatch.setattr(Fields, 'take', record)
+    for case in CASES.values():
+        FAMILIES[case['config']['model_type']].read(case['config'])
+    entries = [entry for family in FAMILIES.values() for entry in family.entries]
+    return names | {getattr(entry, at, '') for entry in entries for at in ('name', 'also')}
+
+
+def test_each_field_that_a_family_reads_has_a_type(monkeypatch):
+    """Catches a new entry of a family whose field a stranger may fill with anything."""
+    names = {name for name in names_taken(monkeypatch) if name and not is_dropout(name)}
+    assert names - FIELDS.keys() == set()
+    scalings = {name for options in hf_config.OF_SCALING.values() for name in options}
+    assert scalings - ROPE_FIELDS.keys() == set()
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_the_types_are_those_of_real_configs(tmp_path, case):
+    """As transformers wrote them. Catches a bound that a real model is beyond."""
+    (tmp_path / 'config.json').write_text(json.dumps(CASES[case]['config']))
+    assert read_config(tmp_path) == CASES[case]['config']
+
+
+def filled(folder, value, file=ONE_FILE):
+    """Writes tensors of llama3 that are all `value`."""
+    shapes = CASES['llama3']['tensors']
+    arrays = {name: np.full(shape, value, np.float32) for name, shape in shapes.items()}
+    tensors = {n: safetensors.Tensor(x.dtype, x.shape, lambda x=x: x) for n, x in arrays.items()}
+    safetensors.write_file(folder / file, tensors)
+    return arrays
+
+
+@pytest.mark.parametrize('lacks_shards', [False, True])
+def test_the_one_file_goes_before_an_index(tmp_path, lacks_shards):
+    """As in transformers (modeling_utils, _get_resolved_checkpoint_files); the note says so."""
+    write_model(tmp_path / 'model', 'llama3')
+    names = filled(tmp_path / 'model', 1.0)
+    if not lacks_shards:
+        filled(tmp_path / 'model', 7.0, 'old.safetensors')
+    index = {'weight_map': dict.fromkeys(names, 'old.safetensors')}
+    (tmp_path / 'model' / INDEX).write_text(json.dumps(index))
+    found = import_folder(tmp_path / 'model', base(), tmp_path / 'out')
+    assert np.asarray(found.params['embedding']).max() == 1
+    assert any(note.startswith(f'{ONE_FILE} is read') and INDEX in note for note in found.notes)
+
+
+def test_files_behind_links_are_read(tmp_path):
+    """The cache of the Hub has the files in blobs, and a snapshot of links to them."""
+    write_model(tmp_path / 'blobs', 'llama3')
+    in_shards(tmp_path / 'blobs', 'llama3')
+    (tmp_path / 'snapshot').mkdir()
+    for path in (tmp_path / 'blobs').iterdir():
+        (tmp_path / 'snapshot' / path.name).symlink_to(f'../blobs/{path.name}')
+    found = import_folder(tmp_path / 'snapshot', base(), tmp_path / 'out')
+    assert found.notes == [] and found.tokenizer.eos_id == 2
+
+
+def test_what_transformers_would_use_otherwise_is_noted(tmp_path):
+    """An adapter beside the weights, and other ends of a text. Both leave out a .bin."""
+    write_model(tmp_path / 'model', 'llama3')
+    (tmp_path / 'model' / 'adapter_config.json').write_text('{"base_model_name_or_path": "x"}')
+    (tmp_path / 'model' / 'pytorch_model.bin').write_text('older weights')
+    (tmp_path / 'model' / 'generation_config.json').write_text('{"eos_token_id": [5, 6]}')
+    notes = import_folder(tmp_path / 'model', base(), tmp_path / 'out').notes
+    assert len(notes) == 2
+    assert 'adapter_config.json is there' in notes[0]
+    assert 'eos_token_id=[5, 6], and documents end with 2 here' in notes[1]
+
+
+def test_a_whole_number_of_many_digits_is_no_size(tmp_path):
+    """Nor is it an error of Python, which reads 4,300 digits; model_max_length has 31."""
+    write_model(tmp_path / 'model', 'llama3')
+    settings = {'model_max_length': 10**30, 'eos_token': '</s>'}
+    (tmp_path / 'model' / 'tokenizer_config.json').write_text(json.dumps(settings))
+    hostile_models.with_field('hidden_size', '9' * 9000)(tmp_path / 'model')
+    with pytest.raises(ValueError, match='hidden_size=inf, and it must be a whole number from 1'):
+        import_folder(tmp_path / 'model', base(), tmp_path / 'out')

@@ -1,0 +1,122 @@
+"""A model from a stranger: import-hf reads it or refuses it in one line, and waits for nothing.
+
+`tests.hostile_models` has the ways to spoil one.
+"""
+
+import contextlib
+import re
+import resource
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from configs import default
+from eval.convert.import_hf import import_folder, write_run
+from lm.data import tokenizers
+from tests import hostile_models
+from tests.faults.test_untrusted import MOST_SEC, Waits
+
+MOST_MEMORY = 2 << 30  # bytes beside those that the process has: one kind has a file of 8 GB
+MOST_CHARACTERS = 3000  # of an error
+KINDS = hostile_models.kinds()
+PARTS = 16
+# One of each sort, none of which compiles a program.
+FEW = [name for name, kind in KINDS.items() if not kind.imports][::15]
+
+
+def base():
+    raw = default.get_config().to_dict()
+    raw['model'] |= {'scan_layers': True}  # compiles one layer
+    return raw
+
+
+@pytest.fixture(scope='module')
+def sound(tmp_path_factory):
+    """Returns a folder of a family that imports, which is written when it is first wanted."""
+    folder = tmp_path_factory.mktemp('sound')
+
+    def write(case):
+        if not (folder / case).exists():
+            hostile_models.write_model(folder / case, case)
+        return folder / case
+
+    return write
+
+
+@contextlib.contextmanager
+def bounded():
+    """Limits the memory and the time of the block; raises Waits after MOST_SEC."""
+
+    def alarm(*_):
+        raise Waits
+
+    status = Path('/proc/self/status')
+    held = re.search(r'VmData:\s+(\d+) kB', status.read_text() if status.exists() else '')
+    before, old = resource.getrlimit(resource.RLIMIT_DATA), signal.signal(signal.SIGALRM, alarm)
+    if held:  # elsewhere memory has no limit here
+        resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(held[1]) + MOST_MEMORY, before[1]))
+    signal.alarm(MOST_SEC)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, old)
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def outcome(name: str, kind: hostile_models.Kind, folder: Path) -> str:
+    """Returns '' for a clear refusal, and for an import that the kind allows; or what is wrong."""
+    out = folder.with_name('out')
+    try:
+        with bounded():
+            found = import_folder(folder, base(), out)
+            if 'config.json: ' not in name and not name.startswith(hostile_models.FAMILIES):
+                write_run(folder, out, found)
+                tokenizers.load(out / 'tokenizer')
+    except (ValueError, OSError) as error:
+        said = str(error)
+        if lacking := [word for word in kind.words if word not in said]:
+            return f'it says nothing of {lacking}: {said[:300]}'
+        if '\n' in said or not said.isprintable() or len(said) > MOST_CHARACTERS:
+            return f'a refusal of many lines, or of other characters: {said[:300]!r}'
+        return ''
+    except Waits:
+        return 'it waits'
+    except BaseException as error:  # a library that panics raises no Exception
+        return f'{type(error).__name__}: {str(error)[:300]}'
+    return '' if kind.imports else 'it is imported'
+
+
+def try_kinds(names, sound, tmp_path):
+    wrong = []
+    for name in names:
+        kind, folder = KINDS[name], tmp_path / 'given'
+        shutil.copytree(sound(kind.case), folder)
+        kind.spoil(folder)
+        if said := outcome(name, kind, folder):
+            wrong.append(f'{name}: {said}')
+        shutil.rmtree(folder)
+        shutil.rmtree(tmp_path / 'out', ignore_errors=True)
+    assert not wrong, '\n'.join([f'{len(wrong)} of {len(names)}:', *wrong])
+
+
+def test_a_few_spoiled_folders_are_refused(sound, tmp_path):
+    """Catches a field whose type is not checked, a size that is built before it is compared, and a
+    file that is opened though it is a pipe.
+    """
+    try_kinds(FEW, sound, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('part', range(PARTS))
+def test_every_spoiled_folder_is_refused_or_imported(sound, tmp_path, part):
+    try_kinds([*KINDS][part::PARTS], sound, tmp_path)
+
+
+@pytest.mark.default_rows('llama3')
+@pytest.mark.parametrize('case', hostile_models.FAMILIES)
+def test_a_sound_folder_is_imported(sound, tmp_path, case):
+    """Or else each kind above would be refused for another reason."""
+    import_folder(sound(case), base(), tmp_path / 'out')
