@@ -11,6 +11,11 @@ layers as lists; join it `using (cell)`, or `using (workdir)` where two sweeps s
 the final validation loss in `runs`, and the training batch's loss in `metrics`.
 """
 
+from lm.launch.before_jax import prepare_streams
+
+if __name__ == '__main__':
+    prepare_streams()  # before any file is opened
+
 import collections
 import re
 from pathlib import Path

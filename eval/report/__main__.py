@@ -3,6 +3,11 @@
 python -m eval.report --workdir=DIR[,DIR] [--out=report.html] [--figures=DIR] [--baseline=VARIANT]
 """
 
+from lm.launch.before_jax import prepare_streams
+
+if __name__ == '__main__':
+    prepare_streams()  # before any file is opened
+
 from absl import app, flags
 
 from eval.report.page import report

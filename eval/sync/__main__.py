@@ -13,7 +13,11 @@ after. What was sent is noted in the workdir: the same command sends what is new
 `train.py --track=mlflow` does this beside training.
 """
 
-import contextlib
+from lm.launch.before_jax import prepare_streams
+
+if __name__ == '__main__':
+    prepare_streams()  # before any file is opened
+
 import os
 import select
 import sys
@@ -24,6 +28,7 @@ from absl import app, flags
 from eval.sync import follower
 from eval.sync.records import runs_in
 from eval.sync.trackers import tracker
+from lm.launch import streams
 from lm.launch.exit_status import BAD_INPUT, DONE
 from lm.record.metrics import FILE
 
@@ -31,8 +36,7 @@ BELOW_TRAINING = 10  # niceness
 
 
 def say(text: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # training was killed; its last rows are sent
-        print(text, flush=True)
+    print(text, flush=True)
 
 
 def until_eof(seconds: float) -> bool:
@@ -78,6 +82,7 @@ def check(workdir: Path, is_to_come: bool) -> None:
 
 
 def run(argv: list[str]) -> None:
+    streams.outlive_output()  # where training was killed, its last rows are sent
     try:
         if len(argv) > 1:
             raise ValueError(f'flags begin with --, as in --to=mlflow; got {argv[1:]}')

@@ -43,6 +43,7 @@ def run_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a start may have set another
         try:
             main(argv)
+            sys.stdout.flush()  # here, and not at exit, it may find that nobody reads
         except KeyboardInterrupt:
             print('\nSIGINT', file=sys.stderr)
             sys.exit(128 + signal.SIGINT)
