@@ -56,7 +56,7 @@ from lm.run.wave import Wave, closing
 from lm.sweep import cells, engines
 
 CONFIG = command.define_config()
-WORKDIR = flags.DEFINE_string(
+WORKDIR = command.define_path(
     'workdir', None, 'Folder of the run, or gs:// or s3://BUCKET/PATH; default runs/NAME-HASH.'
 )
 CONTINUE_CHANGED = flags.DEFINE_bool(

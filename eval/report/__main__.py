@@ -11,7 +11,7 @@ if __name__ == '__main__':
 from absl import app, flags
 
 from eval.report.page import report
-from lm.launch.command import run_main
+from lm.launch.command import define_path, run_main
 
 
 def main(_) -> None:
@@ -21,9 +21,10 @@ def main(_) -> None:
 
 if __name__ == '__main__':
     text = 'Run or sweep; several with commas, the first with the baseline.'
-    flags.DEFINE_list('workdir', None, text, required=True)
-    flags.DEFINE_string('out', None, 'HTML file to write. Default: in the first WORKDIR.')
-    flags.DEFINE_string('figures', None, 'Folder for PNG and SVG figures; none without it.')
+    define_path('workdir', None, text, is_list=True)
+    flags.mark_flag_as_required('workdir')
+    define_path('out', None, 'HTML file to write. Default: in the first WORKDIR.')
+    define_path('figures', None, 'Folder for PNG and SVG figures; none without it.')
     text = 'Variant, or one of its cells, that others are compared with; the first by default.'
     flags.DEFINE_string('baseline', '', text)
     app.run(run_main(main))

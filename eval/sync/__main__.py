@@ -29,6 +29,7 @@ from eval.sync import follower
 from eval.sync.records import runs_in
 from eval.sync.trackers import tracker
 from lm.launch import streams
+from lm.launch.command import define_path
 from lm.launch.exit_status import BAD_INPUT, DONE
 from lm.record.metrics import FILE
 
@@ -99,7 +100,7 @@ def run(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-    flags.DEFINE_string('workdir', None, 'Folder of a run or sweep.')
+    define_path('workdir', None, 'Folder of a run or sweep.')
     flags.DEFINE_string('to', None, 'The tracker: mlflow or wandb.')
     flags.DEFINE_string('uri', None, 'Server, or database, of the tracker.')
     flags.DEFINE_string('project', None, 'Project of W&B, experiment of MLflow.')

@@ -17,7 +17,7 @@ import numpy as np
 from lm.data import formats, regression
 from lm.data.formats import COMPRESSIONS, FORMATS, Documents, as_bytes, check_field, format_of
 from lm.data.hub import open_shards
-from lm.storage.files import first_line
+from lm.storage.files import expand_home, first_line
 from modules.choices import choose
 
 # Tests are two thirds of the library, much of them tables; packages vary with the machine.
@@ -60,7 +60,7 @@ def open_source(source: str, text_field: str) -> Source:
 
 def _text_at(path: str) -> str:
     """Returns the data.source of a path without its scheme; '' for what looks like no path."""
-    there = os.path.expanduser(path)
+    there = expand_home(path)
     if os.path.isdir(there):
         inside = map(Path, glob.iglob(f'{glob.escape(there)}/**', recursive=True))
         first = next((file for file in inside if format_of(file) in FORMATS), Path('any.txt'))
@@ -106,7 +106,7 @@ def text(argument: str, text_field: str) -> Source:
     """
     if not argument:
         raise ValueError("data.source 'text' needs a glob, such as text:corpus/**/*.txt.")
-    pattern = os.path.expanduser(argument)
+    pattern = expand_home(argument)
     # A file of this very name may hold characters that mean something in a pattern.
     matches = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
     files = tuple(Path(match) for match in matches if os.path.isfile(match))

@@ -25,6 +25,7 @@ from lm.config.suggestions import MANY_RUNS, check_flags, field_hint, flag_refus
 from lm.launch.distributed import leave
 from lm.launch.exit_status import BAD_INPUT, SIGNALLED
 from lm.launch.terminal import quiet_libraries
+from lm.storage.files import expand_home
 from modules.choices import nearest
 from modules.options import typed
 
@@ -77,6 +78,45 @@ def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
     return wrapped
 
 
+def define_path(
+    name: str, default: str | None, text: str, *, is_list: bool = False, is_multi: bool = False
+) -> flags.FlagHolder:
+    """Defines a flag whose value is a path or a URL; a leading ~ stands for a home folder.
+
+    Args:
+      name: the flag's name.
+      default: its value where it is not given; of a list, with commas.
+      text: a line of help.
+      is_list: whether its value is a list, with commas.
+      is_multi: whether it may be given again.
+
+    Returns:
+      The flag's holder.
+    """
+    if is_multi:
+        return flags.DEFINE_multi(PathParser(), None, name, default, text)
+    if is_list:
+        return flags.DEFINE(PathListParser(), name, default, text, flags.FLAGS, _WITH_COMMAS)
+    return flags.DEFINE(PathParser(), name, default, text)
+
+
+class PathParser(flags.ArgumentParser):
+    """Reads a path."""
+
+    def parse(self, argument: str) -> str:
+        return expand_home(argument)
+
+
+class PathListParser(flags.ListParser):
+    """Reads paths with commas between them."""
+
+    def parse(self, argument: str | list[str]) -> list[str]:
+        return [expand_home(path) for path in super().parse(argument)]
+
+
+_WITH_COMMAS = flags.CsvListSerializer(',')
+
+
 def define_config() -> flags.FlagHolder[ConfigDict]:
     """Defines --config=PATH, and --config.SECTION.FIELD=VALUE for all fields, set there or not."""
     holder = config_flags.DEFINE_config_file('config', None, 'Python file with get_config().')
@@ -106,6 +146,7 @@ class ConfigParser(ConfigFileFlagParser):
     """Reads a config file as ml_collections does, and adds the fields that it leaves out."""
 
     def parse(self, path: str) -> Any:
+        path = expand_home(path)
         file = path.partition(':')[0]
         stdlib_logging.disable(stdlib_logging.WARNING)  # one line says what is wrong
         try:

@@ -5,6 +5,7 @@ that prints an answer then ends without a word, as SIGPIPE ends others. One that
 goes on (`outlive_output`): its work is in files, or on the network.
 """
 
+import contextlib
 import errno
 import io
 import os
@@ -33,7 +34,7 @@ class Stream(io.FileIO):
         try:
             while left:
                 written = super().write(left)
-                if written is None:  # another process has made the pipe non-blocking, and it is full
+                if written is None:  # another process made the pipe non-blocking; it is full
                     select.select([], [self], [])
                 left = left[written or 0 :]
         except OSError as error:
@@ -83,11 +84,11 @@ def open_streams() -> None:
             if null > 2:
                 os.close(null)
     if sys.stdin is None:
-        sys.stdin = open(os.devnull)
+        sys.stdin = open(os.devnull)  # noqa: SIM115
     for name, kind in (('stdout', Output), ('stderr', Stream)):
         before = getattr(sys, name)
         if before is None:
-            setattr(sys, name, open(os.devnull, 'w'))
+            setattr(sys, name, open(os.devnull, 'w'))  # noqa: SIM115
         elif before is getattr(sys, f'__{name}__') and not isinstance(_raw(before), Stream):
             stream = _text(kind(before.fileno()), before)
             setattr(sys, name, stream)
@@ -122,7 +123,5 @@ def output_loss() -> str:
 
 def _to_stderr(text: str) -> None:
     # Not through sys.stderr, which live progress leads to standard output.
-    try:
+    with contextlib.suppress(OSError):  # it is gone too
         os.write(2, f'{text}\n'.encode(errors='backslashreplace'))
-    except OSError:
-        pass  # it is gone too

@@ -36,9 +36,31 @@ def quiet(line: str) -> None:
     """Discards a line; the `say` of callers who report nothing."""
 
 
+def expand_home(path: str) -> str:
+    """Returns a path with a folder in place of a leading ~ or ~USER, as a shell would; shells leave
+    --workdir=~/x as it is. Raises ValueError where there is no such folder.
+    """
+    expanded = os.path.expanduser(path)
+    if path.startswith('~') and expanded == path:
+        name = path.partition('/')[0]
+        reason = f'there is no user {name[1:]!r}' if name != '~' else 'this user has no home folder'
+        raise ValueError(
+            f'{path}: {reason}. Give the whole path, or ./{path} for a folder of that name.'
+        )
+    return expanded
+
+
 def user_cache() -> Path:
-    """$XDG_CACHE_HOME/evenkeel, or else ~/.cache/evenkeel."""
-    return Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'evenkeel'
+    """$XDG_CACHE_HOME/evenkeel, or else ~/.cache/evenkeel. Raises ValueError without a home folder,
+    as a container's user may have none.
+    """
+    try:
+        return Path(os.environ.get('XDG_CACHE_HOME') or expand_home('~/.cache')) / 'evenkeel'
+    except ValueError:
+        raise ValueError(
+            'there is no folder to cache data in: HOME is not set, and the system knows no home '
+            'folder of this user. Set data.cache_dir, or XDG_CACHE_HOME in the environment.'
+        ) from None
 
 
 def is_full(error: BaseException) -> bool:
