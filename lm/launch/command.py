@@ -34,6 +34,7 @@ from modules.options import typed
 flags.disclaim_key_flags()  # flags that are defined here belong to the program that asks for them
 
 
+CSV = flags.CsvListSerializer(',')
 DEFAULT = Path(__file__).parents[2] / 'configs' / 'default.py'
 EXAMPLE = 'a config file has def get_config(): ... return config, as configs/default.py has'
 
@@ -112,7 +113,7 @@ def define_path(
     if is_multi:
         return flags.DEFINE_multi(PathParser(), None, name, default, text)
     if is_list:
-        return flags.DEFINE(PathListParser(), name, default, text, flags.FLAGS, _WITH_COMMAS)
+        return flags.DEFINE(PathListParser(), name, default, text, flags.FLAGS, CSV)
     return flags.DEFINE(PathParser(), name, default, text)
 
 
@@ -128,9 +129,6 @@ class PathListParser(flags.ListParser):
 
     def parse(self, argument: str | list[str]) -> list[str]:
         return [expand_home(path) for path in super().parse(argument)]
-
-
-_WITH_COMMAS = flags.CsvListSerializer(',')
 
 
 def define_config() -> flags.FlagHolder[ConfigDict]:
