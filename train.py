@@ -21,13 +21,14 @@ cells are results), 128 + n stopped by signal n, after a checkpoint, 42 another 
 not come: the same command goes on.
 """
 
-from lm.launch.before_jax import idle_accelerator, prepare_process, print_help
+from lm.launch import before_jax
 from lm.launch.supervisor import supervise_if_several
 
 if __name__ == '__main__':
-    print_help(__doc__)  # all of this before JAX is imported
+    before_jax.prepare_streams()  # all of this before JAX is imported
+    before_jax.print_help()
     supervise_if_several()
-    prepare_process()
+    before_jax.prepare_process()
 
 import functools
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ from absl import app
 from eval.console import listings
 from lm.config.recipe import Recipe
 from lm.config.resolve import digest, resolve, with_dtype
-from lm.launch import command, distributed, signals, tracking
+from lm.launch import command, distributed, signals, streams, tracking
 from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, SIGNALLED  # noqa: F401
 from lm.record.remote.mirror import mirrored
 from lm.record.workdir import open_workdir
@@ -69,8 +70,9 @@ def main() -> int:
     recipe, is_sweep = resolve(base), (sweep, tune) != (None, None)
     if listings.print_config(recipe, base, sweep, tune):
         return DONE
-    if words := idle_accelerator():
+    if words := before_jax.idle_accelerator():
         raise ValueError(words)
+    streams.outlive_output()
     place = WORKDIR.value or command.default_workdir(recipe, '-sweep' * is_sweep)
     how = engines.asked(is_sweep) | {'trackers': tracking.asked(), 'tune': tune}
     again = CONTINUE_CHANGED.value, START_OVER.value

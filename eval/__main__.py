@@ -26,17 +26,20 @@ from eval.evaluation.asked import (
     parse_suite_flags,
 )
 from eval.evaluation.program import evaluate_checkpoints
-from lm.launch.command import run_main
+from lm.launch.command import define_path, run_main
 from lm.storage.buckets import local_path
 
-CHECKPOINT = flags.DEFINE_multi_string(
-    'checkpoint', [], 'Workdir, sweep, WORKDIR/checkpoints/STEP, or a URL; may be given again.'
+CHECKPOINT = define_path(
+    'checkpoint',
+    [],
+    'Workdir, sweep, WORKDIR/checkpoints/STEP, or a URL; may be given again.',
+    is_multi=True,
 )
 SUITE = define_suites()
 STEP = flags.DEFINE_string('step', None, 'Updates of the checkpoint, or all; default the newest.')
 AGAIN = flags.DEFINE_bool('again', False, 'Compute what is kept too.')
-OUT = flags.DEFINE_string('out', None, 'JSON file to write the numbers to.')
-PAGE = flags.DEFINE_string(
+OUT = define_path('out', None, 'JSON file to write the numbers to.')
+PAGE = define_path(
     'page', None, 'HTML file to write tables and charts to; several checkpoints: beside --out.'
 )
 

@@ -28,6 +28,7 @@ from eval.suites import SUITES
 from eval.suites.base import Suite
 from eval.tables.comparison import BETTER, WITHIN_NOISE, WORSE, holm
 from lm.launch.command import run_main
+from lm.storage.files import expand_home
 from lm.record.remote.local_copy import at_hand
 from lm.record.workdir import SWEEP
 from lm.storage.buckets import is_url
@@ -161,7 +162,7 @@ def said(run: str, baseline: str, verdict: str, one: Difference, items: int, sui
 
 
 def main(argv: list[str]) -> None:
-    runs, say = argv[1:], functools.partial(print, file=sys.stderr)
+    runs, say = [*map(expand_home, argv[1:])], functools.partial(print, file=sys.stderr)
     of_arms = compare_arms(runs[0], say) if len(runs) == 1 else None
     if of_arms is not None:
         print('\n'.join(of_arms))

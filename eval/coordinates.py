@@ -33,7 +33,7 @@ from eval.tables.interval import t_interval
 from lm.config.recipe import Recipe
 from lm.config.resolve import replaced, resolve, with_dtype
 from lm.inference.probes import by_name
-from lm.launch.command import define_config, parse_flags, run_main
+from lm.launch.command import define_config, define_path, parse_flags, run_main
 from lm.model.base_size import resized
 from lm.model.check import check
 from lm.model.transformer import ACTIVATIONS
@@ -317,6 +317,6 @@ if __name__ == '__main__':  # only here: train.py has a --config too
     flags.DEFINE_integer('seeds', 4, 'Initial weights at each size.', lower_bound=1)
     flags.DEFINE_integer('steps', 4, 'Training steps.', lower_bound=1)
     flags.DEFINE_float('tolerance', 0.05, 'The slope that counts as none.')
-    flags.DEFINE_string('out', None, 'Page (.html) or figure (.png, .svg) to write.')
+    define_path('out', None, 'Page (.html) or figure (.png, .svg) to write.')
     flags.mark_flags_as_required(['config'])
     app.run(run_main(main), flags_parser=parse_flags)

@@ -9,6 +9,7 @@ from absl import flags
 from lm import data
 from lm.config.mixture import source_of
 from lm.inference.load import Checkpoint, at_step, find, load, to_stderr
+from lm.launch.command import define_path
 
 __all__ = ['Checkpoint', 'at_step', 'define_checkpoint', 'find', 'load', 'open_data']
 
@@ -22,7 +23,7 @@ def define_checkpoint() -> flags.FlagHolder[str | None]:
       The flag's holder; its value is a path or a URL for `load`, or None.
     """
     text = 'Workdir, or WORKDIR/checkpoints/STEP; or a URL.'
-    return flags.DEFINE_string('checkpoint', None, text)
+    return define_path('checkpoint', None, text)
 
 
 def open_data(checkpoint: Checkpoint) -> data.Dataset:

@@ -20,7 +20,7 @@ from pathlib import Path
 from absl import app, flags
 
 from eval.tables.text import render
-from lm.launch.command import run_main
+from lm.launch.command import define_path, run_main
 from lm.storage.files import write_json
 from modules.scaling import rules
 from modules.scaling.rules import Fit
@@ -188,5 +188,5 @@ def main(_) -> None:
 if __name__ == '__main__':  # only here: other programs have flags of these names
     for one in fields(Given):
         flags.DEFINE_float(one.name, None, one.metadata['help'])
-    flags.DEFINE_string('out', None, 'JSON file to write.')
+    define_path('out', None, 'JSON file to write.')
     app.run(run_main(main))

@@ -11,6 +11,11 @@ layers as lists; join it `using (cell)`, or `using (workdir)` where two sweeps s
 the final validation loss in `runs`, and the training batch's loss in `metrics`.
 """
 
+from lm.launch.before_jax import prepare_streams
+
+if __name__ == '__main__':
+    prepare_streams()  # before any file is opened
+
 import collections
 import re
 from pathlib import Path
@@ -23,7 +28,7 @@ from eval.tables import sql
 from eval.tables.columns import columns
 from eval.tables.results import Record, as_arrow, gather, gather_all, rows_of
 from eval.tables.text import FORMATS, number, render
-from lm.launch.command import run_main
+from lm.launch.command import define_path, run_main
 
 if TYPE_CHECKING:
     import pandas as pd  # takes a second to import, which only frames are worth
@@ -144,6 +149,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':  # only here: other programs that import this have a --workdir too
-    flags.DEFINE_list('workdir', ['runs'], 'Run, sweep, or folder of them; or URLs; with commas.')
+    text = 'Run, sweep, or folder of them; or URLs; with commas.'
+    define_path('workdir', 'runs', text, is_list=True)
     flags.DEFINE_enum('format', 'table', FORMATS, 'How to print what was asked.')
     app.run(run_main(main))

@@ -96,7 +96,7 @@ def test_imports_follow_the_arrows():
 ROOMS = {
     'config': set(),
     'storage': set(),
-    'launch': {'config'},
+    'launch': {'config', 'storage'},
     'data': {'config', 'storage'},
     'model': {'config'},
     'training': {'config', 'model'},

@@ -32,7 +32,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from lm.config.resolve import resolve, with_dtype
-from lm.launch.command import define_config, parse_flags, run_main
+from lm.launch.command import define_config, define_path, parse_flags, run_main
 from lm.launch.terminal import LOG_WIDTH
 from lm.model.check import check
 from lm.run.tables import as_table
@@ -53,8 +53,8 @@ SLICES = flags.DEFINE_integer('slices', 1, 'Number of slices of TPUs, which data
 SEARCH = flags.DEFINE_bool('search', False, 'Try meshes, remat policies and microbatches.')
 TRIES = flags.DEFINE_integer('tries', 8, 'Programs that --search compiles.', lower_bound=1)
 PRICE = flags.DEFINE_float('price', None, 'Price of a chip-hour, in any currency.', lower_bound=0)
-OUT = flags.DEFINE_string('out', None, 'JSON file to write.')
-FIGURE = flags.DEFINE_string('figure', None, 'Page (.html) or figure (.png, .svg) to write.')
+OUT = define_path('out', None, 'JSON file to write.')
+FIGURE = define_path('figure', None, 'Page (.html) or figure (.png, .svg) to write.')
 
 
 def main(_) -> None:

@@ -26,7 +26,7 @@ from eval.claims.evidence import open_evidence
 from eval.claims.record import read_record
 from eval.claims.train import train_open
 from eval.tables.text import FORMATS, render
-from lm.launch.command import run_main
+from lm.launch.command import define_path, run_main
 
 
 def read_board(
@@ -69,12 +69,12 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-    flags.DEFINE_string('workdir', 'runs/claims', 'Folder of the records, one below it a study.')
-    flags.DEFINE_string('claims', str(FOLDER), 'Folder of the files of claims.')
+    define_path('workdir', 'runs/claims', 'Folder of the records, one below it a study.')
+    define_path('claims', str(FOLDER), 'Folder of the files of claims.')
     flags.DEFINE_list('only', [], 'Claims, by the names of their files; with commas.')
     flags.DEFINE_bool('run', False, 'Train what is open, the cheapest study first.')
     flags.DEFINE_float('hours', None, 'Hours to train at most; the same command goes on.')
-    flags.DEFINE_string('pages', None, 'Folder to write the board and a page a claim to.')
-    flags.DEFINE_string('record', None, 'board.json, for claims that the workdir has no runs of.')
+    define_path('pages', None, 'Folder to write the board and a page a claim to.')
+    define_path('record', None, 'board.json, for claims that the workdir has no runs of.')
     flags.DEFINE_enum('format', 'table', FORMATS, 'How to print the board.')
     app.run(run_main(main))

@@ -23,6 +23,7 @@ from lm.config.choice import AUTO, Choice
 from lm.config.fields import CHOICES
 from lm.config.recipe import Recipe, sown_by
 from lm.config.resolve import to_json
+from lm.launch.before_jax import docstring
 from lm.model.check import check
 from lm.run.tables import schedule_listing
 from lm.run.start import check_run
@@ -218,8 +219,7 @@ def description(part: Any) -> str:
         if functions:
             return description(functions[0])
     else:
-        own = part.__dict__.get('__doc__') if isinstance(part, type) else part.__doc__
-        return inspect.cleandoc(own or '')
+        return docstring(part)
     names: dict[str, list[str]] = {}
     for name, value in held.items():
         names.setdefault(getattr(value, '__name__', value), []).append(name)

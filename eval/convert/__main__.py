@@ -45,11 +45,12 @@ from eval.convert.scores import PER, REMOVE, SCORES
 from eval.load import Checkpoint, define_checkpoint, load
 from lm.config.resolve import digest, of_one_run, resolve
 from lm.launch import distributed
-from lm.launch.command import DEFAULT, define_config, parse_flags, run_main
+from lm.launch.command import DEFAULT, define_config, define_path, parse_flags, run_main
 from lm.launch.distributed import is_first, same_everywhere, several
 from lm.launch.exit_status import DONE
 from lm.launch.this_host import child_host
 from lm.storage.buckets import local_path
+from lm.storage.files import expand_home
 from lm.training.state import Weights
 
 MORE = '...'  # the last of a command's names, where it takes any number of the one before
@@ -83,7 +84,7 @@ def run(arguments: Sequence[str], options: Mapping[str, Any]) -> None:
         raise ValueError(f'eval.convert {name} needs {", ".join(missing)} too')
     out = local_path(options['out'], '--out')
     check_empty(out)
-    command.run(*given, out=out, options=options)
+    command.run(*map(expand_home, given), out=out, options=options)
 
 
 def fold(out: Path, options: Mapping[str, Any]) -> None:
@@ -104,7 +105,7 @@ def fold(out: Path, options: Mapping[str, Any]) -> None:
 
 def import_folder(folder: str, out: Path, options: Mapping[str, Any]) -> None:
     """Imports a folder, prints its config, and compares logits where a reference is given."""
-    base, source = options['config'].to_dict(), Path(folder).expanduser()
+    base, source = options['config'].to_dict(), Path(folder)
     join_hosts(source, base, options['reference'])
     imported = import_hf.import_folder(source, base, out, import_hf.all_devices())
     import_hf.write_run(source, out, imported)
@@ -230,7 +231,7 @@ if __name__ == '__main__':  # only here: other programs have flags of these name
     define_checkpoint()
     define_config()
     flags.FLAGS.set_default('config', str(DEFAULT))
-    flags.DEFINE_string('out', None, 'Folder to write; it must be empty or not exist.')
+    define_path('out', None, 'Folder to write; it must be empty or not exist.')
     flags.DEFINE_string('to', None, f'What model.norm becomes: {", ".join(TARGETS)}.')
     flags.DEFINE_bool('untie', False, 'Give tied embeddings a readout of their own.')
     text = 'for PEFT; or, with --basis, the run that all others began from.'
@@ -247,7 +248,7 @@ if __name__ == '__main__':  # only here: other programs have flags of these name
     flags.DEFINE_float('strength', prune.Asked.strength, text)
     flags.DEFINE_integer('seed', 0, 'Of --remove=random.')
     text = 'tokens [B, T] and their logits [B, T, V], which an import is compared with.'
-    flags.DEFINE_string('reference', None, f'File of numpy (.npz) with {text}')
+    define_path('reference', None, f'File of numpy (.npz) with {text}')
     flags.DEFINE_enum('dtype', 'float32', [*export_hf.DTYPES], 'Of the weights that are exported.')
     distributed.define_flags()  # of several hosts, for import-hf
     app.run(run_main(main), flags_parser=parse_flags)

@@ -13,6 +13,7 @@ from absl import flags
 from eval.console.listings import bounds, first_sentence
 from eval.suites import SUITES
 from eval.suites.base import Suite
+from lm.launch.before_jax import docstring
 from lm.launch.command import parse_flags
 from lm.launch.exit_status import BAD_INPUT
 from lm.record.digests import of_record
@@ -187,5 +188,5 @@ def _asked(piece: str, given: Mapping[str, Any]) -> Asked:
 def listing() -> str:
     """Returns a line for each suite: its name, and the first sentence of what it says of itself."""
     width = max(map(len, SUITES))
-    lines = [(name, first_sentence(suite.function.__doc__)) for name, suite in SUITES.items()]
+    lines = [(name, first_sentence(docstring(suite.function))) for name, suite in SUITES.items()]
     return '\n'.join(f'  {name:{width}}  {words}' for name, words in lines)

@@ -18,6 +18,7 @@ from eval.evaluation.targets import Evaluation
 from eval.evaluation.traces import Trace, rows_of, traces_of
 from eval.suites.base import Table
 from eval.tables.text import number
+from lm.launch.before_jax import docstring
 from lm.storage.files import write_text
 
 HERE = Path(__file__).parent
@@ -49,7 +50,7 @@ def write_evaluation_page(
         sections.append(
             {
                 'name': one.label,
-                'about': first_sentence(one.suite.function.__doc__),
+                'about': first_sentence(docstring(one.suite.function)),
                 'options': ', '.join(f'{name} {value}' for name, value in one.options.items()),
                 'rows': lines(numbers_rows(found, traces, one.label)),
                 'traces': f'traces_{i}' if f'traces_{i}' in charts else '',

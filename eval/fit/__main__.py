@@ -26,11 +26,11 @@ from eval.fit.fitting import fit_points, record, text
 from eval.fit.laws import LAWS
 from eval.fit.laws import MOMENTUM as MOMENTUM_OF_PAPER
 from eval.fit.points import Options, from_table, from_workdir
-from lm.launch.command import run_main
+from lm.launch.command import define_path, run_main
 from lm.storage.files import replacing
 
-WORKDIR = flags.DEFINE_string('workdir', None, 'Sweep, or folder of runs, or its URL.')
-TABLE = flags.DEFINE_string('table', None, 'CSV or Parquet file, in place of a workdir.')
+WORKDIR = define_path('workdir', None, 'Sweep, or folder of runs, or its URL.')
+TABLE = define_path('table', None, 'CSV or Parquet file, in place of a workdir.')
 LAW = flags.DEFINE_enum('law', 'chinchilla', sorted(LAWS), 'What to fit.')
 LOSS = flags.DEFINE_string(
     'loss', None, 'Its column: loss in a table; ce of runs, and validation_ce along them.'
@@ -47,8 +47,8 @@ MOMENTUM = flags.DEFINE_float(
 STARTS = flags.DEFINE_integer('starts', 50, 'Starts of the grid to follow, best first.', 1)
 BOOTSTRAP = flags.DEFINE_integer('bootstrap', 200, 'Resamples of the runs.', 0)
 SEED = flags.DEFINE_integer('seed', 0, 'Of the bootstrap.')
-FIGURES = flags.DEFINE_string('figures', None, 'Folder for a page and figures.')
-OUT = flags.DEFINE_string('out', None, 'JSON file to write.')
+FIGURES = define_path('figures', None, 'Folder for a page and figures.')
+OUT = define_path('out', None, 'JSON file to write.')
 
 
 def main(_) -> None:

@@ -3,10 +3,15 @@
 python -m eval.report --workdir=DIR[,DIR] [--out=report.html] [--figures=DIR] [--baseline=VARIANT]
 """
 
+from lm.launch.before_jax import prepare_streams
+
+if __name__ == '__main__':
+    prepare_streams()  # before any file is opened
+
 from absl import app, flags
 
 from eval.report.page import report
-from lm.launch.command import run_main
+from lm.launch.command import define_path, run_main
 
 
 def main(_) -> None:
@@ -16,9 +21,10 @@ def main(_) -> None:
 
 if __name__ == '__main__':
     text = 'Run or sweep; several with commas, the first with the baseline.'
-    flags.DEFINE_list('workdir', None, text, required=True)
-    flags.DEFINE_string('out', None, 'HTML file to write. Default: in the first WORKDIR.')
-    flags.DEFINE_string('figures', None, 'Folder for PNG and SVG figures; none without it.')
+    define_path('workdir', None, text, is_list=True)
+    flags.mark_flag_as_required('workdir')
+    define_path('out', None, 'HTML file to write. Default: in the first WORKDIR.')
+    define_path('figures', None, 'Folder for PNG and SVG figures; none without it.')
     text = 'Variant, or one of its cells, that others are compared with; the first by default.'
     flags.DEFINE_string('baseline', '', text)
     app.run(run_main(main))

@@ -16,6 +16,7 @@ import sys
 from absl import app, flags
 
 from eval.load import define_checkpoint, load
+from lm.launch import streams
 from lm.launch.command import parse_flags, run_main
 
 CHECKPOINT = define_checkpoint()
@@ -37,6 +38,7 @@ PACKAGES = ('starlette', 'uvicorn')
 
 
 def main(_) -> None:
+    streams.outlive_output()
     if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
         raise ValueError(f'{" and ".join(missing)} must be installed: uv sync --extra serve')
     from eval.serve import connections

@@ -16,7 +16,7 @@ from eval.load import Checkpoint
 from eval.suites.base import Result, Table
 from lm.config.resolve import flatten
 from lm.record.digests import of_arrays, of_record
-from lm.storage.files import first_line
+from lm.storage.files import expand_home, first_line
 from modules.choices import nearest
 from modules.options import Option
 
@@ -88,6 +88,7 @@ def _tasks(tasks: str, include_path: str) -> tuple[list[str], Any]:
             'the harness needs names of tasks: --suite=harness:TASK, or TASK+TASK, such as '
             'harness:hellaswag+arc_easy; --harness.include_path=FOLDER has tasks of your own.'
         )
+    include_path = expand_home(include_path)
     if include_path and not Path(include_path).is_dir():
         raise ValueError(f'--harness.include_path={include_path} is no folder.')
     make = _library('lm_eval.tasks').TaskManager
@@ -146,8 +147,9 @@ def _cache_of(checkpoint: Checkpoint, folder: str) -> str:
     """Returns the beginning of a path that no other model has: the harness's keys lack it."""
     config = repr(sorted(flatten(checkpoint.recipe).items()))
     digest = of_record({'arrays': of_arrays(checkpoint.weights), 'config': config})
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    return str(Path(folder) / f'{checkpoint.step}-{digest[:16]}')
+    place = Path(expand_home(folder))
+    place.mkdir(parents=True, exist_ok=True)
+    return str(place / f'{checkpoint.step}-{digest[:16]}')
 
 
 def _result(found: Mapping[str, Any]) -> Result:

@@ -15,6 +15,7 @@ from eval.suites.base import Result, Table
 from lm.data.formats import format_of, json_lines
 from lm.data.globs import find_files
 from lm.inference.scoring import Scorer
+from lm.storage.files import expand_home
 from modules.options import Option
 
 GOOD, BAD, PARADIGM = 'sentence_good', 'sentence_bad', 'UID'
@@ -134,7 +135,7 @@ def _files(path: str) -> list[Path]:
             'minimal_pairs needs its sentences: --suite=minimal_pairs:PATH, a .jsonl file, a '
             'folder of them or a glob. Each line has sentence_good and sentence_bad.'
         )
-    pattern = os.path.expanduser(path)
+    pattern = expand_home(path)
     if os.path.isdir(pattern):
         pattern = f'{glob.escape(pattern)}/*'
         found = [p for p in sorted(map(Path, glob.glob(pattern))) if format_of(p) == FORM]

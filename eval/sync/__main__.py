@@ -13,7 +13,11 @@ after. What was sent is noted in the workdir: the same command sends what is new
 `train.py --track=mlflow` does this beside training.
 """
 
-import contextlib
+from lm.launch.before_jax import prepare_streams
+
+if __name__ == '__main__':
+    prepare_streams()  # before any file is opened
+
 import os
 import select
 import sys
@@ -24,6 +28,8 @@ from absl import app, flags
 from eval.sync import follower
 from eval.sync.records import runs_in
 from eval.sync.trackers import tracker
+from lm.launch import streams
+from lm.launch.command import define_path
 from lm.launch.exit_status import BAD_INPUT, DONE
 from lm.record.metrics import FILE
 
@@ -31,8 +37,7 @@ BELOW_TRAINING = 10  # niceness
 
 
 def say(text: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # training was killed; its last rows are sent
-        print(text, flush=True)
+    print(text, flush=True)
 
 
 def until_eof(seconds: float) -> bool:
@@ -78,6 +83,7 @@ def check(workdir: Path, is_to_come: bool) -> None:
 
 
 def run(argv: list[str]) -> None:
+    streams.outlive_output()  # where training was killed, its last rows are sent
     try:
         if len(argv) > 1:
             raise ValueError(f'flags begin with --, as in --to=mlflow; got {argv[1:]}')
@@ -94,7 +100,7 @@ def run(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-    flags.DEFINE_string('workdir', None, 'Folder of a run or sweep.')
+    define_path('workdir', None, 'Folder of a run or sweep.')
     flags.DEFINE_string('to', None, 'The tracker: mlflow or wandb.')
     flags.DEFINE_string('uri', None, 'Server, or database, of the tracker.')
     flags.DEFINE_string('project', None, 'Project of W&B, experiment of MLflow.')

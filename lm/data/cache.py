@@ -20,7 +20,15 @@ from pathlib import Path
 from lm.data import formats
 from lm.storage import complete_folders
 from lm.storage.buckets import BucketError, below, is_url, open_bucket, place
-from lm.storage.files import Unreadable, is_full, locked, read_json, user_cache, write_text
+from lm.storage.files import (
+    Unreadable,
+    expand_home,
+    locked,
+    no_room,
+    read_json,
+    user_cache,
+    write_text,
+)
 
 PARTIAL = '.partial'  # ends the name of a folder that is being written
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)  # errors of a rename to a folder that exists
@@ -32,7 +40,7 @@ def root(cache_dir: str) -> Path:
     """Returns `cache_dir` as a path, the local folder of a URL, or `user_cache()` for ''."""
     if is_url(cache_dir):
         return place(cache_dir, 'data')
-    return Path(cache_dir).expanduser().absolute() if cache_dir else user_cache()
+    return Path(expand_home(cache_dir)).absolute() if cache_dir else user_cache()
 
 
 def file_digests(folder: Path, files: Iterable[Path]) -> list[str]:
@@ -209,9 +217,8 @@ def disk_full_explained(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # TFDS and ArrayRecord raise what they like
-        if not is_full(error):
+        if not (full := no_room(error, folder)):
             raise
         raise OSError(
-            f'the disk that holds {folder} is full ({error}). Free some space, or set '
-            'data.cache_dir to a folder on another disk.'
+            f'{full} ({error}). Free some space, or set data.cache_dir to a folder on another disk.'
         ) from error

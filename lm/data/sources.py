@@ -18,7 +18,7 @@ from lm.data import formats, regression
 from lm.data.formats import COMPRESSIONS, FORMATS, Documents, as_bytes, check_field, format_of
 from lm.data.globs import Matches, find_files, iterate_paths
 from lm.data.hub import open_shards
-from lm.storage.files import first_line
+from lm.storage.files import expand_home, first_line
 from modules.choices import choose
 
 # Tests are two thirds of the library, much of them tables; packages vary with the machine.
@@ -65,7 +65,7 @@ def open_source(source: str, text_field: str) -> Source:
 
 def _text_at(path: str) -> str:
     """Returns the data.source of a path without its scheme; '' for what looks like no path."""
-    there = os.path.expanduser(path)
+    there = expand_home(path)
     if os.path.isdir(there):
         inside = map(Path, iterate_paths(f'{glob.escape(there)}/**'))
         first = next((file for file in inside if format_of(file) in FORMATS), Path('any.txt'))
@@ -112,7 +112,7 @@ def text(argument: str, text_field: str) -> Source:
     """
     if not argument:
         raise ValueError("data.source 'text' needs a glob, such as text:corpus/**/*.txt.")
-    matches = find_files(os.path.expanduser(argument))
+    matches = find_files(expand_home(argument))
     if not (files := matches.files):
         raise ValueError(_explain_no_files(argument, matches))
     if unreadable := [path for path in files if format_of(path) not in FORMATS]:
@@ -129,7 +129,7 @@ def text(argument: str, text_field: str) -> Source:
 
 def _explain_no_files(argument: str, matches: Matches) -> str:
     what = f'data.source=text:{argument}'
-    if os.path.isdir(os.path.expanduser(argument)):
+    if os.path.isdir(expand_home(argument)):
         return f'{what} is a folder. To read the text there, set data.source={_text_at(argument)}.'
     if matches.others:
         return f'{what} matches {_list(matches.others)}, and only regular files are read.'

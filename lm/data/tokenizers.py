@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lm.data.cache import file_digest
-from lm.storage.files import json_text, open_regular, read_json, sealed
+from lm.storage.files import expand_home, json_text, open_regular, read_json, sealed
 from modules.choices import choose
 
 BYTES = 256
@@ -239,7 +239,7 @@ class Plan:
 def plan(spec: str) -> Plan:
     """Returns the plan of `byte`, `bpe:SIZE` or `hf:PATH`. Raises ValueError for anything else."""
     kind, _, argument = spec.partition(':')
-    if kind not in TOKENIZERS and Path(spec).expanduser().exists():
+    if kind not in TOKENIZERS and Path(expand_home(spec)).exists():
         raise ValueError(
             f'data.tokenizer must begin with its kind, one of {", ".join(sorted(TOKENIZERS))}; got '
             f'the path {spec!r}. To read the {LIBRARY_FILE} there, set data.tokenizer=hf:{spec}.'
@@ -330,7 +330,7 @@ def _interruptible(train: Callable[[Iterable[str]], None], texts: Iterable[str])
 
 
 def _hf(argument: str) -> Plan:
-    path = Path(argument).expanduser()
+    path = Path(expand_home(argument))
     path = path / LIBRARY_FILE if path.is_dir() else path
     if not argument or not path.is_file():
         raise ValueError(

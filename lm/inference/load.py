@@ -38,6 +38,7 @@ from lm.record.remote.local_copy import at_hand, checkpoints_at, of_workdir
 from lm.record.upgrade import stored_config
 from lm.record.workdir import SWEEP
 from lm.storage.buckets import is_url
+from lm.storage.files import expand_home
 from lm.training.state import Hyper, Learner, Weights, build_learner, hyper_from
 from modules.kernels import PLATFORM_BOUND
 
@@ -208,7 +209,7 @@ def find(path: str | Path) -> tuple[Path, int]:
     """
     if is_url(path):
         return _find_in_bucket(path)
-    path = Path(path)
+    path = Path(expand_home(str(path)))
     if path.parent.name == FOLDER and path.name.isdigit() and path.is_dir():
         return path.parent, int(path.name)
     folder = path / FOLDER
@@ -262,6 +263,7 @@ def load(
     Raises:
       ValueError: where there is no checkpoint, or its weights do not fit its config.
     """
+    path = path if is_url(path) else expand_home(str(path))
     folder, newest = find(path)
     if (of_workdir(path)[1] is not None) if is_url(path) else (folder == Path(path).parent):
         return _load(folder, newest, say, mesh)

@@ -1,11 +1,20 @@
 """Prepares a process before it imports JAX. Standard library only, so that it costs nothing."""
 
+import ast
+import codecs
+import contextlib
 import glob
 import importlib.util
+import inspect
+import locale
 import os
 import platform
 import signal
 import sys
+import textwrap
+from typing import Any
+
+from lm.launch.streams import open_streams
 
 # glibc's malloc gives large blocks back to the kernel as soon as they are freed, and gets them
 # again page by page, zeroed. XLA:CPU frees and allocates all its temporaries in every step: 190,000
@@ -23,27 +32,57 @@ ACCELERATORS = (  # what it is, its device files, packages of which JAX needs on
 )
 
 
-def print_help(text: str) -> None:
-    """Prints the help of a program and ends it, where that is asked for."""
+def print_help() -> None:
+    """Prints the docstring of the program and ends it, where --help is asked for."""
     if {'-h', '-help', '--help'} & {*sys.argv[1:]}:
-        print(text.strip())
+        print(docstring(sys.modules['__main__']))
         sys.exit()
 
 
 def prepare_process() -> None:
     """Selects JAX's CPU platform on a machine without accelerator, and starts this process again,
     in place, with a malloc that suits XLA:CPU (`TUNABLES`). JAX_PLATFORMS and GLIBC_TUNABLES stay
-    as the user has set them.
+    as the user has set them. Calls `prepare_streams`.
 
     SIGINT ends the process with one line, until the caller sets another handler.
     """
+    prepare_streams()
     signal.signal(signal.SIGINT, _leave)
     choose_platform()
     if os.environ.get('JAX_PLATFORMS') != 'cpu' or platform.libc_ver()[0] != 'glibc':
         return
     if 'GLIBC_TUNABLES' not in os.environ:
         os.environ['GLIBC_TUNABLES'] = ':'.join(TUNABLES)
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        _start_again()
+
+
+def prepare_streams() -> None:
+    """Gives the process standard streams that never fail, and starts it again, in place, in
+    Python's UTF-8 mode where the locale has another encoding: our files are UTF-8, and text of all
+    languages is trained on. What is printed keeps the encoding of the locale.
+    """
+    open_streams()
+    is_utf8 = codecs.lookup(locale.getencoding()).name == 'utf-8' or sys.flags.utf8_mode
+    if not is_utf8 and os.environ.get('PYTHONUTF8') != '1':  # python -E would begin for ever
+        os.environ['PYTHONUTF8'] = '1'
+        os.environ.setdefault('PYTHONIOENCODING', sys.stdout.encoding)
+        _start_again()
+
+
+def _start_again() -> None:
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def docstring(owner: Any) -> str:
+    """Returns the docstring of a module, class or function without its indentation, '' for none;
+    from the source under `python -OO`, which strips docstrings. A class does not inherit one.
+    """
+    text = owner.__dict__.get('__doc__') if isinstance(owner, type) else owner.__doc__
+    if sys.flags.optimize >= 2:  # a dataclass without docstring has its signature there
+        with contextlib.suppress(OSError, TypeError):  # objects that have no source
+            parsed = ast.parse(textwrap.dedent(inspect.getsource(owner)))
+            text = ast.get_docstring(parsed if inspect.ismodule(owner) else parsed.body[0])
+    return inspect.cleandoc(text or '')
 
 
 def choose_platform() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from absl import app, flags
 from ml_collections import ConfigDict, FieldReference, config_flags
 from ml_collections.config_flags.config_flags import ConfigFileFlagParser
@@ -23,14 +24,17 @@ from lm.config.recipe import Recipe
 from lm.config.resolve import digest, flatten, of_one_run
 from lm.config.suggestions import MANY_RUNS, check_flags, field_hint, flag_refusal
 from lm.launch.distributed import leave
+from lm.launch.exhausted import explain, is_out_of_memory
 from lm.launch.exit_status import BAD_INPUT, SIGNALLED
 from lm.launch.terminal import quiet_libraries
+from lm.storage.files import FULL, expand_home, no_room
 from modules.choices import nearest
 from modules.options import typed
 
 flags.disclaim_key_flags()  # flags that are defined here belong to the program that asks for them
 
 
+CSV = flags.CsvListSerializer(',')
 DEFAULT = Path(__file__).parents[2] / 'configs' / 'default.py'
 EXAMPLE = 'a config file has def get_config(): ... return config, as configs/default.py has'
 
@@ -43,6 +47,7 @@ def run_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a start may have set another
         try:
             main(argv)
+            sys.stdout.flush()  # here, and not at exit, it may find that nobody reads
         except KeyboardInterrupt:
             print('\nSIGINT', file=sys.stderr)
             sys.exit(128 + signal.SIGINT)
@@ -64,7 +69,12 @@ def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
         try:
             status = main()
         except (ValueError, OSError) as error:
-            print(f'error: {error}', file=sys.stderr)
+            print(f'error: {_with_advice(error)}', file=sys.stderr)
+            status = BAD_INPUT
+        except jax.errors.JaxRuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            print(f'error: {explain(error)}', file=sys.stderr)
             status = BAD_INPUT
         except KeyboardInterrupt as error:  # before a run trains; from then on signals are caught
             number = signal.Signals(error.args[0] if error.args else signal.SIGINT)
@@ -74,6 +84,51 @@ def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
         leave(status)
 
     return wrapped
+
+
+def _with_advice(error: ValueError | OSError) -> str:
+    """Adds to a bare error of a full disk which folder that is, and what to do."""
+    number, file = getattr(error, 'errno', None), getattr(error, 'filename', None)
+    if number not in FULL:
+        return str(error)
+    place = Path(os.fsdecode(file)).absolute().parent if file else 'what is written'
+    return f'{no_room(error, place)} ({error}). With more room, the same command goes on.'
+
+
+def define_path(
+    name: str, default: str | None, text: str, *, is_list: bool = False, is_multi: bool = False
+) -> flags.FlagHolder:
+    """Defines a flag whose value is a path or a URL; a leading ~ stands for a home folder.
+
+    Args:
+      name: the flag's name.
+      default: its value where it is not given; of a list, with commas.
+      text: a line of help.
+      is_list: whether its value is a list, with commas.
+      is_multi: whether it may be given again.
+
+    Returns:
+      The flag's holder.
+    """
+    if is_multi:
+        return flags.DEFINE_multi(PathParser(), None, name, default, text)
+    if is_list:
+        return flags.DEFINE(PathListParser(), name, default, text, flags.FLAGS, CSV)
+    return flags.DEFINE(PathParser(), name, default, text)
+
+
+class PathParser(flags.ArgumentParser):
+    """Reads a path."""
+
+    def parse(self, argument: str) -> str:
+        return expand_home(argument)
+
+
+class PathListParser(flags.ListParser):
+    """Reads paths with commas between them."""
+
+    def parse(self, argument: str | list[str]) -> list[str]:
+        return [expand_home(path) for path in super().parse(argument)]
 
 
 def define_config() -> flags.FlagHolder[ConfigDict]:
@@ -86,7 +141,7 @@ def define_config() -> flags.FlagHolder[ConfigDict]:
 def define_run() -> tuple[flags.FlagHolder, flags.FlagHolder, flags.FlagHolder]:
     """Defines --workdir, --continue_changed and --start_over."""
     words = 'Folder of the run, or gs:// or s3://BUCKET/PATH; default runs/NAME-HASH.'
-    workdir = flags.DEFINE_string('workdir', None, words)
+    workdir = define_path('workdir', None, words)
     words = 'Go on from a workdir whose run had another config or other data.'
     changed = flags.DEFINE_bool('continue_changed', False, words)
     words = 'Begin at step 1 where a run has trained and all its checkpoints are lost.'
@@ -115,6 +170,7 @@ class ConfigParser(ConfigFileFlagParser):
     """Reads a config file as ml_collections does, and adds the fields that it leaves out."""
 
     def parse(self, path: str) -> Any:
+        path = expand_home(path)
         file = path.partition(':')[0]
         stdlib_logging.disable(stdlib_logging.WARNING)  # one line says what is wrong
         try:

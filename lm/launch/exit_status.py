@@ -5,7 +5,7 @@ import signal
 DONE, BAD_INPUT, DIVERGED, SIGNALLED = 0, 1, 2, 128
 # "Start me again": launchers do so for 42 (xpk: 42 and 127 to 255), and none does for 1.
 RESUME = 42
-ASKED = (signal.SIGTERM, signal.SIGINT)
+ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 ON_PURPOSE = (DONE, BAD_INPUT, DIVERGED, *(SIGNALLED + number for number in ASKED))
 
 

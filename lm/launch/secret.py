@@ -23,6 +23,7 @@ from pathlib import Path
 
 from lm.launch.exit_status import BAD_INPUT, Ended
 from lm.launch.this_host import SECRET, Host, flags_of
+from lm.storage.files import expand_home
 
 LEAST, MOST = 16, 4096  # characters of a secret
 RUNS = 'runs'  # the folder of workdirs that have no name (`lm.launch.command`)
@@ -52,7 +53,11 @@ class Secret:
                 f'hosts, or set {SECRET} to it. `openssl rand -hex 16` makes one.',
             )
         else:
-            self.path = Path(workdir) / f'.job-{re.sub(r"[^\w.]", "-", host.coordinator)}.secret'
+            try:
+                folder = Path(expand_home(workdir))
+            except ValueError as error:
+                raise Ended(BAD_INPUT, f'--workdir={error}') from None
+            self.path = folder / f'.job-{re.sub(r"[^\w.]", "-", host.coordinator)}.secret'
 
     def write(self) -> str:
         """Returns the secret, which process 0 makes where none was given."""

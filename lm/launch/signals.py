@@ -1,4 +1,7 @@
-"""Signals that ask a program to stop: SIGTERM and SIGINT. Standard library only."""
+"""Signals that ask a program to stop: SIGTERM, SIGINT, and SIGHUP when the terminal hangs up.
+
+Under nohup SIGHUP is ignored, and stays so. Standard library only.
+"""
 
 import contextlib
 import os
@@ -26,8 +29,10 @@ class Caught(list[int]):
 def handlers_kept(handler: Callable | None = None) -> Iterator[None]:
     """Sets `handler` within the block, and restores all handlers behind it, as Ray sets its own."""
     before = {number: signal.getsignal(number) for number in ASKED}
+    if before[signal.SIGHUP] == signal.SIG_IGN:
+        del before[signal.SIGHUP]
     try:
-        for number in ASKED if handler else ():
+        for number in before if handler else ():
             signal.signal(number, handler)
         yield
     finally:
@@ -40,7 +45,8 @@ def caught_signals() -> Iterator[Caught]:
     """Yields a list that receives the first signal; one after ECHO_SEC ends the process at once.
 
     Sooner ones are ignored: a launcher that passes a signal on, and the terminal or `timeout` that
-    sends it to the whole group, make two of one.
+    sends it to the whole group, make two of one. So does a shell that passes SIGHUP on, whenever
+    that comes: a terminal hangs up once.
     """
     caught = Caught()
 
@@ -50,7 +56,7 @@ def caught_signals() -> Iterator[Caught]:
         if not caught:
             caught.append(number)
             caught.since = time.monotonic()
-        elif time.monotonic() - caught.since > ECHO_SEC:
+        elif number != signal.SIGHUP and time.monotonic() - caught.since > ECHO_SEC:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from lm.storage.files import expand_home
+
 HOST_FLAGS = ('coordinator', 'num_processes', 'process_id', 'watch_port')
 FLAGS = (*HOST_FLAGS, 'host_timeout', 'job_secret_file')
 HOST_TIMEOUT_SEC = 300.0  # hosts of one job start minutes apart: JAX itself waits as long
@@ -103,7 +105,7 @@ def this_host(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Host 
             f'{watch_port} of --watch_port, which is the one after it unless it is given.'
         )
     timeout = _number(given, 'host_timeout', HOST_TIMEOUT_SEC, float)
-    secret_file = given.get('job_secret_file', '')
+    secret_file = expand_home(given.get('job_secret_file', ''))
     names, devices = found.names, found.local_devices
     return Host(coordinator, count, mine, watch_port, timeout, names, devices, secret_file)
 
@@ -167,7 +169,7 @@ def open_mpi(env: Mapping[str, str]) -> Found | None:
     names = ('OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_LOCAL_RANK')
     if not all(name in env for name in names):
         return None
-    count, mine, local = (int(env[name]) for name in names)
+    count, mine, local = (_count(env, name) for name in names)
     alone = env.get('OMPI_COMM_WORLD_LOCAL_SIZE') == '1'
     uri, ports = env.get('OMPI_MCA_orte_hnp_uri', ''), {}
     if address := re.search(r'tcp://(.+?)[,:]|tcp6://\[(.+?)[,\]]', uri):
@@ -179,16 +181,30 @@ def open_mpi(env: Mapping[str, str]) -> Found | None:
 
 def slurm(env: Mapping[str, str]) -> Found | None:
     """A task of srun, with all devices of its machine or, among several tasks there, one."""
-    names = ('SLURM_JOB_ID', 'SLURM_STEP_NODELIST', 'SLURM_NTASKS', 'SLURM_PROCID', 'SLURM_LOCALID')
-    if not all(name in env for name in names):
+    numbers = ('SLURM_JOB_ID', 'SLURM_PROCID', 'SLURM_LOCALID')
+    if not all(env.get(name) for name in ('SLURM_STEP_NODELIST', *numbers)):
         return None
-    job, nodes, count, mine, local = (env[name] for name in names)
-    hosts, tasks = expanded(nodes), env.get('SLURM_STEP_TASKS_PER_NODE', '')
-    names = tuple(hosts) if len(hosts) == int(count) else ()
+    # In a shell of salloc, a step of one task, SLURM_NTASKS counts the tasks of the job; with
+    # sbatch --ntasks-per-node alone it is not set.
+    which = 'SLURM_STEP_NUM_TASKS' if env.get('SLURM_STEP_NUM_TASKS') else 'SLURM_NTASKS'
+    count, (job, mine, local) = _count(env, which), (_count(env, name) for name in numbers)
+    hosts, tasks = expanded(env['SLURM_STEP_NODELIST']), env.get('SLURM_STEP_TASKS_PER_NODE', '')
+    names = tuple(hosts) if len(hosts) == count else ()
     alone = names or re.fullmatch(r'1(\(x\d+\))?', tasks)
-    devices = _devices_of_task(env, None if alone else int(local))
-    ports = _job_ports(hosts[0], int(job))
-    return Found('SLURM', int(count), int(mine), names=names, local_devices=devices, **ports)
+    devices = _devices_of_task(env, None if alone else local)
+    ports = _job_ports(hosts[0], job)
+    return Found('SLURM', count, mine, names=names, local_devices=devices, **ports)
+
+
+def _count(env: Mapping[str, str], name: str) -> int:
+    """Returns the whole number in a variable. Raises ValueError, naming it, for anything else."""
+    if not re.fullmatch(r'\d+', text := env.get(name, '')):
+        raise ValueError(
+            f'{name} must be a whole number where the other variables of its launcher are set; got '
+            f'{text!r}. Set it, or give --coordinator=HOST:PORT, --num_processes=N and '
+            '--process_id=I; --num_processes=1 is for a process that is alone.'
+        )
+    return int(text)
 
 
 def _devices_of_task(env: Mapping[str, str], local: int | None) -> tuple[int, ...] | None:

@@ -16,6 +16,7 @@ from lm.config.mixture import by_source, source_of
 from lm.config.recipe import Recipe
 from lm.config.resolve import to_dict
 from lm.launch.distributed import from_first, is_first
+from lm.launch.streams import output_loss
 from lm.launch.terminal import Terminal
 from lm.record.checkpoint import TreeMismatch, fields_that_differ, read_meta
 from lm.record.checkpoints import DAMAGED, LOSS, Checkpoints
@@ -27,7 +28,7 @@ from lm.run.evaluate import objective_loss_name
 from lm.run.program import Experiment
 from lm.run.tables import optimizer_state_bytes, parameter_count
 from lm.run.warnings import Detector, told
-from lm.storage.files import is_full, sealed, write_json
+from lm.storage.files import no_room, sealed, write_json
 from lm.training.state import State
 from lm.training.step import MUST_BE_FINITE
 
@@ -75,6 +76,7 @@ class Journal:
         self.recorder: Recorder | NoRecorder | None = None
         self.detector = Detector(recipe, [])
         self._bad_step: int | None = None
+        self._noted_output_loss = False
 
     def restore(
         self, template: State, continue_changed: bool = False, start_over: bool = False
@@ -197,6 +199,7 @@ class Journal:
         self.throughput.steps += 1
         self.counters.tokens += tokens
         self._check_finite(step, row)
+        self._note_output_loss(step)
         every, steps = self.recipe.train.log_every, self.recipe.train.steps
         if step == 1 or step % every == 0 or step == steps:
             row = {'step': step, **row, 'tokens': self.counters.tokens, **self.throughput.read()}
@@ -219,6 +222,12 @@ class Journal:
             return
         self._bad_step = step
         raise Diverged(said)
+
+    def _note_output_loss(self, step: int) -> None:
+        """Notes once that what is printed is dropped (`lm.launch.streams`)."""
+        if not self._noted_output_loss and (why := output_loss()):
+            self._noted_output_loss = True
+            self._event('output_lost', step, f'standard output is gone: {why}')
 
     def _event(self, kind: str, step: int, text: str) -> None:
         self.counters.events.append({'kind': kind, 'step': step, 'seen': text})
@@ -276,8 +285,8 @@ class Journal:
     def explained(self, error: OSError) -> OSError:
         """Adds to an error of writing what it means for the run."""
         what, then = f'{self.workdir} cannot be written', 'When it can be'
-        if is_full(error):
-            what, then = f'the disk that holds {self.workdir} is full', 'With room on it'
+        if full := no_room(error, self.workdir):
+            what, then = full, 'With more room'
         newest, where = 'no checkpoint has been saved', 'anew'
         if steps := self.checkpoints.steps():
             newest = f'the newest checkpoint is {self.checkpoints.folder / str(steps[-1])}'
@@ -310,6 +319,7 @@ class Journal:
         """Writes summary.json. status: done, stopped, or diverged or failed with a reason."""
         if not is_first():
             return
+        self._note_output_loss(self.step)
         trained, experiment = self.throughput, self.experiment
         seconds = trained.total_seconds or math.nan
         record = {

@@ -36,6 +36,7 @@ from lm.record.remote.local_copy import of_workdir
 from lm.record.workdir import read_config
 from lm.run.program import Experiment
 from lm.storage.buckets import below, is_url
+from lm.storage.files import expand_home
 from lm.training.state import Learner, State, Weights, hyper_from
 from lm.training.update import average_of
 from modules.dropout import KEY
@@ -275,6 +276,7 @@ def _source_of_all(recipe: Recipe, experiment: Experiment) -> Checkpoint:
 
 def candidates(path: str) -> list[str]:
     """Returns the checkpoints that `path` stands for, the newest first; of a bucket that alone."""
+    path = path if is_url(path) else expand_home(path)
     folder, newest = find(path)
     if is_url(path):
         return [below(of_workdir(path)[0], FOLDER, newest)]

@@ -19,7 +19,7 @@ from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from lm.storage.files import first_line, user_cache
+from lm.storage.files import expand_home, first_line, user_cache
 
 # The variable with the address of a store other than Google's or Amazon's.
 ENDPOINTS = {'gs': 'GOOGLE_BASE_URL', 's3': 'AWS_ENDPOINT_URL'}
@@ -127,7 +127,7 @@ def place(url: str, kind: str) -> Path:
     endpoint = os.environ.get(ENDPOINTS[scheme], '')
     identity = f'{endpoint} {scheme}://{bucket}/{path}'
     given = os.environ.get('EVENKEEL_CACHE')
-    root = Path(given).expanduser().absolute() if given else user_cache() / 'buckets'
+    root = Path(expand_home(given)).absolute() if given else user_cache() / 'buckets'
     return root / kind / hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
 
 

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 POLL_SEC = 0.1
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Libraries raise errors of their own types that quote the system's words.
-FULL_WORDS = tuple(os.strerror(number).lower() for number in FULL)
+FULL = {  # errors of a write for which there is no room, in words about a folder
+    errno.ENOSPC: 'the disk that holds {} is full',
+    errno.EDQUOT: 'the quota of the disk that holds {} is used up',
+    errno.EFBIG: 'a file in {} has the largest size that files may have here (ulimit -f)',
+}
 MOST_JSON = 1 << 28  # bytes of a JSON file; a sweep of 100,000 cells has a fifth
 MOST_NESTING = 64  # of JSON; records of ours nest four deep
 SEAL = 'sha256'  # the field of a sealed record that holds the digest of the others
@@ -36,15 +38,46 @@ def quiet(line: str) -> None:
     """Discards a line; the `say` of callers who report nothing."""
 
 
+def expand_home(path: str) -> str:
+    """Returns a path with a folder in place of a leading ~ or ~USER, as a shell would; shells leave
+    --workdir=~/x as it is. Raises ValueError where there is no such folder.
+    """
+    expanded = os.path.expanduser(path)
+    if path.startswith('~') and expanded == path:
+        name = path.partition('/')[0]
+        reason = f'there is no user {name[1:]!r}' if name != '~' else 'this user has no home folder'
+        raise ValueError(
+            f'{path}: {reason}. Give the whole path, or ./{path} for a folder of that name.'
+        )
+    return expanded
+
+
 def user_cache() -> Path:
-    """$XDG_CACHE_HOME/evenkeel, or else ~/.cache/evenkeel."""
-    return Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'evenkeel'
+    """$XDG_CACHE_HOME/evenkeel, or else ~/.cache/evenkeel. Raises ValueError without a home folder,
+    as a container's user may have none.
+    """
+    try:
+        return Path(os.environ.get('XDG_CACHE_HOME') or expand_home('~/.cache')) / 'evenkeel'
+    except ValueError:
+        raise ValueError(
+            'there is no folder to cache data in: HOME is not set, and the system knows no home '
+            'folder of this user. Set data.cache_dir, or XDG_CACHE_HOME in the environment.'
+        ) from None
 
 
-def is_full(error: BaseException) -> bool:
-    """Whether an error of any type says that a disk, or a quota of it, is full."""
-    known = getattr(error, 'errno', None) in FULL
-    return known or any(words in str(error).lower() for words in FULL_WORDS)
+def no_room(error: BaseException, folder: Path | str) -> str:
+    """Returns what is full, for an error of a write to `folder`; '' for an error of another kind.
+
+    An error without a number is judged by the one that caused it, or else by its text: libraries
+    quote the system's words. Memory of a device that is full (RESOURCE_EXHAUSTED) is no disk.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if number := getattr(cause, 'errno', None):
+            return FULL.get(number, '').format(folder)
+        cause = cause.__cause__
+    quoted = (number for number in FULL if os.strerror(number).lower() in str(error).lower())
+    return FULL.get(next(quoted, 0), '').format(folder)
 
 
 def first_line(error: Exception, most: int | None = None) -> str:
