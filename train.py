@@ -72,7 +72,7 @@ def main() -> int:
     if CONFIG.value is None:
         raise app.UsageError('--config=PATH is needed, such as --config=configs/default.py')
     given = CONFIG.value.to_dict()
-    config, followed = start.with_source_model(given, command.fields_given(given))
+    config, followed = start.with_source_model(given, command.fields_given(given), WORKDIR.value)
     base, sweep, tune = cells.split_sweep(with_dtype(config, engines.dtype_of_workers()))
     recipe, is_sweep = resolve(base), (sweep, tune) != (None, None)
     if listings.print_config(recipe, base, sweep, tune):
@@ -99,13 +99,15 @@ def train(
     trackers: Sequence[str] = (),
 ) -> int:
     """Trains to config.train.steps, from the newest checkpoint there is; the exit status."""
-    runs.check(recipe)
+    runs.check(recipe, workdir)
     terminal = runs.open_terminal()
     with open_workdir(workdir, recipe, continue_changed, terminal.say):
         for line in (runs.where(workdir), *words):
             terminal.say(line)
+        # Storage: whether it takes checkpoints, before hours of text and compiling.
+        runs.try_storage(recipe, workdir)
         # Data: the text as rows of tokens, prepared once.
-        dataset = open_text(recipe, terminal.say)
+        dataset = open_text(recipe, terminal.say, workdir)
         # Mesh: the model and its optimizer laid over the devices, and the step that trains it.
         experiment = Experiment(recipe, dataset, terminal.say)
         program = Program(experiment)

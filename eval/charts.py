@@ -18,6 +18,8 @@ import jinja2
 import vl_convert
 from markupsafe import Markup
 
+from lm.storage.files import replacing, write_text
+
 # Okabe and Ito's colours, told apart by the colour-blind, without their yellow, too light on white.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#7A5195')
 PASSES, FAILS = '#8a929a', '#D55E00'
@@ -65,10 +67,11 @@ def save(chart: Chart, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     spec = spec_of(chart) | {'background': 'white'}
     if path.suffix == '.svg':
-        path.write_text(vl_convert.vegalite_to_svg(spec, config=LIGHT))
+        write_text(path, vl_convert.vegalite_to_svg(spec, config=LIGHT))
     elif path.suffix == '.png':
         drawn = vl_convert.vegalite_to_png(spec, config=LIGHT, scale=1.0, ppi=PIXELS_PER_INCH)
-        path.write_bytes(drawn)
+        with replacing(path) as temporary:
+            temporary.write_bytes(drawn)
     else:
         raise ValueError(f'a figure is .png or .svg; got {path}')
     return path
@@ -97,7 +100,7 @@ def write_page(path: Path, charts: Mapping[str, Chart], **content: Any) -> None:
     page = environment().get_template('page.html.j2')
     about = {'made': made(), 'command': command, 'scripts': in_page(charts)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page.render(charts=list(charts), **about, **content))
+    write_text(path, page.render(charts=list(charts), **about, **content))
 
 
 def environment(*folders: Path, is_html: bool = True) -> jinja2.Environment:

@@ -1,15 +1,18 @@
 """Everything that runs of one program share: text, devices, model (Experiment), compiled steps."""
 
+import dataclasses
 import functools
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from lm import data
+from lm.config.fields import DataConfig
 from lm.config.recipe import Recipe
 from lm.devices.blueprint import Blueprint
 from lm.devices.mesh import batch_sharding, put_batch, traced_on
@@ -18,6 +21,7 @@ from lm.devices.shardings import batch_shapes, jit_init, state_shardings, step_o
 from lm.launch.distributed import from_first, same_everywhere
 from lm.model.check import scores_of
 from lm.model.objectives import evaluated, n_marks, training_mixture
+from lm.record.checkpoint import FOLDER, steps_in
 from lm.record.machine import device_memory_bytes
 from lm.run.profile import Tracer
 from lm.training.diagnostics import make_diagnose
@@ -26,17 +30,34 @@ from lm.training.state import Hyper, build_learner, hyper_from
 from lm.training.step import make_eval_step, make_train_step
 from modules.kernels.attention import refuse_documents
 
+TOKENIZER = 'tokenizer'  # the folder of a workdir that holds it
 
-def open_text(recipe: Recipe, say: Callable[[str], None]) -> data.Dataset:
+
+def open_text(
+    recipe: Recipe, say: Callable[[str], None], workdir: Path | None = None
+) -> data.Dataset:
     """Opens the text of config.data as rows of tokens, prepared where that is not done yet.
+    workdir: of a run, which may have a copy of its tokenizer (`data_at_hand`).
 
     Raises ValueError where it is too short for config.train.steps, or processes have other text.
     """
+    fields = recipe.data if workdir is None else data_at_hand(recipe, workdir)
     # Where the cache is shared, so is the work (`lm.data.prepare`).
-    dataset = data.open_dataset(recipe.data, say=say)
+    dataset = data.open_dataset(fields, say=say)
     same_everywhere('the digest of the prepared data', dataset.digest)
     data.check_epochs(recipe.data, recipe.train.steps, dataset.train)
     return dataset
+
+
+def data_at_hand(recipe: Recipe, workdir: Path) -> DataConfig:
+    """Returns config.data; with the run's own copy of the tokenizer if the run has a checkpoint,
+    and the one that it began from (train.init_from) has been moved with its tokenizer.
+    """
+    kind, _, path = recipe.data.tokenizer.partition(':')
+    is_gone = kind == 'hf' and not Path(path).expanduser().exists()
+    if not recipe.train.init_from or not is_gone or not steps_in(workdir / FOLDER):
+        return recipe.data
+    return dataclasses.replace(recipe.data, tokenizer=f'hf:{workdir / TOKENIZER}')
 
 
 def flops_of_step(recipe: Recipe, platform: str) -> float:
