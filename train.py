@@ -102,11 +102,9 @@ def train(
     runs.check(recipe, workdir)
     terminal = runs.open_terminal()
     with open_workdir(workdir, recipe, continue_changed, terminal.say):
-        for line in (runs.where(workdir), *words):
-            terminal.say(line)
-        # Storage: whether it takes checkpoints, before hours of text and compiling.
+        terminal.say('\n'.join([runs.where(workdir), *words]))
+        # Data: the text as rows of tokens, prepared once, if there is a place for checkpoints.
         runs.try_storage(recipe, workdir)
-        # Data: the text as rows of tokens, prepared once.
         dataset = open_text(recipe, terminal.say, workdir)
         # Mesh: the model and its optimizer laid over the devices, and the step that trains it.
         experiment = Experiment(recipe, dataset, terminal.say)
@@ -119,8 +117,8 @@ def train(
             if slot.journal.finished:
                 return runs.nothing_left(slot)
             wave.compile()
-            sec, held = program.compile_sec, memory_words(experiment, program)
-            terminal.say(f'compiled in {sec:.1f} s; {held}')
+            held = memory_words(experiment, program)
+            terminal.say(f'compiled in {program.compile_sec:.1f} s; {held}')
             with (
                 tracking.tracked(workdir, trackers, terminal.say),
                 terminal.live(recipe.train.steps, slot.journal.step),

@@ -1,7 +1,7 @@
-"""Kills within the process of a test: from its K-th file event below a folder on, nothing is written.
+"""Kills within the process of a test: from a file event below a folder on, nothing is written.
 
-What lies in the folder then is what SIGKILL would have left, as no `finally` of the command can write
-or remove anything either. Writes of TensorStore, which is C++, are no events.
+What lies in the folder then is what SIGKILL would have left, as no `finally` of the command can
+write or remove anything either. Writes of TensorStore, which is C++, are no events.
 """
 
 import contextlib
