@@ -24,13 +24,13 @@ from eval.evaluation.asked import Asked
 from eval.load import load
 from eval.suites.base import Result
 from eval.tables.results import write_table
-from lm.config.fields import DataConfig
 from lm.data import open_dataset
 from lm.data.tokenizers import load as load_tokenizer
 from lm.inference.load import find
 from lm.record.workdir import open_workdir, read_config
 from lm.storage.files import quiet
 from lm.storage.filling import MARK, filling
+from tests.commands import tiny
 from tests.corpora import write_corpus
 from tests.eval.convert.test_hf import base, saved, with_tokenizer
 from tests.killed import events_of, kill
@@ -172,14 +172,13 @@ def cases(theirs, run, tmp_path_factory):
     """Each kind of writer; work that writes nothing is done once."""
     checkpoint, text = load(run), tmp_path_factory.mktemp('text')
     exported = functools.cache(lambda: export_hf.export_checkpoint(checkpoint))
-    source = write_corpus(text)['data.source']
+    fields = tiny(write_corpus(text), data_tokenizer='bpe:300').data
     config = default.get_config()
     factors = {'a.lora_A.weight': checkpoint.variables['params']['embedding']}
     merging = {'keep': None, 'basis': 1, 'base': str(run)}
 
     def prepare(out):
-        fields = {'cache_dir': str(out), 'tokenizer': 'bpe:300', 'seq_len': 16}
-        return open_dataset(DataConfig(source=source, **fields), say=quiet)
+        return open_dataset(dataclasses.replace(fields, cache_dir=str(out)), say=quiet)
 
     def of_data(out):
         """By what another process finds there: a name without an ending is whole."""
