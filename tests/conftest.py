@@ -89,13 +89,13 @@ def whole(corpus, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def edited_sources(monkeypatch):
-    """Has this process run other sources from now on; their words (`lm.record.code.code_words`)."""
+    """Has this process run other sources from now on; how `describe_code` names them."""
     from lm.record import code
 
     monkeypatch.setattr(code, 'sources_digest', lambda root: 'e' * 16)
     monkeypatch.setattr(code, 'git_commit', lambda: 'd' * 40 + '-dirty')
     code.running_code.cache_clear()
-    yield code.code_words(code.running_code())
+    yield code.describe_code(code.running_code())
     code.running_code.cache_clear()
 
 

@@ -18,7 +18,7 @@ from lm.config.fields import Config
 from lm.inference.load import load
 from lm.record.checkpoint import read_meta, steps_in
 from lm.record.checkpoints import Checkpoints
-from lm.record.code import code_words, running_code
+from lm.record.code import describe_code, running_code
 from lm.record.workdir import InUse, open_workdir
 from lm.run.journal import CheckpointsLost
 from lm.storage.files import read_json, sealed, write_json
@@ -40,7 +40,9 @@ def test_finished_run_has_nothing_left_to_do(whole, corpus, capsys):
 def test_a_finished_run_says_that_other_code_trained_it(whole, corpus, capsys, edited_sources):
     assert train(tiny(corpus), whole) == DONE
     (then,) = read_json(whole / 'summary.json')['code']
-    words = f'NOTE: other code has trained this run: {code_words(then)}; this is {edited_sources}. '
+    words = (
+        f'NOTE: other code has trained this run: {describe_code(then)}; this is {edited_sources}. '
+    )
     assert words in said(capsys)
     assert edited_sources == 'commit dddddddd with uncommitted changes (sources eeeeeeee)'
 
@@ -53,7 +55,7 @@ def test_a_run_that_goes_on_with_other_code_says_so_and_keeps_both(
     edited = request.getfixturevalue('edited_sources')
     capsys.readouterr()
     stop_after(9, tiny(corpus), tmp_path)
-    words = f'other code has trained up to step 6: {code_words(began)}; from there on it is'
+    words = f'other code has trained up to step 6: {describe_code(began)}; from there on it is'
     assert f'NOTE: {words} {edited}' in said(capsys)
     assert train(tiny(corpus), tmp_path) == DONE
     assert 'other code' not in capsys.readouterr().out

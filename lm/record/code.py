@@ -43,7 +43,7 @@ def _sources(root: Path) -> Iterator[Path]:
         yield from sorted((root / package).rglob('*.py'))
 
 
-def other_code(history: Any, summary: Mapping[str, Any]) -> Code | None:
+def find_other_code(history: Any, summary: Mapping[str, Any]) -> Code | None:
     """Returns the last code that trained a run, if it is known and not this one.
 
     Args:
@@ -59,7 +59,7 @@ def other_code(history: Any, summary: Mapping[str, Any]) -> Code | None:
     return {'commit': commit} if is_known and commit != now['commit'] else None
 
 
-def with_running_code(history: Sequence[Code], step: int) -> list[Code]:
+def extend_code_history(history: Sequence[Code], step: int) -> list[Code]:
     """Returns the history of a run that this process trains from `step` on."""
     now = running_code()
     if history and history[-1]['sources'] == now['sources']:
@@ -67,15 +67,15 @@ def with_running_code(history: Sequence[Code], step: int) -> list[Code]:
     return [*history, {'step': step, **now}]
 
 
-def counted_words(codes: Iterable[Code | None]) -> str:
+def summarize_codes(codes: Iterable[Code | None]) -> str:
     """Returns the words of the codes of several runs, each with the number of its runs; '' if none
     is another one.
     """
-    counts = collections.Counter(code_words(code) for code in codes if code is not None)
+    counts = collections.Counter(describe_code(code) for code in codes if code is not None)
     return ', '.join(f'{n} by {words}' for words, n in counts.most_common())
 
 
-def code_words(code: Mapping[str, Any]) -> str:
+def describe_code(code: Mapping[str, Any]) -> str:
     """Returns, for instance, 'commit 1a2b3c4d with uncommitted changes (sources 9f8e7d6c)'."""
     commit, _, dirty = code['commit'].partition('-')
     named = 'code without git' if commit == UNKNOWN else f'commit {commit[:DIGITS]}'

@@ -19,7 +19,7 @@ from lm.launch.distributed import from_first, is_first
 from lm.launch.terminal import Terminal
 from lm.record.checkpoint import TreeMismatch, fields_that_differ, read_meta
 from lm.record.checkpoints import DAMAGED, LOSS, Checkpoints
-from lm.record.code import Code, other_code, with_running_code
+from lm.record.code import Code, extend_code_history, find_other_code
 from lm.record.machine import device_name, git_commit, peak_memory_bytes, versions
 from lm.record.metrics import FILE, NoRecorder, Recorder, Throughput, read_rows, without_nan
 from lm.record.upgrade import stored_config
@@ -107,7 +107,7 @@ class Journal:
             )
         self.counters = Counters(**meta['counters'])
         self.step = self.saved_step = int(state.step)
-        self.other_code = other_code(self.counters.code, read_summary(self.workdir))
+        self.other_code = find_other_code(self.counters.code, read_summary(self.workdir))
         self.last = from_first(self._newest_values() if is_first() else None)
         self.terminal.say(f'resuming after step {self.step}')
         source = self.recipe.train.init_from
@@ -152,7 +152,7 @@ class Journal:
 
     def open(self) -> None:
         """Takes the folder over: records from `step` on, and removes later rows and a summary."""
-        self.counters.code = with_running_code(self.counters.code, self.step)
+        self.counters.code = extend_code_history(self.counters.code, self.step)
         if is_first():
             write_config(self.workdir, self.recipe)
         self._record_from_here()
@@ -288,9 +288,9 @@ class Journal:
         if not (self.workdir / CONFIG).exists():
             return OSError(
                 f'{self.workdir.absolute()} is not there any more ({error}): it was moved or '
-                f'deleted while it trained, at step {self.step}; {self._where_saved()}. Move it '
-                'back, or give its new place by --workdir: the same command then goes on from its '
-                'newest checkpoint. If it was deleted, the same command begins anew.'
+                f'deleted while it trained, at step {self.step}; {self._describe_newest()}. Move '
+                'it back, or give its new place by --workdir: the same command then goes on from '
+                'its newest checkpoint. If it was deleted, the same command begins anew.'
             )
         what, then = f'{self.workdir} cannot be written', 'When it can be'
         if is_full(error):
@@ -301,7 +301,7 @@ class Journal:
             where = 'from there'
         return OSError(f'{what} ({error}); {newest}. {then}, the same command goes on {where}.')
 
-    def _where_saved(self) -> str:
+    def _describe_newest(self) -> str:
         if not self.saved_step:
             return 'no checkpoint had been saved'
         return f'its last checkpoint is of step {self.saved_step}, if that was written by then'

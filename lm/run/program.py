@@ -37,11 +37,11 @@ def open_text(
     recipe: Recipe, say: Callable[[str], None], workdir: Path | None = None
 ) -> data.Dataset:
     """Opens the text of config.data as rows of tokens, prepared where that is not done yet.
-    workdir: of a run, which may have a copy of its tokenizer (`data_at_hand`).
+    workdir: of a run, which may have a copy of its tokenizer (`locate_data`).
 
     Raises ValueError where it is too short for config.train.steps, or processes have other text.
     """
-    fields = recipe.data if workdir is None else data_at_hand(recipe, workdir)
+    fields = recipe.data if workdir is None else locate_data(recipe, workdir)
     # Where the cache is shared, so is the work (`lm.data.prepare`).
     dataset = data.open_dataset(fields, say=say)
     same_everywhere('the digest of the prepared data', dataset.digest)
@@ -49,7 +49,7 @@ def open_text(
     return dataset
 
 
-def data_at_hand(recipe: Recipe, workdir: Path) -> DataConfig:
+def locate_data(recipe: Recipe, workdir: Path) -> DataConfig:
     """Returns config.data; with the run's own copy of the tokenizer if the run has a checkpoint,
     and the one that it began from (train.init_from) has been moved with its tokenizer.
     """

@@ -35,7 +35,7 @@ from lm.record.checkpoint import (
 from lm.record.digests import DamagedCheckpoint
 from lm.record.remote.local_copy import of_workdir
 from lm.record.workdir import read_config
-from lm.run.program import TOKENIZER, Experiment, data_at_hand
+from lm.run.program import TOKENIZER, Experiment, locate_data
 from lm.storage.buckets import below, is_url
 from lm.training.state import Learner, State, Weights, hyper_from
 from lm.training.update import average_of
@@ -52,7 +52,7 @@ def check_run(recipe: Recipe, workdir: Path | None = None) -> None:
     workdir: of the run, which may have begun.
     """
     check(recipe)
-    data.check(recipe.data if workdir is None else data_at_hand(recipe, workdir))
+    data.check(recipe.data if workdir is None else locate_data(recipe, workdir))
     check_init_from(recipe, workdir)
 
 
@@ -95,9 +95,9 @@ def with_source_model(
     try:
         folder, _ = find_source(start.train.init_from)
         there = read_config(folder.parent)
-        tokenizer = _tokenizer_beside(folder.parent, there, start)
+        tokenizer = _choose_tokenizer(folder.parent, there, start)
     except ValueError:
-        there = None if workdir is None else _begun_from(start.train.init_from, workdir)
+        there = None if workdir is None else _read_begun_run(start.train.init_from, workdir)
         if there is None:
             raise
         tokenizer = there.data.tokenizer
@@ -110,7 +110,7 @@ def with_source_model(
     return config | {name: raw.get(name) for name in MANY_RUNS}, differ
 
 
-def _tokenizer_beside(folder: Path, there: Recipe, start: Config) -> str:
+def _choose_tokenizer(folder: Path, there: Recipe, start: Config) -> str:
     """Returns the data.tokenizer of a run that starts from the one in a folder."""
     tokenizer, is_other_text = there.data.tokenizer, source_of(there.data) != source_of(start.data)
     if tokenizer.startswith('hf:') or (tokenizer.startswith('bpe:') and is_other_text):
@@ -118,7 +118,7 @@ def _tokenizer_beside(folder: Path, there: Recipe, start: Config) -> str:
     return tokenizer
 
 
-def _begun_from(source: str, workdir: str | Path) -> Recipe | None:
+def _read_begun_run(source: str, workdir: str | Path) -> Recipe | None:
     """Returns the config of a run that began from `source` and has saved a checkpoint since; None
     where the workdir holds no such run.
     """

@@ -36,7 +36,7 @@ from lm.launch.exit_status import BAD_INPUT, DONE, SIGNALLED
 from lm.launch.signals import caught_signals, handlers_kept
 from lm.launch.terminal import Terminal
 from lm.launch.tracking import tracked
-from lm.record.code import code_words, counted_words, other_code, running_code
+from lm.record.code import describe_code, find_other_code, running_code, summarize_codes
 from lm.record.machine import device_name
 from lm.record.names import FINAL
 from lm.record.remote.mirror import sweep_folder, sweep_records
@@ -148,7 +148,7 @@ def train_sweep(
     wave, say = ledger.open(), ledger.say
     programs = counted(len(wave.every), 'program')
     say(f'{workdir}: {asked.caption(wave)}, {programs}, on {device_name()}')
-    _say(ledger, notes_of_code, itertools.chain(*wave.every), work)
+    _say(ledger, sweep_code_notes, itertools.chain(*wave.every), work)
     with (
         tracked(ledger.folder, trackers if host == 0 else (), say),
         caught_signals() as work.caught,
@@ -160,16 +160,16 @@ def train_sweep(
     return from_first(_end(work, shown, say) if is_first() else None)
 
 
-def notes_of_code(cells: Iterable[Cell], work: Work) -> list[str]:
+def sweep_code_notes(cells: Iterable[Cell], work: Work) -> list[str]:
     """Notes on cells that have ended and that other code has trained, with their number."""
     summaries = (read_summary(work.folder(cell)) for cell in cells)
     ended = [one for one in summaries if one.get('status') in FINAL]
-    words = counted_words(other_code(one.get('code'), one) for one in ended)
+    words = summarize_codes(find_other_code(one.get('code'), one) for one in ended)
     if not words:
         return []
     return [
         f'NOTE: of {counted(len(ended), "cell")} that have ended, other code has trained {words}; '
-        f'this is {code_words(running_code())}. To train all cells with this code, give another '
+        f'this is {describe_code(running_code())}. To train all cells with this code, give another '
         '--workdir'
     ]
 

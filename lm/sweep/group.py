@@ -21,7 +21,7 @@ from lm.launch.distributed import asked_to_stop, from_first, is_first, several
 from lm.launch.signals import nothing_to_lose
 from lm.launch.terminal import CellTerminal
 from lm.record import workdir
-from lm.record.code import code_words, counted_words, running_code
+from lm.record.code import describe_code, running_code, summarize_codes
 from lm.record.machine import device_memory_bytes
 from lm.record.remote.mirror import mirrored_cell
 from lm.run.describe import notes_of_all
@@ -195,8 +195,8 @@ def _train(program: Program, slots: int, cells: list[Cell], work: Work) -> None:
             sec = program.compile_sec
             work.say(f'{len(runs)} runs side by side ({program.how}), compiled in {sec:.1f} s')
         with closing(Wave(program, runs, slots, on_failure)) as wave:
-            if words := counted_words(slot.journal.other_code for slot in wave.slots):
-                now = code_words(running_code())
+            if words := summarize_codes(slot.journal.other_code for slot in wave.slots):
+                now = describe_code(running_code())
                 work.say(f'NOTE: runs go on that other code has begun: {words}; this is {now}')
             wave.compile()
             wave.train(work.caught, work.tick)

@@ -3,7 +3,13 @@
 import pytest
 
 from lm.record import code
-from lm.record.code import code_words, counted_words, other_code, running_code, sources_digest
+from lm.record.code import (
+    describe_code,
+    find_other_code,
+    running_code,
+    sources_digest,
+    summarize_codes,
+)
 
 
 @pytest.fixture
@@ -43,9 +49,9 @@ def test_a_checkout_without_git_has_a_digest_alone(monkeypatch):
     try:
         now = running_code()
         assert now == {'commit': 'unknown', 'sources': sources_digest(code.ROOT)}
-        assert code_words(now) == f'code without git (sources {now["sources"][:8]})'
-        assert other_code([{'step': 0, **now}], {}) is None
-        assert other_code(None, {'git_commit': 'a' * 40}) is None
+        assert describe_code(now) == f'code without git (sources {now["sources"][:8]})'
+        assert find_other_code([{'step': 0, **now}], {}) is None
+        assert find_other_code(None, {'git_commit': 'a' * 40}) is None
     finally:
         running_code.cache_clear()
 
@@ -55,15 +61,15 @@ def test_the_sources_decide_and_a_commit_only_of_a_run_of_before(monkeypatch):
     monkeypatch.setattr(code, 'running_code', lambda: now)
     other = {'step': 3, 'commit': 'b' * 40 + '-dirty', 'sources': '2' * 16}
     mine = {'step': 0, 'commit': 'a' * 40, 'sources': '1' * 16}
-    assert other_code([mine, other], {}) == other
-    assert other_code([other, mine], {'git_commit': 'a' * 40}) is None
-    assert other_code([], {'git_commit': 'b' * 40}) is None
-    assert other_code([], {'git_commit': 'c' * 40}) == {'commit': 'c' * 40}
+    assert find_other_code([mine, other], {}) == other
+    assert find_other_code([other, mine], {'git_commit': 'a' * 40}) is None
+    assert find_other_code([], {'git_commit': 'b' * 40}) is None
+    assert find_other_code([], {'git_commit': 'c' * 40}) == {'commit': 'c' * 40}
     for nothing in ({}, {'git_commit': 'unknown'}, {'git_commit': 3}):
-        assert other_code(None, nothing) is None
+        assert find_other_code(None, nothing) is None
     for damaged in ('text', [3], [{'sources': 3}], {'sources': '2'}):
-        assert other_code(damaged, {}) is None
-    assert code_words(other) == 'commit bbbbbbbb with uncommitted changes (sources 22222222)'
-    words = counted_words([other, None, {'commit': 'c' * 40}, other])
-    assert words == f'2 by {code_words(other)}, 1 by commit cccccccc'
-    assert counted_words([None, None]) == ''
+        assert find_other_code(damaged, {}) is None
+    assert describe_code(other) == 'commit bbbbbbbb with uncommitted changes (sources 22222222)'
+    words = summarize_codes([other, None, {'commit': 'c' * 40}, other])
+    assert words == f'2 by {describe_code(other)}, 1 by commit cccccccc'
+    assert summarize_codes([None, None]) == ''
