@@ -60,8 +60,11 @@ def check_init_from(recipe: Recipe, workdir: Path | None = None) -> None:
     """Raises ValueError where train.init_from names no checkpoint, and the run has none of its own,
     which have all that it goes on from.
     """
-    has_own = workdir is not None and bool(steps_in(workdir / FOLDER))
-    if recipe.train.init_from and not has_own:
+    if not recipe.train.init_from:
+        return
+    # Of hosts without a common disk the first alone has the run's folder.
+    has_own = workdir is not None and from_first(bool(steps_in(workdir / FOLDER)))
+    if not has_own:
         find_source(recipe.train.init_from)
 
 

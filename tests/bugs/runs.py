@@ -226,8 +226,8 @@ RUNS = {
     ),
     'fine-tuning that needs its source for ever': Bug(
         'lm/run/start.py',
-        'train.init_from and not has_own:',
-        'train.init_from:',
+        '    if not has_own:\n',
+        '    if True:\n',
         'tests/lm/run/test_start.py -k AfterTheSource',
     ),
     'a run that starts over unasked': Bug(
