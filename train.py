@@ -65,7 +65,7 @@ def main() -> int:
     if CONFIG.value is None:
         raise app.UsageError('--config=PATH is needed, such as --config=configs/default.py')
     given = CONFIG.value.to_dict()
-    config, followed = start.with_source_model(given, command.fields_given(given))
+    config, followed = start.with_source_model(given, command.fields_given(given), WORKDIR.value)
     base, sweep, tune = cells.split_sweep(with_dtype(config, engines.dtype_of_workers()))
     recipe, is_sweep = resolve(base), (sweep, tune) != (None, None)
     if listings.print_config(recipe, base, sweep, tune):
@@ -93,13 +93,13 @@ def train(
     trackers: Sequence[str] = (),
 ) -> int:
     """Trains to config.train.steps, from the newest checkpoint there is; the exit status."""
-    runs.check(recipe)
+    runs.check(recipe, workdir)
     terminal = runs.open_terminal()
     with open_workdir(workdir, recipe, continue_changed, terminal.say):
-        for line in (runs.where(workdir), *words):
-            terminal.say(line)
-        # Data: the text as rows of tokens, prepared once.
-        dataset = open_text(recipe, terminal.say)
+        terminal.say('\n'.join([runs.where(workdir), *words]))
+        # Data: the text as rows of tokens, prepared once, if there is a place for checkpoints.
+        runs.try_storage(recipe, workdir)
+        dataset = open_text(recipe, terminal.say, workdir)
         # Mesh: the model and its optimizer laid over the devices, and the step that trains it.
         experiment = Experiment(recipe, dataset, terminal.say)
         program = Program(experiment)
@@ -111,8 +111,8 @@ def train(
             if slot.journal.finished:
                 return runs.nothing_left(slot)
             wave.compile()
-            sec, held = program.compile_sec, memory_words(experiment, program)
-            terminal.say(f'compiled in {sec:.1f} s; {held}')
+            held = memory_words(experiment, program)
+            terminal.say(f'compiled in {program.compile_sec:.1f} s; {held}')
             with (
                 tracking.tracked(workdir, trackers, terminal.say),
                 terminal.live(recipe.train.steps, slot.journal.step),

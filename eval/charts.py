@@ -7,6 +7,7 @@ the scripts that draw it there: a page needs no network.
 import datetime
 import functools
 import json
+import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -65,10 +66,10 @@ def save(chart: Chart, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     spec = spec_of(chart) | {'background': 'white'}
     if path.suffix == '.svg':
-        path.write_text(vl_convert.vegalite_to_svg(spec, config=LIGHT))
+        _write(path, vl_convert.vegalite_to_svg(spec, config=LIGHT).encode())
     elif path.suffix == '.png':
         drawn = vl_convert.vegalite_to_png(spec, config=LIGHT, scale=1.0, ppi=PIXELS_PER_INCH)
-        path.write_bytes(drawn)
+        _write(path, drawn)
     else:
         raise ValueError(f'a figure is .png or .svg; got {path}')
     return path
@@ -97,7 +98,17 @@ def write_page(path: Path, charts: Mapping[str, Chart], **content: Any) -> None:
     page = environment().get_template('page.html.j2')
     about = {'made': made(), 'command': command, 'scripts': in_page(charts)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page.render(charts=list(charts), **about, **content))
+    _write(path, page.render(charts=list(charts), **about, **content).encode())
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Writes all of a file or nothing, even if the process is killed midway."""
+    temporary = path.with_name(f'{path.name}.{os.getpid()}.tmp')
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def environment(*folders: Path, is_html: bool = True) -> jinja2.Environment:

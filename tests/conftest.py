@@ -87,6 +87,18 @@ def whole(corpus, tmp_path_factory) -> Path:
     return workdir
 
 
+@pytest.fixture
+def edited_sources(monkeypatch):
+    """Has this process run other sources from now on; how `describe_code` names them."""
+    from lm.record import code
+
+    monkeypatch.setattr(code, 'sources_digest', lambda root: 'e' * 16)
+    monkeypatch.setattr(code, 'git_commit', lambda: 'd' * 40 + '-dirty')
+    code.running_code.cache_clear()
+    yield code.describe_code(code.running_code())
+    code.running_code.cache_clear()
+
+
 @pytest.fixture(scope='module')
 def programs_once():
     """Runs of the module that train in this process make the program of a config once."""

@@ -128,6 +128,33 @@ class TestTheSameCommandAgain:
         assert contents(workdir) == before and table(workdir) == results
         assert (workdir / TABLE).exists()
 
+    def test_says_once_how_many_cells_other_code_trained(
+        self, swept, corpus, tmp_path, capsys, edited_sources
+    ):
+        workdir = copied(swept('loop'), tmp_path / 'again')
+        capsys.readouterr()
+        assert train_sweep(base(corpus), CELLS, workdir) == DONE
+        said = ' '.join(capsys.readouterr().out.split())
+        note = 'NOTE: of 4 cells that have ended, other code has trained 4 by '
+        assert said.count('other code') == 1 == said.count(note)
+        assert f'this is {edited_sources}. ' in said
+
+    @pytest.mark.full
+    def test_says_how_many_cells_go_on_that_other_code_has_begun(
+        self, swept, corpus, tmp_path, monkeypatch, capsys, request
+    ):
+        with monkeypatch.context() as patch:
+            before_step(patch, fail_at(7))
+            assert train_sweep(base(corpus), CELLS, tmp_path) == BAD_INPUT
+        request.getfixturevalue('edited_sources')
+        capsys.readouterr()
+        assert train_sweep(base(corpus), CELLS, tmp_path) == DONE
+        said = ' '.join(capsys.readouterr().out.split())
+        assert said.count('NOTE: runs go on that other code has begun: 2 by ') == 1
+        assert said.count('NOTE: of 2 cells that have ended, other code has trained 2 by ') == 1
+        assert said.count('other code') == 2
+        assert curves(tmp_path) == curves(swept('loop'))
+
     @pytest.mark.full
     def test_with_other_axes_trains_the_new_cells_and_keeps_the_old(
         self, swept, alone, corpus, tmp_path, monkeypatch

@@ -17,8 +17,11 @@ import pytest
 from lm.config.fields import Config
 from lm.inference.load import load
 from lm.record.checkpoint import read_meta, steps_in
+from lm.record.checkpoints import Checkpoints
+from lm.record.code import describe_code, running_code
 from lm.record.workdir import InUse, open_workdir
 from lm.run.journal import CheckpointsLost
+from lm.storage.files import read_json, sealed, write_json
 from tests import sweep_helpers
 from tests.commands import PATIENCE_SEC, ROOT, finished, start_run, tiny, wait_for_step
 from tests.sweep_helpers import before_step, terminate_at, timeless
@@ -32,6 +35,58 @@ def test_finished_run_has_nothing_left_to_do(whole, corpus, capsys):
     assert train(tiny(corpus), whole) == DONE
     assert 'nothing left to do' in capsys.readouterr().out
     assert timeless(whole) == before
+
+
+def test_a_finished_run_says_that_other_code_trained_it(whole, corpus, capsys, edited_sources):
+    assert train(tiny(corpus), whole) == DONE
+    (then,) = read_json(whole / 'summary.json')['code']
+    words = (
+        f'NOTE: other code has trained this run: {describe_code(then)}; this is {edited_sources}. '
+    )
+    assert words in said(capsys)
+    assert edited_sources == 'commit dddddddd with uncommitted changes (sources eeeeeeee)'
+
+
+def test_a_run_that_goes_on_with_other_code_says_so_and_keeps_both(
+    whole, corpus, tmp_path, capsys, request
+):
+    stop_after(6, tiny(corpus), tmp_path)
+    began = running_code()
+    edited = request.getfixturevalue('edited_sources')
+    capsys.readouterr()
+    stop_after(9, tiny(corpus), tmp_path)
+    words = f'other code has trained up to step 6: {describe_code(began)}; from there on it is'
+    assert f'NOTE: {words} {edited}' in said(capsys)
+    assert train(tiny(corpus), tmp_path) == DONE
+    assert 'other code' not in capsys.readouterr().out
+    summary = read_json(tmp_path / 'summary.json')
+    assert summary['code'] == [{'step': 0, **began}, {'step': 6, **running_code()}]
+    assert summary['git_commit'] == running_code()['commit']
+    assert timeless(tmp_path) == timeless(whole)
+
+
+def test_a_run_of_before_says_a_commit_alone_and_only_another_one(whole, corpus, tmp_path, capsys):
+    """Its checkpoints and its summary do not say which sources it had."""
+    workdir = sweep_helpers.copied(whole, tmp_path / 'run')
+    summary = read_json(workdir / 'summary.json')
+    restore = Checkpoints.restore
+
+    def without_code(checkpoints, shapes):
+        state, meta = restore(checkpoints, shapes)
+        del meta['counters']['code']
+        return state, meta
+
+    for commit, says in ((summary['git_commit'], False), ('a' * 40, True)):
+        old = {k: v for k, v in summary.items() if k != 'code'} | {'git_commit': commit}
+        write_json(workdir / 'summary.json', sealed(old))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Checkpoints, 'restore', without_code)
+            assert train(tiny(corpus), workdir) == DONE
+        assert ('other code has trained this run: commit aaaaaaaa;' in said(capsys)) is says
+
+
+def said(capsys) -> str:
+    return ' '.join(capsys.readouterr().out.split())
 
 
 def test_a_run_that_another_process_trains_is_refused(whole, corpus, monkeypatch):
@@ -170,6 +225,28 @@ def test_without_a_readable_checkpoint_nothing_is_written_over_unless_asked_for(
         assert (tmp_path / 'metrics.jsonl').read_bytes() == recorded
     assert train(tiny(corpus), tmp_path, start_over=True) == DONE
     assert timeless(tmp_path) == timeless(whole)
+
+
+def test_a_workdir_that_is_moved_away_is_named_and_goes_on_where_it_is(whole, corpus, tmp_path):
+    """Nothing is made in its old place, to which it may come back."""
+    there, here = tmp_path / 'there', tmp_path / 'here'
+
+    def move(wave):
+        journal = wave.slots[0].journal
+        if journal.step == 6:
+            journal.checkpoints.wait()
+            there.rename(here)
+
+    with pytest.MonkeyPatch.context() as patch:
+        before_step(patch, move)
+        with pytest.raises(
+            OSError, match=r'there is not there any more .* moved .* of step 4'
+        ) as e:
+            train(tiny(corpus), there)
+    assert 'no checkpoint' not in str(e.value) and 'by --workdir' in str(e.value)
+    assert not there.exists()
+    assert train(tiny(corpus), here) == DONE
+    assert timeless(here) == timeless(whole)
 
 
 def test_other_config_is_refused_with_the_fields_that_differ(whole, corpus):

@@ -40,7 +40,7 @@ import numpy as np
 from absl import app, flags
 
 from eval.convert import export_hf, export_peft, import_hf, merge, prune
-from eval.convert.fold import TARGETS, check_empty, fold_checkpoint, write
+from eval.convert.fold import TARGETS, fold_checkpoint, write
 from eval.convert.scores import PER, REMOVE, SCORES
 from eval.load import Checkpoint, define_checkpoint, load
 from lm.config.resolve import digest, of_one_run, resolve
@@ -49,8 +49,10 @@ from lm.launch.command import DEFAULT, define_config, define_path, parse_flags, 
 from lm.launch.distributed import is_first, same_everywhere, several
 from lm.launch.exit_status import DONE
 from lm.launch.this_host import child_host
+from lm.record.checkpoint import check_path
 from lm.storage.buckets import local_path
 from lm.storage.files import expand_home
+from lm.storage.filling import check_empty, filling
 from lm.training.state import Weights
 
 MORE = '...'  # the last of a command's names, where it takes any number of the one before
@@ -62,6 +64,7 @@ class Command(NamedTuple):
     names: tuple[str, ...]
     needs: tuple[str, ...]
     run: Callable[..., None]
+    writes_runs: bool = True  # and so checkpoints
 
     def takes(self, given: Sequence[str]) -> bool:
         """Whether so many names follow the command's own."""
@@ -83,6 +86,8 @@ def run(arguments: Sequence[str], options: Mapping[str, Any]) -> None:
     if missing := [f'--{flag}' for flag in command.needs if options[flag] is None]:
         raise ValueError(f'eval.convert {name} needs {", ".join(missing)} too')
     out = local_path(options['out'], '--out')
+    if command.writes_runs:
+        check_path(out)
     check_empty(out)
     command.run(*map(expand_home, given), out=out, options=options)
 
@@ -175,10 +180,11 @@ def merge_runs(*runs: str, out: Path, options: Mapping[str, Any]) -> None:
         return
     start = load(base)
     found = merge.in_basis(start, checkpoints, p)
-    merge.write_bases(out / merge.BASIS, found.bases)
-    for i, (one, weights) in enumerate(zip(checkpoints, found.rebuilt, strict=True)):
-        write_like(one, out / str(i + 1), weights, {'rebuilt_from': [str(start.path), p]})
-        print(f'{out / str(i + 1)}: {runs[i]}, relative error {found.errors[i]:.3g}')
+    with filling(out):
+        merge.write_bases(out / merge.BASIS, found.bases)
+        for i, (one, weights) in enumerate(zip(checkpoints, found.rebuilt, strict=True)):
+            write_like(one, out / str(i + 1), weights, {'rebuilt_from': [str(start.path), p]})
+            print(f'{out / str(i + 1)}: {runs[i]}, relative error {found.errors[i]:.3g}')
     whole = sum(x.nbytes for x in merge.flat_params(start).values())
     print(
         f'{out / merge.BASIS}: {found.n_bytes / 1e6:,.3f} MB beside the base; the {len(runs)} '
@@ -215,8 +221,8 @@ def write_like(
 COMMANDS = {
     'fold': Command((), ('checkpoint', 'out', 'to'), fold),
     'import-hf': Command(('DIR',), ('out',), import_folder),
-    'export-hf': Command((), ('checkpoint', 'out'), export),
-    'export-peft': Command((), ('checkpoint', 'out'), export_adapter),
+    'export-hf': Command((), ('checkpoint', 'out'), export, writes_runs=False),
+    'export-peft': Command((), ('checkpoint', 'out'), export_adapter, writes_runs=False),
     'merge': Command(('RUN', MORE), ('out',), merge_runs),
     'prune': Command((), ('checkpoint', 'out', 'remove', 'share', 'text'), prune_run),
 }

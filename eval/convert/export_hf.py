@@ -19,7 +19,6 @@ from flax.traverse_util import unflatten_dict
 from eval.convert import hf_config, safetensors
 from eval.convert.fold import (
     cast,
-    check_empty,
     learner_on_cpu,
     logits_of,
     used_in_float64,
@@ -46,6 +45,7 @@ from lm.model.transformer import tied_factor
 from lm.record.checkpoint import read_meta
 from lm.record.upgrade import stored_config
 from lm.storage.files import write_json
+from lm.storage.filling import filling
 from modules.params import named_leaves
 
 Params = dict[str, np.ndarray]
@@ -327,12 +327,11 @@ def names_of(tokenizer: SubwordTokenizer) -> dict[str, Any]:
 def write_folder(
     out: Path, checkpoint: Checkpoint, exported: Exported, dtype: str, most: int = MOST_BYTES
 ) -> list[str]:
-    """Writes config.json, the weights in files of at most `most` bytes, and the tokenizer.
+    """Writes the weights in files of at most `most` bytes, the tokenizer, and config.json, without
+    which transformers takes the folder for none.
 
     Returns notes of what could not come along. ValueError where `out` holds something.
     """
-    check_empty(out)
-    out.mkdir(parents=True, exist_ok=True)
     tokenizer = checkpoint.tokenizer
     ids = {'bos_token_id': tokenizer.bos_id, 'eos_token_id': tokenizer.eos_id}
     config = {
@@ -344,18 +343,23 @@ def write_folder(
         'dtype': dtype,
         'torch_dtype': dtype,
     }
-    safetensors.write_folder(out, tensors_of(exported, dtype), most)
-    notes, beside = [], checkpoint.path.parent.parent / 'tokenizer'
-    if isinstance(tokenizer, SubwordTokenizer):
-        tokenizer.library.save(str(out / TOKENIZER_FILES[0]))
-        for name in (*TOKENIZER_FILES[1:], *OTHER_FILES):
-            if (beside / name).is_file():
-                shutil.copyfile(beside / name, out / name)
-        if not (out / TOKENIZER_FILES[1]).is_file():  # what a run has trained on keeps the first
-            write_json(out / TOKENIZER_FILES[1], names_of(tokenizer))
-    else:
-        notes.append('no tokenizer.json: transformers has none for this one; ids go in as they are')
-    if not (out / OTHER_FILES[0]).is_file():
-        write_json(out / OTHER_FILES[0], ids)
-    write_json(out / hf_config.FILE, config)
+    with filling(out):
+        safetensors.write_folder(out, tensors_of(exported, dtype), most)
+        notes, beside = [], checkpoint.path.parent.parent / 'tokenizer'
+        if isinstance(tokenizer, SubwordTokenizer):
+            tokenizer.library.save(str(out / TOKENIZER_FILES[0]))
+            for name in (*TOKENIZER_FILES[1:], *OTHER_FILES):
+                if (beside / name).is_file():
+                    shutil.copyfile(beside / name, out / name)
+            if not (
+                out / TOKENIZER_FILES[1]
+            ).is_file():  # what a run has trained on keeps the first
+                write_json(out / TOKENIZER_FILES[1], names_of(tokenizer))
+        else:
+            notes.append(
+                'no tokenizer.json: transformers has none for this one; ids go in as they are'
+            )
+        if not (out / OTHER_FILES[0]).is_file():
+            write_json(out / OTHER_FILES[0], ids)
+        write_json(out / hf_config.FILE, config)
     return notes

@@ -14,11 +14,11 @@ import numpy as np
 
 from eval.convert import safetensors
 from eval.convert.export_hf import export_checkpoint
-from eval.convert.fold import check_empty
 from eval.convert.hf_families import FAMILIES, Place
 from eval.convert.layouts import Layout
 from eval.load import Checkpoint
 from lm.storage.files import write_json
+from lm.storage.filling import filling
 from modules.params import LORA, ParamSpec, matrix_axes, named_leaves, path_name
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
@@ -136,14 +136,13 @@ def factors(
 
 def write_folder(out: Path, adapter: Adapter) -> None:
     """Writes the two files of an adapter. ValueError where `out` holds something."""
-    check_empty(out)
-    out.mkdir(parents=True, exist_ok=True)
     tensors = {
         name: safetensors.Tensor(np.dtype(np.float32), x.shape, lambda x=x: x)
         for name, x in adapter.tensors.items()
     }
-    safetensors.write_file(out / WEIGHTS, tensors)
-    write_json(out / CONFIG, adapter.config)
+    with filling(out):
+        safetensors.write_file(out / WEIGHTS, tensors)
+        write_json(out / CONFIG, adapter.config)
 
 
 def _without_factors(checkpoint: Checkpoint) -> Checkpoint:

@@ -4,8 +4,10 @@ over, and without reparametrisations.
 The conversion is made and checked in float64 on the CPU, then stored in float32.
 """
 
+import contextlib
+import shutil
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,11 @@ from lm.devices.mesh import make_mesh, replicated
 from lm.launch.distributed import is_first, raised_by_all, several
 from lm.model.check import check
 from lm.model.transformer import build_model, groups_of_blocks
-from lm.record.checkpoint import check_tree, state_record
+from lm.record.checkpoint import check_path, check_tree, state_record
 from lm.record.checkpoints import Checkpoints
 from lm.record.machine import versions
 from lm.record.workdir import CONFIG, check_shared, write_config
+from lm.storage.filling import filling
 from lm.training.state import Learner, State, Weights, build_learner, hyper_from, init_state
 from lm.training.update import average_of, optimizer
 from modules.choices import choose
@@ -385,37 +388,51 @@ def without_reparam() -> dict[str, Any]:
     return {'model.reparam': 'none', 'train.trainable': 'all'} | dict.fromkeys(options_of_it)
 
 
-def check_empty(out: Path) -> None:
-    """Raises ValueError where a folder to write to holds something."""
-    if out.exists() and any(out.iterdir()):
-        raise ValueError(f'--out={out} is not empty; give a new folder')
-
-
 def write(
-    out: Path, recipe: Recipe, weights: Weights, tokenizer: Tokenizer, step: int, meta: dict
+    out: Path,
+    recipe: Recipe,
+    weights: Weights,
+    tokenizer: Tokenizer,
+    step: int,
+    meta: dict,
+    beside: Sequence[Path] = (),
 ) -> None:
     """Writes a workdir with one checkpoint, whose optimizer state and average of the weights are
-    new; all processes that hold parts of the weights must call it. `meta` is that of another
-    checkpoint, or its like (`lm.run.journal`).
+    new; all processes that hold parts of the weights must call it. It is marked as incomplete
+    (`lm.storage.filling`) until all of it is there.
 
-    ValueError where `out` holds something, or hosts do not see the same folder.
+    Args:
+      out: the workdir, a folder that is empty or not there.
+      recipe: its config.
+      weights: its weights.
+      tokenizer: its tokenizer.
+      step: of the checkpoint.
+      meta: that of another checkpoint, or its like (`lm.run.journal`).
+      beside: files to be copied into the folder of the tokenizer.
+
+    Raises:
+      ValueError: where `out` holds something, or hosts do not see the same folder.
     """
-    with raised_by_all(ValueError, OSError):
-        if is_first():
-            check_empty(out)
-            tokenizer.save(out / 'tokenizer')
-            write_config(out, recipe)
-    check_shared(out / CONFIG, '--out')
-    weights = jax.tree.map(jnp.asarray, weights)
-    learner, hyper = learner_on_cpu(recipe, meta['vocab_size']), hyper_from(recipe)
-    moments = optimizer(recipe, learner.described, hyper).init(weights.params)
-    average = average_of(recipe, learner.described, hyper).init(weights.params)
-    state = State(jnp.int32(step), weights.params, weights.reparam, weights.stats, moments, average)
-    state = on_all_processes(state)
-    checkpoints = Checkpoints(out, keep_last=1, keep_best=0, gb_at_once=gb_at_once(state))
-    checkpoints.save(state, meta | {'config': to_dict(recipe), 'versions': versions()}, None)
-    checkpoints.wait()
-    checkpoints.close()
+    with contextlib.ExitStack() as held:
+        with raised_by_all(ValueError, OSError):
+            if is_first():
+                check_path(out)
+                held.enter_context(filling(out))
+                tokenizer.save(out / 'tokenizer')
+                for file in beside:
+                    shutil.copyfile(file, out / 'tokenizer' / file.name)
+                write_config(out, recipe)
+        check_shared(out / CONFIG, '--out')
+        weights = jax.tree.map(jnp.asarray, weights)
+        learner, hyper = learner_on_cpu(recipe, meta['vocab_size']), hyper_from(recipe)
+        moments = optimizer(recipe, learner.described, hyper).init(weights.params)
+        average = average_of(recipe, learner.described, hyper).init(weights.params)
+        parts = weights.params, weights.reparam, weights.stats, moments, average
+        state = on_all_processes(State(jnp.int32(step), *parts))
+        checkpoints = Checkpoints(out, keep_last=1, keep_best=0, gb_at_once=gb_at_once(state))
+        checkpoints.save(state, meta | {'config': to_dict(recipe), 'versions': versions()}, None)
+        checkpoints.wait()
+        checkpoints.close()
 
 
 def on_all_processes(state: State) -> State:

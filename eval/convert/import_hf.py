@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import shutil
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
@@ -342,10 +341,9 @@ def write_run(folder: Path, out: Path, imported: Imported) -> None:
         'imported_from': str(folder),
         MODEL_TYPE: imported.model_type,
     }
-    write(out, imported.recipe, Weights(params, (), {}), imported.tokenizer, 0, meta)
-    for name in (*TOKENIZER_FILES[1:], *OTHER_FILES) if is_first() else ():
-        if (folder / name).is_file():
-            shutil.copyfile(folder / name, out / 'tokenizer' / name)
+    files = (folder / name for name in (*TOKENIZER_FILES[1:], *OTHER_FILES))
+    beside = [file for file in files if file.is_file()]
+    write(out, imported.recipe, Weights(params, (), {}), imported.tokenizer, 0, meta, beside)
 
 
 def described(recipe: Recipe, base: Mapping[str, Any]) -> list[str]:

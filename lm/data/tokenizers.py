@@ -15,7 +15,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lm.data.cache import file_digest
-from lm.storage.files import expand_home, json_text, open_regular, read_json, sealed
+from lm.storage.files import (
+    expand_home,
+    json_text,
+    open_regular,
+    read_json,
+    replacing,
+    sealed,
+    write_text,
+)
 from modules.choices import choose
 
 BYTES = 256
@@ -88,7 +96,8 @@ class SubwordTokenizer:
     def save(self, folder: str | Path) -> None:
         ids = {'vocab_size': self.vocab_size, 'bos_id': self.bos_id, 'eos_id': self.eos_id}
         Path(folder).mkdir(parents=True, exist_ok=True)
-        self.library.save(str(Path(folder) / LIBRARY_FILE))
+        with replacing(Path(folder) / LIBRARY_FILE) as temporary:
+            self.library.save(str(temporary))
         library = file_digest(Path(folder) / LIBRARY_FILE)
         _write_own(folder, kind='subword', **ids, cuttable=self.cuttable, library=library)
 
@@ -159,7 +168,7 @@ def cut(texts: Iterable[str], name: str) -> Iterator[str]:
 
 def _write_own(folder: str | Path, **fields: Any) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
-    (Path(folder) / OWN_FILE).write_text(json_text(sealed(fields)))
+    write_text(Path(folder) / OWN_FILE, json_text(sealed(fields)))
 
 
 def load(folder: str | Path) -> Tokenizer:

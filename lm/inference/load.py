@@ -39,6 +39,7 @@ from lm.record.upgrade import stored_config
 from lm.record.workdir import SWEEP
 from lm.storage.buckets import is_url
 from lm.storage.files import expand_home
+from lm.storage.filling import check_complete
 from lm.training.state import Hyper, Learner, Weights, build_learner, hyper_from
 from modules.kernels import PLATFORM_BOUND
 
@@ -205,13 +206,16 @@ def find(path: str | Path) -> tuple[Path, int]:
       (the folder of checkpoints, the step).
 
     Raises:
-      ValueError: where there is no checkpoint, or the path is a sweep's.
+      ValueError: where there is no checkpoint, the path is a sweep's, or what wrote the workdir was
+        interrupted.
     """
     if is_url(path):
         return _find_in_bucket(path)
     path = Path(expand_home(str(path)))
     if path.parent.name == FOLDER and path.name.isdigit() and path.is_dir():
+        check_complete(path.parent.parent)
         return path.parent, int(path.name)
+    check_complete(path)
     folder = path / FOLDER
     steps = steps_in(folder)
     cells = sorted(str(one.parent) for one in path.glob(f'*/{FOLDER}') if steps_in(one))

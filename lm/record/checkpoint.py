@@ -44,7 +44,14 @@ class TreeMismatch(ValueError):
 
 
 def check_path(path: Path) -> None:
-    """Raises ValueError if no checkpoint could be read back from `path` or below it."""
+    """Raises ValueError if no checkpoint could be written to `path`, or read back from there."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f'{str(path.absolute())!a} is not UTF-8, and checkpoints cannot be written to such a '
+            'path. Give another --workdir.'
+        ) from error
     if found := sorted(set(NOT_IN_PATHS) & set(str(path.absolute()))):
         raise ValueError(
             f'{path.absolute()} holds {" and ".join(found)}, and checkpoints cannot be read from a '
@@ -135,7 +142,7 @@ def items_of(state: State, meta: Mapping[str, Any]) -> ocp.args.Composite | None
 def read_meta(folder: Path, step: int) -> dict[str, Any]:
     """Returns the record of one checkpoint; of an older version it may lack digests."""
     with _damage_named(folder / str(step)):
-        raw = _read(folder / str(step), meta=ocp.args.JsonRestore())['meta']
+        raw = read_items(folder / str(step), meta=ocp.args.JsonRestore())['meta']
         if 'config' in raw and 'sha256' not in raw:
             return raw
         if set(raw) != {'record', 'sha256'} or digests.of_record(raw['record']) != raw['sha256']:
@@ -156,13 +163,13 @@ def read_state(folder: Path, step: int, shapes: State) -> tuple[State, dict[str,
                 zero = jax.tree.map(
                     lambda s: np.broadcast_to(np.zeros((), s.dtype), s.shape), shapes
                 )
-                items, meta = _read_items(folder, step, zero)
+                items, meta = _read_state_items(folder, step, zero)
         wanted = {'weights': _stored_weights(shapes), 'training': _training(shapes)}
         items = {name: from_first_arrays(items.get(name), item) for name, item in wanted.items()}
         meta = from_first(meta)
     else:
         with raised_by_all(DamagedCheckpoint):
-            items, meta = _read_items(folder, step, shapes)
+            items, meta = _read_state_items(folder, step, shapes)
     _check_digests(folder / str(step), items, meta)
     return State(**_complete(items['weights'], shapes), **items['training']), meta
 
@@ -175,14 +182,14 @@ def read_weights(folder: Path, step: int, shapes: State) -> tuple[Weights, Any]:
     """
     is_own = all(leaf.sharding.is_fully_addressable for leaf in jax.tree.leaves(shapes))
     with contextlib.nullcontext() if is_own else raised_by_all(TreeMismatch, DamagedCheckpoint):
-        items, meta = _read_items(folder, step, shapes, with_training=False)
+        items, meta = _read_state_items(folder, step, shapes, with_training=False)
     _check_digests(folder / str(step), items, meta)
     found = _complete(items['weights'], shapes)
     average = found.pop('average')
     return Weights(**found), average
 
 
-def _read_items(
+def _read_state_items(
     folder: Path, step: int, shapes: State, with_training: bool = True
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the items and the meta of a checkpoint, without waiting for other processes."""
@@ -199,7 +206,7 @@ def _read_items(
             if 'training_tree' in meta:  # records of older versions lack it
                 check_tree(meta['training_tree'], tree_record(training), path, 'optimizer')
             items['training'] = ocp.args.StandardRestore(training)
-        return _read(path, **items), meta
+        return read_items(path, **items), meta
 
 
 def _check_digests(path: Path, items: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
@@ -235,7 +242,7 @@ def _training(state: State) -> dict[str, Any]:
     return {'step': state.step, 'opt_state': state.opt_state}
 
 
-def _read(path: Path, **items: Any):
+def read_items(path: Path, **items: Any):
     """Reads the part of this process's devices, or raises, without waiting for other processes.
     A pipe among the files would be read for ever.
     """

@@ -4,12 +4,15 @@ import os
 import platform
 import resource
 import subprocess
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
 import jax
 import psutil
 
+ROOT = Path(__file__).parents[2]  # the checkout, or the folder that packages are installed in
+UNKNOWN = 'unknown'  # a version, or a commit
 PACKAGES = ('evenkeel', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy')
 
 
@@ -29,8 +32,23 @@ def device_memory_bytes() -> int:
 
 
 def versions() -> dict[str, str]:
-    packages = {name: metadata.version(name) for name in PACKAGES}
+    packages = {name: package_version(name) for name in PACKAGES}
     return {'python': platform.python_version()} | packages
+
+
+def package_version(name: str) -> str:
+    """Returns the version of a package, 'unknown' where it has no metadata; of this project, which
+    may run from a checkout that is not installed, the one in pyproject.toml.
+    """
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+    try:
+        project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+    except (OSError, ValueError, KeyError):
+        return UNKNOWN
+    return project['version'] if project.get('name') == name else UNKNOWN
 
 
 def git_commit() -> str:
@@ -40,7 +58,7 @@ def git_commit() -> str:
     try:
         return subprocess.check_output(command, stderr=subprocess.DEVNULL, **how).strip()
     except (OSError, subprocess.SubprocessError):
-        return 'unknown'
+        return UNKNOWN
 
 
 def device_name() -> str:

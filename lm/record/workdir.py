@@ -27,6 +27,7 @@ from lm.storage.files import (
     write_json,
     write_text,
 )
+from lm.storage.filling import check_complete
 
 SEEN_SEC = 60.0  # until another host sees a new file: NFS caches its absence for so long
 PATIENCE_SEC = 20.0  # with a process that was killed and has not ended yet, such as Ray's workers
@@ -50,8 +51,9 @@ def open_workdir(
     default PATIENCE_SEC from now.
 
     Raises ValueError, listing the fields that differ, for a folder of another run unless
-    `continue_changed`, for a path that checkpoints cannot be read from, and if hosts do not see the
-    same folder; InUse if another process has it; OSError if it cannot be written.
+    `continue_changed`, for a path that checkpoints cannot be read from, for a folder that an
+    interrupted command has left incomplete, and if hosts do not see the same folder; InUse if
+    another process has it; OSError if it cannot be written.
     """
     check_path(path)
     with contextlib.ExitStack() as held:
@@ -59,6 +61,7 @@ def open_workdir(
             if (path / SWEEP).exists():
                 raise ValueError(f'{path} holds a sweep; give another --workdir for a single run')
             check_own(path)
+            check_complete(path)
             lock = locked(
                 path / LOCK,
                 waiting=f'{path} is in use by another process: waiting for it to end',
@@ -182,10 +185,15 @@ def is_final(folder: Path) -> bool:
 
 def status_of(folder: Path) -> str | None:
     """Returns the status in the summary of a run; None if it cannot be read."""
+    return read_summary(folder).get('status')
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Returns the summary of a run; an empty one if it cannot be read."""
     try:
-        return read_json(folder / SUMMARY).get('status')
+        return read_json(folder / SUMMARY)
     except (FileNotFoundError, NotADirectoryError, Unreadable):
-        return None
+        return {}
 
 
 def record_failure(folder: Path, error: Exception, say: Callable[[str], None]) -> None:
@@ -193,7 +201,7 @@ def record_failure(folder: Path, error: Exception, say: Callable[[str], None]) -
     reason = f'{type(error).__name__}: {error}'
     say(f'{folder.name} FAILED: {reason}')
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)  # but not that of a sweep, which may have been moved away
         write_json(folder / SUMMARY, sealed({'status': 'failed', 'reason': reason}))
     except OSError as another:
         say(f'{folder.name}: and that could not be recorded ({another})')

@@ -14,6 +14,7 @@ from lm.config.recipe import Recipe
 from lm.devices.check_mesh import notes_of_mesh
 from lm.devices.mesh import mesh_words
 from lm.model.kernels import fused_attention
+from lm.record.code import describe_code, running_code
 from lm.run.journal import Journal
 from lm.run.program import Experiment, Program
 from lm.run.tables import (
@@ -57,7 +58,7 @@ def describe(journal: Journal) -> None:
         name = learner.model.kernels.name_of('attention')
         terminal.say(f'NOTE: kernels.attention=auto is {name} here: {why}')
     of_mesh = notes_of_mesh(journal.recipe, experiment.mesh, experiment.vocab_size)
-    for note in (*notes(journal), *of_mesh):
+    for note in (*code_notes(journal), *notes(journal), *of_mesh):
         terminal.say(f'NOTE: {note}')
 
 
@@ -91,6 +92,22 @@ def bytes_a_device(shapes: Any) -> int:
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(shapes)
     )
+
+
+def code_notes(journal: Journal) -> list[str]:
+    """Notes on a run that other code has begun, or trained to its end."""
+    if journal.other_code is None:
+        return []
+    then, now = describe_code(journal.other_code), describe_code(running_code())
+    if journal.finished:
+        return [
+            f'other code has trained this run: {then}; this is {now}. To train with this code, '
+            'give another --workdir'
+        ]
+    return [
+        f'other code has trained up to step {journal.step}: {then}; from there on it is {now}. To '
+        'train all steps with this code, give another --workdir'
+    ]
 
 
 def notes(journal: Journal) -> list[str]:

@@ -20,14 +20,16 @@ from lm.launch.streams import output_loss
 from lm.launch.terminal import Terminal
 from lm.record.checkpoint import TreeMismatch, fields_that_differ, read_meta
 from lm.record.checkpoints import DAMAGED, LOSS, Checkpoints
+from lm.record.code import Code, extend_code_history, find_other_code
 from lm.record.machine import device_name, git_commit, peak_memory_bytes, versions
 from lm.record.metrics import FILE, NoRecorder, Recorder, Throughput, read_rows, without_nan
 from lm.record.upgrade import stored_config
-from lm.record.workdir import SUMMARY, status_of, write_config
+from lm.record.workdir import CONFIG, SUMMARY, read_summary, status_of, write_config
 from lm.run.evaluate import objective_loss_name
-from lm.run.program import Experiment
+from lm.run.program import TOKENIZER, Experiment
 from lm.run.tables import optimizer_state_bytes, parameter_count
 from lm.run.warnings import Detector, told
+from lm.storage.buckets import is_url
 from lm.storage.files import no_room, sealed, write_json
 from lm.training.state import State
 from lm.training.step import MUST_BE_FINITE
@@ -55,11 +57,13 @@ class Counters:
     best: dict[str, float] = dataclasses.field(default_factory=dict)  # lowest validation losses
     rows: int | None = None  # of metrics.jsonl; None in checkpoints of an older version
     warnings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    code: list[Code] = dataclasses.field(default_factory=list)  # that trained the run so far
 
 
 class Journal:
     """One run's records. step: the last one dispatched; saved_step: of its newest checkpoint, 0 for
-    none; last: the newest value of everything recorded.
+    none; last: the newest value of everything recorded; other_code: what trained the checkpoint
+    that it goes on from, if that is other code than this.
     """
 
     def __init__(self, recipe: Recipe, workdir: Path, experiment: Experiment, terminal: Terminal):
@@ -68,9 +72,10 @@ class Journal:
         self.step, self.saved_step, self.compile_sec = 0, 0, 0.0
         self.side_by_side = 1  # runs of the wave, itself included
         self.counters, self.last = Counters(), {}
+        self.other_code: Code | None = None
         self.throughput = Throughput(experiment.flops_per_token, experiment.utilisation)
         if is_first():
-            experiment.dataset.tokenizer.save(workdir / 'tokenizer')
+            experiment.dataset.tokenizer.save(workdir / TOKENIZER)
         kept = recipe.train.keep_last, recipe.train.keep_best
         self.checkpoints = Checkpoints(workdir, *kept, terminal.say)
         self.recorder: Recorder | NoRecorder | None = None
@@ -104,8 +109,12 @@ class Journal:
             )
         self.counters = Counters(**meta['counters'])
         self.step = self.saved_step = int(state.step)
+        self.other_code = find_other_code(self.counters.code, read_summary(self.workdir))
         self.last = from_first(self._newest_values() if is_first() else None)
         self.terminal.say(f'resuming after step {self.step}')
+        source = self.recipe.train.init_from
+        if source and not is_url(source) and not Path(source).exists():
+            self.terminal.say(f'NOTE: train.init_from={source} is gone, and not needed any more')
         return state
 
     def _newest_values(self) -> dict[str, Any]:
@@ -145,6 +154,7 @@ class Journal:
 
     def open(self) -> None:
         """Takes the folder over: records from `step` on, and removes later rows and a summary."""
+        self.counters.code = extend_code_history(self.counters.code, self.step)
         if is_first():
             write_config(self.workdir, self.recipe)
         self._record_from_here()
@@ -284,6 +294,13 @@ class Journal:
 
     def explained(self, error: OSError) -> OSError:
         """Adds to an error of writing what it means for the run."""
+        if not (self.workdir / CONFIG).exists():
+            return OSError(
+                f'{self.workdir.absolute()} is not there any more ({error}): it was moved or '
+                f'deleted while it trained, at step {self.step}; {self._describe_newest()}. Move '
+                'it back, or give its new place by --workdir: the same command then goes on from '
+                'its newest checkpoint. If it was deleted, the same command begins anew.'
+            )
         what, then = f'{self.workdir} cannot be written', 'When it can be'
         if full := no_room(error, self.workdir):
             what, then = full, 'With more room'
@@ -292,6 +309,11 @@ class Journal:
             newest = f'the newest checkpoint is {self.checkpoints.folder / str(steps[-1])}'
             where = 'from there'
         return OSError(f'{what} ({error}); {newest}. {then}, the same command goes on {where}.')
+
+    def _describe_newest(self) -> str:
+        if not self.saved_step:
+            return 'no checkpoint had been saved'
+        return f'its last checkpoint is of step {self.saved_step}, if that was written by then'
 
     def roll_back(self, seen: Diverged, template: State) -> State:
         """Returns the state of the last checkpoint, and leaves out the batches since. Raises
@@ -321,7 +343,7 @@ class Journal:
             return
         self._note_output_loss(self.step)
         trained, experiment = self.throughput, self.experiment
-        seconds = trained.total_seconds or math.nan
+        seconds, code = trained.total_seconds or math.nan, self.counters.code
         record = {
             'status': status,
             'reason': reason,
@@ -340,7 +362,8 @@ class Journal:
             'device': device_name(),
             'mfu_of': f'{experiment.peak:.4g} FLOP/s, {experiment.peak_source}',
             'versions': versions(),
-            'git_commit': git_commit(),
+            'git_commit': code[-1]['commit'] if code else git_commit(),
+            'code': code,
             'data': {'digest': experiment.dataset.digest, **experiment.dataset.report},
             'events': self.counters.events,
             'warnings': self.counters.warnings,

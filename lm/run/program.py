@@ -1,15 +1,18 @@
 """Everything that runs of one program share: text, devices, model (Experiment), compiled steps."""
 
+import dataclasses
 import functools
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from lm import data
+from lm.config.fields import DataConfig
 from lm.config.recipe import Recipe
 from lm.devices.blueprint import Blueprint
 from lm.devices.mesh import batch_sharding, put_batch, traced_on
@@ -18,45 +21,70 @@ from lm.devices.shardings import batch_shapes, jit_init, state_shardings, step_o
 from lm.launch.distributed import from_first, same_everywhere
 from lm.model.check import scores_of
 from lm.model.objectives import evaluated, n_marks, training_mixture
+from lm.record.checkpoint import FOLDER, steps_in
 from lm.record.machine import device_memory_bytes
 from lm.run.profile import Tracer
+from lm.storage.files import expand_home
 from lm.training.diagnostics import make_diagnose
 from lm.training.flops import flops_per_token, peak_flops
 from lm.training.state import Hyper, Learner, build_learner, check_learner, hyper_from
 from lm.training.step import make_eval_step, make_train_step
 from modules.kernels.attention import refuse_documents
 
+TOKENIZER = 'tokenizer'  # the folder of a workdir that holds it
 
-def open_text(recipe: Recipe, say: Callable[[str], None]) -> data.Dataset:
+
+def open_text(
+    recipe: Recipe, say: Callable[[str], None], workdir: Path | None = None
+) -> data.Dataset:
     """Opens the text of config.data as rows of tokens, prepared where that is not done yet.
+    workdir: of a run, which may have a copy of its tokenizer (`locate_data`).
 
     Raises ValueError where it is too short for config.train.steps, or processes have other text.
     """
+    fields = recipe.data if workdir is None else locate_data(recipe, workdir)
     # Where the cache is shared, so is the work (`lm.data.prepare`).
-    dataset = data.open_dataset(recipe.data, say=say)
+    dataset = data.open_dataset(fields, say=say)
     same_everywhere('the digest of the prepared data', dataset.digest)
     data.check_epochs(recipe.data, recipe.train.steps, dataset.train)
     return dataset
 
 
-def build_without_text(recipe: Recipe, platform: str) -> Learner:
-    """Builds the learner of a checked recipe for devices of `platform` before its text is read.
+def build_without_text(recipe: Recipe, tokenizer: str, platform: str) -> Learner:
+    """Builds the learner of a checked recipe before its text is read; nothing is compiled.
 
-    Raises ValueError if its parameters cannot be described: a reparametrisation that finds no
-    matrix, a parametrisation without a rule for one, an optimizer with too many parameters, or a
-    kernel that lacks a derivative. Nothing is compiled.
+    Args:
+      recipe: a recipe that `lm.model.check.check` takes.
+      tokenizer: as data.tokenizer names it; it decides the size of the vocabulary.
+      platform: of the devices, such as 'cpu'.
+
+    Raises:
+      ValueError: if its parameters cannot be described: a reparametrisation that finds no matrix,
+        a parametrisation without a rule for one, an optimizer with too many parameters, or a kernel
+        that lacks a derivative.
     """
-    vocab_size = data.tokenizers.vocab_size(recipe.data.tokenizer) + n_marks(recipe)
+    vocab_size = data.tokenizers.vocab_size(tokenizer) + n_marks(recipe)
     learner = build_learner(recipe, vocab_size, 0, platform)  # no shape depends on bos_id
     check_learner(learner)
     return learner
+
+
+def locate_data(recipe: Recipe, workdir: Path) -> DataConfig:
+    """Returns config.data; with the run's own copy of the tokenizer if the run has a checkpoint,
+    and the one that it began from (train.init_from) has been moved with its tokenizer.
+    """
+    kind, _, path = recipe.data.tokenizer.partition(':')
+    is_gone = kind == 'hf' and not Path(expand_home(path)).exists()
+    if not recipe.train.init_from or not is_gone or not steps_in(workdir / FOLDER):
+        return recipe.data
+    return dataclasses.replace(recipe.data, tokenizer=f'hf:{workdir / TOKENIZER}')
 
 
 def flops_of_step(recipe: Recipe, platform: str) -> float:
     """Returns the FLOPs of a step by `flops_per_token`, for devices of `platform`; no text is read,
     and nothing is compiled.
     """
-    learner = build_without_text(recipe, platform)
+    learner = build_without_text(recipe, recipe.data.tokenizer, platform)
     return flops_per_token(learner) * recipe.data.batch_size * recipe.data.seq_len
 
 

@@ -8,13 +8,17 @@ from pathlib import Path
 import jax
 
 from lm.config.recipe import Recipe
+from lm.config.resolve import to_dict
 from lm.devices.check_mesh import check_single
-from lm.launch.distributed import is_first
+from lm.launch.distributed import from_first, is_first
 from lm.launch.exit_status import DIVERGED, DONE, SIGNALLED
 from lm.launch.terminal import Terminal
-from lm.record.machine import device_name
+from lm.record.code import running_code
+from lm.record.machine import device_name, versions
+from lm.record.trial import try_checkpoint
+from lm.record.workdir import status_of
 from lm.run.journal import Journal
-from lm.run.program import build_without_text
+from lm.run.program import build_without_text, locate_data
 from lm.run.start import check_run
 
 
@@ -56,14 +60,23 @@ class Slot:
         return self.status == Status.TRAINING
 
 
-def check(recipe: Recipe) -> None:
+def check(recipe: Recipe, workdir: Path) -> None:
     """Raises ValueError if the config does not suit the text and the devices at hand.
 
     Comes before the run's folder is opened and its text prepared, which can take minutes.
     """
-    check_run(recipe)
+    check_run(recipe, workdir)
     check_single(recipe)
-    build_without_text(recipe, jax.devices()[0].platform)
+    build_without_text(recipe, locate_data(recipe, workdir).tokenizer, jax.devices()[0].platform)
+
+
+def try_storage(recipe: Recipe, workdir: Path) -> None:
+    """Raises OSError where the folder cannot hold the run's checkpoints; called by all processes.
+    A run that is done, and may have none to write, is left alone.
+    """
+    if not from_first(status_of(workdir) == Status.DONE if is_first() else None):
+        record = {'config': to_dict(recipe), 'versions': versions(), 'code': running_code()}
+        try_checkpoint(workdir, record)
 
 
 def open_terminal() -> Terminal:

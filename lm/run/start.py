@@ -12,6 +12,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from lm import data
+from lm.config.fields import Config
 from lm.config.mixture import source_of
 from lm.config.other_programs import ABSENT, word
 from lm.config.recipe import Recipe
@@ -34,7 +35,7 @@ from lm.record.checkpoint import (
 from lm.record.digests import DamagedCheckpoint
 from lm.record.remote.local_copy import of_workdir
 from lm.record.workdir import read_config
-from lm.run.program import Experiment
+from lm.run.program import TOKENIZER, Experiment, locate_data
 from lm.storage.buckets import below, is_url
 from lm.storage.files import expand_home
 from lm.training.state import Learner, State, Weights, hyper_from
@@ -44,20 +45,27 @@ from modules.params import named_leaves
 
 # What decides what a model computes from its weights, and over how many tokens.
 MODEL = (*(f'{section}.' for section in (*OF_WEIGHTS, 'scaling')), 'data.seq_len')
-TOKENIZER = 'tokenizer'  # the folder of a workdir that holds it
 HELD = 1e-5  # how far rounding may move a weight that is stored anew, of its largest element
 
 
-def check_run(recipe: Recipe) -> None:
-    """Raises ValueError for a config that cannot be trained, or whose text or start is missing."""
+def check_run(recipe: Recipe, workdir: Path | None = None) -> None:
+    """Raises ValueError for a config that cannot be trained, or whose text or start is missing.
+    workdir: of the run, which may have begun.
+    """
     check(recipe)
-    data.check(recipe.data)
-    check_init_from(recipe)
+    data.check(recipe.data if workdir is None else locate_data(recipe, workdir))
+    check_init_from(recipe, workdir)
 
 
-def check_init_from(recipe: Recipe) -> None:
-    """Raises ValueError where train.init_from names no checkpoint, with how a begun run goes on."""
-    if recipe.train.init_from:
+def check_init_from(recipe: Recipe, workdir: Path | None = None) -> None:
+    """Raises ValueError where train.init_from names no checkpoint, and the run has none of its own,
+    which have all that it goes on from.
+    """
+    if not recipe.train.init_from:
+        return
+    # Of hosts without a common disk the first alone has the run's folder.
+    has_own = workdir is not None and from_first(bool(steps_in(workdir / FOLDER)))
+    if not has_own:
         find_source(recipe.train.init_from)
 
 
@@ -68,36 +76,62 @@ def find_source(path: str) -> tuple[Path, int]:
     except ValueError as error:
         said = f'{ABSENT[word(path)]}.' if word(path) in ABSENT else error
         raise ValueError(
-            f'train.init_from={path}: {said} A run that has begun goes on from itself: '
-            '--config.train.init_from=WORKDIR --workdir=WORKDIR --continue_changed'
+            f'train.init_from={path}: {said} A run that has begun goes on without it, from its own '
+            'checkpoints: give its folder by --workdir.'
         ) from error
 
 
 def with_source_model(
-    raw: Mapping[str, Any], given: Collection[str]
+    raw: Mapping[str, Any], given: Collection[str], workdir: str | Path | None = None
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """Returns (a config, as nested dicts, with the model of the checkpoint of train.init_from,
     {path: value} of what it changes).
 
     These are the fields of MODEL and data.tokenizer, which is the one beside the checkpoint if it
-    is of a file or of another text; but none of the paths `given`. Raises ValueError where there is
-    no checkpoint.
+    is of a file or of another text; but none of the paths `given`. Where that checkpoint is gone,
+    they are those of the run in `workdir` that began from it. Raises ValueError where there is
+    neither.
     """
     start = build(of_one_run(raw))
     if not start.train.init_from:
         return raw, {}
-    folder, _ = find_source(start.train.init_from)
-    there = read_config(folder.parent)  # to read a checkpoint starts JAX; hosts have not joined yet
+    # From config.json: to read a checkpoint starts JAX; hosts have not joined yet.
+    try:
+        folder, _ = find_source(start.train.init_from)
+        there = read_config(folder.parent)
+        tokenizer = _choose_tokenizer(folder.parent, there, start)
+    except ValueError:
+        there = None if workdir is None else _read_begun_run(start.train.init_from, workdir)
+        if there is None:
+            raise
+        tokenizer = there.data.tokenizer
     fields = {p: v for p, v in unsettled(there).items() if p.startswith(MODEL)}
-    tokenizer, is_other_text = there.data.tokenizer, source_of(there.data) != source_of(start.data)
-    if tokenizer.startswith('hf:') or (tokenizer.startswith('bpe:') and is_other_text):
-        tokenizer = f'hf:{folder.parent / TOKENIZER}'
     fields['data.tokenizer'] = tokenizer
     fields = {path: value for path, value in fields.items() if path not in given}
     fields |= dict.fromkeys(fields.keys() & {*unread(changed(start, fields))})
     now, config = flatten(start), to_dict(changed(start, fields))
     differ = {path: value for path, value in fields.items() if value != now[path]}
     return config | {name: raw.get(name) for name in MANY_RUNS}, differ
+
+
+def _choose_tokenizer(folder: Path, there: Recipe, start: Config) -> str:
+    """Returns the data.tokenizer of a run that starts from the one in a folder."""
+    tokenizer, is_other_text = there.data.tokenizer, source_of(there.data) != source_of(start.data)
+    if tokenizer.startswith('hf:') or (tokenizer.startswith('bpe:') and is_other_text):
+        return f'hf:{folder / TOKENIZER}'
+    return tokenizer
+
+
+def _read_begun_run(source: str, workdir: str | Path) -> Recipe | None:
+    """Returns the config of a run that began from `source` and has saved a checkpoint since; None
+    where the workdir holds no such run.
+    """
+    try:
+        folder, _ = find(workdir)
+        there = read_config(folder.parent)
+    except ValueError:
+        return None
+    return there if there.train.init_from == source else None
 
 
 def initial_state(

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,9 +37,11 @@ from lm.launch.exit_status import BAD_INPUT, DONE, SIGNALLED
 from lm.launch.signals import caught_signals, handlers_kept
 from lm.launch.terminal import Terminal
 from lm.launch.tracking import tracked
+from lm.record.code import describe_code, find_other_code, running_code, summarize_codes
 from lm.record.machine import device_name
+from lm.record.names import FINAL
 from lm.record.remote.mirror import sweep_folder, sweep_records
-from lm.record.workdir import LOCK, SWEEP, check_shared
+from lm.record.workdir import LOCK, SWEEP, check_shared, read_summary
 from lm.run.program import build_without_text
 from lm.storage.buckets import is_url
 from lm.storage.files import locked
@@ -150,6 +152,7 @@ def train_sweep(
     wave, say = ledger.open(), ledger.say
     programs = counted(len(wave.every), 'program')
     say(f'{workdir}: {asked.caption(wave)}, {programs}, on {device_name()}')
+    _say(ledger, sweep_code_notes, itertools.chain(*wave.every), work)
     with (
         tracked(ledger.folder, trackers if host == 0 else (), say),
         caught_signals() as work.caught,
@@ -159,6 +162,20 @@ def train_sweep(
         trained = _waves(ledger, work, wave, shown, train, is_here=engine == 'local')
     work.groups = trained.every if asked.is_tuned else work.groups
     return from_first(_end(work, shown, say) if is_first() else None)
+
+
+def sweep_code_notes(cells: Iterable[Cell], work: Work) -> list[str]:
+    """Notes on cells that have ended and that other code has trained, with their number."""
+    summaries = (read_summary(work.folder(cell)) for cell in cells)
+    ended = [one for one in summaries if one.get('status') in FINAL]
+    words = summarize_codes(find_other_code(one.get('code'), one) for one in ended)
+    if not words:
+        return []
+    return [
+        f'NOTE: of {counted(len(ended), "cell")} that have ended, other code has trained {words}; '
+        f'this is {describe_code(running_code())}. To train all cells with this code, give another '
+        '--workdir'
+    ]
 
 
 def described(
@@ -189,7 +206,8 @@ def _check_models(grouped: Groups) -> None:
     """
     platform = jax.devices()[0].platform
     for first, *_ in grouped:
-        call_for_cell(first.changes, build_without_text, first.recipe, platform)
+        tokenizer = first.recipe.data.tokenizer
+        call_for_cell(first.changes, build_without_text, first.recipe, tokenizer, platform)
 
 
 @dataclasses.dataclass

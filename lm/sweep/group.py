@@ -21,11 +21,12 @@ from lm.launch.distributed import asked_to_stop, from_first, is_first, several
 from lm.launch.signals import nothing_to_lose
 from lm.launch.terminal import CellTerminal
 from lm.record import workdir
+from lm.record.code import describe_code, running_code, summarize_codes
 from lm.record.machine import device_memory_bytes
 from lm.record.remote.mirror import mirrored_cell
 from lm.run.describe import notes_of_all
 from lm.run.program import Experiment, Program, open_text, runs_that_fit
-from lm.run.runs import RunSpec
+from lm.run.runs import RunSpec, try_storage
 from lm.run.tables import parameter_count
 from lm.run.wave import Wave, closing
 from lm.storage.buckets import each
@@ -48,6 +49,7 @@ class Work:
     runs_at_once: int = 0  # in one wave at most; 0: as many as fit in memory
     resources: dict[str, float] | None = None  # of one group on a cluster, such as {'GPU': 1}
     url: str | None = None  # of the sweep, if it is in a bucket
+    is_storage_tried: bool = False  # whether a cell's folder has taken a tiny checkpoint
     start_over: bool = False  # cells whose checkpoints are all damaged begin anew
     # Those so far, where further runs of them may follow, and for how many runs they are compiled.
     programs: dict[tuple, Program] = dataclasses.field(default_factory=dict)
@@ -85,11 +87,19 @@ def train_group(group: list[Cell], work: Work) -> None:
             opened = _chosen_by_first(functools.partial(_opened, held, part, work), part)
             try:
                 if opened:
+                    _try_storage(opened[0], work)
                     _train(*made(), opened, work)
             except Exception as error:  # of any kind: the other groups can still be trained
                 if several():  # the others wait for this process
                     raise
                 work.fail(opened, error)
+
+
+def _try_storage(cell: Cell, work: Work) -> None:
+    """Tries, once for all cells of the work, whether their folders can hold checkpoints."""
+    if not work.is_storage_tried:
+        try_storage(cell.recipe, work.folder(cell))
+        work.is_storage_tried = True
 
 
 def _chosen_by_first(choose: Callable[[], list[Cell]], cells: list[Cell]) -> list[Cell]:
@@ -185,6 +195,9 @@ def _train(program: Program, slots: int, cells: list[Cell], work: Work) -> None:
             sec = program.compile_sec
             work.say(f'{len(runs)} runs side by side ({program.how}), compiled in {sec:.1f} s')
         with closing(Wave(program, runs, slots, on_failure)) as wave:
+            if words := summarize_codes(slot.journal.other_code for slot in wave.slots):
+                now = describe_code(running_code())
+                work.say(f'NOTE: runs go on that other code has begun: {words}; this is {now}')
             wave.compile()
             wave.train(work.caught, work.tick)
 

@@ -21,6 +21,7 @@ from typing import Any
 from lm.config.fields import MeshConfig
 from lm.config.recipe import Recipe
 from lm.config.resolve import differences, digest, replaced, to_dict
+from lm.record.checkpoint import check_path
 from lm.record.upgrade import is_old, stored_cell, stored_config
 from lm.record.workdir import (
     CONFIG,
@@ -52,8 +53,10 @@ def open_sweep(
 
     A cell that was begun by an older version keeps the name of its folder, and so its results. The
     axes may have changed since: cells begun earlier stay on record, with no group. Raises
-    ValueError where the runs of the folder started from another config, unless `continue_changed`.
+    ValueError where the runs of the folder started from another config, unless `continue_changed`,
+    and for a path that cannot hold checkpoints.
     """
+    check_path(path)
     check_own(path)
     before: list[Record] = []
     if (path / SWEEP).exists():

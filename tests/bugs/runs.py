@@ -206,6 +206,30 @@ RUNS = {
         '                return\n',
         'tests/lm/record/test_metrics.py',
     ),
+    'code that changes without a word': Bug(
+        'lm/record/code.py',
+        "return None if sources == now['sources'] else last",
+        'return None',
+        'tests/lm/record/test_code.py',
+    ),
+    'a trial that is taken for a checkpoint': Bug(
+        'lm/record/trial.py',
+        "NAME = 'trial'",
+        "NAME = '0'",
+        'tests/lm/record/test_trial.py',
+    ),
+    'a mark that goes before what it marks': Bug(
+        'lm/storage/filling.py',
+        '    yield\n    (folder / MARK).unlink()\n',
+        '    (folder / MARK).unlink()\n    yield\n',
+        'tests/faults/test_interrupted_writers.py',
+    ),
+    'fine-tuning that needs its source for ever': Bug(
+        'lm/run/start.py',
+        '    if not has_own:\n',
+        '    if True:\n',
+        'tests/lm/run/test_start.py -k AfterTheSource',
+    ),
     'a run that starts over unasked': Bug(
         'lm/run/journal.py',
         'if not start_over and is_first():',

@@ -207,7 +207,7 @@ def test_all_is_synced_before_the_folder_gets_its_name(tmp_path, monkeypatch):
     assert written <= synced and 'metadata' in written
 
 
-@pytest.mark.parametrize('name', ['a[b]', 'a]', 'back\\slash'])
+@pytest.mark.parametrize('name', ['a[b]', 'a]', 'back\\slash', os.fsdecode(b'caf\xe9/run')])
 def test_a_path_that_could_not_be_read_back_is_refused(tmp_path, name):
     with pytest.raises(ValueError, match='another --workdir'):
         check_path(tmp_path / name)

@@ -8,15 +8,18 @@ import pytest
 import tokenizers as library
 
 from configs import default
-from lm.config.resolve import build, resolve, to_dict
+from lm.config.resolve import build, differences, resolve, to_dict
 from lm.data.tokenizers import ByteTokenizer, SubwordTokenizer
 from lm.data.tokenizers import load as load_tokenizer
+from lm.data.tokenizers import plan as tokenizer_plan
 from lm.inference.load import load
 from lm.record.checkpoint import TreeMismatch
 from lm.record.metrics import read_rows
 from lm.record.workdir import write_config
 from lm.run import start
+from lm.run.program import open_text
 from lm.run.start import initial_state, saved_files, with_source_model
+from lm.storage.files import quiet
 from lm.training.state import build_learner, hyper_from, init_state
 from lm.training.step import make_eval_step, make_train_step
 from modules.params import NORM, named_leaves
@@ -24,9 +27,12 @@ from tests import helpers
 from tests.helpers import BOS, VOCAB, packed_batch, tiny_config
 from tests.sweep_helpers import (
     base,
+    before_step,
     cell_folders,
     changed,
     silent_experiment,
+    terminate_at,
+    timeless,
     write_corpus,
 )
 from train import DONE, train, train_sweep
@@ -148,6 +154,92 @@ def test_the_tokenizer_is_the_one_of_the_checkpoint(tokenizer, source, is_saved,
     assert raw['data']['tokenizer'] == (saved if is_saved else tokenizer)
     given = {'data.source': source, 'data.tokenizer': 'bpe:400'}
     assert followed(given, there, ['data.tokenizer'])[0]['data']['tokenizer'] == 'bpe:400'
+
+
+class TestAfterTheSourceIsGone:
+    """A run that has checkpoints of its own goes on; catches one that asks for the other's."""
+
+    @pytest.fixture
+    def source(self, tmp_path):
+        """A workdir with a trained tokenizer, as far as a start looks into it."""
+        there = OF_SOURCE | {'data.tokenizer': 'bpe:300', 'data.source': 'synthetic:copy'}
+        workdir = tmp_path / 'source'
+        (workdir / 'checkpoints' / '4').mkdir(parents=True)
+        write_config(workdir, changed(to_dict(build(default.get_config())), there))
+        tokenizer_plan('bpe:300').build(['some text'] * 9).save(workdir / 'tokenizer')
+        return workdir
+
+    @pytest.fixture
+    def raw(self, source, tmp_path):
+        corpus, raw = write_corpus(tmp_path), default.get_config()
+        more = {'train.init_from': str(source), 'data.epochs': 1000}
+        raw.update_from_flattened_dict(corpus | more)
+        return raw.to_dict()
+
+    @pytest.fixture
+    def begun(self, source, raw, tmp_path):
+        """(the workdir of a run that began from `source` and has saved, its recipe)."""
+        recipe = resolve(with_source_model(raw, ())[0])
+        assert recipe.data.tokenizer == f'hf:{source}/tokenizer'
+        workdir = tmp_path / 'run'
+        (workdir / 'checkpoints' / '4').mkdir(parents=True)
+        write_config(workdir, recipe)
+        load_tokenizer(source / 'tokenizer').save(workdir / 'tokenizer')
+        return workdir, recipe
+
+    def test_the_model_and_the_text_are_those_of_the_run(self, begun, source, raw):
+        workdir, recipe = begun
+        digest = open_text(recipe, quiet, workdir).digest
+        source.rename(source.with_name('elsewhere'))
+        config, followed = with_source_model(raw, (), workdir)
+        assert differences(resolve(config), recipe) == {} and OF_SOURCE.items() <= followed.items()
+        start.check_run(recipe, workdir)
+        assert open_text(recipe, quiet, workdir).digest == digest
+        assert 'model.d_model' not in with_source_model(raw, ['model.d_model'], workdir)[1]
+
+    def test_a_run_without_a_checkpoint_needs_it(self, begun, source, raw):
+        workdir, recipe = begun
+        source.rename(source.with_name('elsewhere'))
+        (workdir / 'checkpoints' / '4').rmdir()
+        for there in (workdir, None):
+            with pytest.raises(ValueError, match=r'source holds no checkpoint.* by --workdir'):
+                with_source_model(raw, (), there)
+        with pytest.raises(ValueError, match=r'not a file'):
+            start.check_run(recipe, workdir)
+        byte = changed(to_dict(recipe.config), {'data.tokenizer': 'byte'})
+        with pytest.raises(ValueError, match=r'source holds no checkpoint'):
+            start.check_run(byte, workdir)
+
+    def test_so_does_a_run_that_began_from_another(self, begun, source, raw):
+        workdir, _ = begun
+        source.rename(source.with_name('elsewhere'))
+        raw['train']['init_from'] = str(source.with_name('another'))
+        with pytest.raises(ValueError, match=r'another holds no checkpoint'):
+            with_source_model(raw, (), workdir)
+
+
+@pytest.mark.full
+def test_a_run_goes_on_after_its_source_has_moved(tree, tmp_path, capsys):
+    """With the tokenizer that it has from there, to the numbers of one whose source stayed."""
+    moved = tmp_path / 'source'
+    assert train(changed(tree, {'data.tokenizer': 'bpe:300'}), moved) == DONE
+    (tmp_path / 'text').mkdir()
+    text = write_corpus(tmp_path / 'text')['data.source']
+    raw = tree | {'train': tree['train'] | {'init_from': str(moved)}}
+    raw['data'] = tree['data'] | {'source': text}
+
+    def fine_tuned(workdir, **how):
+        return train(resolve(with_source_model(raw, (), workdir)[0]), workdir, **how)
+
+    assert fine_tuned(tmp_path / 'whole') == DONE
+    with pytest.MonkeyPatch.context() as patch:
+        before_step(patch, terminate_at(5))
+        assert fine_tuned(tmp_path / 'cut') != DONE
+    moved.rename(tmp_path / 'elsewhere')
+    capsys.readouterr()
+    assert fine_tuned(tmp_path / 'cut') == DONE
+    assert 'is gone, and not needed any more' in ' '.join(capsys.readouterr().out.split())
+    assert timeless(tmp_path / 'cut') == timeless(tmp_path / 'whole')
 
 
 @pytest.mark.full

@@ -1,0 +1,137 @@
+"""Contract: what cannot hold a checkpoint is refused before anything is compiled.
+
+And the tiny checkpoint that finds it out is no checkpoint to anybody.
+"""
+
+from importlib import metadata
+
+import pytest
+
+import train
+from lm.record import machine, trial
+from lm.record.checkpoint import FOLDER, steps_in
+from lm.record.machine import package_version, versions
+from lm.record.remote.local_copy import checkpoints_here, files_here
+from lm.record.trial import NAME, try_checkpoint
+from lm.run.runs import try_storage
+from lm.storage.files import write_json
+from lm.sweep import group
+from tests.commands import tiny
+from tests.lm.record.test_checkpoints import assert_is, shapes, write
+from tests.sweep_helpers import base
+
+
+@pytest.fixture
+def nothing_compiles(monkeypatch):
+    def compile(*_):
+        raise AssertionError('it was compiled')
+
+    monkeypatch.setattr(train, 'Program', compile)
+    monkeypatch.setattr(group, 'Program', compile)
+
+
+class Killed(BaseException):
+    """Ends a process where it stands."""
+
+
+def test_it_leaves_nothing_and_is_read_back_before_it_goes(tmp_path, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        trial, 'read_items', lambda path, **items: read.append((path.name, sorted(items)))
+    )
+    try_checkpoint(tmp_path / 'run', {'versions': versions()})
+    assert read == [(NAME, ['meta', 'weights'])]
+    assert [path.name for path in (tmp_path / 'run').rglob('*')] == [FOLDER]
+
+
+@pytest.mark.parametrize('is_committed', [False, True])
+def test_what_a_killed_process_leaves_of_it_is_no_checkpoint(is_committed, tmp_path, monkeypatch):
+    """Neither to readers, nor to a bucket, nor to what keeps the newest; the next start removes it.
+    Catches a name that is taken for a step.
+    """
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(trial, 'read_items', lambda *_, **__: (_ for _ in ()).throw(Killed))
+        try_checkpoint(tmp_path, {})
+    folder = tmp_path / FOLDER
+    assert (folder / NAME / 'meta').is_dir()
+    if not is_committed:
+        (folder / NAME).rename(folder / f'{NAME}.orbax-checkpoint-tmp')
+    assert steps_in(folder) == [] and not checkpoints_here(tmp_path) and not files_here(tmp_path)
+    checkpoints = write(tmp_path, {1: None, 2: None, 3: None}, keep_last=2, keep_best=0)
+    assert checkpoints.steps() == [2, 3] and list(checkpoints_here(tmp_path)) == [
+        f'{FOLDER}/2',
+        f'{FOLDER}/3',
+    ]
+    assert_is(checkpoints.restore(shapes()), 3)
+    checkpoints.close()
+    try_checkpoint(tmp_path, {})
+    assert sorted(path.name for path in folder.iterdir()) == ['2', '3']
+
+
+def test_a_folder_that_holds_none_is_refused_before_a_program(corpus, tmp_path, nothing_compiles):
+    """With the reason, and without a config that would make it a run."""
+    (tmp_path / FOLDER).write_text('a file')
+    with pytest.raises(OSError, match=r'cannot hold checkpoints: .*File.*another --workdir'):
+        train.train(tiny(corpus), tmp_path)
+    assert not (tmp_path / 'config.json').exists()
+
+
+def test_a_record_that_cannot_be_written_is_refused_before_a_program(
+    corpus, tmp_path, monkeypatch, nothing_compiles
+):
+    monkeypatch.setattr('lm.run.runs.versions', lambda: {'jax': object()})
+    with pytest.raises(OSError, match=r'cannot hold checkpoints: .*JSON'):
+        train.train(tiny(corpus), tmp_path)
+
+
+def test_a_sweep_tries_one_folder_for_all_its_cells(corpus, tmp_path, monkeypatch):
+    tried = []
+    work = group.Work([], tmp_path, [])
+    cells = group.Cell('a', {}, tiny(corpus)), group.Cell('b', {}, tiny(corpus))
+    monkeypatch.setattr(group, 'try_storage', lambda recipe, folder: tried.append(folder))
+    monkeypatch.setattr(group, '_train', lambda *_: None)
+    monkeypatch.setattr(group, 'compiled', lambda *_: (None, 1))
+    for cell in cells:
+        group.train_group([cell], work)
+    assert tried == [tmp_path / 'a']
+
+
+@pytest.mark.full
+def test_cells_fail_before_a_program(corpus, tmp_path, monkeypatch, nothing_compiles, capsys):
+    monkeypatch.setattr('lm.run.runs.versions', lambda: {'jax': object()})
+    sweep = {'optim.lr': (0.003, 0.01)}
+    assert train.train_sweep(base(corpus), sweep, tmp_path) == train.BAD_INPUT
+    assert capsys.readouterr().out.count('FAILED: OSError: ') == 2
+
+
+def test_a_run_that_is_done_is_left_alone(corpus, tmp_path):
+    """As a folder of somebody else may be, which holds a run and cannot be written."""
+    write_json(tmp_path / 'summary.json', {'status': 'done'})
+    (tmp_path / FOLDER).write_text('a file')
+    try_storage(tiny(corpus), tmp_path)
+    write_json(tmp_path / 'summary.json', {'status': 'stopped'})
+    with pytest.raises(OSError, match='cannot hold checkpoints'):
+        try_storage(tiny(corpus), tmp_path)
+
+
+class TestVersionsWithoutAnInstallation:
+    """Dependencies are installed, and the project is a checkout."""
+
+    @pytest.fixture(autouse=True)
+    def not_installed(self, monkeypatch):
+        def version(name):
+            raise metadata.PackageNotFoundError(name)
+
+        monkeypatch.setattr(metadata, 'version', version)
+
+    def test_the_project_has_that_of_its_file(self):
+        written = (machine.ROOT / 'pyproject.toml').read_text()
+        assert f'version = "{versions()["evenkeel"]}"' in written
+        assert versions()['jax'] == 'unknown'
+
+    @pytest.mark.parametrize('text', [None, 'no toml', '[project]\nname = "other"\nversion = "9"'])
+    def test_it_is_unknown_without_that_file(self, text, tmp_path, monkeypatch):
+        monkeypatch.setattr(machine, 'ROOT', tmp_path)
+        if text is not None:
+            (tmp_path / 'pyproject.toml').write_text(text)
+        assert package_version('evenkeel') == 'unknown'
