@@ -250,7 +250,7 @@ def test_no_program_is_saved_between_processes_of_cpus(start, corpus, tmp_path):
     assert not programs.exists() or not any(programs.iterdir())
 
 
-@pytest.mark.full
+@pytest.mark.product
 def test_kill_9_of_a_child_then_of_a_parent(undisturbed, start, corpus, tmp_path):
     workdir = tmp_path / 'run'
     job = start(workdir, corpus)
