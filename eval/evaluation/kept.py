@@ -14,12 +14,13 @@ import jax
 import numpy as np
 
 from eval.evaluation.asked import Asked
-from eval.suites.base import Result, Table
+from eval.suites.base import Result, Suite, Table
 from lm.record.digests import of_record
 from lm.record.machine import git_commit, versions
-from lm.storage.files import Unreadable, read_json, sealed, write_text
+from lm.storage.files import Unreadable, first_line, read_json, sealed, write_text
 
 FOLDER = 'evaluations'
+MOST_WORDS = 200  # of an error
 NOT_FINITE = 'float'  # the only key of an object that stands for nan, inf or -inf
 
 
@@ -89,6 +90,69 @@ def read(path: Path, asked: Asked, meta: Mapping[str, Any]) -> Result | None:
             return None
         found = unplain({name: record[name] for name in ('numbers', 'items', 'tables')})
         tables = {title: Table(**table) for title, table in found['tables'].items()}
-        return Result(found['numbers'], found['items'], tables)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise Unreadable(f'{path} cannot be read: it is no result ({error!r})') from error
+        result = Result(found['numbers'], found['items'], tables)
+        check(result, asked.suite)
+        return result
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        text = first_line(error, MOST_WORDS)
+        raise Unreadable(f'{path} cannot be read: it is no result ({text})') from error
+
+
+def check(result: Result, suite: Suite) -> None:
+    """Raises ValueError for a result that no suite has made: other types, columns of other lengths,
+    and where items lack what the suite compares.
+    """
+    if not isinstance(result.numbers, dict) or not result.numbers:
+        raise ValueError('numbers is no object with a number')
+    for name, value in result.numbers.items():
+        check_name(name)
+        if not is_number(value) or isinstance(value, bool):
+            raise ValueError(f'numbers.{name} is no number')
+    check_columns(result.items, 'items')
+    for name in (suite.score, suite.weight):
+        if name and not all(value is None or is_number(value) for value in result.items[name]):
+            raise ValueError(f'items.{name} has what is no number')
+    names = result.items['item'] if suite.score else []
+    if not all(is_scalar(name) for name in names) or len({*names}) < len(names):
+        raise ValueError('items.item has what is no name, or one twice')
+    for title, table in result.tables.items():
+        check_name(title)
+        check_columns(table.columns, f'table {title}')
+        if not table.columns:
+            raise ValueError(f'table {title} has no columns')
+        for name in (table.x, table.y, table.by):
+            if not isinstance(name, str) or name not in ('', *table.columns):
+                raise ValueError(f'table {title} has a chart of a column that it lacks')
+        for name, column in table.columns.items():
+            if not all(value is None or is_scalar(value) for value in column):
+                raise ValueError(f'column {name} of table {title} has what is no number or text')
+            if name == table.y and not all(value is None or is_number(value) for value in column):
+                raise ValueError(f'column {name} of table {title} is drawn, and is no numbers')
+
+
+def check_columns(given: Any, what: str) -> None:
+    """Raises ValueError for what are no columns of equal length."""
+    if not isinstance(given, dict) or not all(isinstance(one, list) for one in given.values()):
+        raise ValueError(f'{what} is no object of columns')
+    for name in given:
+        check_name(name)
+    if len({len(column) for column in given.values()}) > 1:
+        raise ValueError(f'{what} has columns of several lengths')
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError for a name that would move the cursor of a terminal."""
+    if not name.isprintable():
+        raise ValueError(f'{name!r} is no name')
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number. Raises OverflowError for one that no double holds."""
+    if not isinstance(value, int | float):
+        return False
+    float(value)
+    return True
+
+
+def is_scalar(value: Any) -> bool:
+    return isinstance(value, str) or is_number(value)

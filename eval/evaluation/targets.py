@@ -164,7 +164,7 @@ class Evaluator:
         if self.target.keeps and not self.again:
             try:
                 found = kept.read(path, asked, self.meta)
-            except Unreadable as error:
+            except (Unreadable, OSError) as error:
                 self.say(f'NOTE: {error}; computed anew')
                 found = None
             if found is not None:

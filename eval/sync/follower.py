@@ -17,7 +17,7 @@ from eval.sync.records import COMPLETE, Run, Step, Tail, read_run, read_summary,
 from eval.sync.trackers import Session, Tracker
 from lm.record.metrics import FILE
 from lm.record.names import CONFIG, LOCK, SUMMARY, SWEEP
-from lm.storage.files import first_line, is_locked, locked
+from lm.storage.files import Unreadable, first_line, is_locked, locked
 
 PACE_SEC = 5.0  # between rounds
 TRIES = 4  # rounds without an answer, at the end
@@ -71,7 +71,7 @@ class Follower:
                 failures = 0 if self.errors.pop(folder, None) is None else failures
             except Exception as error:  # of any kind: trackers have errors of their own
                 self._failed(folder, error)
-                failures += 1
+                failures += not isinstance(error, Unreadable)  # which says nothing of the tracker
             if failures == FAILURES:
                 self._last = folder
                 return False
@@ -91,8 +91,9 @@ class Follower:
         digest = digest_of(summary)
         is_ended = bool(summary) and not has_more and digest != mark.summary
         if is_ended or any(step.step > mark.step for step in steps):
+            read = followed.tail
             session = self._sessions.get(folder) or self._open(folder, followed)
-            if followed.tail.is_new:  # the tracker lacks what the mark counts
+            if followed.tail is not read:  # the tracker lacks what the mark counts
                 return True
             self._send(folder, followed, session, steps)
             if is_ended:
@@ -183,7 +184,7 @@ class Follower:
 
 
 def _changed(path: Path) -> tuple[int, int] | None:
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # a link to itself is none of a run either
         found = path.stat()
         return found.st_size, found.st_mtime_ns
     return None

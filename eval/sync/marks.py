@@ -13,7 +13,7 @@ import re
 import secrets
 from pathlib import Path
 
-from eval.sync.records import Run
+from eval.sync.records import MOST_SECONDS, MOST_STEPS, Run
 from lm.storage.files import Unreadable, read_json, sealed, write_json
 
 NOTHING = -1  # the step of a run of which no row was sent
@@ -46,11 +46,25 @@ class Mark:
 def read_mark(path: Path) -> Mark | None:
     """Returns what is noted, None if nothing is. Raises Unreadable for a damaged file."""
     try:
-        return Mark(**read_json(path))
+        mark = Mark(**read_json(path))
+        check(mark)
+        return mark
     except FileNotFoundError:
         return None
-    except (Unreadable, TypeError) as error:
+    except (Unreadable, TypeError, OverflowError, OSError) as error:
         raise Unreadable(f'{error}. Delete {path}: all rows then go to a new run there') from error
+
+
+def check(mark: Mark) -> None:
+    """Raises TypeError for a mark that nobody has written: of other types, or out of bounds."""
+    for field in dataclasses.fields(Mark):
+        value = getattr(mark, field.name)
+        if type(value) is not field.type and (type(value), field.type) != (int, float):
+            raise TypeError(f'its {field.name} is no {field.type.__name__}')
+    if not re.fullmatch(r'[\w-]{1,64}', mark.run, re.ASCII):  # it is part of queries and paths
+        raise TypeError('its run is no name')
+    if not NOTHING <= mark.step < MOST_STEPS or not 0 <= mark.began < MOST_SECONDS:
+        raise TypeError('its step, or its beginning, is out of bounds')
 
 
 def file_name(tracker: str, where: str, ending: str = 'json') -> str:

@@ -13,6 +13,8 @@ from lm.record.metrics import FILE, by_tag
 from lm.record.names import CONFIG, FINAL, SUMMARY, SWEEP
 from lm.storage.files import Unreadable, open_regular, parse_json, read_json
 
+MOST_STEPS = 1 << 63  # trackers count them in 64 bits
+MOST_SECONDS = 1e10  # three hundred years
 MOST_BYTES = 1 << 20  # of a file's lines at once: what a run may hold in memory, and its turn
 COMPLETE = (*FINAL, 'stopped')  # a run that failed may have got no further than half of its step
 
@@ -45,8 +47,11 @@ def runs_in(workdir: Path) -> list[Path]:
 
 
 def read_run(folder: Path) -> Run:
-    """Reads config.json. Raises Unreadable, naming the file, if it is damaged."""
-    config = flat(read_json(folder / CONFIG))
+    """Reads config.json. Raises Unreadable, naming the file, if it is damaged or no file."""
+    try:
+        config = flat(read_json(folder / CONFIG))
+    except OSError as error:
+        raise Unreadable(f'{folder / CONFIG} cannot be read ({error.strerror})') from error
     kept = {path: value for path, value in config.items() if not is_mesh(path)}
     digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:8]
     return Run(folder, config, digest, (folder / CONFIG).stat().st_mtime)
@@ -58,13 +63,16 @@ def is_mesh(path: str) -> bool:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Returns summary.json by path, lists as JSON text; {} if there is none to be read."""
-    with contextlib.suppress(FileNotFoundError, Unreadable):
-        return {
+    """Returns summary.json by path, lists as JSON text; {} if there is none to be read, or one
+    without a status.
+    """
+    with contextlib.suppress(OSError, Unreadable):
+        summary = {
             name: json.dumps(value) if isinstance(value, list) else value
             for name, value in flat(read_json(folder / SUMMARY)).items()
             if value not in (None, '', [])
         }
+        return summary if isinstance(summary.get('status'), str) else {}
     return {}
 
 
@@ -72,9 +80,16 @@ def flat(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
     """Returns {'optim.lr': 0.001, ...}. `lm.config.resolve` has this too, and brings JAX."""
     found: dict[str, Any] = {}
     for name, value in tree.items():
+        value = in_utf8(value) if isinstance(value, str) else value
+        name = in_utf8(name)
         is_section = isinstance(value, Mapping)
         found |= flat(value, f'{prefix}{name}.') if is_section else {f'{prefix}{name}': value}
     return found
+
+
+def in_utf8(text: str) -> str:
+    """Returns a text with escapes for halves of pairs, which JSON may have and no tracker takes."""
+    return text.encode(errors='backslashreplace').decode()
 
 
 @dataclasses.dataclass
@@ -111,6 +126,8 @@ class Tail:
         except FileNotFoundError:
             self._begin()
             return [], False
+        except OSError as error:
+            raise Unreadable(f'{self._path} cannot be read ({error.strerror})') from error
         with file:
             file.seek(self._offset - len(self._line))
             if file.read(len(self._line)) != self._line:
@@ -125,11 +142,6 @@ class Tail:
             self._offset, self._line = self._offset + len(whole), lines[-1]
         return list(self._steps(lines)), len(data) >= MOST_BYTES
 
-    @property
-    def is_new(self) -> bool:
-        """Whether nothing was read yet."""
-        return self._offset == 0
-
     def rest(self) -> list[Step]:
         """Returns the last step, which is complete where the run has ended."""
         return [self._last] if self._last else []
@@ -138,22 +150,26 @@ class Tail:
         for line in lines:
             try:
                 row = parse_json(line)
-                step, values = row['step'], by_tag(row)
-            except (ValueError, TypeError, KeyError, AttributeError):
+                step, values = row['step'], _doubles(by_tag(row))
+            except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
                 continue
-            if type(step) is not int:
+            if type(step) is not int or not 0 <= step < MOST_STEPS:
                 continue
             if self._last and step > self._last.step:
                 yield self._last
             if not self._last or step != self._last.step:
                 self._last = Step(step, self._seconds, {})
             seconds = values.get('step_sec', math.nan)
-            if is_number(seconds) and math.isfinite(seconds):
+            if 0 <= seconds < MOST_SECONDS:
                 self._seconds += seconds * max(0, step - self._trained)
                 self._trained = self._last.step
-            self._last.seconds = self._seconds
-            self._last.values |= {tag: float(x) for tag, x in values.items() if is_number(x)}
+            self._last.seconds = min(self._seconds, MOST_SECONDS)
+            self._last.values |= values
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _doubles(values: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the numbers of a row. Raises OverflowError for one that no double holds."""
+    kinds = int, float
+    return {
+        tag: float(x) for tag, x in values.items() if type(x) in kinds and tag and tag.isprintable()
+    }

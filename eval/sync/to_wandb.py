@@ -16,6 +16,7 @@ from typing import Any
 
 from eval.sync.marks import NOTHING, without_password
 from eval.sync.records import Run, Step
+from lm.storage.files import open_regular
 
 OFFLINE = 'offline'
 # Upload that does not end: what is missing is sent by the next session.
@@ -112,7 +113,8 @@ class WandbSession:
 def _last_step(folder: Path, name: str) -> int:
     """Returns the last step in the files of a run, NOTHING for none; waits while one is written."""
     paths = files_of(folder, name)
-    while any(time.time() - path.stat().st_mtime < SETTLE_SEC for path in paths):
+    # From now on, as a clock may have been wrong when one was written, and then in the future.
+    while any(0 <= time.time() - path.stat().st_mtime < SETTLE_SEC for path in paths):
         time.sleep(0.1)
     return max((step for path in paths for step, _ in points(path)), default=NOTHING)
 
@@ -127,7 +129,9 @@ def points(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
     from google.protobuf.message import DecodeError
     from wandb.proto.wandb_internal_pb2 import Record
 
-    for data in _records(path.read_bytes()):
+    with open_regular(path) as file:
+        content = file.read()
+    for data in _records(content):
         with contextlib.suppress(DecodeError):  # the last one may be cut
             record = Record.FromString(data)
             if record.WhichOneof('record_type') == 'history':

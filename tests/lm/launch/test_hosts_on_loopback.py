@@ -120,9 +120,9 @@ class Job:
         pid = self.hosts[i].pid
         return int(Path(f'/proc/{pid}/task/{pid}/children').read_text().split()[0])
 
-    def wait_for(self, has_come: Callable[[], bool]) -> None:
+    def wait_for(self, is_there: Callable[[], bool]) -> None:
         deadline = time.monotonic() + MOST_SEC
-        while not has_come():
+        while not is_there():
             runs = all(host.poll() is None for host in self.hosts)
             assert runs and time.monotonic() < deadline, [self.said(i) for i in range(N)]
             time.sleep(0.01)
@@ -130,11 +130,11 @@ class Job:
     def wait_for_row(self, workdir: Path, step: int) -> None:
         """Says that the run trains, and nothing of its checkpoints, which are written meanwhile."""
 
-        def has_come():
+        def is_there():
             rows = read_rows(workdir / 'metrics.jsonl')
             return bool(rows) and rows[-1]['step'] >= step
 
-        self.wait_for(has_come)
+        self.wait_for(is_there)
 
     def wait_for_checkpoint(self, workdir: Path, step: int) -> None:
         """Waits until one of this step, or of a later one, is complete: a run resumes after it."""
@@ -145,11 +145,11 @@ class Job:
         whole = re.compile(r'checkpoints/(\d+)/\.whole')
         bucket = open_bucket(url)
 
-        def has_come():
+        def is_there():
             marks = filter(None, map(whole.fullmatch, bucket.list()))
             return any(int(mark[1]) >= step for mark in marks)
 
-        self.wait_for(has_come)
+        self.wait_for(is_there)
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def test_no_program_is_saved_between_processes_of_cpus(start, corpus, tmp_path):
     assert not programs.exists() or not any(programs.iterdir())
 
 
-@pytest.mark.full
+@pytest.mark.product
 def test_kill_9_of_a_child_then_of_a_parent(undisturbed, start, corpus, tmp_path):
     workdir = tmp_path / 'run'
     job = start(workdir, corpus)
@@ -577,14 +577,16 @@ def bucket_env():
 
 
 @pytest.fixture
-def seen(bucket_env, tmp_path, monkeypatch):
+def bucket_access(bucket_env, tmp_path, monkeypatch):
     """This process reads the bucket."""
     for name, value in (bucket_env | {'EVENKEEL_CACHE': str(tmp_path / 'reads')}).items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.mark.full
-def test_a_run_in_a_bucket_is_that_of_one_process(bucket_env, start, corpus, tmp_path, seen):
+def test_a_run_in_a_bucket_is_that_of_one_process(
+    bucket_env, start, corpus, tmp_path, bucket_access
+):
     """Up to the order of sums. Catches a checkpoint that only one host has a part of."""
     url, steps = f's3://{BUCKET}/short', {'train_steps': 20}
     each = lambda i: {'env': bucket_env | {'EVENKEEL_CACHE': str(tmp_path / str(i))}}  # noqa: E731
@@ -600,7 +602,9 @@ def test_a_run_in_a_bucket_is_that_of_one_process(bucket_env, start, corpus, tmp
 
 
 @pytest.mark.product
-def test_hosts_without_a_common_disk_train_in_a_bucket(bucket_env, start, corpus, tmp_path, seen):
+def test_hosts_without_a_common_disk_train_in_a_bucket(
+    bucket_env, start, corpus, tmp_path, bucket_access
+):
     """Killed, stopped, and gone on with, each time on machines that hold nothing: bitwise what
     hosts with a common disk do. Catches a checkpoint that only one host has a part of.
     """

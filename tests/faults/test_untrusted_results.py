@@ -1,0 +1,385 @@
+"""Results and records from a stranger: kept evaluations, and what eval.sync sends to a tracker.
+
+A kept result that is none is computed anew; a run that cannot be sent is named, and the others are
+sent. Nothing raises another error, and nothing waits.
+"""
+
+import contextlib
+import json
+import math
+import os
+import signal
+
+import pytest
+
+from eval.evaluation import kept
+from eval.evaluation.asked import Asked
+from eval.evaluation.page import write_evaluation_page
+from eval.evaluation.paired import difference, pairs_of
+from eval.evaluation.program import of_many, of_one
+from eval.evaluation.targets import Evaluation
+from eval.suites import SUITES
+from eval.suites.base import Result, Suite, Table
+from eval.sync import to_wandb
+from eval.sync.follower import Follower, send_all
+from eval.sync.marks import file_name, read_mark
+from lm.storage.files import Unreadable
+from tests.eval.sync.fakes import Server, begin, end, on_disk, train
+from tests.faults.test_untrusted import MOST_SEC, Waits
+from tests.hostile_models import NO_JSON, STRANGE_FILES
+
+META = {'config': {}, 'step': 5}
+ASKED = Asked('spoiled', 'spoiled', {})
+HUGE = 10**400
+
+
+@pytest.fixture(autouse=True)
+def ends():
+    """Raises Waits, which nobody catches, after MOST_SEC."""
+
+    def alarm(*_):
+        raise Waits
+
+    old = signal.signal(signal.SIGALRM, alarm)
+    signal.alarm(MOST_SEC)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, old)
+
+
+@pytest.fixture
+def suite(monkeypatch):
+    def measure(checkpoint):
+        """Measures nothing."""
+
+    row = Suite(measure, score='nats', weight='bytes')
+    monkeypatch.setitem(SUITES, 'spoiled', row)
+    return row
+
+
+def result():
+    items = {'item': ['a', 'b', 'c'], 'nats': [1.0, 2.0, math.nan], 'bytes': [3, 4, 5]}
+    table = Table({'domain': ['x', 'y'], 'bits': [1.5, math.inf]}, 'domain', 'bits')
+    return Result({'loss': 1.5, 'n': 3}, items, {'By domain': table})
+
+
+def put(*path):
+    """Sets the value at a path of a record; the last of `path` is the value."""
+    *above, last, value = path
+
+    def spoil(record):
+        place = record
+        for name in above:
+            place = place[name]
+        place[last] = value
+
+    return spoil
+
+
+TABLE = ('tables', 'By domain')
+RESULTS = {
+    f'{"/".join(map(str, path))}={value!r:.40}': put(*path, value)
+    for path, values in {
+        ('numbers',): (None, [], 'x', 3, {}),
+        ('numbers', 'loss'): (None, 'x', [], {}, True, HUGE, {'float': 'x'}, {'float': []}, [1.5]),
+        ('numbers', '\x1b[2J'): (1.0,),
+        ('items',): (None, [], 'x', {}, {'item': 3}, {'item': ['a']}),
+        ('items', 'item'): (None, 'abc', [1], [[], [], []], [{}, {}, {}], ['a', 'a', 'a'], {}),
+        ('items', 'nats'): (None, 'abc', [1.0], ['x', 1, 2], [[], 1, 2], [HUGE, 1, 2], [{}, 1, 2]),
+        ('items', 'bytes'): ([0, 0, 0], ['x', 1, 2], [-1, -1, -1], None, [HUGE, 1, 1]),
+        ('items', 'more'): (3, [1], [[], [], []]),
+        ('tables',): (None, [], 'x', {'a': 3}, {'a': {}}, {'a': {'columns': {}}}),
+        (*TABLE, 'columns'): (None, [], 'x', {}, {'domain': 3}, {'domain': ['x'], 'bits': [1, 2]}),
+        (*TABLE, 'columns', 'bits'): (None, 'ab', ['x', []], [HUGE, 1], [{}, {}], [[1], [2]], [1]),
+        (*TABLE, 'x'): (None, 3, [], 'nowhere'),
+        (*TABLE, 'y'): (None, 3, {}, 'nowhere'),
+        (*TABLE, 'by'): (None, 3, [], 'nowhere'),
+        (*TABLE, 'more'): (3,),
+        ('checkpoint',): (None, [], {}),
+        ('options',): (None, [], 'x', {'a': 1}),
+        ('suite',): (None, [], 'other'),
+    }.items()
+    for value in values
+}
+
+
+def both(found):
+    return [Evaluation(run, 5, {'optim.lr': 0.1}, {'spoiled': found}) for run in 'ab']
+
+
+def use(found, suite):
+    """Prints, traces and pairs a result."""
+    one, other = both(found)
+    of_one(one)
+    of_many([one, other])
+    difference(pairs_of(found, found, suite), resamples=10)
+
+
+def kept_at(tmp_path):
+    path = kept.path_of(tmp_path, 5, ASKED)
+    kept.write(path, ASKED, META, result())
+    return path
+
+
+def reads(path, suite):
+    """Reads a kept result and uses it. Returns what is said of one that is none."""
+    try:
+        found = kept.read(path, ASKED, META)
+    except Unreadable as error:
+        assert str(path) in str(error) and '\n' not in str(error)
+        return str(error)
+    if found is not None:
+        use(found, suite)
+    return ''
+
+
+def test_a_result_is_used_as_it_was_written(tmp_path, suite):
+    path = kept_at(tmp_path)
+    assert reads(path, suite) == ''
+    assert kept.read(path, ASKED, META).numbers == result().numbers
+
+
+def spoiled_result(tmp_path, name):
+    """Writes a result with another value, as a stranger would seal it anew."""
+    path = kept_at(tmp_path)
+    record = json.loads(path.read_text())
+    record.pop('sha256')
+    RESULTS[name](record)
+    path.write_text(json.dumps(record))
+    return path
+
+
+@pytest.mark.filterwarnings('ignore::RuntimeWarning')  # of a ratio whose weights are 0
+@pytest.mark.parametrize('name', RESULTS)
+def test_a_result_of_other_types_is_none(tmp_path, suite, name):
+    """Each value of a kept result that a reader takes, in turn, of another type or length."""
+    reads(spoiled_result(tmp_path, name), suite)
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings('ignore::RuntimeWarning')
+@pytest.mark.parametrize('name', RESULTS)
+def test_a_page_of_what_is_read_is_drawn(tmp_path, suite, name):
+    path = spoiled_result(tmp_path, name)
+    with contextlib.suppress(Unreadable):
+        if found := kept.read(path, ASKED, META):
+            write_evaluation_page(tmp_path / 'one.html', both(found)[:1], [ASKED])
+            write_evaluation_page(tmp_path / 'two.html', both(found), [ASKED])
+
+
+@pytest.mark.parametrize('name', [*NO_JSON, *STRANGE_FILES])
+def test_a_file_that_is_no_result_is_computed_anew(tmp_path, suite, name):
+    path = kept_at(tmp_path)
+    if name in NO_JSON:
+        path.write_bytes(NO_JSON[name])
+    else:
+        STRANGE_FILES[name](path)
+    assert kept_or_none(path) is None
+
+
+def kept_or_none(path):
+    """Returns what eval takes for kept, as `Evaluator` reads it."""
+    try:
+        return kept.read(path, ASKED, META)
+    except (Unreadable, OSError) as error:
+        assert str(path) in str(error)
+        return None
+
+
+MARK = file_name('fake', Server.where)
+GOOD = ('a', 'z')  # before and after the spoiled cell, 'm'
+
+
+def of_line(**fields):
+    """Adds a line to metrics.jsonl in front of the others."""
+
+    def spoil(cell):
+        path = cell / 'metrics.jsonl'
+        path.write_text(json.dumps({'step': 1, 'step_sec': 0.5} | fields) + '\n' + path.read_text())
+
+    return spoil
+
+
+def of_file(name, content):
+    return lambda cell: (cell / name).write_bytes(content)
+
+
+def of_json(name, **fields):
+    """Writes a record anew with other fields, as a stranger would: sealed, or without a seal."""
+
+    def spoil(cell):
+        record = json.loads((cell / name).read_text())
+        record.pop('sha256', None)
+        (cell / name).write_text(json.dumps(record | fields))
+
+    return spoil
+
+
+FILES = ('config.json', 'metrics.jsonl', 'summary.json', MARK)
+RECORDS = (
+    {
+        f'{name}: {what}': (lambda cell, name=name, make=make: make(cell / name))
+        for name in FILES
+        for what, make in STRANGE_FILES.items()
+    }
+    | {
+        f'{name}: {what}': of_file(name, content)
+        for name in FILES
+        for what, content in NO_JSON.items()
+    }
+    | {
+        f'metrics.jsonl: {fields!r:.60}': of_line(**fields)
+        for fields in (
+            {'step': HUGE},
+            {'step': 2**64},
+            {'step': -5},
+            {'step': 1.5},
+            {'step': '1'},
+            {'step': None},
+            {'loss': HUGE},
+            {'loss': 'x'},
+            {'loss': {}},
+            {'loss': math.nan},
+            {'loss': True},
+            {'loss': [[[[1.0]]]]},
+            {'loss': [[], [[1]], 'x']},
+            {'step_sec': HUGE},
+            {'step_sec': 1e308},
+            {'step_sec': -1e308},
+            {'step_sec': 'x'},
+            {'not_finite': []},
+            {'not_finite': {'loss': 'x'}},
+            {'not_finite': {'loss': []}},
+            {'not_finite': {'loss': 'inf'}},
+            {'\x1b[2J': 1.0},
+            {'': 1.0},
+            {'x' * 10**5: 1.0},
+            {'\ud800': 1.0},
+            {f'n{i}': i for i in range(5000)},
+        )
+    }
+    | {
+        f'summary.json: {fields!r:.60}': of_json('summary.json', **fields)
+        for fields in (
+            {'status': None},
+            {'status': []},
+            {'status': 3},
+            {'status': {}},
+            {'status': 'x'},
+            {'best': HUGE},
+            {'best': math.nan},
+            {'best': {'a': {'b': [1]}}},
+            {'warnings': 'x'},
+            {'\ud800': '\ud800'},
+        )
+    }
+    | {
+        f'config.json: {fields!r:.60}': of_json('config.json', **fields)
+        for fields in ({'optim': 3}, {'model': {'d_model': HUGE}}, {'x': {'\ud800': [math.nan]}})
+    }
+    | {
+        f'mark: {fields!r:.60}': of_json(MARK, **fields)
+        for fields in (
+            {'step': 'x'},
+            {'step': None},
+            {'step': 1.5},
+            {'step': True},
+            {'step': HUGE},
+            {'run': 3},
+            {'run': "' or 1=1"},
+            {'run': '../../x'},
+            {'run': ''},
+            {'began': 'x'},
+            {'began': math.nan},
+            {'began': HUGE},
+            {'summary': []},
+            {'config': 3},
+            {'more': 1},
+        )
+    }
+)
+
+
+class Strict(Server):
+    """A tracker that takes what MLflow and W&B take: numbers that a double and 64 bits hold."""
+
+    def open(self, run, name, began):
+        session = super().open(run, name, began)
+        send = session.send
+
+        def strict(steps):
+            for step in steps:
+                assert 0 <= step.step < 2**63 and math.isfinite(step.seconds)
+                assert all(isinstance(value, float) for value in step.values.values())
+            send(steps)
+
+        session.send = strict
+        return session
+
+
+@pytest.mark.parametrize('name', RECORDS)
+def test_a_run_that_cannot_be_sent_leaves_the_others(tmp_path, name):
+    """Its error names the file, or else all that can be read of it is sent."""
+    server, said = Strict(), []
+    for cell in (*GOOD, 'm'):
+        begin(tmp_path / cell)
+        train(tmp_path / cell, 1, 12)
+        end(tmp_path / cell)
+    assert send_all(Follower(tmp_path, 'fake', server, said.append), lambda _: None)
+    for cell in (*GOOD, 'm'):
+        train(tmp_path / cell, 13, 16)
+        end(tmp_path / cell, best=1.0)
+    RECORDS[name](tmp_path / 'm')
+    follower = Follower(tmp_path, 'fake', server, said.append)
+    send_all(follower, lambda _: None)
+    for cell in GOOD:
+        mark = read_mark(tmp_path / cell / MARK)
+        assert server.points(mark.run) == on_disk(tmp_path / cell)
+    assert not {tmp_path / cell for cell in GOOD} & follower.errors.keys()
+    for text in follower.errors.values():
+        assert str(tmp_path / 'm') in text and '\n' not in text, text
+
+
+def test_many_unreadable_cells_do_not_hold_up_the_others(tmp_path):
+    """Three failures in a row mean a tracker that does not answer; an unreadable run is none."""
+    for i in range(15):
+        begin(tmp_path / f'{i:02d}')
+        (tmp_path / f'{i:02d}' / 'config.json').write_text('[')
+    begin(tmp_path / 'z')
+    train(tmp_path / 'z', 1, 5)
+    end(tmp_path / 'z')
+    server = Server()
+    follower = Follower(tmp_path, 'fake', server, [].append)
+    assert not send_all(follower, lambda _: None)
+    assert server.points(read_mark(tmp_path / 'z' / MARK).run) == on_disk(tmp_path / 'z')
+    assert len(follower.errors) == 15
+
+
+OFFLINE = {
+    'empty': b'',
+    'a header': b':W&B\xdc\x01\x00',
+    'zeros': bytes(100_000),
+    'noise': bytes(range(256)) * 400,
+    'a record that is none': b':W&B\xdc\x01\x00' + b'\0\0\0\0\x08\0\x01' + b'\xff' * 8,
+    'a length beyond': b':W&B\xdc\x01\x00' + b'\0\0\0\0\xff\xff\x01' + b'x' * 8,
+}
+
+
+def offline_file(tmp_path):
+    folder = tmp_path / 'wandb' / 'offline-run-20260101_000000-x'
+    folder.mkdir(parents=True)
+    return folder / 'run-x.wandb'
+
+
+@pytest.mark.parametrize('name', [*OFFLINE, *STRANGE_FILES])
+def test_files_of_wandb_that_are_none_hold_no_step(tmp_path, name):
+    """Or an error names the file. One that was changed in the future is not waited for."""
+    path = offline_file(tmp_path)
+    path.write_bytes(OFFLINE.get(name, b''))
+    os.utime(path, (2**32, 2**32))
+    if name in STRANGE_FILES:
+        STRANGE_FILES[name](path)
+    try:
+        assert to_wandb._last_step(tmp_path, 'x') == -1
+    except (ValueError, OSError) as error:
+        assert str(path) in str(error)
