@@ -32,12 +32,13 @@ from eval.serve.requests import (
     parse_completion,
     shown,
 )
-from eval.serve.scheduler import Scheduler, Work, closed
+from eval.serve.scheduler import Scheduler, Work, closed, request_failed
 from lm.data.tokenizers import Tokenizer
 from lm.inference.engine import Request as Row
 from lm.inference.text import TextStream
 
-READERS = 2  # threads that turn text into tokens
+READERS = 2  # threads that turn prompts into tokens
+CHAT_READERS = 2  # threads of chats alone: a template may take seconds, and prompts do not wait
 LONGEST_TOKEN = 256  # characters; a text with more for each token that fits is not even read
 
 
@@ -82,6 +83,7 @@ class Service:
         self._key = None if key is None else digest(key)
         self._answers: set[Answer] = set()
         self._readers = concurrent.futures.ThreadPoolExecutor(READERS)
+        self._chat_readers = concurrent.futures.ThreadPoolExecutor(CHAT_READERS)
 
     def app(self) -> Starlette:
         """Returns the ASGI application."""
@@ -100,6 +102,7 @@ class Service:
                 Refusal: refused,
                 HTTPException: http_error,
                 ClientDisconnect: left,
+                Exception: crashed,
             },
             lifespan=self._lifespan,
         )
@@ -110,7 +113,9 @@ class Service:
         self._scheduler.start()
         yield
         self._scheduler.close()
-        self._readers.shutdown(wait=False)
+        for pool in (self._readers, self._chat_readers):
+            pool.shutdown(wait=False)
+        self._chat.close()
 
     def end(self) -> None:
         """Refuses the answers that are under way."""
@@ -152,7 +157,11 @@ class Service:
         if not is_text(text):
             raise invalid('prompt', text, 'text')
         names = dict(zip(specials(self._tokenizer), self._special_ids(), strict=True))
-        ids = [names[text]] if text in names else await self._in_reader(self._encoded, text)
+        if text in names:
+            ids = [names[text]]
+        else:
+            encode = self._tokenizer.encode
+            ids = await self._in_thread(self._readers, self._encoded, text, encode)
         with_bos = raw.get('add_special_tokens', True) and text not in names
         ids = [self._tokenizer.bos_id, *ids] if with_bos else ids
         longest = self._served.capacity
@@ -176,22 +185,31 @@ class Service:
     ) -> Answer:
         asked = parse(await self._body(request))
         self._check_model(asked.model)
-        wanted = await self._in_reader(self.prepared, asked)
+        pool = self._chat_readers if isinstance(asked, Chat) else self._readers
+        wanted = await self._in_thread(pool, self.prepared, asked)
         reply = shape(self._served, self._tokenizer, asked, wanted)
         timeout_sec = self._limits.timeout_sec
         return Answer(self._scheduler, reply, timeout_sec, self._answers, self._abort)
 
-    async def _in_reader(self, function: Callable, argument: Any) -> Any:
+    async def _in_thread(
+        self, pool: concurrent.futures.Executor, function: Callable, *arguments: Any
+    ) -> Any:
         """Calls a function that may take long with text, while others are answered."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._readers, function, argument)
+        waiting = asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
+        try:
+            return await asyncio.wait_for(waiting, self._limits.timeout_sec)
+        except TimeoutError:
+            message = f'the prompt was not read within {self._limits.timeout_sec:g} seconds'
+            raise Refusal(504, 'queue_timeout', message) from None
 
     def prepared(self, asked: Asked) -> list[Wanted]:
         """Returns the texts that a request wants, prompt by prompt. Raises Refusal."""
         if isinstance(asked, Chat):
             echo, stops = False, (*asked.stops, *self._chat.stops)
             self._check_characters(sum(len(one['content']) for one in asked.messages))
-            prompts = [(None, self._chat.tokens(asked.messages))]
+            text = self._chat.text(asked.messages)
+            self._check_characters(len(text))  # which a template may add
+            prompts = [(None, self._encoded(text, self._chat.encode))]
         else:
             echo, stops = asked.echo, asked.stops
             prompts = [self._read(prompt) for prompt in asked.prompts]
@@ -207,7 +225,7 @@ class Service:
         """Returns ((text, ids), tokens) of a prompt; the tokens begin with BOS in any case."""
         if isinstance(prompt, str):
             self._check_characters(len(prompt))
-            ids, text = self._encoded(prompt), prompt
+            ids, text = self._encoded(prompt, self._tokenizer.encode), prompt
         else:
             self._check_ids(prompt)
             ids, text = [*prompt], self._tokenizer.decode(prompt)
@@ -227,15 +245,13 @@ class Service:
             self._check(dataclasses.replace(row, max_tokens=max(1, most)))
         except ValueError as wrong:
             raise Refusal(400, 'invalid_value', str(wrong)) from None
-        ends = {self._tokenizer.eos_id}
-        if isinstance(asked, Chat):
-            ends |= self._chat.ends
+        ends = self._chat.ends | {self._tokenizer.eos_id}
         stream = TextStream(self._tokenizer, stops, after=tokens)
-        return Work(row, stream, stops, frozenset(ends), echo and asked.top is not None)
+        return Work(row, stream, stops, ends, echo and asked.top is not None)
 
-    def _encoded(self, text: str) -> list[int]:
+    def _encoded(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
         try:
-            return self._tokenizer.encode(text)
+            return encode(text)
         except ValueError as wrong:
             raise Refusal(400, 'invalid_value', f'prompt: {wrong}') from None
 
@@ -331,12 +347,25 @@ async def refused(request: Request, refusal: Refusal) -> JSONResponse:
     return JSONResponse(error(refusal), refusal.status, headers)
 
 
-async def http_error(request: Request, wrong: HTTPException) -> JSONResponse:
+async def http_error(request: Request, wrong: HTTPException) -> Response:
+    headers = {name.lower(): value for name, value in (wrong.headers or {}).items()}
+    if wrong.status_code == 405:
+        methods = {*headers['allow'].split(', '), 'OPTIONS'}
+        headers['allow'] = ', '.join(sorted(methods))
+        if request.method == 'OPTIONS':
+            # Without further headers a browser does not let pages of other sites ask.
+            return Response(status_code=204, headers=headers)
     code = {404: 'not_found', 405: 'method_not_allowed'}.get(wrong.status_code, 'http_error')
     message = f'{request.method} {request.url.path}: {wrong.detail}'
     response = await refused(request, Refusal(wrong.status_code, code, message))
-    response.headers.update(wrong.headers or {})
+    response.headers.update(headers)
     return response
+
+
+async def crashed(request: Request, error: Exception) -> JSONResponse:
+    """Answers a request at which a route has failed; the server of the routes logs the error."""
+    del error
+    return await refused(request, request_failed())
 
 
 async def left(request: Request, gone: ClientDisconnect) -> Response:

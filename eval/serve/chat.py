@@ -1,17 +1,25 @@
 """Chats as prompts: by the template that came with the model, or else as lines of roles."""
 
-import datetime
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from eval.serve.requests import Refusal
-from lm.data.tokenizers import LIBRARY_FILE, SubwordTokenizer, Tokenizer
-from lm.storage.files import read_json
+from eval.serve.templates import Template, TemplateFailure
+from lm.data.tokenizers import (
+    CONFIG_FILE,
+    LIBRARY_FILE,
+    SPECIALS_FILE,
+    SubwordTokenizer,
+    Tokenizer,
+    ends_in,
+    spelled,
+)
+from lm.storage.files import Unreadable, open_regular, read_json
 
-TEMPLATE_FILE, CONFIG_FILE = 'chat_template.jinja', 'tokenizer_config.json'
-GENERATION_FILE = 'generation_config.json'
+TEMPLATE_FILE = 'chat_template.jinja'
+MOST_TEMPLATE = 1 << 20  # bytes; long ones have 20,000
+NAMES = ('bos', 'eos', 'unk', 'sep', 'pad', 'cls', 'mask')  # of tokens that a template may spell
 PLAIN_STOP = '\nuser:'  # where a model without template begins to speak for the user
 
 Messages = Sequence[dict[str, str]]
@@ -20,27 +28,37 @@ Messages = Sequence[dict[str, str]]
 class PlainChat:
     """Lines 'role: content', then 'assistant:', for a model that has no template.
 
-    The answer ends where the model begins a line of the user.
+    The answer ends where the model begins a line of the user. ends: tokens that end a text, beside
+    EOS.
     """
 
     stops = (PLAIN_STOP,)
-    ends = frozenset()
 
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, ends: frozenset[int] = frozenset()):
+        self._tokenizer, self.ends = tokenizer, ends
+
+    def text(self, messages: Messages) -> str:
+        """Returns the prompt, without BOS."""
+        lines = [f'{message["role"]}: {message["content"]}\n' for message in messages]
+        return ''.join([*lines, 'assistant:'])
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a prompt, behind BOS."""
+        return [self._tokenizer.bos_id, *self._tokenizer.encode(text)]
 
     def tokens(self, messages: Messages) -> list[int]:
-        """Returns the prompt, which begins with BOS."""
-        lines = [f'{one["role"]}: {one["content"]}\n' for one in messages]
-        text = ''.join([*lines, 'assistant:'])
-        return [self._tokenizer.bos_id, *self._tokenizer.encode(text)]
+        """Returns the tokens of the prompt, which begins with BOS."""
+        return self.encode(self.text(messages))
+
+    def close(self) -> None:
+        """Does nothing; `TemplateChat` has processes to end."""
 
 
 class TemplateChat:
     """The Jinja template of an imported model, which also says where BOS stands.
 
     The template's own special tokens are read as tokens. A message that spells one is refused: it
-    could end its turn and begin another's. ends: tokens that end the answer, beside EOS.
+    could end its turn and begin another's. ends: tokens that end a text, beside EOS.
     """
 
     stops = ()
@@ -49,7 +67,7 @@ class TemplateChat:
         """Args:
           template: its text.
           folder: of the tokenizer's files.
-          names: the spelling of `bos_token` and `eos_token`.
+          names: the spelling of special tokens, as `bos_token` and `eos_token`.
 
         Raises:
           ValueError: where the template is none.
@@ -63,16 +81,14 @@ class TemplateChat:
         self._library.no_truncation()
         self._library.no_padding()
         added = self._library.get_added_tokens_decoder().values()
-        self._specials = [one.content for one in added if one.special]
+        self._specials = [token.content for token in added if token.special and token.content]
         self.ends = ends_in(folder)
 
-    def tokens(self, messages: Messages) -> list[int]:
+    def text(self, messages: Messages) -> str:
         """Returns the prompt. Raises Refusal where the template takes no such messages."""
-        from jinja2 import TemplateError
-
-        for i, one in enumerate(messages):
+        for i, message in enumerate(messages):
             for special in self._specials:
-                if special in one['content']:
+                if special in message['content']:
                     raise Refusal(
                         400,
                         'invalid_value',
@@ -80,18 +96,43 @@ class TemplateChat:
                         'end its turn. Leave it out.',
                     )
         try:
-            text = self._template.render(
+            return self._template.render(
                 messages=list(messages),
                 add_generation_prompt=True,
                 tools=None,
                 documents=None,
                 **self._names,
             )
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+        except TemplateFailure as error:
             raise Refusal(
                 400, 'invalid_value', f"the model's chat template refuses the messages: {error}"
             ) from None
-        return self._library.encode(text, add_special_tokens=False).ids
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a prompt."""
+        # A batch lets other threads run meanwhile.
+        (encoded,) = self._library.encode_batch_fast([text], add_special_tokens=False)
+        return encoded.ids
+
+    def tokens(self, messages: Messages) -> list[int]:
+        """Returns the tokens of the prompt. Raises Refusal as `text`."""
+        return self.encode(self.text(messages))
+
+    def close(self) -> None:
+        """Ends the processes that render."""
+        self._template.close()
+
+
+def compiled(template: str) -> Template:
+    """Returns a template that can be rendered.
+
+    Raises:
+      ValueError: where it is no template.
+    """
+    try:
+        return Template(template)
+    except TemplateFailure as error:
+        raise ValueError(f"the model's chat template cannot be read: {error}") from None
 
 
 def chat_of(tokenizer: Tokenizer, folder: Path) -> PlainChat | TemplateChat:
@@ -104,61 +145,58 @@ def chat_of(tokenizer: Tokenizer, folder: Path) -> PlainChat | TemplateChat:
     Raises:
       ValueError: where there is a template that cannot be read.
     """
-    config = read_json(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else {}
+    config = {}
+    for file in (SPECIALS_FILE, CONFIG_FILE):
+        if (folder / file).is_file():
+            config |= read_json(folder / file)
     template = template_in(folder, config)
     if template is None or not isinstance(tokenizer, SubwordTokenizer):
-        return PlainChat(tokenizer)
-    names = {name: spelled(config.get(name)) for name in ('bos_token', 'eos_token')}
+        return PlainChat(tokenizer, ends_in(folder))
+    spellings = {f'{name}_token': spelled(config.get(f'{name}_token')) for name in NAMES}
+    # As for transformers, a token that the model does not have is not defined.
+    names = {name: text for name, text in spellings.items() if text is not None}
     return TemplateChat(template, folder, names)
 
 
 def template_in(folder: Path, config: dict[str, Any]) -> str | None:
-    """Returns the text of a model's template; of several that have names, the default one."""
-    if (folder / TEMPLATE_FILE).is_file():
-        return (folder / TEMPLATE_FILE).read_text()
-    found = config.get('chat_template')
-    if isinstance(found, list):
-        named = {one['name']: one['template'] for one in found if {'name', 'template'} <= {*one}}
-        found = named.get('default')
-    return found if isinstance(found, str) else None
+    """Returns the text of a model's template; of several that have names, the default one.
 
-
-def spelled(token: Any) -> str:
-    """Returns the text of a special token, which may be given as an object."""
-    token = token.get('content') if isinstance(token, dict) else token
-    return token if isinstance(token, str) else ''
-
-
-def ends_in(folder: Path) -> frozenset[int]:
-    """Returns the tokens that end a text, as the model's generation_config.json lists them."""
-    path = folder / GENERATION_FILE
-    found = read_json(path).get('eos_token_id') if path.is_file() else None
-    return frozenset(one for one in (found if isinstance(found, list) else [found]) if one)
-
-
-def compiled(text: str) -> Any:
-    """Returns a Jinja template in a sandbox, with the functions that models' templates call.
+    Args:
+      folder: of the tokenizer's files.
+      config: the content of tokenizer_config.json.
 
     Raises:
-      ValueError: where it is no template.
+      ValueError: where the template is no text.
     """
-    from jinja2 import TemplateError
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    if (path := folder / TEMPLATE_FILE).is_file():
+        with open_regular(path) as file:
+            data = file.read(MOST_TEMPLATE + 1)
+        if len(data) > MOST_TEMPLATE:
+            raise Unreadable(
+                f'{path} is no chat template: it has more than {MOST_TEMPLATE:,} bytes'
+            )
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise Unreadable(f'{path} is no chat template: {error}') from None
+    match config.get('chat_template'):
+        case None:
+            return None
+        case str(text):
+            return text
+        case [*entries] if all(map(is_named_template, entries)):
+            templates = {entry['name']: entry['template'] for entry in entries}
+            return templates.get('default')
+        case other:
+            raise ValueError(
+                f'chat_template of {folder / CONFIG_FILE} must be a text, or a list of '
+                f'{{"name", "template"}}; got {type(other).__name__} {str(other)[:60]}'
+            )
 
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
 
-    def to_json(value: Any, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
-    environment.filters['tojson'] = to_json
-    environment.globals['raise_exception'] = refuse
-    environment.globals['strftime_now'] = lambda form: datetime.datetime.now().strftime(form)
-    try:
-        return environment.from_string(text)
-    except TemplateError as error:
-        raise ValueError(f"the model's chat template cannot be read: {error}") from error
+def is_named_template(value: Any) -> bool:
+    """Whether a value is one of several templates of a model."""
+    match value:
+        case {'name': str(), 'template': str()}:
+            return True
+    return False

@@ -136,12 +136,14 @@ def bind(host: str, port: int) -> socket.socket:
       ValueError: where the address is in use, or is none.
     """
     try:
-        family, _, _, _, address = socket.getaddrinfo(
+        family, _, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except socket.gaierror as error:
         raise ValueError(f'--host={host} is no address: {error.strerror}') from None
-    found = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sets TCP_NODELAY only on sockets whose protocol is given as that of TCP; without it a
+    # small answer waits some 40 ms for the acknowledgement of its head.
+    found = socket.socket(family, socket.SOCK_STREAM, protocol)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind(address)

@@ -278,7 +278,7 @@ def checked(raw: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, An
             if value not in NEUTRAL[name]:
                 raise unsupported(name, value)
         elif name not in fields:
-            hint = nearest(name, fields)
+            hint = nearest(name, fields) if len(name) <= MOST_SHOWN else ''
             message = f'there is no field {shown(name)} here.{hint}'
             raise Refusal(400, 'unknown_parameter', message)
         elif not fields[name].holds(value):

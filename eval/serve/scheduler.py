@@ -1,9 +1,11 @@
 """The thread that owns the engine: calls wait, take turns for slots, and get texts in pieces."""
 
 import collections
+import contextlib
 import dataclasses
+import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from eval.serve.requests import Refusal
@@ -13,6 +15,8 @@ from lm.inference.text import TextStream
 SCORED_AT_ONCE = 32  # prompts that are scored between two steps of the engine
 RETRY_SEC = 2  # after which a client is told to come again
 
+_logger = logging.getLogger(__name__)
+
 
 class SlotEngine(Protocol):
     """The part of `lm.inference.engine.Engine` that a scheduler uses."""
@@ -20,7 +24,7 @@ class SlotEngine(Protocol):
     free: int
 
     def admit(self, request: Request) -> int: ...
-    def step(self) -> dict[int, Update]: ...
+    def step(self, fail: Callable[[int, Exception], None]) -> dict[int, Update]: ...
     def release(self, slot: int) -> None: ...
 
 
@@ -69,13 +73,18 @@ class Call:
         self.works, self.receive = works, receive
         places = range(len(works))
         self.to_score = collections.deque(i for i in places if works[i].scored)
-        self.to_start = collections.deque(i for i in places if not works[i].scored)
+        unscored = [i for i in places if not works[i].scored]
+        self.to_start = collections.deque(i for i in unscored if works[i].generates)
+        self.to_echo = collections.deque(i for i in unscored if not works[i].generates)
         self.is_started = False
 
 
 class Scheduler:
     """Lets calls wait, first come first served, and gives their texts the engine's slots in turns:
     a call of many texts holds up no other. All work is done in one thread.
+
+    An error in the work for one call ends that call alone; one that `step` of the engine raises
+    ends the thread.
     """
 
     def __init__(
@@ -89,7 +98,7 @@ class Scheduler:
         engine: nobody else may use it.
         score: as `eval.serve.prompts.Prompts`.
         most_waiting: calls that may wait for their first turn.
-        failed: is told of the error that ends the thread: the engine's, never a client's.
+        failed: is called with the error that ends the thread: the engine's, never a client's.
         """
         self._engine, self._score, self._most_waiting = engine, score, most_waiting
         self._failed = failed
@@ -144,19 +153,41 @@ class Scheduler:
         return sum(not call.is_started for call in self._calls)
 
     def _run(self) -> None:
+        last = closed()
         try:
             while self._rest():
                 self._drop()
+                self._end_empty()
                 self._score_some()
                 self._admit()
                 self._step()
         except Exception as error:
+            last = engine_failed()
             self._failed(error)
         with self._changed:
             self._is_open = False
             calls = {*self._calls, *(call for call, _ in self._running.values())} - {*self._left}
         for call in calls:
-            call.receive(closed())
+            with contextlib.suppress(Exception):  # an event loop that has ended
+                call.receive(last)
+
+    @contextlib.contextmanager
+    def _for_call(self, call: Call) -> Iterator[None]:
+        """Lets an error of the block end one call."""
+        try:
+            yield
+        except Exception as error:
+            self._refuse(call, error)
+
+    def _refuse(self, call: Call, error: Exception) -> None:
+        """Ends a call by the error that the work for it has raised, and logs why."""
+        is_refused = isinstance(error, ValueError)
+        _logger.error('a request has failed: %s', error, exc_info=None if is_refused else error)
+        with contextlib.suppress(Exception):
+            call.receive(
+                Refusal(400, 'invalid_value', str(error)) if is_refused else request_failed()
+            )
+        self.cancel(call)
 
     def _rest(self) -> bool:
         """Waits until there is something to do; returns whether the thread goes on."""
@@ -173,16 +204,40 @@ class Scheduler:
             self._engine.release(slot)
             del self._running[slot]
 
+    def _end_empty(self) -> None:
+        """Ends texts of no tokens, whose answers repeat their prompts alone."""
+        for call, place in self._take(lambda call: call.to_echo, SCORED_AT_ONCE):
+            with self._for_call(call):
+                call.receive(Piece(place, '', [], 'length'))
+
     def _score_some(self) -> None:
         taken = self._take(lambda call: call.to_score, SCORED_AT_ONCE)
         by_top: dict[int, list[tuple[Call, int]]] = {}
         for call, place in taken:
             by_top.setdefault(call.works[place].request.top, []).append((call, place))
         for top, texts in by_top.items():
-            rows = [call.works[place].request.tokens for call, place in texts]
-            found = self._score(rows, top)
-            for (call, place), tokens in zip(texts, found, strict=True):
-                call.receive(self._scored(call, place, tokens))
+            for call, place, tokens in self._scores(texts, top):
+                with self._for_call(call):
+                    call.receive(self._scored(call, place, tokens))
+
+    def _scores(
+        self, texts: Sequence[tuple[Call, int]], top: int
+    ) -> Iterator[tuple[Call, int, list[Token]]]:
+        """Yields calls and places with the tokens of their prompts; one by one if that fails, so
+        that the prompt to blame is the only one that ends.
+        """
+        rows = [call.works[place].request.tokens for call, place in texts]
+        try:
+            scores = self._score(rows, top)
+        except Exception as error:
+            if len(texts) == 1:
+                self._refuse(texts[0][0], error)
+                return
+        else:
+            yield from ((*text, tokens) for text, tokens in zip(texts, scores, strict=True))
+            return
+        for text in texts:
+            yield from self._scores([text], top)
 
     def _scored(self, call: Call, place: int, tokens: list[Token]) -> Piece:
         """Returns the piece of a scored prompt, with the next token if that is all of the text.
@@ -204,7 +259,8 @@ class Scheduler:
 
     def _admit(self) -> None:
         for call, place in self._take(lambda call: call.to_start, self._engine.free):
-            self._running[self._engine.admit(call.works[place].request)] = (call, place)
+            with self._for_call(call):
+                self._running[self._engine.admit(call.works[place].request)] = (call, place)
 
     def _take(
         self, texts_of: Callable[[Call], collections.deque[int]], most: int
@@ -219,21 +275,27 @@ class Scheduler:
                     call.is_started, passed = True, 0
                 else:
                     passed += 1
-                if call.to_score or call.to_start:
+                if call.to_score or call.to_start or call.to_echo:
                     self._calls.append(call)
         return taken
 
     def _step(self) -> None:
         if not self._running:
             return
-        for slot, update in self._engine.step().items():
+        for slot, update in self._engine.step(self._fail).items():
             call, place = self._running[slot]
-            piece = piece_of(call.works[place], place, *update)
-            if piece.finish:
+            if update.finish:
                 del self._running[slot]
-                if not update.finish:  # the engine does not know yet
+            with self._for_call(call):
+                piece = piece_of(call.works[place], place, *update)
+                if piece.finish and not update.finish:  # the engine does not know yet
+                    del self._running[slot]
                     self._engine.release(slot)
-            call.receive(piece)
+                call.receive(piece)
+
+    def _fail(self, slot: int, error: Exception) -> None:
+        call, _ = self._running.pop(slot)
+        self._refuse(call, error)
 
 
 def piece_of(work: Work, place: int, tokens: Sequence[Token], finish: str) -> Piece:
@@ -254,6 +316,16 @@ def piece_of(work: Work, place: int, tokens: Sequence[Token], finish: str) -> Pi
     if finish:
         text += work.stream.finish()
     return Piece(place, text, kept, finish)
+
+
+def request_failed() -> Refusal:
+    message = 'the server has failed at this request; its log says why. Others are not affected.'
+    return Refusal(500, 'request_failed', message)
+
+
+def engine_failed() -> Refusal:
+    message = 'the engine has failed, and the server is ending; its log says why'
+    return Refusal(503, 'engine_failed', message, RETRY_SEC)
 
 
 def closed() -> Refusal:

@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+import sys
 from collections.abc import Callable
 
 from eval.serve.app import Limits, Service
@@ -16,6 +17,7 @@ from lm.inference.load import Checkpoint
 from lm.record.checkpoint import FOLDER
 from lm.record.digests import of_record
 from lm.storage.buckets import is_url
+from lm.storage.files import first_line
 
 KEY_VARIABLE = 'EVENKEEL_KEY'
 
@@ -98,6 +100,11 @@ class Server:
         self._server = server_of(self.service.app(), self.service.end)
 
     def _fail(self, error: BaseException) -> None:
+        reason = f'{type(error).__name__}: {first_line(error)}'
+        print(
+            f'the engine has failed, and every text under way with it: {reason}. The server ends.',
+            file=sys.stderr,
+        )
         self._failures.append(error)
         self._server.should_exit = True
 

@@ -39,6 +39,8 @@ LONGEST_UNCUT = 1 << 22
 POLL_SEC = 0.1
 STOP_SEC = 1  # how long an interrupted training is waited for
 LIBRARY_FILE, OWN_FILE = 'tokenizer.json', 'evenkeel_tokenizer.json'
+CONFIG_FILE, SPECIALS_FILE = 'tokenizer_config.json', 'special_tokens_map.json'
+GENERATION_FILE = 'generation_config.json'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -367,13 +369,29 @@ def _hf(argument: str) -> Plan:
 
 def _declared(folder: Path, name: str) -> str | None:
     """Returns the spelling of `bos_token` or `eos_token` in the files beside a tokenizer.json."""
-    for file in ('tokenizer_config.json', 'special_tokens_map.json'):
+    for file in (CONFIG_FILE, SPECIALS_FILE):
         if (folder / file).is_file():
-            token = read_json(folder / file).get(name)
-            token = token.get('content') if isinstance(token, dict) else token
-            if isinstance(token, str):
-                return token
+            text = spelled(read_json(folder / file).get(name))
+            if text is not None:
+                return text
     return None
+
+
+def spelled(token: Any) -> str | None:
+    """Returns the text of a special token, which may be given as an object; None: it has none."""
+    token = token.get('content') if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
+
+
+def ends_in(folder: Path) -> frozenset[int]:
+    """Returns the tokens that end a text, as the model's generation_config.json lists them.
+
+    Values that are no token ids end nothing: other programs write what they like there.
+    """
+    path = folder / GENERATION_FILE
+    listed = read_json(path).get('eos_token_id') if path.is_file() else None
+    listed = listed if isinstance(listed, list) else [listed]
+    return frozenset(token for token in listed if type(token) is int and token >= 0)
 
 
 def _ids(argument: str) -> Plan:

@@ -7,6 +7,7 @@ it would be alone, whatever its slot and its neighbours, to rounding.
 import collections
 import dataclasses
 import math
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -47,8 +48,8 @@ class Token(NamedTuple):
 
 
 class Update(NamedTuple):
-    """The tokens that a step made for a row, without EOS, and why the row has ended: '' it has not,
-    'stop' by EOS, 'length' by its max_tokens.
+    """The tokens that a step made for a row, without the one that ends it, and why it has ended: ''
+    it has not, 'stop' by such a token, 'length' by its max_tokens.
     """
 
     tokens: list[Token]
@@ -74,6 +75,12 @@ class _Row:
         return len(self.request.tokens) + self.request.max_tokens - len(self.tokens)
 
 
+def raise_error(slot: int, error: Exception) -> None:
+    """Raises the error of a row, for callers whose rows succeed or fail together."""
+    del slot
+    raise error
+
+
 class Engine:
     """Continues rows in `slots` slots, some tokens of all of them in each step.
 
@@ -95,7 +102,7 @@ class Engine:
         if min(slots, self.capacity) < 1:
             raise ValueError(f'slots and capacity are at least 1; got {slots} and {self.capacity}')
         self.vocab_size = learner.model.vocab_size
-        self._eos = checkpoint.tokenizer.eos_id
+        self._ends = np.array(checkpoint.end_ids, np.int32)
         self._variables = jax.device_put(checkpoint.variables)
         self._programs = checkpoint.programs
         self._rooms = self._programs.rooms(self._variables, slots, self.capacity)
@@ -145,33 +152,77 @@ class Engine:
         if slot in self._filling:
             self._filling.remove(slot)
 
-    def step(self) -> dict[int, Update]:
+    def step(self, fail: Callable[[int, Exception], None] = raise_error) -> dict[int, Update]:
         """Reads prompts that wait, then makes up to AT_ONCE tokens of each row that is read.
+
+        Args:
+          fail: is called with the slot and the error of a row that cannot be continued, while all
+            others can; the slot is free again. By default the error is raised.
 
         Returns:
           The new tokens by slot; slots of rows that have ended are free again.
+
+        Raises:
+          Exception: that of a program that has lost the cache, and every row with it.
         """
-        self._fill()
+        self._fill(fail)
         rows = {i: row for i, row in enumerate(self._rows) if row and i not in self._filling}
-        if not rows:
-            return {}
-        made, updates = self._decode(rows), {}
-        for slot, row in rows.items():
-            ids = [token for token in made.ids_TB[:, slot].tolist() if token >= 0]
-            row.cached += len(ids)
-            row.tokens += ids
-            finish = 'stop' if ids[-1] == self._eos else '' if row.left else 'length'
-            count = len(ids) - (finish == 'stop')
-            updates[slot] = Update(_tokens(made, slot, count, row.request.top), finish)
-            if finish:
-                self.release(slot)
-            elif row.cached == self.capacity:
-                row.first = len(row.tokens) - max(1, self.capacity // 2)
-                row.cached = 0
-                self._filling.append(slot)
+        updates = {}
+        for part, made in self._decode_parts(rows, fail):
+            for slot, row in part.items():
+                try:
+                    updates[slot] = self._update(slot, row, made)
+                except Exception as error:
+                    self._give_up(slot, error, fail)
         return updates
 
-    def _fill(self) -> None:
+    def _update(self, slot: int, row: _Row, made: Made) -> Update:
+        """Adds what was made to a row; frees its slot where it has ended."""
+        ids = [token for token in made.ids_TB[:, slot].tolist() if token >= 0]
+        row.cached += len(ids)
+        row.tokens += ids
+        finish = 'stop' if ids[-1] in self._ends else '' if row.left else 'length'
+        count = len(ids) - (finish == 'stop')
+        update = Update(_tokens(made, slot, count, row.request.top), finish)
+        if finish:
+            self.release(slot)
+        elif row.cached == self.capacity:
+            row.first = len(row.tokens) - max(1, self.capacity // 2)
+            row.cached = 0
+            self._filling.append(slot)
+        return update
+
+    def _give_up(self, slot: int, error: Exception, fail: Callable[[int, Exception], None]) -> None:
+        """Frees the slot of a row that an error has ended; raises it where the cache is lost."""
+        try:
+            jax.block_until_ready(self._layers)
+        except Exception:  # a program that fails has often taken its arguments already
+            error.add_note('The cache is lost, and with it every text under way.')
+            raise error from None
+        self.release(slot)
+        fail(slot, error)
+
+    def _decode_parts(
+        self, rows: dict[int, _Row], fail: Callable[[int, Exception], None]
+    ) -> Iterator[tuple[dict[int, _Row], Made]]:
+        """Yields rows and what is made for them: all at once, or each alone if that fails, so that
+        the row to blame is the only one that ends.
+        """
+        if not rows:
+            return
+        try:
+            made = self._decode(rows)
+        except Exception as error:
+            if len(rows) == 1:
+                self._give_up(*rows, error, fail)
+                return
+        else:
+            yield rows, made
+            return
+        for slot, row in rows.items():
+            yield from self._decode_parts({slot: row}, fail)
+
+    def _fill(self, fail: Callable[[int, Exception], None]) -> None:
         """Reads tokens of rows that wait, in turn, BUDGET at most if others are ready to go on."""
         read, ready = 0, self.free + len(self._filling) < len(self._rows)
         while self._filling and not (ready and read >= BUDGET):
@@ -181,7 +232,11 @@ class Engine:
             if count:
                 begin = row.first + row.cached
                 part = row.tokens[begin : begin + count]
-                self._read(slot, row.cached, part)
+                try:
+                    self._read(slot, row.cached, part)
+                except Exception as error:
+                    self._give_up(slot, error, fail)
+                    continue
                 row.cached += count
                 read += count
             if row.unread:
@@ -206,8 +261,8 @@ class Engine:
         needed = max(needed, *(row.cached for row in self._rows if row))
         room = next(room for room in self._rooms if room >= needed)
         if room != self._room:
-            self._room = room
             self._layers = resized(self._layers, self._rooms[room])
+            self._room = room
 
     def _decode(self, rows: dict[int, _Row]) -> Made:
         """Returns what is made for the rows, on the host."""
@@ -231,7 +286,7 @@ class Engine:
             place_B,
             left_B,
             Samplings.of(samplings),
-            self._eos,
+            self._ends,
             most,
         )
         return jax.device_get(made)

@@ -179,6 +179,13 @@ class Checkpoint:
         return self._extend(self.variables, cache, tokens_BT, counts_B)
 
     @functools.cached_property
+    def end_ids(self) -> tuple[int, ...]:
+        """Returns the tokens that end a text: EOS, and those that generation_config.json lists."""
+        folder, size = self.path.parent.parent / 'tokenizer', self.model.vocab_size
+        listed = {i for i in data.tokenizers.ends_in(folder) if i < size}
+        return tuple(sorted(listed | {self.tokenizer.eos_id}))
+
+    @functools.cached_property
     def programs(self) -> Programs:
         """Returns the functions that all engines of this checkpoint run, compiled once."""
         return Programs(self.learner)

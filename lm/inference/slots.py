@@ -127,10 +127,10 @@ def decode(
     place_B: jax.Array,
     left_B: jax.Array,
     samplings: Samplings,
-    eos: jax.Array,
+    ends_E: jax.Array,
     most: jax.Array,
 ) -> tuple[Made, Any]:
-    """Makes up to left_B tokens of each row, and none behind EOS.
+    """Makes up to left_B tokens of each row, and none behind a token that ends it.
 
     Args:
       learner: its layers are unrolled.
@@ -142,7 +142,7 @@ def decode(
       place_B: the place of the next token in its row, which its random number depends on.
       left_B: at most AT_ONCE; 0: the row is left as it is.
       samplings: how tokens are drawn.
-      eos: ends a row.
+      ends_E: tokens, each of which ends a row.
       most: of the likeliest tokens that a row asks for.
 
     Returns:
@@ -165,7 +165,7 @@ def decode(
         token_B = draw(logits_BV, samplings, place_B + i)
         found = Made(jnp.where(goes_B, token_B, -1), *described(logits_BV, token_B, most, kept))
         made = jax.tree.map(lambda x_T, x: x_T.at[i].set(x), made, found)
-        left_B = jnp.where(goes_B & (token_B != eos), left_B - 1, 0)
+        left_B = jnp.where(goes_B & ~jnp.isin(token_B, ends_E), left_B - 1, 0)
         return i + 1, cache, jnp.where(goes_B, token_B, last_B), left_B, made
 
     shape = (AT_ONCE, batch)

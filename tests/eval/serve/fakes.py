@@ -9,11 +9,11 @@ from pathlib import Path
 
 from eval.serve.app import Limits, Service
 from eval.serve.chat import chat_of
-from eval.serve.connections import abort, server_of
+from eval.serve.connections import abort, bind, server_of
 from eval.serve.replies import Served
 from eval.serve.scheduler import Scheduler
 from lm.data.tokenizers import ByteTokenizer
-from lm.inference.engine import Request, Token, Update
+from lm.inference.engine import Engine, Request, Token, Update
 
 BYTE = ByteTokenizer()
 SERVED = Served('letters', 3, 'ab' * 32, 17, 64)
@@ -35,7 +35,7 @@ class Letters:
 
     def __init__(self, slots: int = 2, at_once: int = 1, step_sec: float = 0.0, endless=False):
         self.slots, self.at_once, self.step_sec, self.endless = slots, at_once, step_sec, endless
-        self.capacity = SERVED.capacity
+        self.capacity, self.vocab_size = SERVED.capacity, BYTE.vocab_size
         self.rows: dict[int, list] = {}  # slot: [request, last token, tokens left]
         self.admitted: list[Request] = []
         self.fails_with: Exception | None = None
@@ -44,12 +44,11 @@ class Letters:
     def free(self) -> int:
         return self.slots - len(self.rows)
 
-    def check(self, request: Request) -> None:
-        if len(request.tokens) > self.capacity:
-            raise ValueError('too long')
+    check = Engine.check
 
     def admit(self, request: Request) -> int:
-        assert self.free and request.max_tokens > 0
+        self.check(request)
+        assert self.free
         slot = next(i for i in range(self.slots) if i not in self.rows)
         self.rows[slot] = [request, request.tokens[-1], request.max_tokens]
         self.admitted.append(request)
@@ -58,7 +57,8 @@ class Letters:
     def release(self, slot: int) -> None:
         del self.rows[slot]
 
-    def step(self) -> dict[int, Update]:
+    def step(self, fail) -> dict[int, Update]:
+        del fail
         if self.fails_with:
             raise self.fails_with
         time.sleep(self.step_sec)
@@ -130,11 +130,14 @@ def on_loopback(engine: Letters, send_buffer: int | None = None, **settings) -> 
 
 
 @contextlib.contextmanager
-def serving(own: Service, send_buffer: int | None = None) -> Iterator[int]:
+def serving(
+    own: Service, send_buffer: int | None = None, sock: socket.socket | None = None
+) -> Iterator[int]:
     """Serves in a thread of this process; yields the port. send_buffer: bytes that the system takes
-    for a client that does not read.
+    for a client that does not read. sock: bound to an address; by default one of its own.
     """
-    with socket.create_server(('127.0.0.1', 0)) as sock:
+    with sock or bind('127.0.0.1', 0) as sock:
+        sock.listen()  # a client may come before the server does
         if send_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         server = server_of(own.app(), own.end)

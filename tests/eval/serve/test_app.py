@@ -8,6 +8,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from eval.serve.answers import BACKLOG
+from eval.serve.app import CHAT_READERS, READERS
+from eval.serve.chat import PlainChat
 from tests.eval.serve.fakes import BYTE, Letters, service, wait_until
 
 HELLO = [{'role': 'user', 'content': 'hello'}]
@@ -91,6 +93,22 @@ def test_echo_repeats_the_prompt_with_its_log_probabilities(client):
     assert (choice['text'], choice['logprobs']) == ('abdef', None)
     (choice,) = ask(client, prompt='abd', max_tokens=0, echo=True, logprobs=1).json()['choices']
     assert choice['text'] == 'abd' and choice['logprobs']['tokens'] == ['a', 'b', 'd']
+
+
+@pytest.mark.parametrize('prompt', ['abd', '', ['abd', 'x'], [97, 98]])
+def test_echo_of_no_tokens_repeats_the_prompt_alone(client, prompt):
+    """Whole and streamed; without log-probabilities nothing is computed."""
+    body = {'prompt': prompt, 'max_tokens': 0, 'echo': True}
+    prompts = prompt if prompt and isinstance(prompt[0], str) and len(prompt) == 2 else [prompt]
+    texts = [one if isinstance(one, str) else 'ab' for one in prompts]
+    answer = ask(client, **body).json()
+    assert [one['text'] for one in answer['choices']] == texts
+    assert {one['finish_reason'] for one in answer['choices']} == {'length'}
+    assert {one['logprobs'] for one in answer['choices']} == {None}
+    assert answer['usage']['completion_tokens'] == 0
+    chunks = events(ask(client, **body, stream=True))
+    choices = sorted((c['index'], c['text']) for one in chunks for c in one['choices'])
+    assert choices == [*enumerate(texts)]
 
 
 @pytest.mark.parametrize('prefix', [[], [BYTE.bos_id]])
@@ -233,6 +251,93 @@ def test_what_is_not_there_is_said_in_the_same_form(client):
         assert (response.status_code, response.json()['error']['code']) == (status, code)
 
 
+def test_a_browser_that_asks_what_is_allowed_gets_no_leave_for_other_sites():
+    """A preflight has no key, and is no error."""
+    preflight = {'origin': 'http://other', 'access-control-request-method': 'POST'}
+    with TestClient(service(Letters(), key='secret').app()) as client:
+        for path, methods in (
+            ('/v1/chat/completions', 'OPTIONS, POST'),
+            ('/v1/models', 'GET, HEAD, OPTIONS'),
+        ):
+            response = client.options(path, headers=preflight)
+            assert (response.status_code, response.text) == (204, '')
+            assert response.headers['allow'] == methods
+            assert not any(name.startswith('access-control') for name in response.headers)
+        assert client.options('/nothing').status_code == 404
+        assert client.delete('/v1/models').headers['allow'] == 'GET, HEAD, OPTIONS'
+
+
+def test_head_is_get_without_a_body(client):
+    for path, status in (('/health', 200), ('/v1/models', 200), ('/v1/completions', 405)):
+        response = client.head(path)
+        assert response.status_code == status
+    assert client.head('/v1/completions').headers['allow'] == 'OPTIONS, POST'
+
+
+def test_a_route_that_fails_is_an_error_in_the_same_form(monkeypatch):
+    engine = Letters()
+    monkeypatch.setattr(engine, 'check', lambda row: 1 / 0)
+    app = service(engine).app()
+    with TestClient(app, raise_server_exceptions=False) as client:
+        response = ask(client, prompt='a')
+        assert client.get('/health').status_code == 200
+    error = response.json()['error']
+    assert (response.status_code, error['type'], error['code']) == (
+        500,
+        'server_error',
+        'request_failed',
+    )
+
+
+def test_tokens_that_the_model_lists_end_a_text_and_are_not_shown(tmp_path):
+    """Of a completion and of a chat, also where the token comes of scoring."""
+    (tmp_path / 'generation_config.json').write_text(json.dumps({'eos_token_id': [0, ord('c')]}))
+    with TestClient(service(Letters(), folder=tmp_path).app()) as client:
+        (choice,) = ask(client, prompt='a', max_tokens=9).json()['choices']
+        assert (choice['text'], choice['finish_reason']) == ('b', 'stop')
+        (choice,) = ask(client, '/v1/chat/completions', messages=HELLO).json()['choices']
+        assert (choice['message']['content'], choice['finish_reason']) == ('ab', 'stop')
+        scored = {'prompt': 'b', 'max_tokens': 1, 'echo': True, 'logprobs': 1}
+        (choice,) = ask(client, **scored).json()['choices']
+        assert choice['finish_reason'] == 'stop'
+
+
+def test_prompts_do_not_wait_for_chats_whose_template_takes_its_time(monkeypatch):
+    """More chats than there are threads for them."""
+    goes_on, threads = threading.Event(), []
+    read = PlainChat.text
+
+    def slow(self, messages):
+        assert goes_on.wait(60)
+        return read(self, messages)
+
+    monkeypatch.setattr(PlainChat, 'text', slow)
+    answers = []
+    with TestClient(service(Letters(slots=4)).app()) as client:
+        body = {'messages': HELLO, 'max_tokens': 2}
+
+        def chat():
+            answers.append(ask(client, '/v1/chat/completions', **body).status_code)
+
+        for _ in range(READERS + CHAT_READERS + 1):
+            threads.append(threading.Thread(target=chat))
+            threads[-1].start()
+        assert ask(client, prompt='a', max_tokens=2).json()['choices'][0]['text'] == 'bc'
+        assert not answers
+        goes_on.set()
+        for thread in threads:
+            thread.join(60)
+    assert answers == [200] * len(threads)
+
+
+def test_a_chat_that_its_template_makes_too_long_is_not_turned_into_tokens(monkeypatch):
+    monkeypatch.setattr(PlainChat, 'text', lambda self, messages: 'a' * 100_000)
+    monkeypatch.setattr(PlainChat, 'encode', lambda self, text: pytest.fail('it is'))
+    with TestClient(service(Letters()).app()) as client:
+        response = ask(client, '/v1/chat/completions', messages=HELLO)
+    assert response.json()['error']['code'] == 'context_length_exceeded'
+
+
 def test_a_key_is_asked_for_of_all_but_the_health():
     with TestClient(service(Letters(), key='secret').app()) as client:
         for path in ('/v1/models', '/v1/models/letters', '/tokenizer_info'):
@@ -362,7 +467,7 @@ def test_a_reader_that_is_too_slow_is_cut_off_and_stalls_nobody():
         scope['received'].put_nowait({'type': 'http.disconnect'})
 
     step = engine.step
-    engine.step = lambda: (made.append(1), step())[1]
+    engine.step = lambda fail: (made.append(1), step(fail))[1]
     own = service(engine, cut=abort)
     unblocked = asyncio.Event()
 

@@ -1,13 +1,20 @@
 """Contract: a chat is the prompt that its model was trained with, and no message ends its turn."""
 
+import datetime
+import gc
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from eval.serve.chat import PlainChat, TemplateChat, chat_of, compiled
 from eval.serve.requests import Refusal
+from eval.serve.templates import Template, TemplateFailure
 from lm.data import tokenizers
-from lm.data.tokenizers import ByteTokenizer
+from lm.data.tokenizers import ByteTokenizer, ends_in
+from tests import ROOT
 
 TEMPLATE = """\
 {% for message in messages %}
@@ -67,23 +74,159 @@ def test_without_template_lines_have_roles(tmp_path):
     assert ByteTokenizer().decode(ids) == 'system: Be brief.\nuser:  hello \nassistant:'
 
 
-@pytest.mark.parametrize(
-    'template',
-    [
-        "{{ raise_exception('no system') }}",
-        '{{ messages[0].content.__class__.__mro__ }}',
-        '{{ messages[9].content.x }}',
-        '{{ 1 / 0 }}',
-        '{{ messages[0].content + 1 }}',
-        '{% for i in range(10 ** 9) %}{% endfor %}',
-    ],
-)
-def test_a_template_that_fails_refuses_the_messages(folder, template):
-    """Also one that reaches out of its sandbox, or never ends."""
+RAISES = {
+    'refuses': ("{{ raise_exception('no system') }}", 'no system'),
+    'reaches out': ('{{ messages[0].content.__class__.__mro__ }}', '__class__'),
+    'undefined': ('{{ messages[9].content.x }}', 'no element 9'),
+    'divides': ('{{ 1 / 0 }}', 'division by zero'),
+    'adds': ('{{ messages[0].content + 1 }}', 'can only concatenate'),
+    'long range': ('{% for i in range(10 ** 9) %}{% endfor %}', 'Range too big'),
+    'recursion': ('{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}', 'RecursionError'),
+    'memory': ("{{ 'a' * messages | length * 2 ** 32 }}", 'more than 768 MiB of memory'),
+    'long number': ("{{ '%1000000000d' % 5 }}", 'more than 768 MiB of memory'),
+    'long text': ('{{ messages | tojson(indent=10 ** 7) }}', 'longer than 4,194,304 characters'),
+    'half a character': ("{{ '\\ud800' }}", 'surrogates not allowed'),
+    'no file': ("{% include '/etc/passwd' %}", 'no loader'),
+}
+LOOP = '{% for j in range(99999) %}' * 3 + '{% endfor %}' * 3
+
+
+@pytest.mark.parametrize('name', RAISES)
+def test_a_template_that_fails_refuses_the_messages(folder, name):
+    """Also one that reaches out of its sandbox, or takes all memory."""
+    template, words = RAISES[name]
     (folder / 'chat_template.jinja').write_text(template)
     chat = chat_of(tokenizers.of_model(folder, 258, None, None), folder)
-    with pytest.raises(Refusal, match="the model's chat template refuses the messages"):
+    with pytest.raises(Refusal, match="the model's chat template refuses the messages") as caught:
         chat.tokens(HELLO)
+    assert words in caught.value.message and caught.value.status == 400
+    chat.close()
+
+
+def test_a_template_that_never_ends_is_ended_and_the_next_prompt_has_a_new_process():
+    """It depends on the messages, as in a template that a stranger's message makes loop."""
+    template = Template('{% if loops %}' + LOOP + '{% endif %}{{ text }}')
+    first = template._idle[0]
+    assert template.render(loops=False, text='a') == 'a' and template._idle[0] is first
+    with pytest.raises(TemplateFailure, match=r'it takes more than [13] seconds'):
+        template.render(loops=True, text='a')
+    assert not first.is_alive()
+    assert template.render(loops=False, text='b') == 'b'
+    second = template._idle[0]
+    second._process.kill()
+    second._process.wait()
+    assert template.render(loops=False, text='c') == 'c'
+    third = template._idle[0]
+    template.close()
+    assert not third.is_alive()
+
+
+@pytest.mark.full
+def test_a_template_that_takes_too_long_to_compile_is_an_error_at_the_start():
+    """Jinja computes constants as it compiles."""
+    with pytest.raises(ValueError, match=r'cannot be read: it takes more than [13] seconds'):
+        compiled('{{ 2 ** (2 ** 30) }}')
+
+
+def test_processes_end_with_their_template():
+    template = Template('a')
+    process = template._idle[0]._process
+    del template
+    gc.collect()
+    assert process.poll() is not None
+
+
+def test_the_process_of_a_template_holds_neither_jax_nor_keys(monkeypatch):
+    """It would start in seconds with JAX; a template that got out could read the environment."""
+    monkeypatch.setenv('EVENKEEL_KEY', 'secret')
+    code = "import sys; sys.argv = ['x']; import eval.serve.template_worker; print(*sys.modules)"
+    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
+    assert 'jinja2' in done.stdout.split() and not {'jax', 'numpy'} & {*done.stdout.split()}
+    template = Template('a')
+    variables = Path(f'/proc/{template._idle[0]._process.pid}/environ').read_bytes()
+    template.close()
+    assert b'PATH=' in variables and b'EVENKEEL_KEY' not in variables
+
+
+PROMPTS = json.loads((ROOT / 'tests/fixtures/chat/prompts.json').read_text())
+
+
+@pytest.mark.default_rows('smollm3', 'json', 'tokens')
+@pytest.mark.parametrize('name', PROMPTS['templates'])
+def test_prompts_are_those_of_transformers(name):
+    """Recorded by tests/fixtures/chat/make.py; None: the template refuses the chat."""
+    template = Template(PROMPTS['templates'][name])
+    for chat, messages in PROMPTS['chats'].items():
+        variables = {'messages': messages, 'add_generation_prompt': True} | PROMPTS['tokens']
+        try:
+            text = template.render(**variables, tools=None, documents=None)
+        except TemplateFailure:
+            text = None
+        assert text == PROMPTS['prompts'][name][chat], chat
+    template.close()
+
+
+def test_a_template_knows_the_date_and_the_tokens_that_the_model_has(folder):
+    names = ['bos_token', 'eos_token', 'pad_token', 'unk_token']
+    words = ' '.join(f'{{{{ {name} if {name} is defined else "none" }}}}' for name in names)
+    (folder / 'chat_template.jinja').write_text(words + "{{ strftime_now('%Y') }}")
+    (folder / 'special_tokens_map.json').write_text('{"unk_token": {"content": "<unk>"}}')
+    chat = chat_of(tokenizers.of_model(folder, 258, None, None), folder)
+    years = {str(datetime.date.today().year)}
+    text = chat.text(HELLO)
+    years.add(str(datetime.date.today().year))
+    assert text.startswith('<|start|> <|end|> none <unk>') and text[-4:] in years
+    chat.close()
+
+
+@pytest.mark.parametrize(
+    'listed, ends',
+    [
+        (0, {0}),
+        ([0, 5], {0, 5}),
+        ([[1]], set()),
+        ({}, set()),
+        ('x', set()),
+        (-1, set()),
+        ([None], set()),
+        (True, set()),
+        ([1, 'a'], {1}),
+        (1.5, set()),
+        (None, set()),
+    ],
+)
+def test_ends_are_the_token_ids_that_are_listed(tmp_path, listed, ends):
+    """Token 0 is one like any other."""
+    (tmp_path / 'generation_config.json').write_text(json.dumps({'eos_token_id': listed}))
+    assert ends_in(tmp_path) == ends == chat_of(ByteTokenizer(), tmp_path).ends
+
+
+@pytest.mark.parametrize(
+    'config',
+    [
+        [],
+        {'chat_template': [1]},
+        {'chat_template': {}},
+        {'chat_template': 5},
+        {'chat_template': '{% if'},
+        {'chat_template': [{'name': [1], 'template': 'x'}]},
+    ],
+)
+def test_a_config_of_another_form_is_an_error_at_the_start(folder, config):
+    tokenizer = tokenizers.of_model(folder, 258, None, None)
+    (folder / 'tokenizer_config.json').write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r'chat.template|holds no object'):
+        chat_of(tokenizer, folder)
+
+
+def test_a_template_file_that_is_no_text_is_an_error_at_the_start(folder):
+    tokenizer = tokenizers.of_model(folder, 258, None, None)
+    (folder / 'chat_template.jinja').write_bytes(b'\xff')
+    with pytest.raises(ValueError, match=r'chat_template\.jinja is no chat template'):
+        chat_of(tokenizer, folder)
+    (folder / 'chat_template.jinja').write_bytes(b'a' * (1 << 20) + b'a')
+    with pytest.raises(ValueError, match='more than 1,048,576 bytes'):
+        chat_of(tokenizer, folder)
 
 
 def test_what_is_no_template_is_an_error_at_the_start():

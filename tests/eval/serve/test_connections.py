@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import json
 import logging
+import queue
 import socket
 import time
 
@@ -13,7 +14,14 @@ import pytest
 from eval.serve import connections
 from eval.serve.connections import bind, is_loopback
 from tests.bench.serve_load import BAD, NONSENSE, idle, load, request
-from tests.eval.serve.fakes import PATIENCE_SEC, Letters, on_loopback, wait_until
+from tests.eval.serve.fakes import (
+    PATIENCE_SEC,
+    Letters,
+    on_loopback,
+    service,
+    serving,
+    wait_until,
+)
 from tests.eval.serve.test_app import unending
 
 
@@ -188,6 +196,29 @@ def test_an_address_that_is_in_use_or_none_is_one_line():
             bind('127.0.0.1', port)
     with pytest.raises(ValueError, match=r'--host=no\.such is no address'):
         bind('no.such', 0)
+
+
+@pytest.mark.parametrize('host', ['127.0.0.1', '::1'])
+def test_a_connection_sends_small_answers_at_once(host, monkeypatch):
+    """Its TCP_NODELAY is set, by asyncio where the socket has the protocol of TCP."""
+    try:
+        sock = bind(host, 0)
+    except ValueError:
+        pytest.skip('this machine has no IPv6')
+    values = queue.SimpleQueue()
+
+    class Recorded(connections.Connection):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            accepted = transport.get_extra_info('socket')
+            values.put(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    monkeypatch.setattr(connections, 'Connection', Recorded)
+    with (
+        serving(service(Letters()), sock=sock),
+        socket.create_connection(sock.getsockname()[:2], timeout=PATIENCE_SEC),
+    ):
+        assert values.get(timeout=PATIENCE_SEC) != 0
 
 
 def test_loopback_is_known_by_its_address():

@@ -32,6 +32,7 @@ def test_what_is_left_out_has_the_value_that_openai_gives_it():
     assert (asked.sampling.temperature, asked.sampling.top_p) == (1.0, 1.0)
     assert (asked.top, asked.echo, asked.stream, asked.include_usage) == (None, False, False, False)
     assert parse_completion({'prompt': 'a', 'max_tokens': None, 'logprobs': None}).max_tokens == 16
+    assert all(parse_completion({'prompt': 'a', 'stop': none}).stops == () for none in (None, []))
 
 
 def test_a_request_without_seed_has_one_of_its_own():
@@ -70,6 +71,7 @@ BAD = [
     ('max_tokens', -1, 'max_tokens must be'),
     ('max_tokens', 0, 'at least 1 without echo'),
     ('stop', [''], 'stop must be'),
+    ('stop', '', 'stop must be a string of 1 to 1000 characters'),
     ('stop', ['a'] * 17, 'stop must be'),
     ('stop', 'a' * 1001, 'stop must be'),
     ('seed', 2**64, 'seed must be'),
@@ -105,6 +107,9 @@ def test_fields_that_are_not_served_may_stand_at_what_changes_nothing(parse, raw
 def test_an_unknown_field_is_refused_with_the_nearest():
     wrong = refusal(parse_completion, {'prompt': 'a', 'temprature': 1})
     assert wrong.code == 'unknown_parameter' and "Did you mean 'temperature'?" in wrong.message
+    # To find the nearest of a long name takes a second for each million characters.
+    wrong = refusal(parse_completion, {'prompt': 'a', 'temperature' * 10: 1})
+    assert wrong.code == 'unknown_parameter' and 'Did you mean' not in wrong.message
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from eval.serve.requests import Refusal
 from eval.serve.scheduler import Call, Piece, Scheduler, Work
-from lm.inference.engine import Request
+from lm.inference.engine import Request, Update
 from lm.inference.sampling import Sampling
 from lm.inference.text import TextStream
 from tests.eval.serve.fakes import BYTE, Letters, score, wait_until
@@ -133,6 +133,80 @@ def test_the_one_token_behind_a_scored_prompt_is_given_if_it_is_eos():
     assert piece.text == ''
 
 
+def test_a_text_of_no_tokens_takes_no_slot():
+    """Its answer repeats the prompt alone. Also while all slots are in use."""
+    engine = Letters(slots=1, step_sec=0.01, endless=True)
+    scheduler = Scheduler(engine, score, 8)
+    scheduler.start()
+    endless, empty = Texts(work('a', 10**9)), Texts(work('ab', 0), work('ac', 0))
+    scheduler.submit(endless.call)
+    wait_until(lambda: endless.pieces, 'the slot is taken')
+    scheduler.submit(empty.call)
+    assert empty.ended.wait(60)
+    assert sorted(empty.pieces) == [Piece(0, '', [], 'length'), Piece(1, '', [], 'length')]
+    assert len(engine.admitted) == 1
+    scheduler.close()
+
+
+class Fails(Letters):
+    """An engine that fails at one text, in one place, and holds the others to their tokens."""
+
+    def __init__(self, place: str, error: Exception):
+        super().__init__(slots=2)
+        self.place, self.error = place, error
+
+    def admit(self, request: Request) -> int:
+        if self.place == 'admit' and request.tokens[-1] == ord('f'):
+            raise self.error
+        return super().admit(request)
+
+    def step(self, fail) -> dict[int, Update]:
+        for slot, (request, _, _) in [*self.rows.items()]:
+            if self.place == 'step' and request.tokens[-1] == ord('f'):
+                self.release(slot)
+                fail(slot, self.error)
+        return super().step(fail)
+
+
+@pytest.mark.parametrize('place', ['admit', 'step', 'score', 'text', 'receive'])
+@pytest.mark.parametrize('error', [ValueError('wrong'), RuntimeError('secret')])
+def test_an_error_at_one_call_ends_that_call_alone(place, error, caplog):
+    """Wherever it comes from; the others get their texts, also those scored together with it."""
+    engine = Fails(place, error)
+
+    def scores(rows, top):
+        if place == 'score' and any(row[-1] == ord('f') for row in rows):
+            raise error
+        return score(rows, top)
+
+    scheduler = Scheduler(engine, scores, 8)
+    is_scored = place == 'score'
+    good = [Texts(work('a', 5, scored=is_scored), work('m', 3)) for _ in range(2)]
+    fails = Texts(work('f', 5, scored=is_scored), work('c', 20))
+    if place == 'text':
+        fails.call.works[0].stream.feed = raising(error)
+    if place == 'receive':
+        receive = fails.call.receive
+        fails.call.receive = lambda item: (
+            receive(item) if isinstance(item, Refusal) else raising(error)()
+        )
+    done(scheduler, good[0], fails, good[1])
+    for texts in good:
+        assert (texts.text(0), texts.text(1)) == ('bcdef', 'nop')
+    (refusal,) = [one for one in fails.pieces if isinstance(one, Refusal)]
+    assert refusal.status == (400 if isinstance(error, ValueError) else 500)
+    assert ('wrong' in refusal.message) == isinstance(error, ValueError)
+    assert 'secret' not in refusal.message and str(error) in caplog.text
+    assert engine.free == 2 and not scheduler._running
+
+
+def raising(error: Exception):
+    def function(*args):
+        raise error
+
+    return function
+
+
 def test_an_engine_that_fails_ends_all_calls():
     engine, told = Letters(slots=1), []
     engine.fails_with = RuntimeError('out of memory')
@@ -141,5 +215,5 @@ def test_an_engine_that_fails_ends_all_calls():
     done(scheduler, running, waiting)
     assert told == [engine.fails_with]
     for texts in (running, waiting):
-        assert [one.status for one in texts.pieces] == [503]
+        assert [(one.status, one.code) for one in texts.pieces] == [(503, 'engine_failed')]
     assert scheduler.state()['status'] == 'closed'

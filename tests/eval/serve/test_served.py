@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from starlette.testclient import TestClient
 from eval.generate import generate
 from eval.load import load
 from eval.serve import server as program
+from eval.serve.connections import bind
 from lm.inference.scoring import Scorer
 from tests.commands import PATIENCE_SEC, ROOT
 from tests.eval.serve.fakes import serving
@@ -105,6 +107,37 @@ def test_a_key_that_no_header_holds_is_refused(key, monkeypatch):
         'k',
         None,
     )
+
+
+@pytest.mark.full
+def test_an_engine_that_fails_ends_the_server_with_the_reason(checkpoint, whole, capsys):
+    """Its client is told so; the reason itself is for who runs the server."""
+    server = program.Server(str(whole), checkpoint, 3, None, 8, PATIENCE_SEC, None)
+    lost, raised = RuntimeError('no memory'), []
+    server.service._scheduler._engine._decode_parts = lambda *rest: raise_(lost)
+
+    def run():
+        try:
+            server.run(sock, lambda: None)
+        except RuntimeError as error:
+            raised.append(error)
+
+    with bind('127.0.0.1', 0) as sock:
+        sock.listen()
+        thread = threading.Thread(target=run)
+        thread.start()
+        response = ask(sock.getsockname()[1], '/v1/completions', {'prompt': 'a', 'max_tokens': 2})
+        answer = json.load(response)
+        thread.join(PATIENCE_SEC)
+    assert (response.status, answer['error']['code']) == (503, 'engine_failed')
+    assert raised == [lost] and 'memory' not in answer['error']['message']
+    assert 'the engine has failed, and every text under way with it: RuntimeError: no memory' in (
+        capsys.readouterr().err
+    )
+
+
+def raise_(error):
+    raise error
 
 
 @contextlib.contextmanager

@@ -2,7 +2,9 @@
 its neighbours and the room of the cache.
 """
 
+import dataclasses
 import functools
+import json
 from pathlib import Path
 
 import jax
@@ -168,7 +170,7 @@ def test_eos_ends_a_row_and_is_no_token_of_it(engine, alone, monkeypatch):
         if len({*made}) > 1
     )
     stop = next(token for token in made if token != made[0])
-    monkeypatch.setattr(engine, '_eos', stop)
+    monkeypatch.setattr(engine, '_ends', np.array([stop], np.int32))
     (update,) = run(engine, [request])
     assert (ids(update), update.finish) == (made[: made.index(stop)], 'stop')
     assert engine.free == 3
@@ -205,3 +207,66 @@ def test_no_slot_is_given_twice(engine):
 def test_capacity_is_of_the_models_positions():
     with pytest.raises(ValueError, match='positions; got a cache for 9 tokens'):
         Engine(checkpoint_of('learned'), capacity=9)
+
+
+def test_any_of_the_listed_tokens_ends_a_row(engine, alone, monkeypatch, tmp_path):
+    """Those of a model's generation_config.json beside EOS, but no ids that it lacks."""
+    (tmp_path / 'tokenizer').mkdir()
+    config = tmp_path / 'tokenizer' / 'generation_config.json'
+    config.write_text(json.dumps({'eos_token_id': [0, 5, VOCAB, 10**12]}))
+    checkpoint = checkpoint_of('default')
+    assert checkpoint.end_ids == (EOS,)
+    checkpoint = dataclasses.replace(checkpoint, path=tmp_path / 'checkpoints' / '1')
+    assert checkpoint.end_ids == (0, EOS, 5)
+    made = ids(alone[1])
+    never = next(i for i in range(VOCAB) if i not in made)
+    for stop in {*made}:
+        monkeypatch.setattr(engine, '_ends', np.array([never, stop], np.int32))
+        (update,) = run(engine, [REQUESTS[1]])
+        assert (ids(update), update.finish) == (made[: made.index(stop)], 'stop')
+
+
+class Unusable(Sampling):
+    """Numbers of sampling that no array can hold."""
+
+    seed = property(lambda self: None, lambda self, value: None)
+
+
+@pytest.mark.parametrize('place', ['prompt', 'step'])
+def test_an_error_at_one_row_ends_that_row_alone(engine, alone, place, monkeypatch):
+    """Bitwise, in whatever part of a step it is raised."""
+    requests = [REQUESTS[0], REQUESTS[3]]
+    fails = Request((BOS, 7, 7, 7), 4, Unusable() if place == 'step' else Sampling())
+    if place == 'prompt':
+        read = engine._read
+        monkeypatch.setattr(engine, '_read', lambda slot, start, part: (
+            read(slot, start, part) if 7 not in part else 1 / 0
+        ))  # fmt: skip
+    slots = [engine.admit(one) for one in (requests[0], fails, requests[1])]
+    failed, texts = {}, {slot: [] for slot in slots}
+    while len(engine._rows) != engine.free:
+        for slot, update in engine.step(failed.__setitem__).items():
+            texts[slot] += update.tokens
+    assert [*failed] == [slots[1]] and not texts[slots[1]]
+    assert [texts[slots[0]], texts[slots[2]]] == [alone[0].tokens, alone[3].tokens]
+    with pytest.raises(TypeError if place == 'step' else ZeroDivisionError):
+        run(engine, [fails])
+    assert engine.free == 3
+
+
+def test_an_error_that_takes_the_cache_ends_all_rows():
+    """A program that fails may have taken what it was given: no row can go on."""
+    engine = Engine(checkpoint_of('default'), slots=2)
+
+    class Lost:
+        def decode(self, variables, layers, *rest):
+            for layer in jax.tree.leaves(layers):
+                layer.delete()
+            raise RuntimeError('out of memory')
+
+    engine._programs = Lost()
+    engine.admit(Request((BOS,), 3))
+    engine.admit(Request((BOS,), 3))
+    with pytest.raises(RuntimeError, match='out of memory') as caught:
+        engine.step(lambda slot, error: pytest.fail('no row is to blame'))
+    assert 'The cache is lost' in caught.value.__notes__[0]

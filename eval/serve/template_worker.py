@@ -1,0 +1,123 @@
+"""Renders one chat template, in a process of its own: what a stranger's template does stays here.
+
+Started by eval/serve/templates.py as a script; standard library and Jinja alone, so that it starts
+in tens of milliseconds. It sends OK when it has started. The first message that it gets is the
+template's text, each later one the variables of a prompt as JSON. An answer is OK and the prompt,
+FAILED and why, or ENDED and why, behind which the process ends.
+"""
+
+import datetime
+import json
+import resource
+import signal
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+OK, FAILED, ENDED = b'+', b'-', b'!'
+CPU_SEC = 1.0  # of a compile, and of each prompt; those of real templates take milliseconds
+MEMORY_BYTES = 3 << 28  # of address space; an interpreter with Jinja takes some 40 MB of it
+MOST_CHARACTERS = 4 << 20  # of a prompt, as many as the body of a request has bytes
+MOST_REASON = 1000  # characters
+
+
+class GenerationTag(Extension):
+    """{% generation %}...{% endgeneration %}, by which templates for transformers mark answers: the
+    text between the tags is rendered as if they were not there.
+    """
+
+    tags = frozenset({'generation'})
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(('name:endgeneration',), drop_needle=True)
+        # As transformers has it: what the block sets is not seen behind it.
+        return nodes.CallBlock(self.call_method('_text'), [], [], body).set_lineno(line)
+
+    def _text(self, caller: Any) -> str:
+        return caller()
+
+
+def build_environment() -> ImmutableSandboxedEnvironment:
+    """Returns a sandbox with the settings, filters and functions of transformers."""
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def strftime_now(form: str) -> str:
+        return datetime.datetime.now().strftime(form)
+
+    def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+        return json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+    )
+    environment.filters['tojson'] = to_json  # Jinja's own escapes HTML
+    environment.globals['raise_exception'] = raise_exception
+    environment.globals['strftime_now'] = strftime_now
+    return environment
+
+
+def render(template: jinja2.Template, variables: dict[str, Any]) -> str:
+    """Returns a prompt. Raises ValueError where it is longer than MOST_CHARACTERS."""
+    pieces, length = [], 0
+    for piece in template.generate(**variables):
+        length += len(piece)
+        if length > MOST_CHARACTERS:
+            raise ValueError(f'the prompt is longer than {MOST_CHARACTERS:,} characters')
+        pieces.append(piece)
+    return ''.join(pieces)
+
+
+def explain(error: BaseException) -> str:
+    """Returns the reason for a failure, in one line."""
+    if isinstance(error, MemoryError):
+        return f'it takes more than {MEMORY_BYTES >> 20} MiB of memory'
+    text = ' '.join(str(error).split())[:MOST_REASON]
+    expected = jinja2.TemplateError | TypeError | ValueError | LookupError | ArithmeticError
+    return text if text and isinstance(error, expected) else f'{type(error).__name__}: {text}'
+
+
+def main() -> None:
+    connection = Connection(sys.stdin.fileno())
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    template = None
+    connection.send_bytes(OK)
+    while True:
+        try:
+            message = connection.recv_bytes()
+        except EOFError:  # the server has ended
+            return
+        # SIGPROF kills the process, also in the middle of a function in C.
+        signal.setitimer(signal.ITIMER_PROF, CPU_SEC)
+        try:
+            if template is None:
+                template, text = build_environment().from_string(message.decode()), ''
+            else:
+                text = render(template, json.loads(message))
+            answer = OK + text.encode()
+        except Exception as error:
+            is_spent = template is None or isinstance(error, MemoryError | RecursionError)
+            answer = (ENDED if is_spent else FAILED) + explain(error).encode(errors='replace')
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        connection.send_bytes(answer)
+        if answer.startswith(ENDED):
+            return
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,80 @@
+"""Property: a request of a stranger gets a text or a reason, and the server serves on as before."""
+
+import http.client
+import json
+import queue
+
+import pytest
+
+from eval.load import load
+from eval.serve import server as program
+from eval.serve.requests import Refusal, parse_body, parse_chat, parse_completion
+from eval.serve.scheduler import Call, Scheduler
+from tests.eval.serve.fakes import PATIENCE_SEC, Letters, score, service, serving
+from tests.eval.serve.hostile import COMPLETIONS, ORDINARY, bodies, encode
+
+COUNT = 600
+
+
+def test_what_is_taken_is_admitted():
+    """Whatever the checks of requests take, the engine admits and continues, without a model: one
+    call after another, in one scheduler. Catches a row that only `admit` refuses.
+    """
+    engine = Letters(slots=4, at_once=16)
+    own, scheduler = service(engine), Scheduler(engine, score, 8)
+    scheduler.start()
+    taken = refused = 0
+    for path, body in bodies(COUNT):
+        try:
+            parse = parse_completion if path == COMPLETIONS else parse_chat
+            wanted = own.prepared(parse(parse_body(body)))
+        except Refusal as refusal:
+            assert 400 <= refusal.status < 500 and refusal.message, body
+            refused += 1
+            continue
+        pieces = queue.SimpleQueue()
+        scheduler.submit(Call([one.work for one in wanted], pieces.put))
+        left = len(wanted)
+        while left:
+            piece = pieces.get(timeout=PATIENCE_SEC)
+            assert not isinstance(piece, Refusal), (body[:200], piece)
+            left -= bool(piece.finish)
+        taken += 1
+    assert scheduler.state() == {'status': 'ok', 'free_slots': 4, 'waiting': 0}
+    scheduler.close()
+    assert taken > COUNT / 4 and refused > COUNT / 4
+
+
+@pytest.mark.full
+def test_strangers_end_nobody_elses_text(whole):
+    """Over HTTP, with a model: no request fails the server, hangs, or changes a later text."""
+    own = program.Server(str(whole), load(whole), 3, None, 8, PATIENCE_SEC, None).service
+    statuses = []
+    with serving(own) as port:
+        ordinary = send(port, COMPLETIONS, encode(ORDINARY))
+        for path, body in bodies(COUNT):
+            status, answer = send(port, path, body)
+            statuses.append(status)
+            if status == 200 and answer.startswith(b'data: '):
+                assert answer.endswith(b'data: [DONE]\n\n') and b'"error"' not in answer, body
+            elif status == 200:
+                assert json.loads(answer)['choices'], body
+            else:
+                assert 400 <= status < 500 and json.loads(answer)['error']['message'], body
+        after = send(port, COMPLETIONS, encode(ORDINARY))
+        health = json.loads(send(port, '/health', None)[1])
+    assert [json.loads(one[1])['choices'] for one in (ordinary, after)] == [
+        json.loads(ordinary[1])['choices']
+    ] * 2
+    assert health == {'status': 'ok', 'free_slots': 3, 'waiting': 0}
+    assert statuses.count(200) > COUNT / 4 and len(statuses) == COUNT
+
+
+def send(port: int, path: str, body: bytes | None) -> tuple[int, bytes]:
+    """Posts a body, or gets where there is none; returns the status and the answer."""
+    connection = http.client.HTTPConnection('127.0.0.1', port, timeout=PATIENCE_SEC)
+    connection.request('GET' if body is None else 'POST', path, body)
+    response = connection.getresponse()
+    answer = response.read()
+    connection.close()
+    return response.status, answer
