@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from lm.config.fields import DataConfig
 from lm.config.mixture import Ingredient, MixedRows, Shares, parse
-from lm.data import cache, prepare, prepared, tokenizers
-from lm.data.prepared import TOKENIZER
+from lm.data import cache, prepare, prepared, round_trip, tokenizers
+from lm.data.prepared import ROUND_TRIP, TOKENIZER
 from lm.data.rows import PACKINGS, Rows
 from lm.data.scan import INVALID_UTF8, SPLITS, opened, scan
 from lm.data.sources import Source, open_source
@@ -129,6 +129,12 @@ def _open(cfg: DataConfig, source: Source, plan: Plan, say: Callable, wait: bool
             f'data.seq_len + 1 = {cfg.seq_len + 1}. Name more text, or set data.seq_len to '
             f'{held - 1} at most.'
         )
+    loss = report.get(ROUND_TRIP)
+    if loss is None and source.files:  # prepared by a version that did not measure it
+        samples = round_trip.sample_documents(source.documents())
+        loss = round_trip.measure_loss(tokenizer, samples)
+    if note := round_trip.describe_loss(loss, cfg.tokenizer, cfg.source):
+        say(note)
     report |= {'origin': source.origin} if source.origin else {}
     return Dataset(tokenizer, **rows, digest=name, report=report)
 
