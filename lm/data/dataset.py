@@ -8,6 +8,7 @@ much of each as it holds: shares do not count, so that other shares prepare noth
 import contextlib
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -68,6 +69,13 @@ def _check(cfg: DataConfig) -> Plan:
         )
     if is_url(cfg.cache_dir):
         open_bucket(cfg.cache_dir)
+    try:
+        str(folder := cache.root(cfg.cache_dir)).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f'prepared data cannot be kept in {os.fsencode(folder)!r}: its name is not UTF-8, or '
+            'this locale is not. Set data.cache_dir to another folder, or PYTHONUTF8=1.'
+        ) from error
     choose(PACKINGS, cfg.packing, 'data.packing')
     choose(INVALID_UTF8, cfg.invalid_utf8, 'data.invalid_utf8')
     return tokenizers.plan(cfg.tokenizer)

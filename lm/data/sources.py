@@ -60,6 +60,8 @@ def open_source(source: str, text_field: str) -> Source:
             f'data.source must begin with its kind, one of {", ".join(sorted(SOURCES))}; got '
             f'{source!r}. To read the text there, set data.source={named}.'
         )
+    # A locale that is not UTF-8 makes surrogates of the bytes of a command line.
+    text_field = text_field.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')
     return choose(SOURCES, scheme, 'data.source')(argument, text_field)
 
 

@@ -159,7 +159,7 @@ def cut(texts: Iterable[str], name: str) -> Iterator[str]:
 
 def _write_own(folder: str | Path, **fields: Any) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
-    (Path(folder) / OWN_FILE).write_text(json_text(sealed(fields)))
+    (Path(folder) / OWN_FILE).write_text(json_text(sealed(fields)), encoding='utf-8')
 
 
 def load(folder: str | Path) -> Tokenizer:

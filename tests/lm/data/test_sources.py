@@ -18,6 +18,7 @@ import zstandard
 
 from lm.data import cache, formats, open_dataset, regression, sources
 from lm.data.sources import SOURCES, SYNTHETIC, open_source
+from tests import ROOT
 from tests.lm.data.conftest import quiet
 
 TEXTS = ['first\r\ntext', 'zweiter 🙂', 'the third\n']
@@ -234,6 +235,34 @@ def test_text_that_looks_like_utf_16_without_a_mark_is_said(cfg, tmp_path):
     open_dataset(cfg(source=f'text:{tmp_path}/*.txt'), say=said.append)
     (note,) = [line for line in said if line.startswith('NOTE')]
     assert '1 documents have a zero' in note and f'the first is {tmp_path}/4.txt' in note
+
+
+OPENS = """
+import os, sys
+from lm.data.sources import open_source
+folder, field = (os.fsdecode(bytes.fromhex(one)) for one in sys.argv[1:])
+source = open_source(f'text:{folder}/*', field)
+print(source.identity.encode().hex(), [len(b''.join(p)) for _, p in source.documents()])
+"""
+
+
+@pytest.mark.full
+def test_names_that_are_not_ascii_are_read_in_any_locale(tmp_path):
+    """Catches names that reach a library, or a digest, as surrogates."""
+    folder, texts = tmp_path / 'café', ['première', 'deuxième']
+    folder.mkdir()
+    write_parquet(folder / 'à.parquet', téxt=texts)
+    lines = '\n'.join(json.dumps({'téxt': text}, ensure_ascii=False) for text in texts)
+    (folder / 'é.jsonl').write_text(lines, encoding='utf-8')
+    (folder / 'è.jsonl.zst').write_bytes(zstandard.compress(lines.encode()))
+    command = [sys.executable, '-c', OPENS, os.fsencode(folder).hex(), 'téxt'.encode().hex()]
+    printed = {
+        subprocess.run(
+            command, cwd=ROOT, env=os.environ | env, capture_output=True, text=True
+        ).stdout
+        for env in ({'PYTHONUTF8': '1'}, {'LC_ALL': 'C', 'PYTHONUTF8': '0'})
+    }
+    assert printed == {f'{"records of téxt".encode().hex()} [9, 9, 9, 9, 9, 9]\n'}
 
 
 def test_property_invalid_bytes_of_json_reach_the_policy(tmp_path):
