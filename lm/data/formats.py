@@ -27,6 +27,7 @@ PARQUET_BATCH = 1 << 24  # bytes of text in the rows that are read at once, on a
 PARQUET_ROWS = 64  # at most, as rows may be longer than the average; more are not faster
 DELTA, DICTIONARY = 'DELTA_', {'RLE_DICTIONARY', 'PLAIN_DICTIONARY'}  # encodings
 
+TOO_LONG_WINDOW = 'requires too much memory for decoding'  # zstd's words, above 128 MiB
 UTF_8_MARKED = 'utf-8-sig'
 MARKED = ('.txt', '.jsonl')  # formats that may begin with a byte-order mark, and be compressed
 
@@ -43,7 +44,10 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (EOFError, OSError, zlib.error) as error:
-        raise ValueError(f'{path} cannot be read to its end: {first_line(error)}') from error
+        reason = first_line(error)
+        if TOO_LONG_WINDOW in reason:
+            reason += f' (written with --long). Write it anew: zstd -dc --long=31 {path} | zstd'
+        raise ValueError(f'{path} cannot be read to its end: {reason}') from error
 
 
 def format_of(path: Path) -> str:

@@ -328,6 +328,13 @@ def bad(folder, name, data):
     return f'text:{folder}/{name}'
 
 
+def long_window(data):
+    """As zstd --long=31 writes a stream whose size it does not know."""
+    how = zstandard.ZstdCompressionParameters.from_level(3, window_log=31)
+    compressor = zstandard.ZstdCompressor(compression_params=how).compressobj()
+    return compressor.compress(data) + compressor.flush()
+
+
 @pytest.mark.parametrize(
     'make, says',
     [
@@ -355,6 +362,12 @@ def bad(folder, name, data):
             lambda d: bad(d, 'a.txt.zst', zstandard.compress(os.urandom(999))[:-99]),
             'cannot be read to its end',
         ),
+        (lambda d: bad(d, 'c4.json.gz', b'x'), 'give it the name c4.jsonl.gz.'),
+        (
+            lambda d: bad(d, 'a.txt.zst', long_window(b'some text')),
+            'zstd -dc --long=31 {}/a.txt.zst | zstd',
+        ),
+        (lambda d: bad(d, 'a.jsonl', b'{"text": null}'), 'is null. Leave such rows out'),
         (lambda d: bad(d, 'a.parquet', b'no'), 'is not a parquet file'),
         (lambda d: 'synthetic:markow', "got 'markow'. Did you mean 'markov'"),
         (
