@@ -8,14 +8,15 @@ much of each as it holds: shares do not count, so that other shares prepare noth
 import contextlib
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from lm.config.fields import DataConfig
 from lm.config.mixture import Ingredient, MixedRows, Shares, parse
-from lm.data import cache, prepare, prepared, tokenizers
-from lm.data.prepared import TOKENIZER
+from lm.data import cache, prepare, prepared, round_trip, tokenizers
+from lm.data.prepared import ROUND_TRIP, TOKENIZER
 from lm.data.rows import PACKINGS, Rows
 from lm.data.scan import INVALID_UTF8, SPLITS, opened, scan
 from lm.data.sources import Source, open_source
@@ -68,6 +69,13 @@ def _check(cfg: DataConfig) -> Plan:
         )
     if is_url(cfg.cache_dir):
         open_bucket(cfg.cache_dir)
+    try:
+        str(folder := cache.root(cfg.cache_dir)).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f'prepared data cannot be kept in {os.fsencode(folder)!r}: its name is not UTF-8, or '
+            'this locale is not. Set data.cache_dir to another folder, or PYTHONUTF8=1.'
+        ) from error
     choose(PACKINGS, cfg.packing, 'data.packing')
     choose(INVALID_UTF8, cfg.invalid_utf8, 'data.invalid_utf8')
     return tokenizers.plan(cfg.tokenizer)
@@ -129,6 +137,12 @@ def _open(cfg: DataConfig, source: Source, plan: Plan, say: Callable, wait: bool
             f'data.seq_len + 1 = {cfg.seq_len + 1}. Name more text, or set data.seq_len to '
             f'{held - 1} at most.'
         )
+    loss = report.get(ROUND_TRIP)
+    if loss is None and source.files:  # prepared by a version that did not measure it
+        samples = round_trip.sample_documents(source.documents())
+        loss = round_trip.measure_loss(tokenizer, samples)
+    if note := round_trip.describe_loss(loss, cfg.tokenizer, cfg.source):
+        say(note)
     report |= {'origin': source.origin} if source.origin else {}
     return Dataset(tokenizer, **rows, digest=name, report=report)
 

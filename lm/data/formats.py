@@ -11,6 +11,7 @@ import gzip
 import io
 import itertools
 import json
+import os
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ PARQUET_BATCH = 1 << 24  # bytes of text in the rows that are read at once, on a
 PARQUET_ROWS = 64  # at most, as rows may be longer than the average; more are not faster
 DELTA, DICTIONARY = 'DELTA_', {'RLE_DICTIONARY', 'PLAIN_DICTIONARY'}  # encodings
 
+TOO_LONG_WINDOW = 'requires too much memory for decoding'  # zstd's words, above 128 MiB
 UTF_8_MARKED = 'utf-8-sig'
 MARKED = ('.txt', '.jsonl')  # formats that may begin with a byte-order mark, and be compressed
 
@@ -42,7 +44,10 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (EOFError, OSError, zlib.error) as error:
-        raise ValueError(f'{path} cannot be read to its end: {first_line(error)}') from error
+        reason = first_line(error)
+        if TOO_LONG_WINDOW in reason:
+            reason += f' (written with --long). Write it anew: zstd -dc --long=31 {path} | zstd'
+        raise ValueError(f'{path} cannot be read to its end: {reason}') from error
 
 
 def format_of(path: Path) -> str:
@@ -53,11 +58,18 @@ def format_of(path: Path) -> str:
     return inner if inner in MARKED else inner + path.suffix
 
 
+def _open_file(path: Path) -> Any:
+    import pyarrow
+
+    # As bytes: in a locale that is not UTF-8 the name may hold surrogates, which Arrow refuses.
+    return pyarrow.OSFile(os.fsencode(path))
+
+
 def _open_zst(path: Path) -> BinaryIO:
     import pyarrow
 
     # Unlike zstandard's own reader, this one tells a truncated file from a complete one.
-    return pyarrow.input_stream(str(path), compression='zstd')
+    return pyarrow.input_stream(_open_file(path), compression='zstd')
 
 
 def _open(path: Path) -> BinaryIO:
@@ -172,7 +184,7 @@ def _parquet(path: Path, text_field: str) -> Documents:
     # Without a buffer a row group is read at once.
     how = {'buffer_size': BLOCK, 'page_checksum_verification': True}
     try:
-        opened = pyarrow.parquet.ParquetFile(path, **how)
+        opened = pyarrow.parquet.ParquetFile(_open_file(path), **how)
         column_type = dict(zip(opened.schema_arrow.names, opened.schema_arrow.types, strict=True))
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise ValueError(f'{path} is not a parquet file: {first_line(error)}') from error
@@ -188,7 +200,7 @@ def _parquet(path: Path, text_field: str) -> Documents:
             if _is_dictionary(file, text_field):
                 # A value that a dictionary holds once may stand in millions of rows.
                 how |= {'read_dictionary': [text_field], 'metadata': file.metadata}
-            with pyarrow.parquet.ParquetFile(path, **how) as file:
+            with pyarrow.parquet.ParquetFile(_open_file(path), **how) as file:
                 for batch in file.iter_batches(rows, columns=[text_field]):
                     for value in _text_as_binary(batch.column(0)):
                         where = f'{path}[{row}]'

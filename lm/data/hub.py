@@ -64,6 +64,10 @@ def open_shards(argument: str) -> Shards:
     """
     if not argument:
         raise ValueError("data.source 'hub' needs a name, such as hub:OWNER/NAME:SUBSET.")
+    if address := re.match(r'https?://[^/]+/datasets/([^/]+/[^/?#]+)', argument):
+        raise ValueError(
+            f'data.source=hub:{argument} is an address. Write the name in it: hub:{address[1]}.'
+        )
     repository, _, subset = argument.partition(':')
     name, _, revision = repository.partition('@')
     library = _library()

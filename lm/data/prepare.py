@@ -34,8 +34,8 @@ from typing import Any
 import numpy as np
 
 from lm.config.fields import DataConfig
-from lm.data import cache, prepared, scan, tokenizers
-from lm.data.prepared import CONTENTS, INDEX, RECORDS, REPORT, TOKENIZER, TOKENS
+from lm.data import cache, prepared, round_trip, scan, tokenizers
+from lm.data.prepared import CONTENTS, INDEX, RECORDS, REPORT, ROUND_TRIP, TOKENIZER, TOKENS
 from lm.data.progress import tracked
 from lm.data.scan import SPLITS, Boundary, DamagedCopy, Piece, Scan, Span
 from lm.data.sources import Source
@@ -286,6 +286,8 @@ class Pieces:
         found = self.found
         invalid = {'documents': found.invalid_documents, 'bytes': found.invalid_bytes}
         report = {**counts, 'empty_documents': found.empty, 'invalid_utf8': invalid}
+        loss = round_trip.measure_loss(self.tokenizer, round_trip.sample_scan(found))
+        report |= {} if loss is None else {ROUND_TRIP: loss}
         write_json(folder / REPORT, report)
         prepared.seal(folder)
 

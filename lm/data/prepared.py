@@ -26,6 +26,7 @@ TOKENS_AT_ONCE = 1 << 20  # read of a piece
 TOKENS = '.tokens'  # ends the names of the files of a piece
 RECORDS, INDEX, REPORT, TOKENIZER = 'records', 'index.npz', 'report.json', 'tokenizer'
 CONTENTS = 'contents.json'
+ROUND_TRIP = 'round_trip'  # the field of the report with what the tokenizer loses
 
 
 def seal(folder: Path) -> None:

@@ -60,6 +60,8 @@ def open_source(source: str, text_field: str) -> Source:
             f'data.source must begin with its kind, one of {", ".join(sorted(SOURCES))}; got '
             f'{source!r}. To read the text there, set data.source={named}.'
         )
+    # A locale that is not UTF-8 makes surrogates of the bytes of a command line.
+    text_field = text_field.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')
     return choose(SOURCES, scheme, 'data.source')(argument, text_field)
 
 
@@ -119,7 +121,7 @@ def text(argument: str, text_field: str) -> Source:
         raise ValueError(
             f'{unreadable[0]} matches data.source=text:{argument}, but only '
             f'{", ".join(FORMATS)} can be read, the first two also as '
-            f'{" or ".join(COMPRESSIONS)}. Narrow the glob.'
+            f'{" or ".join(COMPRESSIONS)}. Narrow the glob.{_suggest_jsonl(unreadable[0])}'
         )
     is_text = all(format_of(path) == '.txt' for path in files)
     identity = 'text' if is_text else f'records of {text_field}'
@@ -134,6 +136,14 @@ def _explain_no_files(argument: str, matches: Matches) -> str:
     if matches.others:
         return f'{what} matches {_list(matches.others)}, and only regular files are read.'
     return f'no file matches {what} (looked from {os.getcwd()}; ** descends into folders).'
+
+
+def _suggest_jsonl(path: Path) -> str:
+    """Returns a sentence for names such as those of C4 and Dolma, else ''."""
+    if '.json' not in path.suffixes:
+        return ''
+    name = path.name.replace('.json', '.jsonl')
+    return f' If each line of it is an object, give it the name {name}.'
 
 
 def _describe_left_out(argument: str, matches: Matches) -> tuple[str, ...]:

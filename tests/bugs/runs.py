@@ -374,6 +374,30 @@ RUNS = {
         'held.close()',
         'tests/lm/data/test_pieces.py -k digests',
     ),
+    'a folder is known by a link to it': Bug(
+        'lm/data/globs.py',
+        'links.append((path, os.path.realpath(path)))',
+        'folders.append((path, os.path.realpath(path)))',
+        'tests/lm/data/test_sources.py -k whatever_links',
+    ),
+    'two spaces are taken for one': Bug(
+        'lm/data/round_trip.py',
+        "if any(one in (text, f' {text}') or f' {one}' == text for one in candidates)",
+        'if any(one.split() == text.split() for one in candidates)',
+        'tests/lm/data/test_round_trip.py',
+    ),
+    'a mark of UTF-16 hides that of UTF-32': Bug(
+        'lm/data/formats.py',
+        "    ('utf-32-le', codecs.BOM_UTF32_LE),\n",
+        '',
+        'tests/lm/data/test_sources.py -k byte_order_mark',
+    ),
+    'repeated text of a parquet is read at once': Bug(
+        'lm/data/formats.py',
+        'if _is_dictionary(file, text_field):\n',
+        'if False:\n',
+        'tests/lm/data/test_streaming.py -k repeat',
+    ),
     'verdicts that are not corrected': Bug(
         'lm/tuning/verdicts.py',
         '(len(tests) - rank) * p_values[i]',

@@ -178,6 +178,11 @@ def test_without_the_library_it_is_said_how_to_get_it(monkeypatch):
         open_shards('a/b')
 
 
+def test_an_address_is_answered_with_the_name_in_it():
+    with pytest.raises(ValueError, match='Write the name in it: hub:someone/some'):
+        open_shards('https://hub.example/datasets/someone/some/tree/main')
+
+
 COMMIT = 'c' * 40
 CONFIGS = """---
 configs:

@@ -205,6 +205,10 @@ def test_property_empty_documents_are_left_out(cfg, tmp_path):
         ({'invalid_utf8': 'ignore'}, 'data.invalid_utf8 must be one of replace, stop'),
         ({'tokenizer': 'bpe:100'}, 'size of at least 258'),
         ({'source': 'text:nowhere/*.txt'}, 'no file matches'),
+        (
+            {'cache_dir': '/caf\udce9'},
+            "kept in b'/caf\\xe9': its name is not UTF-8, or this locale",
+        ),
         ({'seq_len': 0}, 'data.seq_len must be at least 1; got 0'),
         ({'seq_len': 10**30}, 'data.seq_len must be at most 2147483647; got 1'),
         ({'batch_size': -1}, 'data.batch_size must be at least 1; got -1'),

@@ -18,6 +18,7 @@ import zstandard
 
 from lm.data import cache, formats, open_dataset, regression, sources
 from lm.data.sources import SOURCES, SYNTHETIC, open_source
+from tests import ROOT
 from tests.lm.data.conftest import quiet
 
 TEXTS = ['first\r\ntext', 'zweiter 🙂', 'the third\n']
@@ -236,6 +237,34 @@ def test_text_that_looks_like_utf_16_without_a_mark_is_said(cfg, tmp_path):
     assert '1 documents have a zero' in note and f'the first is {tmp_path}/4.txt' in note
 
 
+OPENS = """
+import os, sys
+from lm.data.sources import open_source
+folder, field = (os.fsdecode(bytes.fromhex(one)) for one in sys.argv[1:])
+source = open_source(f'text:{folder}/*', field)
+print(source.identity.encode().hex(), [len(b''.join(p)) for _, p in source.documents()])
+"""
+
+
+@pytest.mark.full
+def test_names_that_are_not_ascii_are_read_in_any_locale(tmp_path):
+    """Catches names that reach a library, or a digest, as surrogates."""
+    folder, texts = tmp_path / 'café', ['première', 'deuxième']
+    folder.mkdir()
+    write_parquet(folder / 'à.parquet', téxt=texts)
+    lines = '\n'.join(json.dumps({'téxt': text}, ensure_ascii=False) for text in texts)
+    (folder / 'é.jsonl').write_text(lines, encoding='utf-8')
+    (folder / 'è.jsonl.zst').write_bytes(zstandard.compress(lines.encode()))
+    command = [sys.executable, '-c', OPENS, os.fsencode(folder).hex(), 'téxt'.encode().hex()]
+    printed = {
+        subprocess.run(
+            command, cwd=ROOT, env=os.environ | env, capture_output=True, text=True
+        ).stdout
+        for env in ({'PYTHONUTF8': '1'}, {'LC_ALL': 'C', 'PYTHONUTF8': '0'})
+    }
+    assert printed == {f'{"records of téxt".encode().hex()} [9, 9, 9, 9, 9, 9]\n'}
+
+
 def test_property_invalid_bytes_of_json_reach_the_policy(tmp_path):
     (tmp_path / 'a.jsonl').write_bytes(b'{"text": "a\xffb"}\n{"text": "half \\ud83d"}\n')
     source = open_source(f'text:{tmp_path}/*', 'text')
@@ -299,6 +328,13 @@ def bad(folder, name, data):
     return f'text:{folder}/{name}'
 
 
+def long_window(data):
+    """As zstd --long=31 writes a stream whose size it does not know."""
+    how = zstandard.ZstdCompressionParameters.from_level(3, window_log=31)
+    compressor = zstandard.ZstdCompressor(compression_params=how).compressobj()
+    return compressor.compress(data) + compressor.flush()
+
+
 @pytest.mark.parametrize(
     'make, says',
     [
@@ -326,6 +362,12 @@ def bad(folder, name, data):
             lambda d: bad(d, 'a.txt.zst', zstandard.compress(os.urandom(999))[:-99]),
             'cannot be read to its end',
         ),
+        (lambda d: bad(d, 'c4.json.gz', b'x'), 'give it the name c4.jsonl.gz.'),
+        (
+            lambda d: bad(d, 'a.txt.zst', long_window(b'some text')),
+            'zstd -dc --long=31 {}/a.txt.zst | zstd',
+        ),
+        (lambda d: bad(d, 'a.jsonl', b'{"text": null}'), 'is null. Leave such rows out'),
         (lambda d: bad(d, 'a.parquet', b'no'), 'is not a parquet file'),
         (lambda d: 'synthetic:markow', "got 'markow'. Did you mean 'markov'"),
         (

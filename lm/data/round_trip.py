@@ -1,0 +1,119 @@
+"""Measures how much of a text a tokenizer gives back.
+
+Bits per byte divides by all bytes of the text. Where a tokenizer drops or changes some of them, the
+model never predicts them, and the figure is too small.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from lm.data.formats import Documents
+from lm.data.scan import Scan
+from lm.data.tokenizers import SubwordTokenizer, Tokenizer
+
+SAMPLES, SAMPLE = (
+    32,
+    2048,
+)  # places of a text that are looked at, and bytes at each: a tenth of a second
+LEAST_LOSS = 1e-4  # a share of the bytes; less changes no figure that is printed
+CONTEXT = 20  # characters around the first difference, in an example
+
+
+def sample_scan(scan: Scan) -> list[str]:
+    """Returns SAMPLES parts of the text, of equal distances."""
+    step = max(SAMPLE, -(-scan.n_bytes // SAMPLES))
+    starts = range(0, scan.n_bytes, step)
+    samples = (b''.join(scan.read(at, min(at + SAMPLE, scan.n_bytes))) for at in starts)
+    return [_decode(data) for data in samples]
+
+
+def sample_documents(documents: Documents) -> Iterator[str]:
+    """Yields the beginnings of the first SAMPLES documents."""
+    for _, parts in itertools.islice(documents, SAMPLES):
+        data = b''
+        for part in parts:
+            data += part
+            if len(data) >= SAMPLE:
+                break
+        yield _decode(data[:SAMPLE])
+
+
+def _decode(data: bytes) -> str:
+    return data.decode('utf-8', 'ignore')  # a sample may end within a character
+
+
+def measure_loss(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, Any] | None:
+    """Returns the bytes of the texts, those that decode(encode(text)) lacks, and an example.
+
+    None for tokenizers that lose nothing by construction. One leading space more or less is a
+    convention (SentencePiece's, or `add_prefix_space`) and no loss.
+    """
+    if not isinstance(tokenizer, SubwordTokenizer):
+        return None
+    texts, n_lost, example = [*texts], 0, None
+    for text, tokens in zip(texts, tokenizer.encode_batch(texts), strict=True):
+        candidates = [*_decodings(tokenizer.library, tokens.tolist())]
+        if any(one in (text, f' {text}') or f' {one}' == text for one in candidates):
+            continue
+        lost = len(text.encode()) - count_common(text.encode(), candidates[-1].encode())
+        n_lost += lost
+        if lost and example is None:
+            example = _show_difference(text, candidates[-1])
+    n_bytes = sum(len(text.encode()) for text in texts)
+    return {'bytes': n_bytes, 'lost': n_lost, 'example': example}
+
+
+def _decodings(library: Any, ids: Sequence[int]) -> Iterator[str]:
+    """Yields the text of the tokens as the library decodes them, and without its additions: `unk`
+    for what it does not know, and spaces between tokens if the file names no decoder.
+    """
+    import tokenizers
+
+    yield library.decode(ids, skip_special_tokens=False)
+    unknown = getattr(library.model, 'unk_token', None)  # some models have none
+    tokens = [token for token in map(library.id_to_token, ids) if token != unknown]
+    decoder, how = library.decoder, tokenizers.decoders
+    if decoder is None:
+        state = b'' if library.pre_tokenizer is None else library.pre_tokenizer.__getstate__()
+        is_byte_level, is_metaspace = b'"ByteLevel"' in state, b'"Metaspace"' in state
+        decoder = (
+            how.ByteLevel() if is_byte_level else how.Metaspace() if is_metaspace else how.Fuse()
+        )
+    yield decoder.decode(tokens)
+
+
+def count_common(a: bytes, b: bytes) -> int:
+    """Returns the length of the longest common subsequence, in len(a) steps on integers of len(b)
+    bits (Hyyro 2004).
+    """
+    row = every = (1 << len(b)) - 1
+    places = dict.fromkeys(a, 0)
+    for i, byte in enumerate(b):
+        if byte in places:
+            places[byte] |= 1 << i
+    for byte in a:
+        matched = row & places[byte]
+        row = (row + matched | row - matched) & every
+    return len(b) - row.bit_count()
+
+
+def _show_difference(text: str, back: str) -> list[str]:
+    """Returns both texts from a little before the first character in which they differ."""
+    text, back = text.removeprefix(' '), back.removeprefix(' ')
+    pairs = enumerate(itertools.zip_longest(text, back))
+    start = max(0, next(i for i, (a, b) in pairs if a != b) - CONTEXT)
+    return [one[start : start + 2 * CONTEXT] for one in (text, back)]
+
+
+def describe_loss(loss: dict[str, Any] | None, tokenizer: str, source: str) -> str:
+    """Returns a note on the bytes that do not come back; '' if it is next to none."""
+    if not loss or loss['lost'] < LEAST_LOSS * loss['bytes']:
+        return ''
+    text, back = loss['example']
+    return (
+        f'NOTE: data.tokenizer={tokenizer} loses {loss["lost"] / loss["bytes"]:.2%} of the bytes '
+        f'of {source}, by a sample of {loss["bytes"]:,} bytes: {text!r} comes back as {back!r}. '
+        'The model does not predict them, and bits per byte counts them: it is too small, and does '
+        'not compare with that of another tokenizer.'
+    )
