@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from lm.launch import streams
 from lm.record.checkpoints import Checkpoints
 from lm.record.metrics import TIME_FIELDS, Recorder, read_rows
 from tests.commands import finished, start_run, tiny
@@ -135,6 +136,14 @@ def test_full_disk_names_what_is_complete(corpus, tmp_path, monkeypatch):
         OSError, match=r'is full.*no space left.*newest checkpoint is .*/checkpoints/4\.'
     ):
         train(tiny(corpus), tmp_path)
+
+
+def test_a_run_notes_that_its_output_is_gone(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(streams, '_loss', 'Broken pipe')
+    assert train(tiny(corpus, train_steps=3, train_eval_every=0), tmp_path) == DONE
+    (event,) = json.loads((tmp_path / 'summary.json').read_text())['events']
+    assert event['kind'] == 'output_lost' and event['step'] == 1
+    assert event['seen'] == 'standard output is gone: Broken pipe'
 
 
 def test_unwritable_workdir(corpus, tmp_path):

@@ -22,8 +22,8 @@ from lm.storage.buckets import BucketError, below, is_url, open_bucket, place
 from lm.storage.files import (
     Unreadable,
     expand_home,
-    is_full,
     locked,
+    no_room,
     read_json,
     user_cache,
     write_text,
@@ -207,9 +207,8 @@ def disk_full_explained(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # TFDS and ArrayRecord raise what they like
-        if not is_full(error):
+        if not (full := no_room(error, folder)):
             raise
         raise OSError(
-            f'the disk that holds {folder} is full ({error}). Free some space, or set '
-            'data.cache_dir to a folder on another disk.'
+            f'{full} ({error}). Free some space, or set data.cache_dir to a folder on another disk.'
         ) from error

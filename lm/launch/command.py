@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from absl import app, flags
 from ml_collections import ConfigDict, FieldReference, config_flags
 from ml_collections.config_flags.config_flags import ConfigFileFlagParser
@@ -23,15 +24,17 @@ from lm.config.recipe import Recipe
 from lm.config.resolve import digest, flatten, of_one_run
 from lm.config.suggestions import MANY_RUNS, check_flags, field_hint, flag_refusal
 from lm.launch.distributed import leave
+from lm.launch.exhausted import explain, is_out_of_memory
 from lm.launch.exit_status import BAD_INPUT, SIGNALLED
 from lm.launch.terminal import quiet_libraries
-from lm.storage.files import expand_home
+from lm.storage.files import FULL, expand_home, no_room
 from modules.choices import nearest
 from modules.options import typed
 
 flags.disclaim_key_flags()  # flags that are defined here belong to the program that asks for them
 
 
+CSV = flags.CsvListSerializer(',')
 DEFAULT = Path(__file__).parents[2] / 'configs' / 'default.py'
 EXAMPLE = 'a config file has def get_config(): ... return config, as configs/default.py has'
 
@@ -66,7 +69,12 @@ def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
         try:
             status = main()
         except (ValueError, OSError) as error:
-            print(f'error: {error}', file=sys.stderr)
+            print(f'error: {_with_advice(error)}', file=sys.stderr)
+            status = BAD_INPUT
+        except jax.errors.JaxRuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            print(f'error: {explain(error)}', file=sys.stderr)
             status = BAD_INPUT
         except KeyboardInterrupt as error:  # before a run trains; from then on signals are caught
             number = signal.Signals(error.args[0] if error.args else signal.SIGINT)
@@ -76,6 +84,15 @@ def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
         leave(status)
 
     return wrapped
+
+
+def _with_advice(error: ValueError | OSError) -> str:
+    """Adds to a bare error of a full disk which folder that is, and what to do."""
+    number, file = getattr(error, 'errno', None), getattr(error, 'filename', None)
+    if number not in FULL:
+        return str(error)
+    place = Path(os.fsdecode(file)).absolute().parent if file else 'what is written'
+    return f'{no_room(error, place)} ({error}). With more room, the same command goes on.'
 
 
 def define_path(
@@ -96,7 +113,7 @@ def define_path(
     if is_multi:
         return flags.DEFINE_multi(PathParser(), None, name, default, text)
     if is_list:
-        return flags.DEFINE(PathListParser(), name, default, text, flags.FLAGS, _WITH_COMMAS)
+        return flags.DEFINE(PathListParser(), name, default, text, flags.FLAGS, CSV)
     return flags.DEFINE(PathParser(), name, default, text)
 
 
@@ -112,9 +129,6 @@ class PathListParser(flags.ListParser):
 
     def parse(self, argument: str | list[str]) -> list[str]:
         return [expand_home(path) for path in super().parse(argument)]
-
-
-_WITH_COMMAS = flags.CsvListSerializer(',')
 
 
 def define_config() -> flags.FlagHolder[ConfigDict]:

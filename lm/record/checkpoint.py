@@ -242,7 +242,7 @@ def _read(path: Path, **items: Any):
     for file in path.rglob('*'):
         if not (file.is_file() or file.is_dir()):
             raise DamagedCheckpoint(f'{file} is no regular file')
-    _ignore_late_reads()
+    ignore_late_callbacks()
     own = ocp.options.MultiprocessingOptions(
         primary_host=jax.process_index(), active_processes={jax.process_index()}
     )
@@ -254,8 +254,10 @@ def _read(path: Path, **items: Any):
 
 
 @functools.cache  # once a process
-def _ignore_late_reads() -> None:
-    """Silences late reads, which report to an event loop that Orbax has closed after an error."""
+def ignore_late_callbacks() -> None:
+    """Silences late reads and writes, which report to an event loop that Orbax has closed after an
+    error, such as that of a full disk: a traceback for each array.
+    """
     before = sys.unraisablehook
 
     def hook(unraisable):

@@ -16,6 +16,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
 from lm.launch.distributed import from_first, has_own_disks, is_first, several
+from lm.launch.exhausted import is_out_of_memory
 from lm.record import checkpoint
 from lm.record.checkpoint import FOLDER, MOST_SAID, read_meta, read_state, steps_in
 from lm.record.digests import DamagedCheckpoint
@@ -101,6 +102,7 @@ class Checkpoints:
         if alone and not is_first():
             return None
         if self._manager is None:
+            checkpoint.ignore_late_callbacks()
             while len(self._writers) >= MOST_WRITERS:
                 self._writers[0]._let_go()
             policies = [LatestN(self._keep_last)]
@@ -244,5 +246,7 @@ def _as_os_error() -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         reason = first_line(error, MOST_SAID)
         raise OSError(f'a checkpoint could not be written ({reason})') from error

@@ -28,7 +28,7 @@ from lm.run.evaluate import objective_loss_name
 from lm.run.program import Experiment
 from lm.run.tables import optimizer_state_bytes, parameter_count
 from lm.run.warnings import Detector, told
-from lm.storage.files import is_full, sealed, write_json
+from lm.storage.files import no_room, sealed, write_json
 from lm.training.state import State
 from lm.training.step import MUST_BE_FINITE
 
@@ -285,8 +285,8 @@ class Journal:
     def explained(self, error: OSError) -> OSError:
         """Adds to an error of writing what it means for the run."""
         what, then = f'{self.workdir} cannot be written', 'When it can be'
-        if is_full(error):
-            what, then = f'the disk that holds {self.workdir} is full', 'With room on it'
+        if full := no_room(error, self.workdir):
+            what, then = full, 'With more room'
         newest, where = 'no checkpoint has been saved', 'anew'
         if steps := self.checkpoints.steps():
             newest = f'the newest checkpoint is {self.checkpoints.folder / str(steps[-1])}'

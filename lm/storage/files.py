@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 POLL_SEC = 0.1
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Libraries raise errors of their own types that quote the system's words.
-FULL_WORDS = tuple(os.strerror(number).lower() for number in FULL)
+FULL = {  # errors of a write for which there is no room, in words about a folder
+    errno.ENOSPC: 'the disk that holds {} is full',
+    errno.EDQUOT: 'the quota of the disk that holds {} is used up',
+    errno.EFBIG: 'a file in {} has the largest size that files may have here (ulimit -f)',
+}
 MOST_JSON = 1 << 28  # bytes of a JSON file; a sweep of 100,000 cells has a fifth
 MOST_NESTING = 64  # of JSON; records of ours nest four deep
 SEAL = 'sha256'  # the field of a sealed record that holds the digest of the others
@@ -63,10 +65,19 @@ def user_cache() -> Path:
         ) from None
 
 
-def is_full(error: BaseException) -> bool:
-    """Whether an error of any type says that a disk, or a quota of it, is full."""
-    known = getattr(error, 'errno', None) in FULL
-    return known or any(words in str(error).lower() for words in FULL_WORDS)
+def no_room(error: BaseException, folder: Path | str) -> str:
+    """Returns what is full, for an error of a write to `folder`; '' for an error of another kind.
+
+    An error without a number is judged by the one that caused it, or else by its text: libraries
+    quote the system's words. Memory of a device that is full (RESOURCE_EXHAUSTED) is no disk.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if number := getattr(cause, 'errno', None):
+            return FULL.get(number, '').format(folder)
+        cause = cause.__cause__
+    quoted = (number for number in FULL if os.strerror(number).lower() in str(error).lower())
+    return FULL.get(next(quoted, 0), '').format(folder)
 
 
 def first_line(error: Exception, most: int | None = None) -> str:

@@ -29,7 +29,7 @@ def test_a_full_disk_ends_a_run_with_what_it_has_saved(corpus, tmp_path):
     code, output = finished(start_run(tmp_path / 'run', corpus, limit=limit, **changes))
     *_, last = output.strip().splitlines()
     assert code == BAD_INPUT and 'Traceback' not in output, output
-    assert last.startswith('error: the disk that holds') and '/checkpoints/' in last
+    assert last.startswith('error: a file in ') and '/checkpoints/' in last
     code, output = finished(start_run(tmp_path / 'run', corpus, **changes))
     assert code == DONE and 'resuming after step' in output and 'lacks' not in output, output
 

@@ -1,9 +1,13 @@
 """Contract: a flag and a file can set any field there is, and what is wrong with one is a line."""
 
+import errno
+import re
 import sys
 import types
 
+import jax
 import pytest
+from absl import flags
 from absl.testing import flagsaver
 from ml_collections import ConfigDict
 
@@ -11,7 +15,17 @@ import train
 from lm.config.fields import FIELDS
 from lm.config.resolve import resolve
 from lm.config.suggestions import flag_refusal
-from lm.launch.command import add_fields, fields_given, overridden, parse_flags
+from lm.launch.command import (
+    CSV,
+    PathListParser,
+    PathParser,
+    add_fields,
+    default_workdir,
+    fields_given,
+    overridden,
+    parse_flags,
+    run_trainer,
+)
 from lm.launch.exit_status import BAD_INPUT
 from lm.record.workdir import write_config
 from tests import ROOT
@@ -217,3 +231,79 @@ def test_a_run_says_it_after_where_it_runs(tmp_path, monkeypatch, capsys):
     with pytest.raises(pytest.fail.Exception):
         train.train(tiny_config(), tmp_path / 'run', words=['word', 'more'])
     assert capsys.readouterr().out.splitlines()[1:] == ['word', 'more']
+
+
+@pytest.fixture
+def at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    return tmp_path
+
+
+def test_a_tilde_in_a_path_is_the_home_folder(parsed, at_home):
+    """Bash leaves it behind '='."""
+    (at_home / 'mine.py').write_text((ROOT / 'configs' / 'default.py').read_text())
+    config = parsed('--config=~/mine.py', '--workdir', '~/x')
+    assert train.WORKDIR.value == f'{at_home}/x'
+    assert config.optim.lr and default_workdir(resolve(config)).name.startswith('mine-')
+    parsed('--config=~/mine.py', '--workdir=gs://bucket/~/x')
+    assert train.WORKDIR.value == 'gs://bucket/~/x'
+
+
+@pytest.mark.parametrize(
+    'flags', [(DEFAULT, '--workdir=~nobody_here/x'), ('--config=~nobody_here/a.py',)]
+)
+def test_the_home_of_nobody_is_refused(flags, refused):
+    assert "there is no user 'nobody_here'" in refused(*flags)
+
+
+def test_paths_with_commas_or_given_again_are_each_expanded(at_home):
+    values = flags.FlagValues()
+    lists, several = PathListParser(), PathParser()
+    flags.DEFINE(lists, 'list', 'runs', '', flag_values=values, serializer=CSV)
+    flags.DEFINE_multi(several, None, 'again', [], '', flag_values=values)
+    values(['program', '--list=~/a,b,~/c', '--again=~/a', '--again=b'])
+    assert values.list == [f'{at_home}/a', 'b', f'{at_home}/c']
+    assert values.again == [f'{at_home}/a', 'b']
+
+
+def test_every_flag_that_names_a_file_reads_it_as_a_path():
+    """Catches a path flag that is defined as any text."""
+    names = 'workdir|checkpoint|out|page|pages|figure|figures|table|reference|claims'
+    text = re.compile(rf"DEFINE_(?:multi_)?(?:string|list)\(\s*'({names})'")
+    programs = [*ROOT.glob('eval/**/*.py'), ROOT / 'train.py', ROOT / 'tpu' / 'plan.py']
+    sources = {path: path.read_text() for path in programs}
+    assert not [(path, found[1]) for path in sources if (found := text.search(sources[path]))]
+    assert sum(source.count('define_path(') for source in sources.values()) > 20
+
+
+@pytest.mark.parametrize(
+    ('error', 'said'),
+    [
+        (
+            jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nAt'),
+            'error: the memory of the device does not hold this run (RESOURCE_EXHAUSTED: Out of '
+            'memory allocating 9 bytes.). Try, in this order: a larger train.microbatches',
+        ),
+        (
+            OSError(errno.ENOSPC, 'No space left on device', '/a/b/file'),
+            'error: the disk that holds /a/b is full (',
+        ),
+        (OSError(errno.EIO, 'Input/output error', '/a'), 'error: [Errno 5] Input/output error'),
+    ],
+)
+def test_an_error_of_a_run_is_one_line_that_says_what_to_do(error, said, capsys):
+    def main():
+        raise error
+
+    with flagsaver.flagsaver(), pytest.raises(SystemExit) as ended:
+        run_trainer(main)(['train.py'])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == BAD_INPUT and line.startswith(said)
+
+
+def test_another_error_of_xla_keeps_its_traceback():
+    def main():
+        raise jax.errors.JaxRuntimeError('INTERNAL: a bug')
+
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        run_trainer(main)(['train.py'])

@@ -8,8 +8,18 @@ import pytest
 from lm.launch import signals
 from lm.launch.signals import Interrupted, caught_signals, nothing_to_lose
 
+STOPS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+
+@pytest.fixture(autouse=True)
+def with_a_terminal():
+    """SIGHUP as a shell leaves it, also where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize('number', STOPS)
 def test_the_first_is_put_in_the_list_and_its_echo_is_not(number):
     before = signal.getsignal(number)
     with caught_signals() as caught:
@@ -31,7 +41,7 @@ def test_a_later_one_ends_the_process(number, monkeypatch):
         assert signal.getsignal(number) == signal.SIG_DFL
 
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize('number', STOPS)
 def test_where_nothing_would_be_lost_it_is_raised_with_its_number(number):
     with caught_signals() as caught:
         with pytest.raises(Interrupted) as raised, nothing_to_lose(caught):
@@ -39,6 +49,25 @@ def test_where_nothing_would_be_lost_it_is_raised_with_its_number(number):
         assert raised.value.args == (number,) and not caught
         os.kill(os.getpid(), number)
         assert caught == [number]
+
+
+def test_a_terminal_hangs_up_once(monkeypatch):
+    """A shell passes SIGHUP on when it comes to it. Catches one that ends a checkpoint midway."""
+    with caught_signals() as caught:
+        os.kill(os.getpid(), signal.SIGHUP)
+        caught.since -= 2 * signals.ECHO_SEC
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert caught == [signal.SIGHUP]
+
+
+def test_what_nohup_ignores_stays_ignored():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with caught_signals() as caught:
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert caught == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 def test_a_worker_that_catches_none_is_left_alone():

@@ -81,6 +81,9 @@ def test_a_process_is_alone(argv, env):
         ([*FLAGS[:2], '--process_id=x'], {}, "--process_id must be a number; got 'x'"),
         ([], {k: v for k, v in OPEN_MPI.items() if 'hnp' not in k}, "got '' in Open MPI"),
         ([*FLAGS[:2], '--process_id'], {}, '--process_id needs a value'),
+        ([], SLURM | {'SLURM_NTASKS': ''}, "SLURM_NTASKS must be a whole number .* got ''"),
+        ([], SLURM | {'SLURM_PROCID': 'x'}, "SLURM_PROCID must be a whole number .* got 'x'"),
+        ([*FLAGS, '--job_secret_file=~nobody_here/a'], {}, "there is no user 'nobody_here'"),
     ],
 )
 def test_what_cannot_be_is_refused(argv, env, said):
@@ -96,6 +99,16 @@ def test_slurm():
     assert (host.num_processes, host.process_id, host.local_devices) == (4, 3, None)
     by_hand = this_host(['--coordinator=n0:1234'], SLURM)
     assert by_hand.watch_address == ('n0', 1235) and by_hand.process_id == 3
+
+
+@pytest.mark.parametrize('of_job', [{}, {'SLURM_NTASKS': ''}, {'SLURM_NTASKS': '9'}], ids=repr)
+def test_slurm_counts_the_tasks_of_the_step(of_job):
+    """Not set with sbatch --ntasks-per-node alone, and that of the whole job in a shell of salloc."""
+    task = {name: value for name, value in SLURM.items() if name != 'SLURM_NTASKS'}
+    host = this_host([], task | of_job | {'SLURM_STEP_NUM_TASKS': '4'})
+    assert (host.num_processes, host.process_id, len(host.names)) == (4, 3, 4)
+    shell = {'SLURM_STEP_NUM_TASKS': '1', 'SLURM_PROCID': '0'}
+    assert this_host([], task | of_job | shell) is None
 
 
 def test_slurm_with_a_task_for_each_gpu():

@@ -1,0 +1,24 @@
+"""Errors of a device, or of this machine, whose memory does not hold a run."""
+
+import jax
+
+from lm.storage.files import first_line
+
+MOST_SAID = 200  # characters of XLA's error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether XLA found too little memory. TensorStore has the same word for a full disk, and other
+    types of errors.
+    """
+    return isinstance(error, jax.errors.JaxRuntimeError) and 'RESOURCE_EXHAUSTED' in str(error)
+
+
+def explain(error: Exception) -> str:
+    """Returns what an error of `is_out_of_memory` means, and what to try."""
+    return (
+        f'the memory of the device does not hold this run ({first_line(error, MOST_SAID)}). Try, '
+        'in this order: a larger train.microbatches, which keeps the batch; model.remat; a smaller '
+        'data.batch_size; with several devices mesh.axes=auto. A run that has a checkpoint goes on '
+        'with these by --continue_changed and its --workdir.'
+    )

@@ -1,0 +1,63 @@
+"""Property: home folders, and which errors mean that a disk is full."""
+
+import errno
+import pwd
+
+import jax
+import pytest
+
+from lm.storage.files import expand_home, no_room, user_cache
+
+
+def test_a_tilde_is_a_home_folder(monkeypatch):
+    monkeypatch.setenv('HOME', '/home/of_a_user')
+    assert expand_home('~/x') == '/home/of_a_user/x' and expand_home('~') == '/home/of_a_user'
+    for path in ('', 'x', './~', 'a/~b', 'gs://bucket/~a', '/~'):
+        assert expand_home(path) == path
+
+
+@pytest.mark.parametrize('path', ['~no_such_user', '~no_such_user/x'])
+def test_a_home_that_nobody_has_is_refused(path):
+    with pytest.raises(ValueError, match=rf"there is no user 'no_such_user'.*\./{path} for"):
+        expand_home(path)
+
+
+def test_a_user_without_a_home_hears_which_field_names_the_cache(monkeypatch):
+    """A container's user, whom /etc/passwd lacks."""
+
+    def getpwuid(uid):
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, 'getpwuid', getpwuid)
+    monkeypatch.delenv('HOME', raising=False)
+    monkeypatch.delenv('XDG_CACHE_HOME', raising=False)
+    with pytest.raises(ValueError, match=r'HOME is not set.*data\.cache_dir, or XDG_CACHE_HOME'):
+        user_cache()
+    monkeypatch.setenv('XDG_CACHE_HOME', '/cache')
+    assert str(user_cache()) == '/cache/evenkeel'
+
+
+def caused_by(cause: Exception) -> Exception:
+    error = RuntimeError('words of a library')
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ('error', 'full'),
+    [
+        (OSError(errno.ENOSPC, 'any'), 'the disk that holds w is full'),
+        (OSError(errno.EDQUOT, 'any'), 'the quota of the disk that holds w is used up'),
+        (caused_by(OSError(errno.ENOSPC, 'any')), 'the disk that holds w is full'),
+        (
+            ValueError('RESOURCE_EXHAUSTED: Error writing: No space left on device'),
+            'the disk that holds w is full',
+        ),
+        (OSError(errno.EACCES, 'No space left on device'), ''),
+        (caused_by(OSError(errno.EIO, 'any')), ''),
+        (jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes'), ''),
+        (OSError('the disk is full of holes'), ''),
+    ],
+)
+def test_what_is_full_is_known_by_the_number_of_the_error(error, full):
+    assert no_room(error, 'w') == full
