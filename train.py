@@ -21,19 +21,14 @@ cells are results), 128 + n stopped by signal n, after a checkpoint, 42 another 
 not come: the same command goes on.
 """
 
-from lm.launch.before_jax import (
-    idle_accelerator,
-    prepare_process,
-    prepare_streams,
-    print_help,
-)
+from lm.launch import before_jax
 from lm.launch.supervisor import supervise_if_several
 
 if __name__ == '__main__':
-    prepare_streams()  # all of this before JAX is imported
-    print_help()
+    before_jax.prepare_streams()  # all of this before JAX is imported
+    before_jax.print_help()
     supervise_if_several()
-    prepare_process()
+    before_jax.prepare_process()
 
 import functools
 from collections.abc import Sequence
@@ -56,9 +51,7 @@ from lm.run.wave import Wave, closing
 from lm.sweep import cells, engines
 
 CONFIG = command.define_config()
-WORKDIR = command.define_path(
-    'workdir', None, 'Folder of the run, or gs:// or s3://BUCKET/PATH; default runs/NAME-HASH.'
-)
+WORKDIR = command.define_path('workdir', None, 'Folder or URL of the run; default runs/NAME-HASH.')
 CONTINUE_CHANGED = flags.DEFINE_bool(
     'continue_changed', False, 'Go on from a workdir whose run had another config or other data.'
 )
@@ -83,7 +76,7 @@ def main() -> int:
     recipe, is_sweep = resolve(base), (sweep, tune) != (None, None)
     if listings.print_config(recipe, base, sweep, tune):
         return DONE
-    if words := idle_accelerator():
+    if words := before_jax.idle_accelerator():
         raise ValueError(words)
     streams.outlive_output()
     place = WORKDIR.value or command.default_workdir(recipe, '-sweep' * is_sweep)

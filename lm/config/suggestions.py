@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -146,8 +147,9 @@ def check_flags(argv: Sequence[str], known: Collection[str]) -> None:
         path = name.partition('.')[2]
         if not path:
             file = (text if is_whole else following).partition(':')[0]  # an argument may follow
-            if not Path(file).is_file():
-                hint = nearest(file, map(str, Path(file).parent.glob('*.py')))
+            place = Path(os.path.expanduser(file))
+            if not place.is_file():
+                hint = nearest(file, map(str, place.parent.glob('*.py')))
                 raise ValueError(
                     f'--config={file} is no file. Give a Python file with get_config(), such as '
                     f'configs/{preset(file)}.py.{hint}'

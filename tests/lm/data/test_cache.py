@@ -42,7 +42,7 @@ def test_property_a_memo_that_is_none_is_written_again(memo, tmp_path):
         (OSError(errno.ENOSPC, 'words of numpy'), 'the disk that holds {} is full'),
         (
             RuntimeError('words of ArrayRecord: File too large'),
-            r'a file in {} has .* \(ulimit -f\)',
+            r'a file in {} has .*ulimit -f\)',
         ),
         (
             Exception('words of tokenizers: No space left on device (os error 28)'),

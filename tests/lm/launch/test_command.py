@@ -249,11 +249,9 @@ def test_a_tilde_in_a_path_is_the_home_folder(parsed, at_home):
     assert train.WORKDIR.value == 'gs://bucket/~/x'
 
 
-@pytest.mark.parametrize(
-    'flags', [(DEFAULT, '--workdir=~nobody_here/x'), ('--config=~nobody_here/a.py',)]
-)
-def test_the_home_of_nobody_is_refused(flags, refused):
-    assert "there is no user 'nobody_here'" in refused(*flags)
+def test_the_home_of_nobody_is_refused(refused):
+    assert "there is no user 'nobody_here'" in refused(DEFAULT, '--workdir=~nobody_here/x')
+    assert '--config=~nobody_here/a.py is no file' in refused('--config=~nobody_here/a.py')
 
 
 def test_paths_with_commas_or_given_again_are_each_expanded(at_home):

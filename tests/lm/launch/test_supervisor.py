@@ -103,7 +103,9 @@ def test_slurm():
 
 @pytest.mark.parametrize('of_job', [{}, {'SLURM_NTASKS': ''}, {'SLURM_NTASKS': '9'}], ids=repr)
 def test_slurm_counts_the_tasks_of_the_step(of_job):
-    """Not set with sbatch --ntasks-per-node alone, and that of the whole job in a shell of salloc."""
+    """SLURM_NTASKS is not set with sbatch --ntasks-per-node alone, and that of the whole job in a
+    shell of salloc.
+    """
     task = {name: value for name, value in SLURM.items() if name != 'SLURM_NTASKS'}
     host = this_host([], task | of_job | {'SLURM_STEP_NUM_TASKS': '4'})
     assert (host.num_processes, host.process_id, len(host.names)) == (4, 3, 4)
