@@ -1,16 +1,26 @@
-"""Too little disk, too few files, and impatience: a run ends with one line, and can go on."""
+"""Too little disk, too few files, impatience, and a terminal that goes away: a run ends with one
+line, or goes on, and can be resumed.
+"""
 
+import fcntl
+import os
 import random
 import resource
+import select
 import signal
+import subprocess
+import termios
 import time
 
 import psutil
 import pytest
 
+from lm.record.metrics import read_rows
+from lm.storage.files import read_json
 from lm.sweep.group import MOST_RUNS, OTHER_FILES
-from tests.commands import finished, log_of, start_run, start_sweep
+from tests.commands import PATIENCE_SEC, ROOT, command, finished, log_of, start_run, start_sweep
 from tests.sweep_helpers import statuses, write_corpus
+from tests.xla import ONE_DEVICE
 from train import BAD_INPUT, DONE, SIGNALLED
 
 FILE_BYTES = 200_000  # more than any file of a checkpoint here, less than 2,000 rows
@@ -74,3 +84,45 @@ def test_files_and_threads_are_bounded_whatever_the_number_of_cells(is_long, cor
     assert statuses(workdir) == ['done'] * cells
     assert 0 < most_files <= min(allowed, MOST_RUNS + OTHER_FILES)
     assert 0 < most_threads < 200
+
+
+@pytest.mark.full
+def test_a_run_goes_on_when_the_reader_of_its_log_leaves(corpus, tmp_path):
+    changes = {'train_steps': 40, 'train_eval_every': 0}
+    process = start_run(tmp_path / 'run', corpus, **changes)
+    while 'step ' not in process.stdout.readline():
+        assert process.poll() is None
+    process.stdout.close()
+    assert process.wait(PATIENCE_SEC) == DONE
+    summary = read_json(tmp_path / 'run' / 'summary.json')
+    assert (summary['status'], summary['step']) == ('done', 40)
+    assert [event['kind'] for event in summary['events']] == ['output_lost']
+
+
+@pytest.mark.full
+def test_a_terminal_that_hangs_up_stops_a_run_with_a_checkpoint(corpus, tmp_path):
+    """Its own: the kernel sends SIGHUP, and what is printed from then on fails."""
+    ours, terminal = os.openpty()
+    changes = {'train_steps': 10**6, 'data_epochs': 10**6, 'train_checkpoint_every': 0}
+    process = subprocess.Popen(
+        command(tmp_path / 'run', corpus, **changes),
+        cwd=ROOT,
+        env={**os.environ, 'XLA_FLAGS': ONE_DEVICE, 'JAX_PLATFORMS': 'cpu'},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(terminal)
+    while not read_rows(
+        tmp_path / 'run' / 'metrics.jsonl'
+    ):  # it would wait for a terminal that nobody reads
+        assert process.poll() is None
+        if select.select([ours], [], [], 0.1)[0]:
+            os.read(ours, 1 << 16)
+    os.close(ours)
+    assert process.wait(PATIENCE_SEC) == SIGNALLED + signal.SIGHUP
+    summary = read_json(tmp_path / 'run' / 'summary.json')
+    assert summary['status'] == 'stopped' and summary['step'] >= 1
+    assert [p.name for p in (tmp_path / 'run' / 'checkpoints').iterdir()] == [str(summary['step'])]

@@ -168,10 +168,9 @@ def test_every_program_prepares_its_streams():
     """Catches a program that prints a traceback where its reader leaves."""
     programs = [p for p in ROOT.glob('eval/**/*.py') if 'app.run(' in p.read_text()]
     assert len(programs) > 10
+    prepares = re.compile(r'\n    (before_jax\.)?prepare_(process|streams)\(\)')
     for path in (*programs, ROOT / 'train.py'):
-        assert re.search(r'\n    (before_jax\.)?prepare_(process|streams)\(\)', path.read_text()), (
-            path
-        )
+        assert prepares.search(path.read_text()), path
 
 
 @pytest.mark.full
