@@ -1,14 +1,16 @@
 """The checkpoints of a run: which are kept, what is fallen back on, and what writing holds open."""
 
 import os
+import sys
 import threading
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.record import checkpoints
+from lm.record import checkpoint, checkpoints
 from lm.record.checkpoint import TreeMismatch, check_path, is_damage, read_meta
 from lm.record.checkpoints import MOST_WRITERS, Checkpoints
 from lm.storage.files import sync
@@ -134,6 +136,32 @@ def test_a_process_short_of_something_does_not_take_checkpoints_for_damaged(
     with pytest.raises(type(error)):
         checkpoints.restore(shapes())
     assert checkpoints.steps() == [1] and not is_damage(error)
+
+
+def test_late_callbacks_of_a_failed_write_are_silent_and_other_errors_are_not(
+    tmp_path, monkeypatch
+):
+    """TensorStore reports to an event loop that Orbax has closed: a traceback an array."""
+    heard = []
+    monkeypatch.setattr(sys, 'unraisablehook', heard.append)
+    checkpoint.ignore_late_callbacks.cache_clear()
+    write(tmp_path, {1: None}).close()
+    late, other = (
+        SimpleNamespace(exc_value=RuntimeError(words)) for words in ('Event loop is closed', 'else')
+    )
+    sys.unraisablehook(late)
+    sys.unraisablehook(other)
+    checkpoint.ignore_late_callbacks.cache_clear()  # the hook goes with this test
+    assert heard == [other]
+
+
+def test_a_device_without_memory_is_no_error_of_a_disk(tmp_path, monkeypatch):
+    def save(*_, **__):
+        raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.')
+
+    monkeypatch.setattr(checkpoint.ocp.CheckpointManager, 'save', save)
+    with pytest.raises(jax.errors.JaxRuntimeError, match='Out of memory'):
+        write(tmp_path, {1: None})
 
 
 @pytest.mark.full
