@@ -79,10 +79,8 @@ def open_streams() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            null = os.open(os.devnull, os.O_RDWR)
-            os.dup2(null, descriptor)  # children inherit it
-            if null > 2:
-                os.close(null)
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: this descriptor
+            os.set_inheritable(null, True)
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115
     for name, kind in (('stdout', Output), ('stderr', Stream)):

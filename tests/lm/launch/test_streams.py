@@ -111,7 +111,8 @@ def run(code: str, how: str = '{}', **env: str) -> subprocess.CompletedProcess:
 def test_a_closed_stream_is_the_null_device_for_libraries_and_children_too(closed, tmp_path):
     code = (
         f'import os, sys; file = open("{tmp_path}/file", "w"); assert file.fileno() > 2\n'
-        'print("out"); print("err", file=sys.stderr); os.system("echo child; echo child >&2")\n'
+        'print("out"); print("err", file=sys.stderr)\n'
+        'assert not os.system("echo child && echo child >&2")\n'
         'assert sys.stdin.read() == ""\n'
     )
     done = run(code, f'{{}} {closed if "<" in closed else f"{closed} </dev/null"}')
