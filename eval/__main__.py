@@ -26,7 +26,8 @@ from eval.evaluation.asked import (
     parse_suite_flags,
 )
 from eval.evaluation.program import evaluate_checkpoints
-from lm.launch.command import define_path, run_main
+from lm.launch.command import run_main
+from lm.launch.path_flags import define_path
 from lm.storage.buckets import local_path
 
 CHECKPOINT = define_path(

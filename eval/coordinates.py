@@ -33,7 +33,8 @@ from eval.tables.interval import t_interval
 from lm.config.recipe import Recipe
 from lm.config.resolve import replaced, resolve, with_dtype
 from lm.inference.probes import by_name
-from lm.launch.command import define_config, define_path, parse_flags, run_main
+from lm.launch.command import define_config, parse_flags, run_main
+from lm.launch.path_flags import define_path
 from lm.model.base_size import resized
 from lm.model.check import check
 from lm.model.transformer import ACTIVATIONS

@@ -9,7 +9,7 @@ from absl import flags
 from lm import data
 from lm.config.mixture import source_of
 from lm.inference.load import Checkpoint, at_step, find, load, to_stderr
-from lm.launch.command import define_path
+from lm.launch.path_flags import define_path
 
 __all__ = ['Checkpoint', 'at_step', 'define_checkpoint', 'find', 'load', 'open_data']
 

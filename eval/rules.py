@@ -20,7 +20,8 @@ from pathlib import Path
 from absl import app, flags
 
 from eval.tables.text import render
-from lm.launch.command import define_path, run_main
+from lm.launch.command import run_main
+from lm.launch.path_flags import define_path
 from lm.storage.files import write_json
 from modules.scaling import rules
 from modules.scaling.rules import Fit

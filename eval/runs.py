@@ -28,7 +28,8 @@ from eval.tables import sql
 from eval.tables.columns import columns
 from eval.tables.results import Record, as_arrow, gather, gather_all, rows_of
 from eval.tables.text import FORMATS, number, render
-from lm.launch.command import define_path, run_main
+from lm.launch.command import run_main
+from lm.launch.path_flags import define_path
 
 if TYPE_CHECKING:
     import pandas as pd  # takes a second to import, which only frames are worth

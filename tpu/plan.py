@@ -32,7 +32,8 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from lm.config.resolve import resolve, with_dtype
-from lm.launch.command import define_config, define_path, parse_flags, run_main
+from lm.launch.command import define_config, parse_flags, run_main
+from lm.launch.path_flags import define_path
 from lm.launch.terminal import LOG_WIDTH
 from lm.model.check import check
 from lm.run.tables import as_table

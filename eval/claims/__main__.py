@@ -26,7 +26,8 @@ from eval.claims.evidence import open_evidence
 from eval.claims.record import read_record
 from eval.claims.train import train_open
 from eval.tables.text import FORMATS, render
-from lm.launch.command import define_path, run_main
+from lm.launch.command import run_main
+from lm.launch.path_flags import define_path
 
 
 def read_board(

@@ -45,7 +45,8 @@ from eval.convert.scores import PER, REMOVE, SCORES
 from eval.load import Checkpoint, define_checkpoint, load
 from lm.config.resolve import digest, of_one_run, resolve
 from lm.launch import distributed
-from lm.launch.command import DEFAULT, define_config, define_path, parse_flags, run_main
+from lm.launch.command import DEFAULT, define_config, parse_flags, run_main
+from lm.launch.path_flags import define_path
 from lm.launch.distributed import is_first, same_everywhere, several
 from lm.launch.exit_status import DONE
 from lm.launch.this_host import child_host

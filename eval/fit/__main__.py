@@ -26,7 +26,8 @@ from eval.fit.fitting import fit_points, record, text
 from eval.fit.laws import LAWS
 from eval.fit.laws import MOMENTUM as MOMENTUM_OF_PAPER
 from eval.fit.points import Options, from_table, from_workdir
-from lm.launch.command import define_path, run_main
+from lm.launch.command import run_main
+from lm.launch.path_flags import define_path
 from lm.storage.files import replacing
 
 WORKDIR = define_path('workdir', None, 'Sweep, or folder of runs, or its URL.')

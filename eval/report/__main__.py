@@ -11,7 +11,8 @@ if __name__ == '__main__':
 from absl import app, flags
 
 from eval.report.page import report
-from lm.launch.command import define_path, run_main
+from lm.launch.command import run_main
+from lm.launch.path_flags import define_path
 
 
 def main(_) -> None:

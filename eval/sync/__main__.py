@@ -29,8 +29,8 @@ from eval.sync import follower
 from eval.sync.records import runs_in
 from eval.sync.trackers import tracker
 from lm.launch import streams
-from lm.launch.command import define_path
 from lm.launch.exit_status import BAD_INPUT, DONE
+from lm.launch.path_flags import define_path
 from lm.record.metrics import FILE
 
 BELOW_TRAINING = 10  # niceness

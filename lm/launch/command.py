@@ -26,6 +26,7 @@ from lm.config.suggestions import MANY_RUNS, check_flags, field_hint, flag_refus
 from lm.launch.distributed import leave
 from lm.launch.exhausted import explain, is_out_of_memory
 from lm.launch.exit_status import BAD_INPUT, SIGNALLED
+from lm.launch.path_flags import define_path
 from lm.launch.terminal import quiet_libraries
 from lm.storage.files import FULL, expand_home, no_room
 from modules.choices import nearest
@@ -34,7 +35,6 @@ from modules.options import typed
 flags.disclaim_key_flags()  # flags that are defined here belong to the program that asks for them
 
 
-CSV = flags.CsvListSerializer(',')
 DEFAULT = Path(__file__).parents[2] / 'configs' / 'default.py'
 EXAMPLE = 'a config file has def get_config(): ... return config, as configs/default.py has'
 
@@ -93,42 +93,6 @@ def _with_advice(error: ValueError | OSError) -> str:
         return str(error)
     place = Path(os.fsdecode(file)).absolute().parent if file else 'what is written'
     return f'{no_room(error, place)} ({error}). With more room, the same command goes on.'
-
-
-def define_path(
-    name: str, default: str | None, text: str, *, is_list: bool = False, is_multi: bool = False
-) -> flags.FlagHolder:
-    """Defines a flag whose value is a path or a URL; a leading ~ stands for a home folder.
-
-    Args:
-      name: the flag's name.
-      default: its value where it is not given; of a list, with commas.
-      text: a line of help.
-      is_list: whether its value is a list, with commas.
-      is_multi: whether it may be given again.
-
-    Returns:
-      The flag's holder.
-    """
-    if is_multi:
-        return flags.DEFINE_multi(PathParser(), None, name, default, text)
-    if is_list:
-        return flags.DEFINE(PathListParser(), name, default, text, flags.FLAGS, CSV)
-    return flags.DEFINE(PathParser(), name, default, text)
-
-
-class PathParser(flags.ArgumentParser):
-    """Reads a path."""
-
-    def parse(self, argument: str) -> str:
-        return expand_home(argument)
-
-
-class PathListParser(flags.ListParser):
-    """Reads paths with commas between them."""
-
-    def parse(self, argument: str | list[str]) -> list[str]:
-        return [expand_home(path) for path in super().parse(argument)]
 
 
 def define_config() -> flags.FlagHolder[ConfigDict]:

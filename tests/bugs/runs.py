@@ -272,6 +272,42 @@ RUNS = {
         'if one.since < late - 1e9]',
         'tests/lm/launch/test_strangers.py -k time_and_a_number',
     ),
+    'a log that nobody reads ends training': Bug(
+        'lm/launch/streams.py',
+        'os.dup2(null, self.fileno())',
+        'raise error',
+        'tests/lm/launch/test_streams.py -k outlives',
+    ),
+    'a child without a stream': Bug(
+        'lm/launch/streams.py',
+        'os.set_inheritable(null, True)',
+        'pass',
+        'tests/lm/launch/test_streams.py -k null_device',
+    ),
+    'a full disk by its words': Bug(
+        'lm/storage/files.py',
+        "if number := getattr(cause, 'errno', None):",
+        "if (number := getattr(cause, 'errno', None)) in FULL:",
+        'tests/lm/storage/test_files.py -k number_of_the_error',
+    ),
+    'a device without memory for a full disk': Bug(
+        'lm/record/checkpoints.py',
+        'if is_out_of_memory(error):',
+        'if False:',
+        'tests/lm/record/test_checkpoints.py -k without_memory',
+    ),
+    'the tasks of the job for those of the step': Bug(
+        'lm/launch/this_host.py',
+        "if env.get('SLURM_STEP_NUM_TASKS') else",
+        'if False else',
+        'tests/lm/launch/test_supervisor.py -k tasks_of_the_step',
+    ),
+    'a hang-up that nohup ignores': Bug(
+        'lm/launch/signals.py',
+        'if before[signal.SIGHUP] == signal.SIG_IGN:',
+        'if False:',
+        'tests/lm/launch/test_signals.py -k nohup',
+    ),
     'a signal that compiling swallows': Bug(
         'lm/launch/signals.py',
         'caught.at_once = True',

@@ -16,9 +16,6 @@ from lm.config.fields import FIELDS
 from lm.config.resolve import resolve
 from lm.config.suggestions import flag_refusal
 from lm.launch.command import (
-    CSV,
-    PathListParser,
-    PathParser,
     add_fields,
     default_workdir,
     fields_given,
@@ -27,6 +24,7 @@ from lm.launch.command import (
     run_trainer,
 )
 from lm.launch.exit_status import BAD_INPUT
+from lm.launch.path_flags import CSV, PathListParser, PathParser
 from lm.record.workdir import write_config
 from tests import ROOT
 from tests.helpers import tiny_config

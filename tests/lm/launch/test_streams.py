@@ -175,7 +175,9 @@ def test_every_program_prepares_its_streams():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('program', ['train.py --choices', '-m eval.rules --d_model=64'])
+@pytest.mark.parametrize(
+    'program', ['train.py --choices', '-m eval.rules --parameters=124e6 --tokens=2.5e9']
+)
 def test_programs_whose_reader_leaves_say_nothing(program, unread):
     done = subprocess.run(
         [sys.executable, *program.split()], cwd=ROOT, stdout=unread, stderr=subprocess.PIPE
