@@ -1,6 +1,7 @@
 """Causal softmax attention and its variants, which change scores or probabilities."""
 
 import dataclasses
+import functools
 import math
 import sys
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from modules.attention.base import MultiHead
 from modules.kernels.attention.base import Scores, attend_from, sees, share_heads
 from modules.kernels.attention.observed import attention_statistics
 from modules.options import Option
-from modules.parallel.axes import sharded
+from modules.parallel.axes import parts_of
+from modules.parallel.kernel_calls import of_all_tokens, over_devices
 from modules.params import declare
 from modules.sequence import Sequence, start_of
 from modules.statistics import STATS, at_least_float32, is_training, token_mean
@@ -241,7 +243,8 @@ def mean_seen(
     Only these tokens are added, in float32 at least: a difference of two sums over the row would
     round with all of it, and a value of another document that is inf would leave nothing. Sums end
     at documents, and with a window at pieces of `window` tokens too. A window reaches back into one
-    piece before its own at most, of which the sum from there to the end is added.
+    piece before its own at most, of which the sum from there to the end is added. Where T is cut,
+    each device gathers all tokens and keeps the means of its own.
 
     Args:
       v_BKTH: the values.
@@ -249,12 +252,20 @@ def mean_seen(
       window: tokens that one sees, itself included; None: all before it in its document.
       is_full: turns the window off where it is true; it may be traced.
     """
-    length = v_BKTH.shape[2]
-    v_BKSH = sharded(at_least_float32(v_BKTH), 'BKSH')  # all tokens where T is cut
+    parts = parts_of('T')
+    is_cut = parts > 1 and v_BKTH.shape[2] % parts == 0
+    compute = functools.partial(_mean_on_device, window, 'context' if is_cut else None)
+    return over_devices(compute, (v_BKTH, sequence.segments_BT, is_full), ('BKT', 'B', ''), 'BKT')
+
+
+def _mean_on_device(window, axis_name, v_BKTH, segments_BT, is_full):
+    """Computes `mean_seen`; axis_name: the mesh axis that tokens are cut over, or None."""
+    own, v_BKSH = v_BKTH.shape[2], at_least_float32(v_BKTH)
+    if axis_name is not None:
+        v_BKSH = of_all_tokens(v_BKSH, axis_name)
+    length = v_BKSH.shape[2]
     place_1T = jnp.arange(length, dtype=jnp.int32)[None]
-    start_BT = jnp.zeros_like(place_1T)
-    if sequence.segments_BT is not None:
-        start_BT = start_of(sequence.segments_BT)
+    start_BT = jnp.zeros_like(place_1T) if segments_BT is None else start_of(segments_BT)
     place_BT = jnp.broadcast_to(place_1T, start_BT.shape)
     if window is None or window >= length:
         sums = segmented_sum(v_BKSH, place_BT == start_BT)
@@ -273,7 +284,10 @@ def mean_seen(
         reaches_back = (start_BT < piece_BT)[:, None, :, None]
         sums = segmented_sum(v_BKSH, opens_BT) + jnp.where(reaches_back, before, 0.0)
     count = (place_BT - start_BT + 1)[:, None, :, None].astype(sums.dtype)
-    return sharded(sums / count, 'BKTH')
+    if axis_name is None:
+        return sums / count
+    first = jax.lax.axis_index(axis_name) * own
+    return jax.lax.dynamic_slice_in_dim(sums / count, first, own, 2)
 
 
 def segmented_sum(x_BKTH: jax.Array, opens_BT: jax.Array, reverse: bool = False) -> jax.Array:

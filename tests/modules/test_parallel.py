@@ -8,6 +8,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from lm.config.fields import MeshConfig
 from lm.devices.mesh import make_mesh, replicated, traced_on
+from modules.attention.softmax import mean_seen
 from modules.embedding import looked_up
 from modules.kernels.attention.base import Scores, reference
 from modules.kernels.attention.blocked import blocked
@@ -17,6 +18,7 @@ from modules.optim.muon import newton_schulz
 from modules.parallel.axes import as_parameter, cuts_parameters, matrices_apart
 from modules.parallel.kernel_calls import PARTS, letters_of, over_devices
 from modules.params import ParamSpec
+from modules.sequence import documents
 
 RNG = np.random.default_rng(0)
 
@@ -107,6 +109,28 @@ def test_rms_norm_of_cut_tokens_and_heads(shape):
         found = on(mesh, lambda *given: gradients(kernel, *given), x, scale)
     for ours, right in zip(found, gradients(plain, x, scale), strict=True):
         np.testing.assert_allclose(ours, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('sizes', [{'data': 2, 'context': 2, 'tensor': 2}, {'context': 8}])
+@pytest.mark.parametrize('window', [None, 5])
+def test_means_of_values_in_cut_rows(sizes, window):
+    """With gradients, of documents and windows that cross devices. Catches the tokens of another
+    device, and sums that begin again at each.
+    """
+    v, g = drawn(4, 2, 24, 8), drawn(4, 2, 24, 8)
+    segments = np.sort(RNG.integers(0, 3, (4, 24)).astype(np.int32), 1)
+
+    def mean_and_gradient(v, is_full):
+        sequence = documents(segments)
+        mean, pull = jax.vjp(lambda v: mean_seen(v, sequence, window, is_full), v)
+        return mean, *pull(jnp.asarray(g))
+
+    for is_full in (np.bool_(False), np.bool_(True)):
+        found = on(mesh_of(**sizes), mean_and_gradient, v, is_full)
+        right = jax.jit(mean_and_gradient)(v, is_full)
+        for ours, wanted in zip(found, right, strict=True):
+            np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.default_rows('sinks-sizes0')
