@@ -7,27 +7,51 @@ was found, each metric goes on behind the last step that the server has of it.
 Databases hold no infinity: what MLflow gives back for one is LARGEST. NaN stays NaN.
 """
 
+import contextlib
 import logging
 import math
 import os
 import re
+import sqlite3
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from eval.sync.marks import NOTHING, without_password
 from eval.sync.records import Run, Step, is_mesh
+from lm.storage.files import open_regular
 
 TAG = 'evenkeel.run'
 LARGEST = 1.7976931348623157e308
 MOST_POINTS, MOST_PARAMS = 1000, 100  # in a request
 MOST_PARAM, MOST_TAG, MOST_NAME = 6000, 8000, 250  # characters
 ENDED = {'done': 'FINISHED', 'diverged': 'FAILED', 'failed': 'FAILED', 'stopped': 'KILLED'}
+SQLITE, MIGRATIONS = 'sqlite:///', 'alembic_version'  # the table that MLflow's database has
+LOCKED_SEC = 10.0  # that another process may hold a database
 # MLflow would try for four minutes, report its use, and wait for each answer for two minutes.
 DEFAULTS = {
     'MLFLOW_HTTP_REQUEST_MAX_RETRIES': '2',
     'MLFLOW_HTTP_REQUEST_TIMEOUT': '20',
     'MLFLOW_DISABLE_TELEMETRY': 'true',
 }
+
+
+def check_database(uri: str) -> None:
+    """Raises ValueError for a file of sqlite that is no database, is locked, or is that of another
+    program: MLflow would try it for a hundred seconds. One that is not there is made.
+    """
+    path = Path(uri.removeprefix(SQLITE).partition('?')[0])
+    if not uri.startswith(SQLITE) or path.name in ('', ':memory:') or not os.path.lexists(path):
+        return
+    open_regular(path).close()
+    try:
+        with contextlib.closing(sqlite3.connect(path, timeout=LOCKED_SEC)) as database:
+            rows = database.execute("select name from sqlite_master where type = 'table'")
+            tables = {name for (name,) in rows}
+    except sqlite3.Error as error:
+        raise ValueError(f'{path} cannot be read as a database of sqlite ({error})') from error
+    if tables and MIGRATIONS not in tables:
+        raise ValueError(f'{path} is a database of another program: it has no {MIGRATIONS}')
 
 
 class Mlflow:
@@ -39,6 +63,7 @@ class Mlflow:
     def __init__(self, uri: str | None, project: str | None):
         for name, value in DEFAULTS.items():
             os.environ.setdefault(name, value)
+        check_database(uri or os.environ.get('MLFLOW_TRACKING_URI', ''))
         import mlflow
 
         for name in ('mlflow', 'alembic'):

@@ -639,4 +639,22 @@ RUNS = {
         'x[D]',
         'tests/eval/test_fit.py -k mixture',
     ),
+    'an index of weights goes before the one file': Bug(
+        'eval/convert/safetensors.py',
+        '    if has_file(folder / ONE_FILE):\n        return',
+        '    if has_file(folder / ONE_FILE) and not has_file(index):\n        return',
+        'tests/eval/convert/test_hf_files.py -k one_file',
+    ),
+    'true is a size of a model': Bug(
+        'eval/convert/hf_files.py',
+        'type(value) not in self.types or',
+        'not isinstance(value, self.types) or',
+        'tests/faults/test_untrusted_models.py -k few',
+    ),
+    'a kept result of any types is used': Bug(
+        'eval/evaluation/kept.py',
+        '        check(result, asked.suite)\n',
+        '',
+        'tests/faults/test_untrusted_results.py -k other_types',
+    ),
 }

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import signal
+import sqlite3
 
 import pytest
 
@@ -20,7 +21,7 @@ from eval.evaluation.program import of_many, of_one
 from eval.evaluation.targets import Evaluation
 from eval.suites import SUITES
 from eval.suites.base import Result, Suite, Table
-from eval.sync import to_wandb
+from eval.sync import to_mlflow, to_wandb
 from eval.sync.follower import Follower, send_all
 from eval.sync.marks import file_name, read_mark
 from lm.storage.files import Unreadable
@@ -383,3 +384,37 @@ def test_files_of_wandb_that_are_none_hold_no_step(tmp_path, name):
         assert to_wandb._last_step(tmp_path, 'x') == -1
     except (ValueError, OSError) as error:
         assert str(path) in str(error)
+
+
+def foreign(path):
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute('create table experiments (x int)')
+
+
+DATABASES = {
+    'noise': lambda path: path.write_bytes(bytes(range(256)) * 40),
+    'text': lambda path: path.write_text('not a database\n' * 99),
+    'cut': lambda path: path.write_bytes(b'SQLite format 3\0' + bytes(50)),
+    'of another program': foreign,
+} | {name: make for name, make in STRANGE_FILES.items() if name != 'a device'}
+
+
+@pytest.mark.parametrize('name', DATABASES)
+def test_what_is_no_database_of_mlflow_is_refused_at_once(tmp_path, name):
+    """MLflow itself tries ten times, for a hundred seconds."""
+    path = tmp_path / 'mlflow.db'
+    DATABASES[name](path)
+    with pytest.raises((ValueError, OSError), match=r'mlflow\.db'):
+        to_mlflow.check_database(f'sqlite:///{path}')
+
+
+def test_a_database_that_is_locked_is_waited_for_and_named(tmp_path, monkeypatch):
+    path = tmp_path / 'mlflow.db'
+    to_mlflow.check_database(f'sqlite:///{path}')  # it is not there yet
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute('create table alembic_version (x int)')
+        to_mlflow.check_database(f'sqlite:///{path}')
+        database.execute('begin exclusive')
+        monkeypatch.setattr(to_mlflow, 'LOCKED_SEC', 0.0)
+        with pytest.raises(ValueError, match=r'mlflow\.db cannot be read .*database is locked'):
+            to_mlflow.check_database(f'sqlite:///{path}')
