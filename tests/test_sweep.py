@@ -129,15 +129,16 @@ class TestTheSameCommandAgain:
         assert (workdir / TABLE).exists()
 
     def test_says_once_how_many_cells_other_code_trained(
-        self, swept, corpus, tmp_path, capsys, edited_sources
+        self, swept, corpus, tmp_path, capsys, request
     ):
         workdir = copied(swept('loop'), tmp_path / 'again')
+        edited = request.getfixturevalue('edited_sources')  # from now on
         capsys.readouterr()
         assert train_sweep(base(corpus), CELLS, workdir) == DONE
         said = ' '.join(capsys.readouterr().out.split())
         note = 'NOTE: of 4 cells that have ended, other code has trained 4 by '
         assert said.count('other code') == 1 == said.count(note)
-        assert f'this is {edited_sources}. ' in said
+        assert f'this is {edited}. ' in said
 
     @pytest.mark.full
     def test_says_how_many_cells_go_on_that_other_code_has_begun(

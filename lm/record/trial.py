@@ -40,7 +40,8 @@ def try_checkpoint(workdir: Path, meta: Mapping[str, Any]) -> None:
             _remove(folder)
         if not alone:
             from_first(None)
-        weights = {'zeros': _zeros(jax.local_devices() if alone else jax.devices())}
+        # Process 0 writes NumPy arrays for all, and otherwise each the part of its devices.
+        weights = {'zeros': np.zeros(1, np.float32) if alone else _zeros()}
         items = ocp.args.Composite(
             weights=ocp.args.StandardSave(weights), meta=ocp.args.JsonSave(dict(meta))
         )
@@ -49,8 +50,7 @@ def try_checkpoint(workdir: Path, meta: Mapping[str, Any]) -> None:
         )
         with ocp.Checkpointer(handler, multiprocessing_options=options) as writer:
             writer.save(path, args=items)
-        shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, weights)
-        read_items(path, weights=ocp.args.StandardRestore(shapes), meta=ocp.args.JsonRestore())
+        read_items(path, weights=ocp.args.StandardRestore(weights), meta=ocp.args.JsonRestore())
         if not alone:
             gathered(None)  # all have read it
         if is_first():
@@ -68,8 +68,8 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(path)
 
 
-def _zeros(devices: list[jax.Device]) -> jax.Array:
+def _zeros() -> jax.Array:
     """Returns a vector of which each device has an element, so that each process writes a part."""
-    mesh = Mesh(np.array(devices), ('devices',))
+    mesh = Mesh(np.array(jax.devices()), ('devices',))
     along = NamedSharding(mesh, PartitionSpec('devices'))
     return jax.make_array_from_callback((mesh.size,), along, lambda _: np.zeros(1, np.float32))

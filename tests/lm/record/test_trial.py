@@ -44,6 +44,17 @@ def test_it_leaves_nothing_and_is_read_back_before_it_goes(tmp_path, monkeypatch
     assert [path.name for path in (tmp_path / 'run').rglob('*')] == [FOLDER]
 
 
+def test_hosts_without_a_common_disk_leave_it_to_the_first(tmp_path, monkeypatch):
+    """Which writes no arrays of devices: Orbax takes none that one process alone has."""
+    monkeypatch.setattr(trial, 'has_own_disks', lambda: True)
+    monkeypatch.setattr(trial, '_zeros', lambda: pytest.fail('an array of devices'))
+    try_checkpoint(tmp_path / 'first', {})
+    assert [path.name for path in (tmp_path / 'first').rglob('*')] == [FOLDER]
+    monkeypatch.setattr(trial, 'is_first', lambda: False)
+    try_checkpoint(tmp_path / 'other', {})
+    assert not (tmp_path / 'other').exists()
+
+
 @pytest.mark.parametrize('is_committed', [False, True])
 def test_what_a_killed_process_leaves_of_it_is_no_checkpoint(is_committed, tmp_path, monkeypatch):
     """Neither to readers, nor to a bucket, nor to what keeps the newest; the next start removes it.
