@@ -207,7 +207,6 @@ def family_for(
     first: the family that is asked before the others. Raises ValueError, with what the nearest
     family has instead, where there is none.
     """
-    check_eps(recipe)
     own, biased, best = definition(recipe), biases(params), None
     unbiased = {} if biased else {'model.bias': False, 'model.qkv_bias': False}
     variants, refusals = [own], []
@@ -226,6 +225,7 @@ def family_for(
             lacks = [path for path in wanted if wanted[path] != there.get(path)]
             lacks += [path for path in biased if not has(family, found, path)]
             if not lacks:
+                check_eps(recipe)
                 return name, {'model_type': name} | config, found
             if best is None or len(lacks) < len(best[1]):
                 best = name, lacks, there
@@ -241,12 +241,14 @@ def family_for(
 
 def check_eps(recipe: Recipe) -> None:
     """Raises ValueError for norms with several eps: a config.json has one for all of them."""
-    eps = {path: part.options['eps'] for path, part in recipe.norms.items() if 'eps' in part.options}
+    eps = {
+        path: part.options['eps'] for path, part in recipe.norms.items() if 'eps' in part.options
+    }
     if len({*eps.values()}) > 1:
-        listed_eps = ', '.join(f'{value:g} in {path}' for path, value in eps.items())
+        values = ', '.join(f'{value:g} in {path}' for path, value in eps.items())
         raise ValueError(
-            f'no family of theirs has norms with several eps, and this model has {listed_eps}. '
-            'Train it with one norm.eps for all to export it.'
+            f'no family of theirs has this model: its norms have several eps ({values}), and theirs '
+            'one. A model that is trained with one norm.eps for all can be exported.'
         )
 
 

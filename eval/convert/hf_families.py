@@ -275,17 +275,33 @@ LLAMA = Family(
     (*LLAMA_ROWS, *QKV_BIASES, *OUT_BIASES, *GATED_BIASES),
 )
 MISTRAL = Family(
-    'MistralForCausalLM', (*sizes(131_072, 8), HeadDim(), Rope(), Window(4096), SILU), DECODER, LLAMA_ROWS
+    'MistralForCausalLM',
+    (*sizes(131_072, 8), HeadDim(), Rope(), Window(4096), SILU),
+    DECODER,
+    LLAMA_ROWS,
 )
 QWEN2 = Family(
     'Qwen2ForCausalLM',
-    (*sizes(32_768, 32), Rope(), Window(4096, has_types=True, has_use=True), SILU, Fixed('use_mrope', False)),
+    (
+        *sizes(32_768, 32),
+        Rope(),
+        Window(4096, has_types=True, has_use=True),
+        SILU,
+        Fixed('use_mrope', False),
+    ),
     DECODER | {'model.qkv_bias': True},
     (*LLAMA_ROWS, *QKV_BIASES),
 )
 QWEN3 = Family(
     'Qwen3ForCausalLM',
-    (*sizes(32_768, 32), HeadDim(128), Rope(), Window(4096, has_types=True, has_use=True), SILU, NO_BIAS),
+    (
+        *sizes(32_768, 32),
+        HeadDim(128),
+        Rope(),
+        Window(4096, has_types=True, has_use=True),
+        SILU,
+        NO_BIAS,
+    ),
     DECODER | {'model.qk_norm': 'rmsnorm'},
     (*LLAMA_ROWS, *QK_NORMS),
 )
