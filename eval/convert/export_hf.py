@@ -247,7 +247,7 @@ def check_eps(recipe: Recipe) -> None:
     if len({*eps.values()}) > 1:
         values = ', '.join(f'{value:g} in {path}' for path, value in eps.items())
         raise ValueError(
-            f'no family of theirs has this model: its norms have several eps ({values}), and theirs '
+            f'no family of theirs has this model: its norms have several eps ({values}), theirs '
             'one. A model that is trained with one norm.eps for all can be exported.'
         )
 

@@ -224,7 +224,7 @@ class Inner:
 
 @dataclasses.dataclass(frozen=True)
 class Positions:
-    """The longest row. default: of their class. is_table: of a table of positions, which has exactly
+    """The longest row. default: of their class. is_table: of a table of positions, which has just
     so many.
     """
 
@@ -596,7 +596,7 @@ class Window:
             every = fields.take(pattern, None) or every
         else:
             fields.ignore(pattern, every)
-        if self.has_use and window is None or not self.has_types:
+        if not self.has_types or (self.has_use and window is None):
             return [FULL if window is None else SLIDING] * layers
         if self.is_unturned:
             return [FULL if turned else SLIDING for turned in turned_layers(fields)]

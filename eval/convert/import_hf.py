@@ -277,7 +277,7 @@ def without(shapes: Shapes, paths: Container[str]) -> Shapes:
 
 
 def embedding_factor(recipe: Recipe, dtype: np.dtype) -> np.float32:
-    """Returns sqrt(D), rounded to the dtype of the weights as transformers rounds it when it runs."""
+    """Returns sqrt(D), rounded to the dtype of the weights as transformers rounds it."""
     return np.float32(np.float64(math.sqrt(recipe.model.d_model)).astype(dtype))
 
 

@@ -442,13 +442,13 @@ def test_a_part_of_a_head_is_turned_where_transformers_does(tmp_path):
     )
     family, config = FAMILIES['llama'], CASES['llama2']['config']
     for fields in (half | {'rope_scaling': linear}, {'rope_parameters': linear | half}):
-        with pytest.raises(ValueError, match='cannot run such a llama'):
+        with pytest.raises(ValueError, match=r'cannot run such a llama'):
             family.read(config | fields)
     part = replaced(found.recipe, {'attention.rope_fraction': 0.5})
     name, config, _ = export_hf.family_for(part, found.params, 'llama')
     assert (name, config['partial_rotary_factor']) == ('phi3', 0.5)
     biased = replaced(part, {'model.bias': True})
-    with pytest.raises(ValueError, match='rope_fraction=0.5 .there 1.0'):
+    with pytest.raises(ValueError, match=r'rope_fraction=0.5 .there 1.0'):
         export_hf.family_for(biased, found.params | {'layers/mlp/up_bias': np.ones(1)}, 'llama')
 
 
