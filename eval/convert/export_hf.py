@@ -50,6 +50,7 @@ from lm.record.checkpoint import read_meta
 from lm.record.upgrade import stored_config
 from lm.storage.files import write_json
 from modules.params import named_leaves
+from modules.positions import numbers_of
 
 Params = dict[str, np.ndarray]
 TOLERANCE = 1e-5  # of float32 logits, relative to the largest
@@ -193,6 +194,9 @@ def definition(recipe: Recipe) -> dict[str, Any]:
         found |= {path: value for path, value in given.items() if path in found}
     for path, part in recipe.norms.items():
         found[path] = part.name
+    for path in ('attention.rope_short_factor', 'attention.rope_long_factor'):
+        if found.get(path):  # '1,2' is '1.0,2.0'
+            found[path] = ','.join(map(repr, numbers_of(found[path])))
     eps = {part.options['eps'] for part in recipe.norms.values() if 'eps' in part.options}
     if len(eps) == 1:
         found['norm.eps'] = next(iter(eps))

@@ -164,10 +164,11 @@ def test_transformers_computes_our_exports(tmp_path, name):
     """To rounding, or the export is refused. Catches a field that they do not read, though our own
     importer does.
     """
-    if refusal := EXPORTS[name].get('refused'):
-        with pytest.raises(ValueError) as error:
+    if 'refused' in EXPORTS[name]:
+        with pytest.raises(
+            ValueError, match='no family of theirs has this model|no bias of logits'
+        ):
             exported(name)
-        assert str(error.value) == refusal
         return
     source = checkpoint(SETS[name])
     export_hf.write_folder(tmp_path / 'out', source, exported(name), 'float32')
