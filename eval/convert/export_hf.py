@@ -29,7 +29,10 @@ from eval.convert.import_hf import (
     MODEL_TYPE,
     OF_MODEL,
     OTHER_FILES,
+    SCALE,
     TOKENIZER_FILES,
+    embedding_factor,
+    factor_notes,
     largest_difference,
     listed,
     recipe_for,
@@ -47,6 +50,7 @@ from lm.record.upgrade import stored_config
 from lm.storage.files import write_json
 from lm.storage.filling import filling
 from modules.params import named_leaves
+from modules.positions import numbers_of
 
 Params = dict[str, np.ndarray]
 TOLERANCE = 1e-5  # of float32 logits, relative to the largest
@@ -69,14 +73,15 @@ NO_MATTER = (
     'mlp.capacity_over',
     'mlp.alpha_dropout',
 )
-GAIN, BIAS, SCALE = 'final_norm/scale', 'final_norm/bias', 'embedding_scale'
+GAIN, BIAS = 'final_norm/scale', 'final_norm/bias'
 
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
     """A model of ours as theirs. recipe, params: what an import of it will be.
 
-    difference: of the float32 logits of both, relative to the largest.
+    difference: of the float32 logits of both, relative to the largest; stored_difference: of the
+    same with the weights as the files hold them, rounded to their dtype.
     """
 
     model_type: str
@@ -84,6 +89,7 @@ class Exported:
     recipe: Recipe
     params: Params
     difference: float
+    stored_difference: float
 
 
 def export_checkpoint(checkpoint: Checkpoint, dtype: str = 'float32') -> Exported:
@@ -104,7 +110,22 @@ def export_checkpoint(checkpoint: Checkpoint, dtype: str = 'float32') -> Exporte
             f'as a {name} the model is another one: its logits differ by {difference:.1e} of the '
             f'largest, and {TOLERANCE:.0e} is allowed. Nothing was written.'
         )
-    return dataclasses.replace(exported, difference=difference)
+    stored = difference
+    if dtype != 'float32':
+        rounded = unflatten_dict(stored_params(exported, dtype), sep='/')
+        logits = logits_of(exported.recipe, vocab_size, {'params': rounded}, 'float32', length)
+        stored = largest_difference(logits, wanted)
+    return dataclasses.replace(exported, difference=difference, stored_difference=stored)
+
+
+def stored_params(exported: Exported, dtype: str) -> Params:
+    """Returns the parameters that an import of the files reads, after rounding to `dtype`."""
+    rounded = dict(exported.params)
+    for row in FAMILIES[exported.model_type].rows:
+        for path in set(row.paths) & rounded.keys():
+            stored = (rounded[path] - np.float32(row.plus)).astype(DTYPES[dtype])
+            rounded[path] = stored.astype(np.float32) + np.float32(row.plus)
+    return rounded
 
 
 def refilled(checkpoint: Checkpoint, dtype: str) -> Exported:
@@ -113,7 +134,7 @@ def refilled(checkpoint: Checkpoint, dtype: str) -> Exported:
     name, config, recipe = family_for(source, params, imported_as(checkpoint))
     shapes = shapes_of(learner_on_cpu(recipe, checkpoint.meta['vocab_size']))
     refill(params, shapes, recipe, DTYPES[dtype])
-    return Exported(name, config, recipe, params, math.inf)
+    return Exported(name, config, recipe, params, math.inf, math.inf)
 
 
 def imported_as(checkpoint: Checkpoint) -> str | None:
@@ -173,8 +194,12 @@ def definition(recipe: Recipe) -> dict[str, Any]:
         found |= {path: value for path, value in given.items() if path in found}
     for path, part in recipe.norms.items():
         found[path] = part.name
+    for path in ('attention.rope_short_factor', 'attention.rope_long_factor'):
+        if found.get(path):  # '1,2' is '1.0,2.0'
+            found[path] = ','.join(map(repr, numbers_of(found[path])))
     eps = {part.options['eps'] for part in recipe.norms.values() if 'eps' in part.options}
-    found['norm.eps'] = next(iter(eps)) if len(eps) == 1 else sorted(eps)
+    if len(eps) == 1:
+        found['norm.eps'] = next(iter(eps))
     return {path: v for path, v in found.items() if path not in (*FILLED_IN, *NO_MATTER)}
 
 
@@ -188,27 +213,47 @@ def family_for(
     """
     own, biased, best = definition(recipe), biases(params), None
     unbiased = {} if biased else {'model.bias': False, 'model.qkv_bias': False}
-    variants = [own]
+    variants, refusals = [own], []
     if recipe.norm.name == 'rmsnorm' and is_centred(params):
         # Of a stream without a mean both norms are the same.
         as_norm = {path: 'layernorm' for path in ('model.norm', 'model.final_norm')}
         variants.append(own | as_norm)
     for wanted in variants:
         for name, family in sorted(FAMILIES.items(), key=lambda item: item[0] != first):
-            config, found = as_family(family, recipe, wanted | unbiased)
+            try:
+                config, found = as_family(family, recipe, wanted | unbiased)
+            except ValueError as error:  # a value that their class, or its code, does not take
+                refusals.append(f'{name}: {error}')
+                continue
             there = definition(found)
-            lacks = [path for path in wanted if wanted[path] != there[path]]
+            lacks = [path for path in wanted if wanted[path] != there.get(path)]
             lacks += [path for path in biased if not has(family, found, path)]
             if not lacks:
+                check_eps(recipe)
                 return name, {'model_type': name} | config, found
             if best is None or len(lacks) < len(best[1]):
                 best = name, lacks, there
+    if best is None:
+        raise ValueError(f'no family of theirs has this model; {"; ".join(refusals)}')
     name, lacks, there = best
-    said = [f'{p}={own[p]!r} (there {there[p]!r})' if p in own else p for p in lacks]
+    said = [f'{p}={own[p]!r} (there {there.get(p)!r})' if p in own else p for p in lacks]
     raise ValueError(
         f'no family of theirs has this model; {name} is nearest, and lacks {listed(said)}. Known: '
         f'{", ".join(FAMILIES)}.'
     )
+
+
+def check_eps(recipe: Recipe) -> None:
+    """Raises ValueError for norms with several eps: a config.json has one for all of them."""
+    eps = {
+        path: part.options['eps'] for path, part in recipe.norms.items() if 'eps' in part.options
+    }
+    if len({*eps.values()}) > 1:
+        values = ', '.join(f'{value:g} in {path}' for path, value in eps.items())
+        raise ValueError(
+            f'no family of theirs has this model: its norms have several eps ({values}), theirs '
+            'one. A model that is trained with one norm.eps for all can be exported.'
+        )
 
 
 def as_family(
@@ -261,8 +306,7 @@ def refill(params: Params, shapes: Mapping[str, Any], recipe: Recipe, dtype: np.
             params[path] = np.ones(shape, np.float32)
         elif path.endswith('bias') and path not in params:
             params[path] = np.zeros(shape, np.float32)
-    root = np.float64(math.sqrt(recipe.model.d_model))
-    there = np.float32(root.astype(dtype)) if SCALE in shapes else np.float32(1)
+    there = embedding_factor(recipe, dtype) if SCALE in shapes else np.float32(1)
     factor = params.pop(SCALE, np.float32(1)) / there
     if factor != 1:
         params['embedding'] = params['embedding'] * factor
@@ -343,22 +387,20 @@ def write_folder(
         'dtype': dtype,
         'torch_dtype': dtype,
     }
+    notes = factor_notes(exported.recipe, DTYPES[dtype], exported.params)
+    beside = checkpoint.path.parent.parent / 'tokenizer'
     with filling(out):
         safetensors.write_folder(out, tensors_of(exported, dtype), most)
-        notes, beside = [], checkpoint.path.parent.parent / 'tokenizer'
         if isinstance(tokenizer, SubwordTokenizer):
             tokenizer.library.save(str(out / TOKENIZER_FILES[0]))
             for name in (*TOKENIZER_FILES[1:], *OTHER_FILES):
                 if (beside / name).is_file():
                     shutil.copyfile(beside / name, out / name)
-            if not (
-                out / TOKENIZER_FILES[1]
-            ).is_file():  # what a run has trained on keeps the first
+            # A tokenizer that a run has trained keeps the first file alone.
+            if not (out / TOKENIZER_FILES[1]).is_file():
                 write_json(out / TOKENIZER_FILES[1], names_of(tokenizer))
         else:
-            notes.append(
-                'no tokenizer.json: transformers has none for this one; ids go in as they are'
-            )
+            notes.append('no tokenizer.json: transformers has none here; ids go in as they are')
         if not (out / OTHER_FILES[0]).is_file():
             write_json(out / OTHER_FILES[0], ids)
         write_json(out / hf_config.FILE, config)

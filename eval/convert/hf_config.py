@@ -17,7 +17,11 @@ FILE = 'config.json'
 QUERY_SCALAR = '@query_scalar'  # the q of q k / sqrt(q), where that is not the width of a head
 MAX_POSITIONS = '@max_positions'
 ZERO_BIASES = '@zero_biases'  # the part of a block whose biases are not in the files, and 0 here
+NOTES = '@notes'  # fields of the file that transformers does not read
 SLIDING, FULL = 'sliding_attention', 'full_attention'
+MAX_WINDOW_LAYERS = (
+    28  # the first layers of a Qwen, which have no window where nothing else says so
+)
 
 # Nothing of what a model computes in evaluation depends on these.
 _NOT_READ = (
@@ -36,10 +40,13 @@ MISSING = object()
 
 
 class Fields:
-    """The fields of a config.json, each of which must be taken."""
+    """The fields of a config.json, each of which must be taken.
+
+    notes: sentences on those that transformers does not read either.
+    """
 
     def __init__(self, raw: Mapping[str, Any]):
-        self.raw, self.taken = raw, set(NOT_READ)
+        self.raw, self.taken, self.notes = raw, set(NOT_READ), []
 
     def take(self, name: str, default: Any = MISSING) -> Any:
         """Returns a field, or `default` where it is left out. ValueError where there is neither."""
@@ -47,6 +54,24 @@ class Fields:
         if name not in self.raw and default is MISSING:
             raise ValueError(f'{FILE} lacks {name}')
         return self.raw.get(name, default)
+
+    def ignore(self, name: str, used: Any, section: Mapping[str, Any] | None = None) -> None:
+        """Leaves out a field that the code of transformers does not read in this family.
+
+        Args:
+          name: the field.
+          used: its value in what that code computes; another one in the file makes a note.
+          section: the object of config.json that holds it; default all of it.
+        """
+        if section is None:
+            self.taken.add(name)
+        value = (self.raw if section is None else section).get(name)
+        if value not in (None, used):
+            self.notes.append(
+                f'{FILE} has {name}={value!r}, which transformers does not read in a '
+                f'{self.raw.get("model_type")}: the model is imported as it computes it, with '
+                f'{used!r}'
+            )
 
     def left(self) -> list[str]:
         """Returns 'name=value' of the fields that nothing took."""
@@ -69,7 +94,7 @@ class Same:
     """A number or a flag that both have.
 
     default: that of their class. none: what their null is. also: another name of it, which other
-    versions write.
+    versions read.
     """
 
     name: str
@@ -88,7 +113,8 @@ class Same:
 
     def write(self, flat: Flat) -> Flat:
         value = flat[self.path]
-        return {self.name: None if self.none is not None and value == self.none else value}
+        value = None if self.none is not None and value == self.none else value
+        return {self.name: value} | ({self.also: value} if self.also else {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +135,36 @@ class Fixed:
 
     def write(self, flat: Flat) -> Flat:
         return {self.name: self.value}
+
+
+@dataclasses.dataclass(frozen=True)
+class Ignored:
+    """A field that their class has and the code of its model does not read."""
+
+    name: str
+    value: Any
+
+    def read(self, fields: Fields) -> Flat:
+        fields.ignore(self.name, self.value)
+        return {}
+
+    def write(self, flat: Flat) -> Flat:
+        return {self.name: self.value}
+
+
+@dataclasses.dataclass(frozen=True)
+class SameTwice:
+    """Another name of a field that transformers does not read, beside the one that it does."""
+
+    name: str
+    read_name: str
+
+    def read(self, fields: Fields) -> Flat:
+        fields.ignore(self.name, fields.raw.get(self.read_name))
+        return {}
+
+    def write(self, flat: Flat) -> Flat:
+        return {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,13 +206,17 @@ class Inner:
 
 @dataclasses.dataclass(frozen=True)
 class Positions:
-    """The longest row. is_table: of a table of positions, which has exactly so many."""
+    """The longest row. default: of their class. is_table: of a table of positions, which has just
+    so many.
+    """
 
     name: str = 'max_position_embeddings'
+    default: int = 2048
     is_table: bool = False
 
     def read(self, fields: Fields) -> Flat:
-        return {'data.seq_len' if self.is_table else MAX_POSITIONS: fields.take(self.name, 2048)}
+        longest = fields.take(self.name, self.default)
+        return {'data.seq_len' if self.is_table else MAX_POSITIONS: longest}
 
     def write(self, flat: Flat) -> Flat:
         longest = flat['data.seq_len']
@@ -270,34 +330,46 @@ MAY_LACK = ('attention_factor', 'beta_fast', 'beta_slow', 'truncate')
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """rope_parameters (transformers 5), or rope_theta and rope_scaling (4).
+    """rope_parameters (transformers 5), or rope_theta and rope_scaling (4), which go first.
 
-    base, fraction: those of their class; base_name, fraction_name: of fields of version 4, which
-    may write them by their usual names too.
+    base, fraction: those of their class; base_name, fraction_name: of fields of version 4.
+    is_partial: whether the code of the model turns partial_rotary_factor of a head's features. Most
+    turn all of them, whatever that field says, and fail where frequencies are scaled too.
+    kinds: scalings that their class takes. usual, original: of their class, the rope_parameters and
+    the original_max_position_embeddings beside them, which goes before the one in them.
     """
 
     base: float = 10_000.0
     fraction: float = 1.0
     fraction_name: str = 'partial_rotary_factor'
     base_name: str = 'rope_theta'
+    is_partial: bool = False
+    kinds: tuple[str, ...] = tuple(OF_SCALING)
+    usual: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    original: int | None = None
 
     def read(self, fields: Fields) -> Flat:
-        base = fields.take(self.base_name, fields.take('rope_theta', None)) or self.base
-        usual = fields.take('partial_rotary_factor', None)
-        fraction = fields.take(self.fraction_name, usual)
+        base = fields.take(self.base_name, None) or self.base
+        fraction = fields.take(self.fraction_name, None)
         fraction = self.fraction if fraction is None else fraction
-        given = fields.take('rope_parameters', None) or {'rope_theta': base}
-        given = given | (fields.take('rope_scaling', None) or {})
-        return read_rope(given, base, fraction, fields.raw)
+        four, five = fields.take('rope_scaling', None), fields.take('rope_parameters', None)
+        given = four or five or self.usual
+        for name, used in (('rope_theta', base), ('partial_rotary_factor', fraction)):
+            if name not in (self.base_name, self.fraction_name):
+                fields.ignore(name, given.get(name, used))
+        original = fields.raw.get('original_max_position_embeddings', self.original)
+        return read_rope(given, base, fraction, fields, original, self.is_partial, self.kinds)
 
     def write(self, flat: Flat) -> Flat:
         given = written_rope(flat)
         four = {self.base_name: given['rope_theta']}
         if given['rope_type'] != 'default':
             four['rope_scaling'] = {k: v for k, v in given.items() if k != 'rope_theta'}
-        if self.fraction != 1 or flat['attention.rope_fraction'] != 1:
-            fraction = flat['attention.rope_fraction']
+        fraction = flat['attention.rope_fraction']
+        if self.is_partial and (self.fraction != 1 or fraction != 1):
             given['partial_rotary_factor'] = four[self.fraction_name] = fraction
+            if 'rope_scaling' in four:
+                four['rope_scaling']['partial_rotary_factor'] = fraction
         return {'rope_parameters': given} | four | of_long(given)
 
 
@@ -311,21 +383,24 @@ class RopeByKind:
     def read(self, fields: Fields) -> Flat:
         base = fields.take('rope_theta', None) or self.base
         local = fields.take('rope_local_base_freq', None) or self.local_base
-        scaling = fields.take('rope_scaling', None) or {}
-        given = fields.take('rope_parameters', None)
-        given = given or {FULL: {'rope_theta': base} | scaling, SLIDING: {'rope_theta': local}}
+        given = fields.take('rope_parameters', None) or {}
         if not given.keys() <= {FULL, SLIDING}:
             raise ValueError(f'{FILE} has rope_parameters that are not by {FULL} and {SLIDING}')
-        of_window = read_rope(given.get(SLIDING) or {}, local, 1.0, fields.raw)
+        full = dict(given.get(FULL) or {}) | (fields.take('rope_scaling', None) or {})
+        fields.ignore('truncate', True, full)  # their code looks for it beside FULL and SLIDING
+        full.pop('truncate', None)
+        fraction = fields.take('partial_rotary_factor', None) or 1.0
+        of_window = read_rope(given.get(SLIDING) or {}, local, fraction, fields)
         if 'attention.rope_scaling' in of_window:
             raise ValueError(f'{FILE} scales the RoPE of {SLIDING}, which our models do not')
-        found = read_rope(given.get(FULL) or {}, base, 1.0, fields.raw)
+        found = read_rope(full, base, fraction, fields)
         if 'attention.rope_scaling' in found or found != of_window:
             found['attention.rope_local_base'] = of_window['attention.rope_base']
         return found
 
     def write(self, flat: Flat) -> Flat:
         given = written_rope(flat)
+        given.pop('truncate', None)
         local = flat['attention.rope_local_base'] or given['rope_theta']
         of_window = {'rope_type': 'default', 'rope_theta': local}
         return {'rope_parameters': {FULL: given, SLIDING: of_window}}
@@ -338,12 +413,9 @@ class Unturned:
     every: int = 4
 
     def read(self, fields: Fields) -> Flat:
-        layers = fields.raw.get('num_hidden_layers', 0)
-        every = fields.take('no_rope_layer_interval', self.every)
-        turned = [int(not every or (i + 1) % every != 0) for i in range(layers)]
-        turned = fields.take('no_rope_layers', None) or turned
+        turned = turned_layers(fields, self.every)
         every = turned.index(0) + 1 if 0 in turned else 0
-        if every and turned != [int((i + 1) % every != 0) for i in range(layers)]:
+        if every and turned != [int((i + 1) % every != 0) for i in range(len(turned))]:
             raise ValueError(
                 f'{FILE} has no_rope_layers in an order that our models lack: each n-th has none'
             )
@@ -355,26 +427,61 @@ class Unturned:
         return {'no_rope_layers': turned, 'no_rope_layer_interval': every or layers + 1}
 
 
-def read_rope(given: Flat, base: float, fraction: float, raw: Mapping[str, Any]) -> Flat:
+def turned_layers(fields: Fields, every: int = 4) -> list[int]:
+    """Returns 1 for each layer that RoPE turns, 0 for the others. every: of their class."""
+    layers = fields.raw.get('num_hidden_layers', 0)
+    every = fields.take('no_rope_layer_interval', every)
+    usual = [int(not every or (i + 1) % every != 0) for i in range(layers)]
+    return fields.take('no_rope_layers', None) or usual
+
+
+def read_rope(
+    given: Mapping[str, Any],
+    base: float,
+    fraction: float,
+    fields: Fields,
+    original: int | None = None,
+    is_partial: bool = False,
+    kinds: tuple[str, ...] = tuple(OF_SCALING),
+) -> Flat:
     """Returns our fields of a rope_parameters, or of a rope_scaling.
 
-    base, fraction: where they are not in it. raw: the whole config.json, in which Phi-3 has the
-    original length.
+    Args:
+      given: the object.
+      base: of frequencies, where the object has none.
+      fraction: of the features of a head, where the object has none.
+      fields: the whole config.json.
+      original: the original length, if that of the object does not count.
+      is_partial: whether the code of the model turns a part of the features.
+      kinds: the scalings that the class takes.
+
+    Returns:
+      {'attention.rope_base': 10000.0, ...}.
+
+    Raises:
+      ValueError: for a scaling that transformers or our models do not have.
     """
     left = {name: value for name, value in given.items() if value is not None}
-    kind = left.pop('rope_type', None) or left.pop('type', 'default')
+    kind = left.pop('rope_type', None) or left.get('type', 'default')
     left.pop('type', None)
-    if kind not in OF_SCALING:
-        raise ValueError(f'{FILE} has rope_type={kind!r}; known: {", ".join(OF_SCALING)}')
-    found = {
-        'rope_base': float(left.pop('rope_theta', base)),
-        'rope_fraction': float(left.pop('partial_rotary_factor', fraction)),
-    }
-    if kind == 'longrope':
-        name = 'original_max_position_embeddings'
-        left.setdefault(name, raw.get(name))
-        if left[name] and raw.get('max_position_embeddings'):
-            left.setdefault('factor', raw['max_position_embeddings'] / left[name])
+    if kind not in kinds:
+        raise ValueError(f'{FILE} has rope_type={kind!r}; known: {", ".join(kinds)}')
+    fraction = float(left.pop('partial_rotary_factor', fraction))
+    if fraction != 1 and not is_partial:
+        if kind != 'default':
+            raise ValueError(
+                f'{FILE} has partial_rotary_factor={fraction} with rope_type={kind!r}: '
+                f'transformers cannot run such a {fields.raw.get("model_type")}, whose code turns '
+                'whole heads. Take one of the two out.'
+            )
+        fields.ignore('partial_rotary_factor', 1.0, {'partial_rotary_factor': fraction})
+        fraction = 1.0
+    found = {'rope_base': float(left.pop('rope_theta', base)), 'rope_fraction': fraction}
+    name, longest = 'original_max_position_embeddings', fields.raw.get('max_position_embeddings')
+    if name in OF_SCALING[kind]:
+        left[name] = original or left.get(name, longest)
+        if kind == 'longrope' and left[name] and longest:
+            left.setdefault('factor', max(1.0, longest / left[name]))
     if kind != 'default':
         found['rope_scaling'] = kind
     for name, ours in OF_SCALING[kind].items():
@@ -421,30 +528,34 @@ class Window:
 
     default: of their class. every: each so-manieth layer has none, where nothing else says so.
     has_types: whether the family lists layer_types. has_use: whether use_sliding_window turns it
-    on.
+    on. is_needed: whether their code fails without a number, though no layer has a window.
+    is_unturned: whether windows are those of layers without RoPE, where nothing else says so.
+    has_pattern: whether sliding_window_pattern says every.
     """
 
     default: int | None = None
     every: int = 0
     has_types: bool = False
     has_use: bool = False
+    is_needed: bool = False
+    is_unturned: bool = False
+    has_pattern: bool = False
 
     def read(self, fields: Fields) -> Flat:
         layers = fields.raw.get('num_hidden_layers', 0)
         window = fields.take('sliding_window', self.default)
         if not fields.take('use_sliding_window', not self.has_use):
             window = None
-        first = fields.take('max_window_layers', 0) if self.has_use else 0
-        first = first if self.has_types else 0  # who has no types of layers has one for all
-        every = fields.take('sliding_window_pattern', None) or self.every
+        usual = self.usual_types(fields, layers, window)
         named = fields.take('layer_types', None)
-        kinds = [
-            FULL if i < first or (every and (i + 1) % every == 0) else SLIDING
-            for i in range(layers)
-        ]
-        kinds = named or kinds
+        kinds = named or usual
         if strange := sorted({*kinds} - {SLIDING, FULL}):
             raise ValueError(f'{FILE} has layer_types {", ".join(strange)}, which our models lack')
+        if not self.has_types and kinds != usual:
+            raise ValueError(
+                f'{FILE} has layer_types={named!r}, and all layers of a '
+                f'{fields.raw.get("model_type")} are {usual[0]}'
+            )
         if window is None or set(kinds) == {FULL}:
             if SLIDING in (named or ()):
                 raise ValueError(f'{FILE} has layer_types with {SLIDING}, and no sliding_window')
@@ -459,9 +570,28 @@ class Window:
             )
         return {'attention.window': window, 'attention.full_every': every}
 
+    def usual_types(self, fields: Fields, layers: int, window: int | None) -> list[str]:
+        """Returns the kinds of layers of a file that does not name them."""
+        first = fields.take('max_window_layers', MAX_WINDOW_LAYERS) if self.has_use else 0
+        pattern, every = 'sliding_window_pattern', self.every
+        if self.has_pattern:
+            every = fields.take(pattern, None) or every
+        else:
+            fields.ignore(pattern, every)
+        if not self.has_types or (self.has_use and window is None):
+            return [FULL if window is None else SLIDING] * layers
+        if self.is_unturned:
+            return [FULL if turned else SLIDING for turned in turned_layers(fields)]
+        return [
+            FULL if i < first or (every and (i + 1) % every == 0) else SLIDING
+            for i in range(layers)
+        ]
+
     def write(self, flat: Flat) -> Flat:
         window, every = flat['attention.window'], flat['attention.full_every']
         found = {'sliding_window': window}
+        if window is None and self.is_needed:
+            found['sliding_window'] = flat['data.seq_len']
         if self.has_types:
             found['layer_types'] = [
                 FULL if window is None or (every and (i + 1) % every == 0) else SLIDING

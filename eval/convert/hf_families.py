@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from eval.convert.hf_config import (
+    NOTES,
     Biases,
     Fields,
     Fixed,
     Flat,
     HeadDim,
+    Ignored,
     Inner,
     Mxfp4,
     Named,
@@ -25,6 +27,7 @@ from eval.convert.hf_config import (
     Rope,
     RopeByKind,
     Same,
+    SameTwice,
     Unturned,
     Window,
 )
@@ -72,7 +75,7 @@ class Family:
                 f'config.json has {", ".join(left)}, which our models lack or the importer does '
                 'not know'
             )
-        return found
+        return found | ({NOTES: tuple(dict.fromkeys(fields.notes))} if fields.notes else {})
 
     def write(self, flat: Flat) -> dict[str, Any]:
         """Returns fields of theirs; the inverse of `read` for a model that the family has."""
@@ -125,17 +128,26 @@ DECODER = {
 }
 
 
-def sizes(eps: str = 'rms_norm_eps', default: float = 1e-6, tied: bool = False) -> tuple[Any, ...]:
-    """Returns the entries that nearly all families have; default and tied are of their class."""
+def sizes(
+    longest: int, kv_heads: int | None = None, eps: float = 1e-6, tied: bool = False
+) -> tuple[Any, ...]:
+    """Returns the entries that nearly all families have.
+
+    Args:
+      longest: tokens of a row, where a file leaves that out, as in their class; so are the others.
+      kv_heads: heads of keys; None: as many as of queries.
+      eps: of the norms.
+      tied: whether the table of embeddings is the readout.
+    """
     return (
         Same('hidden_size', 'model.d_model'),
         Same('num_hidden_layers', 'model.n_layers'),
         Same('num_attention_heads', 'model.n_heads'),
-        Same('num_key_value_heads', 'model.n_kv_heads', None),
+        Same('num_key_value_heads', 'model.n_kv_heads', kv_heads),
         Same('intermediate_size', 'model.d_ff'),
-        Same(eps, 'norm.eps', default),
+        Same('rms_norm_eps', 'norm.eps', eps),
         Same('tie_word_embeddings', 'model.tie_embeddings', tied),
-        Positions(),
+        Positions(default=longest),
     )
 
 
@@ -216,7 +228,7 @@ GPT2 = Family(
         Same('n_layer', 'model.n_layers'),
         Same('n_head', 'model.n_heads'),
         Inner('n_inner', 'n_embd'),
-        Positions('n_positions', is_table=True),
+        Positions('n_positions', 1024, is_table=True),
         Same('layer_norm_epsilon', 'norm.eps', 1e-5),
         Same('tie_word_embeddings', 'model.tie_embeddings', True),
         Named('activation_function', 'model.activation', GPT2_ACTIVATIONS, 'gelu_new'),
@@ -252,7 +264,7 @@ GPT2 = Family(
 LLAMA = Family(
     'LlamaForCausalLM',
     (
-        *sizes(),
+        *sizes(2048),
         HeadDim(),
         Rope(),
         SILU,
@@ -263,23 +275,39 @@ LLAMA = Family(
     (*LLAMA_ROWS, *QKV_BIASES, *OUT_BIASES, *GATED_BIASES),
 )
 MISTRAL = Family(
-    'MistralForCausalLM', (*sizes(), HeadDim(), Rope(), Window(4096), SILU), DECODER, LLAMA_ROWS
+    'MistralForCausalLM',
+    (*sizes(131_072, 8), HeadDim(), Rope(), Window(4096), SILU),
+    DECODER,
+    LLAMA_ROWS,
 )
 QWEN2 = Family(
     'Qwen2ForCausalLM',
-    (*sizes(), Rope(), Window(has_types=True, has_use=True), SILU, Fixed('use_mrope', False)),
+    (
+        *sizes(32_768, 32),
+        Rope(),
+        Window(4096, has_types=True, has_use=True),
+        SILU,
+        Fixed('use_mrope', False),
+    ),
     DECODER | {'model.qkv_bias': True},
     (*LLAMA_ROWS, *QKV_BIASES),
 )
 QWEN3 = Family(
     'Qwen3ForCausalLM',
-    (*sizes(), HeadDim(128), Rope(), Window(has_types=True, has_use=True), SILU, NO_BIAS),
+    (
+        *sizes(32_768, 32),
+        HeadDim(128),
+        Rope(),
+        Window(4096, has_types=True, has_use=True),
+        SILU,
+        NO_BIAS,
+    ),
     DECODER | {'model.qk_norm': 'rmsnorm'},
     (*LLAMA_ROWS, *QK_NORMS),
 )
 OLMO2 = Family(
     'Olmo2ForCausalLM',
-    (*sizes(default=1e-5), Rope(), SILU, NO_BIAS),
+    (*sizes(2048, eps=1e-5), Rope(), SILU, NO_BIAS),
     DECODER
     | {
         'model.placement': 'output',
@@ -299,7 +327,13 @@ OLMO2 = Family(
 )
 PHI3 = Family(
     'Phi3ForCausalLM',
-    (*sizes(default=1e-5), Rope(), Window(), SILU, NO_BIAS),
+    (
+        *sizes(4096, eps=1e-5),
+        Rope(is_partial=True, kinds=('default', 'longrope'), original=4096),
+        Window(),
+        SILU,
+        NO_BIAS,
+    ),
     DECODER,
     (
         *ENDS,
@@ -323,11 +357,11 @@ GEMMA_ACTIVATION = Fixed('hidden_activation', 'gelu_pytorch_tanh', (None, 'gelu_
 GEMMA2 = Family(
     'Gemma2ForCausalLM',
     (
-        *sizes(tied=True),
+        *sizes(8192, 4, tied=True),
         HeadDim(256),
         QueryScalar(256),
         Rope(),
-        Window(4096, every=2, has_types=True),
+        Window(4096, every=2, has_types=True, is_needed=True),
         Same('final_logit_softcapping', 'model.logit_softcap', 30.0, none=0.0),
         Same('attn_logit_softcapping', 'attention.softcap', 50.0, none=0.0),
         GEMMA_ACTIVATION,
@@ -342,13 +376,13 @@ GEMMA2 = Family(
 GEMMA3 = Family(
     'Gemma3ForCausalLM',
     (
-        *sizes(tied=True),
+        *sizes(131_072, 4, tied=True),
         HeadDim(256),
         QueryScalar(256),
         RopeByKind(),
-        Window(4096, every=6, has_types=True),
+        Window(4096, every=6, has_types=True, is_needed=True, has_pattern=True),
         Same('final_logit_softcapping', 'model.logit_softcap', None, none=0.0),
-        Same('attn_logit_softcapping', 'attention.softcap', None, none=0.0),
+        Ignored('attn_logit_softcapping', None),
         GEMMA_ACTIVATION,
         Fixed('hidden_act', 'gelu_pytorch_tanh'),
         Fixed('use_bidirectional_attention', None, (False,)),
@@ -367,10 +401,10 @@ GEMMA3 = Family(
 SMOLLM3 = Family(
     'SmolLM3ForCausalLM',
     (
-        *sizes(tied=True),
+        *sizes(32_768, 4, tied=True),
         Rope(2_000_000.0),
         Unturned(),
-        Window(has_types=True, has_use=True),
+        Window(has_types=True, has_use=True, is_unturned=True),
         SILU,
         NO_BIAS,
         Fixed('mlp_bias', False),
@@ -389,7 +423,12 @@ GPT_NEOX = Family(
         Same('layer_norm_eps', 'norm.eps', 1e-5),
         Same('tie_word_embeddings', 'model.tie_embeddings', False),
         Positions(),
-        Rope(fraction=0.25, fraction_name='rotary_pct', base_name='rotary_emb_base'),
+        Rope(
+            fraction=0.25,
+            fraction_name='rotary_pct',
+            base_name='rotary_emb_base',
+            is_partial=True,
+        ),
         Named('use_parallel_residual', 'model.placement', {True: 'parallel', False: 'pre'}, True),
         Named('hidden_act', 'model.activation', GPT2_ACTIVATIONS, 'gelu'),
         Fixed('attention_bias', True),
@@ -426,7 +465,7 @@ OF_MIXTRAL = BLOCK + 'block_sparse_moe.experts.{E}.'
 MIXTRAL = Family(
     'MixtralForCausalLM',
     (
-        *sizes(default=1e-5),
+        *sizes(131_072, 8, 1e-5),
         HeadDim(),
         Rope(1_000_000.0),
         Window(),
@@ -450,14 +489,14 @@ OF_QWEN = BLOCK + 'mlp.experts.{E}.'
 QWEN3_MOE = Family(
     'Qwen3MoeForCausalLM',
     (
-        *sizes(),
+        *sizes(32_768, 4),
         HeadDim(),
         Rope(),
-        Window(has_use=True),
+        Window(4096, has_use=True),
         SILU,
         NO_BIAS,
         Same('moe_intermediate_size', 'model.d_ff', 768),  # of an expert: all layers have experts
-        Same('num_experts', 'mlp.n_experts', 128, also='num_local_experts'),
+        Same('num_local_experts', 'mlp.n_experts', 128, also='num_experts'),
         Same('num_experts_per_tok', 'mlp.experts_per_token', 8),
         Named('norm_topk_prob', 'mlp.gates', {True: 'renormalised', False: 'softmax'}, False),
         Fixed('decoder_sparse_step', 1),
@@ -477,16 +516,25 @@ QWEN3_MOE = Family(
     ),
 )
 
+GPT_OSS_ROPE = {
+    'rope_type': 'yarn',
+    'factor': 32.0,
+    'beta_fast': 32.0,
+    'beta_slow': 1.0,
+    'truncate': False,
+    'original_max_position_embeddings': 4096,
+}
 GPT_OSS = Family(
     'GptOssForCausalLM',
     (
-        *sizes(default=1e-5),
+        *sizes(131_072, 8, 1e-5),
         HeadDim(64),
-        Rope(150_000.0),
-        Window(128, every=2, has_types=True),
+        Rope(150_000.0, usual=GPT_OSS_ROPE),
+        Window(128, every=2, has_types=True, is_needed=True),
         SILU,
         Same('num_local_experts', 'mlp.n_experts', 128),
-        Same('num_experts_per_tok', 'mlp.experts_per_token', 4, also='experts_per_token'),
+        Same('num_experts_per_tok', 'mlp.experts_per_token', 4),
+        SameTwice('experts_per_token', 'num_experts_per_tok'),
         Fixed('attention_bias', True),
         Fixed('swiglu_alpha', 1.702),
         Fixed('swiglu_limit', 7.0),

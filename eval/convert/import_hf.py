@@ -42,6 +42,7 @@ from lm.model.check import check
 from lm.training.state import Learner, Weights
 from modules.params import named_leaves
 
+SCALE = 'embedding_scale'
 MODEL_TYPE = 'model_type'  # in the record of a checkpoint: the family it came from
 LONGEST = 2048  # tokens of a row of data, where the model can read longer ones
 MOST_LISTED = 12  # names in an error
@@ -143,6 +144,8 @@ def import_folder(
     params = laid_over(reader, named_leaves(learner.described.specs), mesh or one_device())
     if raw.get('vocab_size') not in (None, vocab_size):
         notes.append(f'vocab_size={raw["vocab_size"]}, and the table has {vocab_size} rows: taken')
+    notes += fields.get(hf_config.NOTES, ())
+    notes += factor_notes(recipe, dtype, constants)
     if found := hf_config.dropouts(raw):
         notes.append(f'trained with {", ".join(found)}: no dropout is set here')
     if isinstance(tokenizer, tokenizers.TokenIds):
@@ -280,12 +283,28 @@ def without(shapes: Shapes, paths: Container[str]) -> Shapes:
     return {path: shape for path, shape in shapes.items() if path not in paths}
 
 
+def embedding_factor(recipe: Recipe, dtype: np.dtype) -> np.float32:
+    """Returns sqrt(D), rounded to the dtype of the weights as transformers rounds it."""
+    return np.float32(np.float64(math.sqrt(recipe.model.d_model)).astype(dtype))
+
+
 def constants_of(recipe: Recipe, dtype: np.dtype) -> dict[str, float]:
-    """Returns the factor of embeddings: sqrt(D), which transformers rounds to weights' dtype."""
+    """Returns the factor of embeddings, if the model has one."""
     if not recipe.model.embedding_scale:
         return {}
-    root = np.float64(math.sqrt(recipe.model.d_model))
-    return {'embedding_scale': np.float32(root.astype(dtype))}
+    return {SCALE: embedding_factor(recipe, dtype)}
+
+
+def factor_notes(recipe: Recipe, dtype: np.dtype, constants: Container[str]) -> list[str]:
+    """Returns a note if transformers has another factor of embeddings once weights are float32."""
+    here, there = (embedding_factor(recipe, d) for d in (dtype, np.dtype(np.float32)))
+    if SCALE not in constants or here == there:
+        return []
+    return [
+        f'transformers multiplies embeddings by sqrt({recipe.model.d_model}) rounded to the dtype '
+        f'it loads weights in: {here:.8g} in {dtype}, that of the files, and so here; '
+        f'{there:.8g} if they are loaded in float32, where its logits are others'
+    ]
 
 
 def of_queries(paths: Container[str]) -> list[str]:

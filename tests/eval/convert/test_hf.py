@@ -430,10 +430,82 @@ def test_a_model_that_no_family_has_says_what_is_missing():
         ({'model.placement': 'post', 'model.final_norm': 'none'}, "model.placement='post'"),
         ({'attention.gate': 'headwise'}, "attention.gate='headwise' .there 'none'"),
         ({'attention.window': 4, 'attention.full_every': 3}, 'full_every=3'),
+        ({'model.norm': 'dyt', 'model.final_norm': 'dyt'}, "model.norm='dyt' .there 'rmsnorm'"),
+        ({'model.qk_norm': 'rmsnorm:eps=0.1'}, 'several eps .*0.1 in model.qk_norm'),
+        ({'model.qk_norm': 'layernorm:eps=0.1'}, "model.qk_norm='layernorm'"),
     ):
         with pytest.raises(ValueError, match='no family of theirs has this model') as error:
             export_hf.family_for(replaced(found.recipe, changes), found.params)
         assert re.search(said, str(error.value))
+
+
+def test_a_part_of_a_head_is_turned_where_transformers_does(tmp_path):
+    """Its LLaMA turns whole heads, whatever partial_rotary_factor says, and cannot scale a part."""
+    half, linear = {'partial_rotary_factor': 0.5}, {'rope_type': 'linear', 'factor': 2.0}
+    found = import_folder(saved(tmp_path, 'llama2', **half), base(), Path('run'))
+    assert found.recipe == imported('llama2').recipe
+    assert (
+        'partial_rotary_factor=0.5, which transformers does not read in a llama' in found.notes[0]
+    )
+    family, config = FAMILIES['llama'], CASES['llama2']['config']
+    for fields in (half | {'rope_scaling': linear}, {'rope_parameters': linear | half}):
+        with pytest.raises(ValueError, match=r'cannot run such a llama'):
+            family.read(config | fields)
+    part = replaced(found.recipe, {'attention.rope_fraction': 0.5})
+    name, config, _ = export_hf.family_for(part, found.params, 'llama')
+    assert (name, config['partial_rotary_factor']) == ('phi3', 0.5)
+    biased = replaced(part, {'model.bias': True})
+    with pytest.raises(ValueError, match=r'rope_fraction=0.5 .there 1.0'):
+        export_hf.family_for(biased, found.params | {'layers/mlp/up_bias': np.ones(1)}, 'llama')
+
+
+@pytest.mark.parametrize('name', ['gemma2', 'gemma3', 'gpt_oss'])
+def test_a_model_without_windows_has_a_number_all_the_same(name):
+    """Their code makes a mask of windows, whether or not a layer has one, and fails with null."""
+    usual = ['window', 'full_every', 'rope_local_base', 'rope_scaling', 'rope_factor']
+    usual += ['rope_original_length', 'rope_beta_fast', 'rope_beta_slow', 'rope_truncate']
+    changes = {f'attention.{option}': None for option in usual}
+    recipe = replaced(imported(name).recipe, changes)
+    family, config, found = export_hf.family_for(recipe, imported(name).params)
+    assert family == CASES[name]['config']['model_type'] and config['sliding_window'] > 0
+    assert set(config['layer_types']) == {'full_attention'}
+    assert found.attention.options['window'] is None
+
+
+def test_the_difference_of_bfloat16_is_that_of_the_files(tmp_path):
+    """What is compared are the weights that an import reads, bitwise; gains are 1 more there."""
+    checkpoint = checkpoint_of(imported('gemma3'))
+    found = export_hf.refilled(checkpoint, 'bfloat16')
+    export_hf.write_folder(tmp_path / 'out', checkpoint, found, 'bfloat16')
+    again, rounded = import_folder(tmp_path / 'out', base(), Path('run')), 0
+    for path, array in export_hf.stored_params(found, 'bfloat16').items():
+        np.testing.assert_array_equal(array, again.params[path])
+        rounded += np.any(array != found.params[path])
+    assert rounded > 10
+
+
+@pytest.mark.full
+def test_an_export_in_bfloat16_states_its_difference(tmp_path):
+    """Of the files, some 1e-2, and not of the float32 weights that they were made of."""
+    checkpoint = checkpoint_of(imported('llama2'))
+    found = export_hf.export_checkpoint(checkpoint, 'bfloat16')
+    export_hf.write_folder(tmp_path / 'out', checkpoint, found, 'bfloat16')
+    again = checkpoint_of(import_folder(tmp_path / 'out', base(), Path('run')))
+    wanted, logits = (np.asarray(one.logits(TOKENS_BT))[0] for one in (checkpoint, again))
+    assert found.difference < CLOSE and 1e-3 < found.stored_difference < 0.1
+    assert 0.2 < largest_difference(logits, wanted) / found.stored_difference < 5  # of other tokens
+
+
+def test_a_factor_of_embeddings_that_depends_on_the_dtype_is_noted():
+    """transformers rounds sqrt(D) to the dtype in which it loads the weights: sqrt(24) is 4.90625
+    in bfloat16, and sqrt(16) is 4 in both.
+    """
+    square = imported('gemma2').recipe
+    recipe, bfloat16 = replaced(square, {'model.d_model': 24}), np.dtype(ml_dtypes.bfloat16)
+    for one, dtype, count in ((square, bfloat16, 0), (recipe, np.dtype(np.float32), 0)):
+        assert len(import_hf.factor_notes(one, dtype, {'embedding_scale'})) == count
+    (note,) = import_hf.factor_notes(recipe, bfloat16, {'embedding_scale'})
+    assert '4.90625 in bfloat16' in note and '4.8989797 if' in note
 
 
 WORDS = [f'w{i}' for i in range(50)]
