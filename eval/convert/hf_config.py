@@ -19,9 +19,8 @@ MAX_POSITIONS = '@max_positions'
 ZERO_BIASES = '@zero_biases'  # the part of a block whose biases are not in the files, and 0 here
 NOTES = '@notes'  # fields of the file that transformers does not read
 SLIDING, FULL = 'sliding_attention', 'full_attention'
-MAX_WINDOW_LAYERS = (
-    28  # the first layers of a Qwen, which have no window where nothing else says so
-)
+# The first layers of a Qwen, which have no window if nothing else says so.
+MAX_WINDOW_LAYERS = 28
 
 # Nothing of what a model computes in evaluation depends on these.
 _NOT_READ = (
