@@ -153,8 +153,9 @@ def studies() -> dict[tuple[str, str], list[str]]:
         module = importlib.import_module(f'configs.studies.{page.stem}')
         kinds = dict.fromkeys(re.findall(rf'{page.stem}\.py:(\w+)', module.__doc__))
         configs = [module.get_config(), *map(module.get_config, kinds)]
-        asked, found_there = re.search(rf'\| (.*{page.name}.*) \| (.*) \|', SUMMARY).groups()
-        line = f'{asked.replace("](../", "](../../../")}: {found_there}'
+        row = re.search(rf'\| (.*{page.name}.*) \| (.*) \|', SUMMARY)
+        # Links of studies.md start from docs; the page of a part lies two folders below.
+        line = ': '.join(row.groups()).replace('](', '](../../')
         for path, value in itertools.chain.from_iterable(swept(c.get('sweep')) for c in configs):
             if path in CHOICES and isinstance(value, str):
                 for name in CHOICES[path].table.keys() & set(re.split(r'[+:]', value)):
