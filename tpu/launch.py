@@ -19,13 +19,16 @@ import dataclasses
 import hashlib
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
 
-from lm.launch.exit_status import BAD_INPUT, DONE
+from lm.launch import streams
+from lm.launch.before_jax import docstring, prepare_streams
+from lm.launch.exit_status import ASKED, BAD_INPUT, DONE
 from lm.launch.signals import caught_signals
 from modules.choices import choose
 from tpu.launchers import base, gcloud, ray, slurm, xpk
@@ -116,7 +119,7 @@ def launch(argv: Sequence[str]) -> int:
     own, words = split(argv)
     stray = values(['tpu.launch', *own])[1:]
     if values.help:
-        print(f'{__doc__}\n{values.get_help()}')
+        print(f'{docstring(sys.modules[__name__])}\n{values.get_help()}')
         return DONE
     if values.engine is None:
         raise ValueError(f'--engine is missing: one of {", ".join(ENGINES)}')
@@ -136,7 +139,10 @@ def launch(argv: Sequence[str]) -> int:
         print(engine.script(job, asked), end='')
         return DONE
     base.check_installed(values.engine, engine.Launch)
-    with caught_signals() as caught:
+    streams.outlive_output()  # a job does not end with the reader of what it prints
+    # If the terminal hangs up, hosts that outlive the launcher go on; others stop as by SIGTERM.
+    stops = (signal.SIGINT, signal.SIGTERM) if engine.Launch.outlives_launcher else ASKED
+    with caught_signals(stops) as caught:
         return base.supervise(engine.Launch(job, asked, caught, say), caught, say)
 
 
@@ -154,4 +160,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == '__main__':
+    prepare_streams()
     sys.exit(main(sys.argv[1:]))

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from lm.launch.exit_status import ASKED
 
@@ -26,10 +26,12 @@ class Caught(list[int]):
 
 
 @contextlib.contextmanager
-def handlers_kept(handler: Callable | None = None) -> Iterator[None]:
+def handlers_kept(
+    handler: Callable | None = None, numbers: Sequence[signal.Signals] = ASKED
+) -> Iterator[None]:
     """Sets `handler` within the block, and restores all handlers behind it, as Ray sets its own."""
-    before = {number: signal.getsignal(number) for number in ASKED}
-    if before[signal.SIGHUP] == signal.SIG_IGN:
+    before = {number: signal.getsignal(number) for number in numbers}
+    if before.get(signal.SIGHUP) == signal.SIG_IGN:
         del before[signal.SIGHUP]
     try:
         for number in before if handler else ():
@@ -41,7 +43,7 @@ def handlers_kept(handler: Callable | None = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def caught_signals() -> Iterator[Caught]:
+def caught_signals(numbers: Sequence[signal.Signals] = ASKED) -> Iterator[Caught]:
     """Yields a list that receives the first signal; one after ECHO_SEC ends the process at once.
 
     Sooner ones are ignored: a launcher that passes a signal on, and the terminal or `timeout` that
@@ -60,7 +62,7 @@ def caught_signals() -> Iterator[Caught]:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
-    with handlers_kept(catch):
+    with handlers_kept(catch, numbers):
         yield caught
 
 

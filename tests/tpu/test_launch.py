@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lm.launch import streams
 from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED
 from tpu import launch
 from tpu.launchers import base
@@ -125,6 +126,37 @@ def test_the_command_starts_without_jax():
         "assert not {'jax', 'ray', 'numpy'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, '-c', program], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize('engine', ['slurm', 'ray'])
+def test_a_job_outlives_who_reads_the_launcher_and_its_terminal(engine, monkeypatch):
+    """Catches a launcher that stops 256 chips because a pipe was closed, or a connection broke.
+
+    Hosts on Ray end with the launcher, so there a hangup stops them after a checkpoint.
+    """
+    calls = []
+    monkeypatch.setattr(streams, 'outlive_output', lambda: calls.append('outlives'))
+    monkeypatch.setattr(base, 'check_installed', lambda *_: None)
+
+    def supervise(*_):
+        calls.append(signal.getsignal(signal.SIGHUP))
+        return DONE
+
+    monkeypatch.setattr(base, 'supervise', supervise)
+    monkeypatch.setattr(launch.ENGINES['ray'], '_connect', lambda address: None)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        assert launch.main([f'--engine={engine}', '--nodes=1', *TRAIN]) == DONE
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    outlived, during = calls
+    assert outlived == 'outlives' and (during == signal.SIG_DFL) == (engine == 'slurm')
+
+
+def test_the_help_is_there_without_docstrings():
+    command = [sys.executable, '-OO', '-m', 'tpu.launch', '--help']
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert done.stdout.startswith('Starts a training on every host')
 
 
 def test_every_option_is_a_flag_with_words(capsys):

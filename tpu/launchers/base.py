@@ -71,10 +71,12 @@ class Chips:
 class Launch:
     """One job under way. programs, packages: (requirement of this machine, how it is installed).
     restarts: how often `supervise` submits the job again, 0 where the scheduler restarts it.
-    caught: signals that came. stream: output that is passed on.
+    caught: signals that came. stream: output that is passed on. outlives_launcher: whether the
+    hosts train on, and the same command finds them again, if the launcher ends.
     """
 
     programs = packages = ()
+    outlives_launcher = True
 
     def __init__(self, job: Job, options: Any, caught: list[int], say: Callable[[str], None]):
         self.job, self.options, self.caught, self.say = job, options, caught, say

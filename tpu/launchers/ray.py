@@ -218,6 +218,7 @@ def check(job: Job, options: Options) -> None:
 class Launch(base.Launch):
     """A placement group and its actors."""
 
+    outlives_launcher = False
     packages = (('ray', 'pip install "evenkeel[cluster]", or uv sync --extra cluster'),)
 
     def __init__(self, *given):
