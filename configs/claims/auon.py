@@ -11,8 +11,8 @@ Counts:   the loss is within 0.03 nats of Muon's, or below it, at both lengths.
 
 PART = 'optimizers'
 WITHDRAWN = (
-    'Its rank turns with the start of the embeddings, which were at a deviation of 1/8 in this '
-    'study and are at 1 by default.'
+    'Its rank depends on how the embeddings start: this study used a deviation of 1/8, and the '
+    'default is 1.'
 )
 STUDIES = {
     'whole': 'configs/studies/optimizers_tuned.py',

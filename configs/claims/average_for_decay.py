@@ -11,8 +11,8 @@ Counts:   the loss of an exponential average at a constant rate is at most 0.03 
 
 PART = 'recipes'
 WITHDRAWN = (
-    'The arm is not the method: its average, with a decay of 0.999, was of all 200 steps from '
-    'the first on, where the paper averages a window of the last ones.'
+    'The arm is not the method: it averaged all 200 steps with a decay of 0.999, and the paper '
+    'averages a window of the last steps.'
 )
 STUDIES = {
     'recipes': 'configs/studies/recipes_tuned.py',

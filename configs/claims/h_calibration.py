@@ -15,8 +15,8 @@ Counts:   the ECE in 15 bins is lower than a temperature's where the truth is no
 
 PART = 'evaluation'
 WITHDRAWN = (
-    'The test does not tell: the same map, fitted by the likelihood in place of the error of '
-    'h-calibration, meets all conditions too.'
+    'The test does not discriminate: the same map, fitted by maximum likelihood instead of the '
+    'h-calibration error, meets every condition too.'
 )
 STUDIES = {
     'measure': 'measure:overconfident_logits',

@@ -10,10 +10,10 @@ Counts:   the loss without norms is more than 0.03 nats above RMSNorm's.
 
 PART = 'norms'
 CAUTION = (
-    'The sign turns with the start of the embeddings: the loss without norms less that with '
-    'them is +0.046 [+0.017, +0.071] nats here, where they start at a deviation of 1 and each '
-    'rate is tuned, and was -0.309 ± 0.047 in configs/studies/results/norm_placement_lr.md, '
-    'where they start at 1/8 and rates are those of a grid.'
+    'The sign depends on how the embeddings start. Here, at a deviation of 1 and with each rate '
+    'tuned, the loss without norms minus that of RMSNorm is +0.046 [+0.017, +0.071] nats; in '
+    'configs/studies/results/norm_placement_lr.md, at a deviation of 1/8 and with rates of a '
+    'grid, it was -0.309 ± 0.047.'
 )
 STUDIES = {
     'norms': 'configs/studies/norms_tuned.py',

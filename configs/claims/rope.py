@@ -11,8 +11,8 @@ Counts:   the loss of learned positions is higher than RoPE's.
 
 PART = 'attention'
 WITHDRAWN = (
-    'The arm is not learned positions as published: its table started at a deviation of 1, as '
-    'random vectors that 200 steps hardly move, where published models start near 0.02.'
+    'The baseline is not the published one: its learned positions started at a deviation of 1, '
+    'as random vectors that 200 steps hardly move; published models start near 0.02.'
 )
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',

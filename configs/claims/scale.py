@@ -12,8 +12,8 @@ Counts:   the loss is at most 0.03 nats above AdamW's at both lengths.
 
 PART = 'optimizers'
 WITHDRAWN = (
-    'The arm is not SCALE: its momentum belongs in the readout, which had AdamW here, as had '
-    'the embeddings.'
+    'The arm is not SCALE, which has its momentum on the readout: here AdamW trained the readout '
+    'and the embeddings.'
 )
 STUDIES = {
     'whole': 'configs/studies/optimizers_tuned.py',

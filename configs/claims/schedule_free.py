@@ -12,8 +12,8 @@ Counts:   the loss is at most 0.03 nats above AdamW's with a cosine at both leng
 
 PART = 'optimizers'
 WITHDRAWN = (
-    'It ran with the momentum of AdamW, b1 = 0.9, whose place Schedule-Free takes: it is '
-    'published with b1 = 0, and was not tried so.'
+    'The arm is not the method: it kept the momentum of AdamW (b1 = 0.9), which Schedule-Free '
+    'replaces. The published setting is b1 = 0, and was not run.'
 )
 STUDIES = {
     'whole': 'configs/studies/optimizers_tuned.py',

@@ -11,10 +11,10 @@ Counts:   the loss is lower than RMSNorm's.
 
 PART = 'norms'
 CAUTION = (
-    'The sign turns with the start of the embeddings: its loss less that of RMSNorm is +0.098 '
-    '[+0.061, +0.137] nats here, where they start at a deviation of 1 and each rate is tuned, '
-    'and was -0.182 ± 0.152 in configs/studies/results/norm_placement_lr.md, where they start '
-    'at 1/8 and rates are those of a grid.'
+    'The sign depends on how the embeddings start. Here, at a deviation of 1 and with each rate '
+    'tuned, its loss minus that of RMSNorm is +0.098 [+0.061, +0.137] nats; in '
+    'configs/studies/results/norm_placement_lr.md, at a deviation of 1/8 and with rates of a '
+    'grid, it was -0.182 ± 0.152.'
 )
 STUDIES = {
     'norms': 'configs/studies/norms_tuned.py',

@@ -13,8 +13,8 @@ Counts:   the accuracy in the worse domain rises by one point or more, and the m
 
 PART = 'losses'
 WITHDRAWN = (
-    'The test does not tell: with the rule of the temperatures turned round, which is no '
-    'balance, all conditions hold, and without that rule the gain is the same.'
+    'The test does not discriminate: with the rule of the temperatures inverted all conditions '
+    'still hold, and without the rule the gain is the same.'
 )
 STUDIES = {
     'measure': 'measure:balance_of_teachers',
