@@ -104,6 +104,11 @@ def test_a_terminal_that_hangs_up_stops_a_run_with_a_checkpoint(corpus, tmp_path
     """Its own: the kernel sends SIGHUP, and what is printed from then on fails."""
     ours, terminal = os.openpty()
     changes = {'train_steps': 10**6, 'data_epochs': 10**6, 'train_checkpoint_every': 0}
+
+    def take_terminal():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if the tests run under nohup
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
     process = subprocess.Popen(
         command(tmp_path / 'run', corpus, **changes),
         cwd=ROOT,
@@ -112,17 +117,19 @@ def test_a_terminal_that_hangs_up_stops_a_run_with_a_checkpoint(corpus, tmp_path
         stdout=terminal,
         stderr=terminal,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=take_terminal,
     )
-    os.close(terminal)
-    while not read_rows(
-        tmp_path / 'run' / 'metrics.jsonl'
-    ):  # it would wait for a terminal that nobody reads
-        assert process.poll() is None
-        if select.select([ours], [], [], 0.1)[0]:
-            os.read(ours, 1 << 16)
-    os.close(ours)
-    assert process.wait(PATIENCE_SEC) == SIGNALLED + signal.SIGHUP
+    try:
+        os.close(terminal)
+        while not read_rows(tmp_path / 'run' / 'metrics.jsonl'):
+            assert process.poll() is None
+            if select.select([ours], [], [], 0.1)[0]:
+                os.read(ours, 1 << 16)  # it would wait for a terminal that nobody reads
+        os.close(ours)
+        assert process.wait(PATIENCE_SEC) == SIGNALLED + signal.SIGHUP
+    finally:
+        process.kill()
+        process.wait()
     summary = read_json(tmp_path / 'run' / 'summary.json')
     assert summary['status'] == 'stopped' and summary['step'] >= 1
     assert [p.name for p in (tmp_path / 'run' / 'checkpoints').iterdir()] == [str(summary['step'])]
