@@ -160,7 +160,8 @@ ASKED, META = Asked('perplexity', 'perplexity', {}), {'config': {}}
 
 
 def write_kept(out):
-    kept.write(kept.path_of(out, 4, ASKED), ASKED, META, Result({'loss': 1.0}, {}, {}))
+    items = {'item': ['a', 'b'], 'nats': [1.0, 2.0], 'tokens': [1, 1], 'bytes': [2, 3]}
+    kept.write(kept.path_of(out, 4, ASKED), ASKED, META, Result({'loss': 1.5}, items, {}))
 
 
 def of_kept(out):
