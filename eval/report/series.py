@@ -155,19 +155,22 @@ def smooth(curve: Curve, share: float) -> list[float | None]:
     """Returns the exponential average over `share` of all steps, unbiased from the first value on.
 
     weight_i = 1 - prod_j<=i keep_j, keep_i = exp(-(step_i - step_(i-1)) / tau): the plain average
-    where steps are few. None stays, and is passed over.
+    where steps are few. None stays, and is passed over. A damaged file may have steps in any order,
+    equal or huge; each then counts by how far it is from the one before.
     """
     steps, values = curve
-    if not share or not steps:
+    tau = share * max(map(abs, steps), default=0)
+    if not tau:
         return values
-    tau, total, weight = share * steps[-1], 0.0, 0.0
+    total, weight = 0.0, 0.0
     found, before = [], 2 * steps[0] - steps[1] if len(steps) > 1 else 0
     for step, value in zip(steps, values, strict=True):
-        keep, before = math.exp(-(step - before) / tau), step
+        keep, before = math.exp(-(abs(step - before) or 1) / tau), step
         if value is not None:
             total = keep * total + (1 - keep) * value
             weight = keep * weight + (1 - keep)
-        found.append(None if value is None else total / weight)
+        is_known = value is not None and weight  # 0 if a step is huge beside the others
+        found.append(total / weight if is_known else value)
     return found
 
 

@@ -185,6 +185,13 @@ def test_smoothing_remembers_and_is_unbiased():
     assert series.smooth((steps, values), 0.0) is values
 
 
+@pytest.mark.parametrize('steps', [[1, 10**9, 2, 3], [5, 5, 5], [1, 10**300], [-2, -1], [0, 0]])
+def test_smoothing_of_steps_that_a_damaged_file_has(steps):
+    """Catches a page that cannot be made because one number of one run was changed."""
+    values = [2.0] * len(steps)
+    assert series.smooth((steps, values), 0.05) == pytest.approx(values)
+
+
 def test_markdown_has_the_tables(sweep, page):
     text = (sweep / 'report.md').read_text()
     for told in (
