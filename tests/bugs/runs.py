@@ -304,7 +304,7 @@ RUNS = {
     ),
     'a hang-up that nohup ignores': Bug(
         'lm/launch/signals.py',
-        'if before[signal.SIGHUP] == signal.SIG_IGN:',
+        'if before.get(signal.SIGHUP) == signal.SIG_IGN:',
         'if False:',
         'tests/lm/launch/test_signals.py -k nohup',
     ),
