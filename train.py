@@ -48,7 +48,8 @@ from lm.run import runs, start
 from lm.run.describe import describe, memory_words, where_from
 from lm.run.program import Experiment, Program, open_text
 from lm.run.wave import Wave, closing
-from lm.sweep import cells, engines
+from lm.study.plan import cells
+from lm.study.train import engines
 
 CONFIG = command.define_config()
 WORKDIR, CONTINUE_CHANGED, START_OVER = command.define_run()
@@ -134,7 +135,7 @@ def train_sweep(
 ) -> int:
     """Trains the cells that have not ended yet; the exit status. how: as in `engines`."""
     # Brings Arrow and DuckDB, which a single run need not wait for.
-    from eval.console.progress import SweepView
+    from lm.study.train.progress import SweepView
 
     view = functools.partial(SweepView, words=words)
     return engines.train_sweep(base, sweep, workdir, view, continue_changed, engine, **how)

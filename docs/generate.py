@@ -12,9 +12,9 @@ from configs import default
 from docs import python_pages
 from docs.cards import cards, table, tables
 from eval.console.listings import bounds, form
-from eval.tables.columns import IDENTITY, RESULTS, columns
 from lm.config.fields import CHOICES, FIELDS
 from lm.config.resolve import flatten
+from lm.study.tables.columns import IDENTITY, RESULTS, columns
 from tests.mistakes import ANSWERED, NOT_HERE
 from tpu.launchers.base import goes_on
 

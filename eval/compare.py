@@ -26,7 +26,7 @@ from eval.evaluation.paired import CONFIDENCE, Difference, difference, pairs_of
 from eval.evaluation.targets import Evaluation, Say, Target, evaluate_all, targets_of
 from eval.suites import SUITES
 from eval.suites.base import Suite
-from eval.tables.comparison import BETTER, WITHIN_NOISE, WORSE, holm
+from lm.study.tables.comparison import BETTER, WITHIN_NOISE, WORSE, holm
 from lm.launch.command import run_main
 from lm.storage.files import expand_home
 from lm.record.remote.local_copy import at_hand
@@ -95,8 +95,8 @@ def compare_arms(run: str, say: Say) -> list[str] | None:
     """Returns the verdict on each arm of a sweep with config.tune, from fresh seeds, as a sentence;
     None for what is no such sweep. `say` is told what is not finished.
     """
-    from eval.tables.ablation import progress, read_ablation, sentences
-    from eval.tables.results import gather, read_sweep
+    from lm.study.tables.ablation import progress, read_ablation, sentences
+    from lm.study.tables.results import gather, read_sweep
 
     folder = at_hand(run)
     if not (folder / SWEEP).exists():

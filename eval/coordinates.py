@@ -29,7 +29,7 @@ from absl import app, flags
 from rich.console import Console
 
 from eval.charts import FAILS, PASSES, Chart, save, write_page
-from eval.tables.interval import t_interval
+from lm.study.tables.interval import t_interval
 from lm.config.recipe import Recipe
 from lm.config.resolve import replaced, resolve, with_dtype
 from lm.inference.probes import by_name
@@ -39,7 +39,7 @@ from lm.model.base_size import resized
 from lm.model.check import check
 from lm.model.transformer import ACTIVATIONS
 from lm.run.tables import as_table
-from lm.sweep.cells import split_sweep
+from lm.study.plan.cells import split_sweep
 from lm.training.diagnostics import sown_by_layers
 from lm.training.state import build_learner, hyper_from, init_state
 from lm.training.step import make_train_step

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from absl import app, flags
 
-from eval.tables.text import render
+from lm.study.tables.text import render
 from lm.launch.command import run_main
 from lm.launch.path_flags import define_path
 from lm.storage.files import write_json

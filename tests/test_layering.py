@@ -62,7 +62,7 @@ NO_READERS = (
     'lm/model/check.py',
     'lm/config/other_programs.py',
     'lm/config/suggestions.py',
-    'eval/tables/columns.py',
+    'lm/study/tables/columns.py',
     'lm/record/upgrade.py',
 )
 LM = [path for path in TREES if path.parts[0] == 'lm']
@@ -105,9 +105,7 @@ ROOMS = {
     'inference': {'config', 'storage', 'data', 'model', 'training', 'devices', 'record'},
     'run': {'config', 'storage', 'launch', 'data', 'model', 'training', 'devices', 'record'}
     | {'inference'},
-    'tuning': {'config'},
-    'sweep': {'config', 'storage', 'launch', 'data', 'model', 'devices', 'record', 'run'}
-    | {'tuning'},
+    'study': {'config', 'storage', 'launch', 'data', 'model', 'devices', 'record', 'run'},
 }
 
 
@@ -171,7 +169,7 @@ def imported_at_the_top(tree):
 def test_a_single_run_waits_for_no_library_of_tables_or_figures():
     """Arrow and DuckDB were 0.4 s of the 1.6 s that imports took; sweeps have use for them."""
     ours, others = imported_at_the_start_of('train')
-    assert {'jax', 'flax', 'absl'} <= others and {'lm.run.wave', 'lm.sweep.engines'} <= ours
+    assert {'jax', 'flax', 'absl'} <= others and {'lm.run.wave', 'lm.study.train.engines'} <= ours
     slow = {'altair', 'duckdb', 'jinja2', 'pandas', 'pyarrow', 'scipy', 'vl_convert'}
     assert not others & slow
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lm.model.check import check
-from lm.sweep.arms import Ablation
-from lm.sweep.cells import cells, split_sweep
+from lm.study.arm import Ablation
+from lm.study.plan.cells import cells, split_sweep
 
 FOLDER = Path(__file__).parent.parent / 'configs' / 'studies'
 NAMES = sorted(path.stem for path in FOLDER.glob('[!_]*.py'))

@@ -302,9 +302,9 @@ def test_bugs_are_seen_by_tests_that_their_files_touch(project):
     ('file', 'most'),
     [
         ('tpu/hlo.py', 0.1),
-        ('eval/tables/comparison.py', 0.3),
+        ('lm/study/tables/comparison.py', 0.3),
         ('lm/run/wave.py', 0.3),
-        ('lm/sweep/group.py', 0.3),
+        ('lm/study/train/groups.py', 0.3),
         ('modules/norms/batchnorm.py', 0.3),
         ('modules/optim/rotated.py', 0.2),
         ('modules/losses/label_probability.py', 0.2),

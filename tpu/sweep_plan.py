@@ -8,11 +8,11 @@ from typing import Any
 from lm.config.fields import RUN_PATHS
 from lm.devices.run_axis import run_axis
 from lm.run.program import runs_that_fit
-from lm.sweep.arms import Ablation
-from lm.sweep.cells import Cell, cells, groups
-from lm.sweep.group import longest
-from lm.sweep.protocols import Means, applied, protocol_of
-from lm.tuning.search import WAVE
+from lm.study.arm import Ablation
+from lm.study.plan.cells import Cell, cells, group_by_program
+from lm.study.plan.protocols import Means, applied, protocol_of
+from lm.study.plan.search import WAVE
+from lm.study.train.groups import longest
 from tpu.chips import Topology
 from tpu.compiled_step import (
     DoesNotFit,
@@ -140,8 +140,8 @@ def plan_sweep(
     tune: Any = None,
 ) -> SweepPlan:
     """Plans each run on one device, with as many side by side as fit: compiles the program of each
-    group of `lm.sweep.group` until its runs fit. With config.tune a group has the runs of one wave.
-    Raises ValueError for runs that ask for several devices, and where one does not fit.
+    group of `lm.study.train.groups` until its runs fit. With config.tune a group has the runs of
+    one wave. Raises ValueError for runs that ask for several devices, and where one does not fit.
 
     Steps are those that the protocol of the sweep sets. One that asks for text or for measured
     times is left to where it trains.
@@ -157,7 +157,7 @@ def plan_sweep(
             listed = applied(base, listed, sets)
     ablation = None if tune is None else Ablation(base, sweep, tune, sets)
     listed = listed if ablation is None else ablation.first * WAVE
-    for group in groups(listed):
+    for group in group_by_program(listed):
         plan = _group_plan(group, one)
         say(f'{plan.name}: {plan.a_device} of {plan.runs} runs a device')
         found.append(plan)

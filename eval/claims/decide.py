@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from eval.claims.claim import Claim, Condition
 from eval.claims.estimates import FAILS, HOLDS, UNDECIDED, Estimate
 from eval.claims.evidence import OPEN, OUT_OF_REACH, STALE, Evidence
-from lm.tuning.curve import student
-from lm.tuning.verdicts import CONFIDENCE, MOST_SEEDS, seeds_for
+from lm.study.plan.curve import student
+from lm.study.statistics import CONFIDENCE, MOST_SEEDS, seeds_for
 
 REPRODUCED, NOT_REPRODUCED, IN_PART = 'reproduced', 'not reproduced', 'in part'
 WITHDRAWN = 'withdrawn'

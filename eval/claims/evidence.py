@@ -21,15 +21,15 @@ from typing import Any
 
 from eval.claims.estimates import Estimate
 from eval.claims.measures.rows import MEASURES
-from eval.tables.ablation import Ablation, difference, progress, read_ablation
-from eval.tables.results import gather, read_sweep
+from lm.study.tables.ablation import Ablation, difference, progress, read_ablation
+from lm.study.tables.results import gather, read_sweep
 from lm.config.resolve import differences, resolve, with_dtype
 from lm.launch.command import ConfigParser
 from lm.record.upgrade import stored_config
 from lm.record.workdir import SWEEP, without_mesh
 from lm.storage.files import read_json, sealed, write_json
-from lm.sweep.arms import Ablation as Arms
-from lm.sweep.cells import split_sweep
+from lm.study.arm import Ablation as Arms
+from lm.study.plan.cells import split_sweep
 from modules.choices import choose
 
 OPEN, STALE, OUT_OF_REACH = 'open', 'stale', 'out of reach here'
@@ -68,7 +68,7 @@ def loss_difference(ablation: Ablation, arm: int, against: int) -> Estimate | No
 
 def speedup(ablation: Ablation, arm: int, against: int) -> Estimate | None:
     """Returns the tokens the baseline needs for the arm's loss over the arm's
-    (`lm.tuning.speedup`); against: the baseline, 0.
+    (`lm.study.speedup`); against: the baseline, 0.
     """
     found = ablation.speedup(arm) if against == 0 else None
     return found and Estimate(found.value, found.low, found.high, len(ablation.arms[arm].fresh))

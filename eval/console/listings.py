@@ -27,9 +27,9 @@ from lm.launch.before_jax import docstring
 from lm.model.check import check
 from lm.run.tables import schedule_listing
 from lm.run.start import check_run
-from lm.sweep.arms import Ablation
-from lm.sweep.cells import cells, find_text, ignored_words
-from lm.sweep.protocols import protocol_of
+from lm.study.arm import Ablation
+from lm.study.plan.cells import cells, find_text, ignored_words
+from lm.study.plan.protocols import protocol_of
 from modules.choices import choose
 from modules.numerics import REMAT_SUMMARIES
 from modules.options import Declared, Option, options

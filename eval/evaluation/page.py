@@ -17,7 +17,7 @@ from eval.evaluation.asked import Asked
 from eval.evaluation.targets import Evaluation
 from eval.evaluation.traces import Trace, rows_of, traces_of
 from eval.suites.base import Table
-from eval.tables.text import number
+from lm.study.tables.text import number
 from lm.launch.before_jax import docstring
 from lm.storage.files import write_text
 

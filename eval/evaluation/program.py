@@ -8,7 +8,7 @@ from typing import Any
 from eval.evaluation.asked import Asked
 from eval.evaluation.kept import plain
 from eval.evaluation.targets import Evaluation, Say, evaluate_all, targets_of
-from eval.tables.text import render
+from lm.study.tables.text import render
 from lm.storage.files import write_json
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from eval.evaluation.targets import Evaluation
-from eval.tables.text import number
-from eval.tables.variants import SEEDS
+from lm.study.tables.text import number
+from lm.study.tables.variants import SEEDS
 
 # What runs of a group may differ in besides: it changes no number, or by rounding alone.
 ASIDE = ('mesh.', 'kernels.', 'data.cache_dir', 'data.prefetch')

@@ -14,7 +14,7 @@ from scipy.stats import binom, norm, t
 
 from eval.fit.laws import Columns, Law
 from eval.fit.points import Points, resampled_together, split
-from eval.tables.text import number, render
+from lm.study.tables.text import number, render
 
 STEP = 1e-30  # of the complex step: nothing is subtracted, so that it costs no digit
 NO_VALUE = 1e30

@@ -14,8 +14,8 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from eval.fit.laws import LOSS, MOMENTUM, Columns, Law, N, peak_step
-from eval.tables import sql
-from eval.tables.results import as_arrow, gather, rows_of
+from lm.study.tables import sql
+from lm.study.tables.results import as_arrow, gather, rows_of
 from lm.record.upgrade import stored_config
 from lm.record.workdir import CONFIG
 from lm.run.tables import fractions_at

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from eval.report.tables import UNITS, Cell
-from eval.tables.ablation import (
+from lm.study.tables.ablation import (
     BASELINE,
     FAILED,
     LENGTH,
@@ -21,15 +21,15 @@ from eval.tables.ablation import (
     tokens_words,
     variants,
 )
-from eval.tables.columns import columns
-from eval.tables.comparison import CONFIDENCE, Comparison, initial_of, losses_by_lr
-from eval.tables.interval import t_interval
-from eval.tables.results import Record
-from eval.tables.text import number
-from eval.tables.variants import LR, final_loss, has_diverged
-from lm.tuning.search import DIVERGED, EDGE
-from lm.tuning.study import FRESH
-from lm.tuning.verdicts import BETTER, UNDECIDED, WORSE
+from lm.study.tables.columns import columns
+from lm.study.tables.comparison import CONFIDENCE, Comparison, initial_of, losses_by_lr
+from lm.study.tables.interval import t_interval
+from lm.study.tables.results import Record
+from lm.study.tables.text import number
+from lm.study.tables.variants import LR, final_loss, has_diverged
+from lm.study.plan.search import DIVERGED, EDGE
+from lm.study.verdicts import FRESH
+from lm.study.statistics import BETTER, UNDECIDED, WORSE
 
 MARKS = {BETTER: '▼', WORSE: '▲', UNDECIDED: '≈', FAILED: '✕'}
 ORDER = (BETTER, WORSE, UNDECIDED, FAILED)

@@ -13,7 +13,7 @@ import altair as alt
 import numpy as np
 
 from eval.charts import COLOURS, INK, Chart
-from eval.tables.comparison import BETTER, ONE_SEED, WITHIN_NOISE, WORSE, Comparison
+from lm.study.tables.comparison import BETTER, ONE_SEED, WITHIN_NOISE, WORSE, Comparison
 from eval.report.series import Series, smooth, thin_curve
 from eval.report.tables import (
     SHORT_UNITS,
@@ -25,8 +25,8 @@ from eval.report.tables import (
     seed_columns,
     seeds_text,
 )
-from eval.tables.text import number
-from eval.tables.variants import SIZES, WITH_SIZE
+from lm.study.tables.text import number
+from lm.study.tables.variants import SIZES, WITH_SIZE
 
 GREEN, ORANGE, GREY = '#009E73', '#D55E00', '#8a929a'
 VERDICTS = {BETTER: GREEN, WORSE: ORANGE, WITHIN_NOISE: GREY, ONE_SEED: GREY}

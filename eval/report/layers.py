@@ -10,7 +10,7 @@ import altair as alt
 import numpy as np
 
 from eval.charts import Chart
-from eval.tables.comparison import Comparison
+from lm.study.tables.comparison import Comparison
 from eval.report.figures import (
     AT_RATE,
     All,

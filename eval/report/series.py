@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.tables.results import Record, rows_of
+from lm.study.tables.results import Record, rows_of
 
 POINTS = 300  # of a curve; a figure is about a thousand pixels wide
 RATE_POINTS = 100  # of the learning rate, which has no noise

@@ -11,8 +11,8 @@ import numpy as np
 
 from eval.report.series import Series
 from eval.report.subject import Subject
-from eval.tables.columns import columns
-from eval.tables.comparison import (
+from lm.study.tables.columns import columns
+from lm.study.tables.comparison import (
     BETTER,
     MOST_SEEDS,
     ONE_SEED,
@@ -21,10 +21,10 @@ from eval.tables.comparison import (
     Comparison,
     choice_words,
 )
-from eval.tables.interval import Interval
-from eval.tables.results import UNREADABLE, Record, results_of, rows_of
-from eval.tables.text import number
-from eval.tables.variants import LR, SEEDS, has_diverged
+from lm.study.tables.interval import Interval
+from lm.study.tables.results import UNREADABLE, Record, results_of, rows_of
+from lm.study.tables.text import number
+from lm.study.tables.variants import LR, SEEDS, has_diverged
 from lm.config.resolve import flatten
 from lm.record.upgrade import stored_config
 from lm.record.workdir import CONFIG, SUMMARY

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.tables.results import Record
-from eval.tables.text import number
+from lm.study.tables.results import Record
+from lm.study.tables.text import number
 from lm.run.profile import FOLDER, SUMMARY
 from lm.storage.files import Unreadable, read_json
 

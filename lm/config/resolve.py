@@ -33,7 +33,7 @@ def resolve(raw: Mapping[str, Any]) -> Recipe:
 
     Raises ValueError for an unknown field or name (with the nearest one), a field that is missing
     or of another type, an option that no chosen part reads, and a sweep, whose runs
-    `lm.sweep.cells` resolves.
+    `lm.study.plan.cells` resolves.
     """
     return settle(build(raw))
 

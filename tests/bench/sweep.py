@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 
 from configs import default
-from lm.sweep.cells import cells
+from lm.study.plan.cells import cells
 from lm.config.resolve import resolve
 
 RATES = tuple(10 ** (-4 + i / 3) for i in range(8))

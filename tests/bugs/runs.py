@@ -170,13 +170,13 @@ RUNS = {
         'tests/lm/run/test_wave.py -k "roll"',
     ),
     'one program for unlike models': Bug(
-        'lm/sweep/cells.py',
+        'lm/study/plan/cells.py',
         'if path not in RUN_PATHS or left_out(path, value)\n',
         "if (path not in RUN_PATHS or left_out(path, value)) and path != 'model.d_ff'\n",
-        'tests/lm/sweep/test_cells.py',
+        'tests/lm/study/plan/test_cells.py',
     ),
     'a column named after another field': Bug(
-        'eval/tables/columns.py',
+        'lm/study/tables/columns.py',
         "path.replace('.', '_')",
         "path.split('.')[1]",
         'tests/eval/test_runs.py',
@@ -255,10 +255,10 @@ RUNS = {
         'tests/lm/record/test_workdir.py',
     ),
     'as many files as there are cells': Bug(
-        'lm/sweep/group.py',
+        'lm/study/train/groups.py',
         'return max(1, min(MOST_RUNS, allowed - OTHER_FILES))',
         'return allowed',
-        'tests/lm/sweep/test_group.py',
+        'tests/lm/study/train/test_groups.py',
     ),
     'a proof that anybody passes': Bug(
         'lm/launch/link.py',
@@ -435,7 +435,7 @@ RUNS = {
         'tests/lm/data/test_streaming.py -k repeat',
     ),
     'verdicts that are not corrected': Bug(
-        'lm/tuning/verdicts.py',
+        'lm/study/statistics.py',
         '(len(tests) - rank) * p_values[i]',
         'p_values[i]',
         'tests/eval/test_stats.py',
@@ -459,7 +459,7 @@ RUNS = {
         'tests/lm/training/test_step_wiring.py',
     ),
     'programs that hold what is not given': Bug(
-        'lm/sweep/cells.py',
+        'lm/study/plan/cells.py',
         'if path not in RUN_PATHS or left_out(path, value)',
         'if path not in RUN_PATHS',
         'tests/lm/training/test_optimizers.py -k in_no_program',

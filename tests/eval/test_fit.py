@@ -22,7 +22,7 @@ from eval.fit.laws import (
     peak_step,
 )
 from eval.fit.points import Options, Points, from_table, from_workdir, resampled_together, split
-from eval.tables.text import number
+from lm.study.tables.text import number
 from tests.eval import sweep_fixture as fixture
 
 STARTS, BOOTS = 2, 40

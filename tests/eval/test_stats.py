@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from eval.tables.comparison import MOST_SEEDS, holm, p_value, paired, seeds_needed, verdict
-from eval.tables.interval import Interval, t_interval
+from lm.study.tables.comparison import MOST_SEEDS, holm, p_value, paired, seeds_needed, verdict
+from lm.study.tables.interval import Interval, t_interval
 
 
 def test_t_interval_by_hand():

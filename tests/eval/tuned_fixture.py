@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from lm.config.resolve import flatten
-from lm.sweep.arms import study_of
-from lm.tuning.curve import PER_OCTAVE
-from lm.tuning.search import Point
-from lm.tuning.settings import Grid, Tune, read
-from lm.tuning.study import Study
+from lm.study.arm import study_of
+from lm.study.plan.curve import PER_OCTAVE
+from lm.study.plan.search import Point
+from lm.study.plan.settings import Grid, Tune, read
+from lm.study.verdicts import Study
 from tests.eval import sweep_fixture as fixture
 
 LR, CURVATURE = 0.01, 0.02  # centre of all arms; nats an octave^2

@@ -23,13 +23,13 @@ from eval.evaluation import kept
 from eval.evaluation.asked import Asked
 from eval.load import load
 from eval.suites.base import Result
-from eval.tables.results import write_table
 from lm.data import open_dataset, prepared
 from lm.data.tokenizers import load as load_tokenizer
 from lm.inference.load import find
 from lm.record.workdir import open_workdir, read_config
 from lm.storage.files import quiet
 from lm.storage.filling import MARK, filling
+from lm.study.tables.results import write_table
 from tests.commands import tiny
 from tests.corpora import write_corpus
 from tests.eval.convert.test_hf import base, saved, with_tokenizer

@@ -28,8 +28,8 @@ from lm.record.workdir import (
     write_config,
 )
 from lm.storage.files import Unreadable, read_json, sealed, write_json
-from lm.sweep.cells import cells
-from lm.sweep.ledger import open_sweep
+from lm.study.plan.cells import cells
+from lm.study.train.ledger import open_sweep
 from tests.commands import TWELVE
 from tests.eval import sweep_fixture as fixture
 from tests.sweep_helpers import base, write_corpus

@@ -11,7 +11,7 @@ from eval.claims.estimates import Estimate, exact
 from lm.config.recipe import Recipe
 from lm.config.resolve import replaced, resolve
 from lm.launch.command import ConfigParser
-from lm.sweep.cells import split_sweep
+from lm.study.plan.cells import split_sweep
 from lm.training.state import build_learner, hyper_from
 from lm.training.update import optimizer
 from modules.optim import state_specs, unboxed

@@ -9,7 +9,7 @@ from eval.coordinates import CHANGE, slopes
 from lm.config.recipe import Recipe
 from lm.config.resolve import replaced, resolve
 from lm.launch.command import ConfigParser
-from lm.sweep.cells import split_sweep
+from lm.study.plan.cells import split_sweep
 from lm.training.state import build_learner, hyper_from, init_state
 from lm.training.step import token_sums
 from modules.params import named_leaves

@@ -24,13 +24,13 @@ from eval.claims.measures.activations import self_normalizing
 from eval.claims.measures.rows import MEASURES
 from eval.claims.record import read_record
 from eval.claims.train import train_open
-from eval.tables.ablation import read_ablation
-from eval.tables.results import gather, read_sweep
 from lm.config.resolve import resolve, to_dict
 from lm.launch.command import ConfigParser
 from lm.storage.files import sealed, write_json
-from lm.sweep.arms import Ablation as Arms
-from lm.sweep.cells import split_sweep
+from lm.study.arm import Ablation as Arms
+from lm.study.plan.cells import split_sweep
+from lm.study.tables.ablation import read_ablation
+from lm.study.tables.results import gather, read_sweep
 from modules.activations import ACTIVATIONS
 from tests import ROOT
 from tests.eval import tuned_fixture as tuned

@@ -13,9 +13,9 @@ from eval.report.page import report
 from eval.report.series import read_series
 from eval.report.subject import read_subject
 from eval.report.tables import compared, p_text, seeds_text
-from eval.tables import comparison
-from eval.tables.comparison import MOST_SEEDS
-from eval.tables.interval import Interval
+from lm.study.tables import comparison
+from lm.study.tables.comparison import MOST_SEEDS
+from lm.study.tables.interval import Interval
 from tests.eval import sweep_fixture as fixture
 
 SEEDS = {'train.seed': (0, 1, 2)}

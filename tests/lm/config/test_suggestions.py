@@ -9,7 +9,7 @@ from lm.config.other_programs import SYNONYMS
 from lm.config.resolve import resolve
 from lm.config.suggestions import check_flags, field_hint, flag_refusal, sweep_hint
 from lm.model.check import check
-from lm.sweep.cells import cells
+from lm.study.plan.cells import cells
 from modules.choices import USUAL_NAMES
 from tests.helpers import tiny_config, tiny_raw
 from tests.lm.model.test_check_fields import NAMES

@@ -34,7 +34,7 @@ from lm.record.remote.local_copy import at_hand
 from lm.record.remote.mirror import mirrored
 from lm.record.workdir import read_json
 from lm.storage.buckets import open_bucket
-from lm.sweep.cells import cells
+from lm.study.plan.cells import cells
 from modules.params import named_leaves
 from tests import strangers
 from tests.commands import ROOT

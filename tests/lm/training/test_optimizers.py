@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lm.config.resolve import replaced
-from lm.sweep.cells import cells, groups
+from lm.study.plan.cells import cells, group_by_program
 from lm.training.state import hyper_from
 from lm.training.update import of_rms
 from modules.params import ParamSpec, named_leaves
@@ -158,7 +158,7 @@ def test_what_is_not_given_is_in_no_program():
     so that b2, not given, is of each its own.
     """
     sweep = {'optim.match_rms': (None, 0.1, 0.2)}
-    found = groups(cells(tiny_raw(SIGNS), sweep))
+    found = group_by_program(cells(tiny_raw(SIGNS), sweep))
     assert [len(group) for group in found] == [1, 2]
     config = tiny_config({'optim.name': 'lion'})
     assert config.optim.b1 == 0.9 and config.optim.b2 is None
