@@ -26,10 +26,11 @@ from absl import app, flags
 
 from lm.study.tables import sql
 from lm.study.tables.columns import columns
-from lm.study.tables.results import Record, as_arrow, gather, gather_all, rows_of
+from lm.study.tables.results import Record, as_arrow, gather, gather_all
 from lm.study.tables.text import FORMATS, number, render
 from lm.launch.command import run_main
 from lm.launch.path_flags import define_path
+from lm.record.run import Run
 
 if TYPE_CHECKING:
     import pandas as pd  # takes a second to import, which only frames are worth
@@ -67,7 +68,7 @@ def metrics_frame(*workdirs: str | Path) -> 'pd.DataFrame':
 def _metrics(records: list[Record]) -> pa.Table:
     merged: dict[tuple[str, int], dict[str, Any]] = {}
     for record in records:
-        for row in rows_of(Path(record['workdir'])):
+        for row in Run(Path(record['workdir'])).rows():
             key = record['workdir'], row['step']
             at_step = merged.setdefault(key, {n: record[n] for n in ('cell', 'workdir')})
             at_step |= {name: v for name, v in row.items() if _is_number(v)}

@@ -17,9 +17,9 @@ from eval.evaluation.asked import Asked
 from eval.suites.base import Result, Suite, Table
 from lm.record.digests import of_record
 from lm.record.machine import git_commit, versions
+from lm.record.names import EVALUATIONS
 from lm.storage.files import Unreadable, first_line, read_json, sealed, write_text
 
-FOLDER = 'evaluations'
 MOST_WORDS = 200  # of an error
 NOT_FINITE = 'float'  # the only key of an object that stands for nan, inf or -inf
 
@@ -50,7 +50,7 @@ def unplain(value: Any) -> Any:
 
 def path_of(workdir: Path, step: int, asked: Asked) -> Path:
     """Returns the file of a result."""
-    return workdir / FOLDER / str(step) / f'{asked.name}-{asked.digest}.json'
+    return workdir / EVALUATIONS / str(step) / f'{asked.name}-{asked.digest}.json'
 
 
 def write(path: Path, asked: Asked, meta: Mapping[str, Any], result: Result) -> None:

@@ -15,11 +15,9 @@ import pyarrow.parquet
 
 from eval.fit.laws import LOSS, MOMENTUM, Columns, Law, N, peak_step
 from lm.study.tables import sql
-from lm.study.tables.results import as_arrow, gather, rows_of
-from lm.record.upgrade import stored_config
-from lm.record.workdir import CONFIG
+from lm.study.tables.results import as_arrow, gather
+from lm.record.run import Run
 from lm.run.tables import fractions_at
-from lm.storage.files import read_json
 from modules.choices import nearest
 
 Row = Mapping[str, Any]
@@ -108,10 +106,10 @@ def from_workdir(law: Law, workdir: str | Path, options: Options) -> Points:
         return of_runs(law, ended, options, left_out)
     found = []
     for row in ended:
-        folder = Path(row['workdir'])
-        recipe = stored_config(read_json(folder / CONFIG))
+        run = Run(Path(row['workdir']))
+        recipe = run.read_recipe()
         every = recipe.optim.lr * fractions_at(recipe, np.arange(1, recipe.train.steps + 1))
-        found.append((row, every, rows_of(folder)))
+        found.append((row, every, run.rows()))
     return of_curves(law, found, options, left_out)
 
 

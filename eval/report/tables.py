@@ -22,14 +22,13 @@ from lm.study.tables.comparison import (
     choice_words,
 )
 from lm.study.tables.interval import Interval
-from lm.study.tables.results import UNREADABLE, Record, results_of, rows_of
+from lm.study.tables.results import UNREADABLE, Record
 from lm.study.tables.text import number
 from lm.study.tables.variants import LR, SEEDS, has_diverged
 from lm.config.resolve import flatten
-from lm.record.upgrade import stored_config
-from lm.record.workdir import CONFIG, SUMMARY
+from lm.record.names import SUMMARY
+from lm.record.run import Run
 from lm.run.warnings import Detector
-from lm.storage.files import read_json
 
 UNITS = {'ce': 'loss, nats per token', 'bits_per_byte': 'bits per byte'}
 SHORT_UNITS = {'ce': 'nats per token', 'bits_per_byte': 'bits per byte'}
@@ -303,12 +302,12 @@ def warnings_of(record: Record) -> list[dict[str, Any]]:
     """The warnings in its summary; without one, those that its rows so far give rise to. [] where
     nothing can be read.
     """
-    folder = Path(record['workdir'])
+    run = Run(Path(record['workdir']))
     try:
-        if (folder / SUMMARY).exists():
-            return results_of(folder).get('warnings') or []
-        detector = Detector(stored_config(read_json(folder / CONFIG)), [])
-        return [warning for row in rows_of(folder) for warning in detector.read(row)]
+        if (run.folder / SUMMARY).exists():
+            return run.results().get('warnings') or []
+        detector = Detector(run.read_recipe(), [])
+        return [warning for row in run.rows() for warning in detector.read(row)]
     except (ValueError, OSError):
         return []
 

@@ -13,7 +13,7 @@ import re
 import secrets
 from pathlib import Path
 
-from eval.sync.records import MOST_SECONDS, MOST_STEPS, Run
+from eval.sync.records import MOST_SECONDS, MOST_STEPS, Source
 from lm.storage.files import Unreadable, read_json, sealed, write_json
 
 NOTHING = -1  # the step of a run of which no row was sent
@@ -32,12 +32,12 @@ class Mark:
     summary: str = ''  # the digest of what was sent of summary.json
 
     @classmethod
-    def new(cls, tracker: str, where: str, run: Run) -> 'Mark':
+    def new(cls, tracker: str, where: str, source: Source) -> 'Mark':
         """Returns the mark of a run that the tracker does not have; two runs of one config, in two
         folders, are two.
         """
-        name = f'{run.digest}-{secrets.token_hex(4)}'
-        return cls(tracker, where, name, run.digest, run.began)
+        name = f'{source.digest}-{secrets.token_hex(4)}'
+        return cls(tracker, where, name, source.digest, source.began)
 
     def write(self, path: Path) -> None:
         write_json(path, sealed(dataclasses.asdict(self)))

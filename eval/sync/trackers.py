@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from eval.sync.marks import without_password
-from eval.sync.records import Run, Step
+from eval.sync.records import Source, Step
 from eval.sync.to_mlflow import Mlflow
 from eval.sync.to_wandb import Wandb
 from lm.launch.tracking import PACKAGES
@@ -44,7 +44,7 @@ class Tracker(Protocol):
 
     def __init__(self, uri: str | None, project: str | None): ...
 
-    def open(self, run: Run, name: str, began: float) -> Session:
+    def open(self, source: Source, name: str, began: float) -> Session:
         """Opens the run that is called `name` there, which may be new."""
 
 

@@ -34,7 +34,7 @@ from lm.record.checkpoint import (
 )
 from lm.record.digests import DamagedCheckpoint
 from lm.record.remote.local_copy import of_workdir
-from lm.record.workdir import read_config
+from lm.record.run import Run
 from lm.run.program import TOKENIZER, Experiment, locate_data
 from lm.storage.buckets import below, is_url
 from lm.storage.files import expand_home
@@ -98,7 +98,7 @@ def with_source_model(
     # From config.json: to read a checkpoint starts JAX; hosts have not joined yet.
     try:
         folder, _ = find_source(start.train.init_from)
-        there = read_config(folder.parent)
+        there = Run(folder.parent).read_recipe()
         tokenizer = _choose_tokenizer(folder.parent, there, start)
     except ValueError:
         there = None if workdir is None else _read_begun_run(start.train.init_from, workdir)
@@ -128,7 +128,7 @@ def _read_begun_run(source: str, workdir: str | Path) -> Recipe | None:
     """
     try:
         folder, _ = find(workdir)
-        there = read_config(folder.parent)
+        there = Run(folder.parent).read_recipe()
     except ValueError:
         return None
     return there if there.train.init_from == source else None

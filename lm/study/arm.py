@@ -14,7 +14,8 @@ from typing import Any
 from lm.config.fields import FIELDS
 from lm.config.recipe import Recipe
 from lm.config.resolve import build, flatten
-from lm.record.workdir import SUMMARY, is_final, status_of
+from lm.record.run import Run
+from lm.record.workdir import SUMMARY
 from lm.storage.files import read_json
 from lm.study.plan.cells import Cell, Changes, cell, cells
 from lm.study.plan.protocols import applied
@@ -277,10 +278,10 @@ class _Losses(Mapping):
     def __getitem__(self, point: Point) -> float:
         if point not in self._known:
             folder = self._workdir / self._ablation.cell(self._arm, point, '').name
-            if not is_final(folder):
+            if not Run(folder).is_final:
                 raise KeyError(point)
             loss = read_json(folder / SUMMARY).get(METRICS[self._ablation.metric])
-            is_finite = status_of(folder) == 'done' and loss is not None
+            is_finite = Run(folder).status == 'done' and loss is not None
             self._known[point] = loss if is_finite else math.inf
         return self._known[point]
 

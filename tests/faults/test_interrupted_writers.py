@@ -26,7 +26,8 @@ from eval.suites.base import Result
 from lm.data import open_dataset, prepared
 from lm.data.tokenizers import load as load_tokenizer
 from lm.inference.load import find
-from lm.record.workdir import open_workdir, read_config
+from lm.record.run import Run
+from lm.record.workdir import open_workdir
 from lm.storage.files import quiet
 from lm.storage.filling import MARK, filling
 from lm.study.tables.results import write_table
@@ -86,7 +87,7 @@ def like(run, beside):
             with pytest.raises(ValueError), open_workdir(out, load(run).recipe, True, quiet):
                 pass
             return REFUSED
-        assert load(out).step == load(run).step and read_config(out) is not None
+        assert load(out).step == load(run).step and Run(out).read_recipe() is not None
         names = {path.name for path in (out / 'tokenizer').iterdir()}
         assert beside <= names and load_tokenizer(out / 'tokenizer')
         return WHOLE

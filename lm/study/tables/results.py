@@ -4,10 +4,7 @@ Functions that read a file raise ValueError, naming it, where what lies there ca
 """
 
 import contextlib
-import functools
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +13,16 @@ import pyarrow.parquet as pq
 
 from lm.config.fields import FIELDS
 from lm.config.resolve import flatten
-from lm.record.metrics import FILE, read_rows
+from lm.record.names import CONFIG, SWEEP
 from lm.record.remote.local_copy import at_hand
-from lm.record.upgrade import present_paths, stored_config
-from lm.record.workdir import CONFIG, SUMMARY, SWEEP
-from lm.run.warnings import is_warnings
-from lm.storage.files import read_json, replacing
+from lm.record.run import DAMAGE, Row, Run, naming
+from lm.storage.files import replacing
 from lm.study.tables.arms import arm_names, place_of
 from lm.study.tables.columns import RESULTS, Record, columns, kinds_of_columns, schema, typed
 from lm.study.train import ledger
 
 TABLE = 'cells.parquet'
 UNREADABLE = 'unreadable'
-Row = dict[str, Any]  # of metrics.jsonl, or by the names of summary.json
-# What reading a record that was written over raises: it holds other things than it should.
-DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OSError, pa.ArrowException)
-
-
-@contextlib.contextmanager
-def naming(path: Path, advice: str = '') -> Iterator[None]:
-    """Adds the name of `path`, where it lacks, and advice to errors of reading it."""
-    try:
-        yield
-    except DAMAGE as error:
-        is_told = isinstance(error, ValueError | OSError)  # others say no more than a name
-        text = str(error) if is_told else f'{type(error).__name__}: {error}'
-        if str(path) not in text:
-            text = f'{path} cannot be read ({text})'
-        raise ValueError(f'{text}. {advice}' if advice else text) from error
 
 
 def _naming_sweep(folder: Path) -> contextlib.AbstractContextManager[None]:
@@ -71,7 +50,7 @@ def gather(workdir: str | Path) -> list[Record]:
     if (folder / CONFIG).exists():
         config = _config_of_run(folder)
         try:
-            return [_record(folder, config, results_of(folder))]
+            return [_record(folder, config, Run(folder).results())]
         except (ValueError, OSError) as error:
             return [_record(folder, config, {'status': UNREADABLE, 'reason': str(error)})]
     below = [path for path in sorted(folder.glob('*')) if holds_runs(path)]
@@ -122,10 +101,10 @@ def _gather_cell(
     path = folder / cell['cell']
     place = {'sweep': folder.name, 'group': cell['group']} | place
     try:
-        config = config_of(path) if (path / CONFIG).exists() else known
+        config = Run(path).config if (path / CONFIG).exists() else known
         if lost := sorted(known.keys() & FIELDS.keys() - config.keys()):
             raise ValueError(f'{path / CONFIG} cannot be read (it lacks {", ".join(lost)})')
-        return _record(path, config, results_of(path), **place)
+        return _record(path, config, Run(path).results(), **place)
     except (ValueError, OSError) as error:
         with _naming_sweep(folder):
             return _record(path, known, {'status': UNREADABLE, 'reason': str(error)}, **place)
@@ -162,7 +141,9 @@ def write_table(workdir: str | Path) -> Path:
 
 
 def _read_table(path: Path) -> list[Record]:
-    with naming(path, 'The runs that it was made of are gone; delete it to train them again'):
+    damage = (*DAMAGE, pa.ArrowException)
+    advice = 'The runs that it was made of are gone; delete it to train them again'
+    with naming(path, advice, damage):
         rows = pq.read_table(path, page_checksum_verification=True).to_pylist()
         records = [{name: row.get(name) for name in schema().names} for row in rows]
         return as_arrow(records).to_pylist()
@@ -200,69 +181,6 @@ def _check_sweep(sweep: Mapping[str, Any]) -> None:
 
 def _config_of_run(folder: Path) -> Mapping[str, Any]:
     with naming(folder / CONFIG, 'Delete it, and the train.py command of the run writes it anew'):
-        config = config_of(folder)
+        config = Run(folder).config
         _record(folder, config, {'status': ''})  # each value is of the type of its column
         return config
-
-
-def config_of(folder: Path) -> Mapping[str, Any]:
-    """The config.json of a run by path, in the present form. One that is no config of this version
-    has what is in it and the defaults of fields that were added since.
-    """
-    with naming(folder / CONFIG):
-        return _flat_config(json.dumps(read_json(folder / CONFIG)))
-
-
-@functools.lru_cache(maxsize=10_000)
-def _flat_config(text: str) -> Mapping[str, Any]:
-    raw = json.loads(text)
-    try:
-        return flatten(stored_config(raw))
-    except ValueError:
-        added = {path: f.default for path, f in FIELDS.items() if f.default is not MISSING}
-        return added | present_paths(flatten(raw))
-
-
-def results_of(folder: Path) -> Row:
-    """Results by the names of summary.json; what is not in it is found from the rows so far."""
-    if not folder.exists():
-        return {'status': 'waiting'}
-    summary = {'status': 'unfinished'}
-    if (folder / SUMMARY).exists():
-        summary = read_json(folder / SUMMARY)
-        if not isinstance(summary.get('status'), str):
-            raise ValueError(f'{folder / SUMMARY} cannot be read (it has no status)')
-        if not is_warnings(summary.get('warnings', [])):
-            raise ValueError(f'{folder / SUMMARY} cannot be read (its warnings are none of ours)')
-    if 'best_validation_ce' in summary:
-        return summary
-    with naming(folder / FILE):
-        return _results_so_far(rows_of(folder)) | summary
-
-
-def rows_of(folder: Path) -> list[Row]:
-    """The rows of metrics.jsonl that are whole: those with a step."""
-    with naming(folder / FILE):
-        rows = read_rows(folder / FILE)
-    return [row for row in rows if isinstance(row, dict) and type(row.get('step')) is int]
-
-
-def _results_so_far(rows: list[Row]) -> Row:
-    """The summary of a run that has got as far as these rows."""
-    found: Row = {'step': rows[-1]['step']} if rows else {}
-    trained = [row for row in rows if 'ce' in row]
-    validated = [row for row in rows if 'validation_ce' in row]
-    if trained:
-        rates = [row['tokens_per_sec'] for row in trained if row.get('tokens_per_sec')]
-        found |= {'ce': trained[-1]['ce'], 'tokens': trained[-1].get('tokens')}
-        found['tokens_per_sec_mean'] = sum(rates) / len(rates) if rates else None
-    if validated:
-        last = validated[-1]
-        found |= {name: last.get(name) for name in ('validation_ce', 'bits_per_byte', 'perplexity')}
-        found['validated_step'] = last['step']
-    finite = [row for row in validated if row['validation_ce'] is not None]
-    if finite:
-        best = min(finite, key=lambda row: row['validation_ce'])
-        found |= {'best_validation_ce': best['validation_ce'], 'best_step': best['step']}
-        found['best_bits_per_byte'] = best.get('bits_per_byte')
-    return found

@@ -41,7 +41,8 @@ from lm.record.code import describe_code, find_other_code, running_code, summari
 from lm.record.machine import device_name
 from lm.record.names import FINAL
 from lm.record.remote.mirror import sweep_folder, sweep_records
-from lm.record.workdir import LOCK, SWEEP, check_shared, read_summary
+from lm.record.run import Run
+from lm.record.workdir import LOCK, SWEEP, check_shared
 from lm.run.program import build_without_text
 from lm.storage.buckets import is_url
 from lm.storage.files import locked
@@ -167,7 +168,7 @@ def train_sweep(
 
 def sweep_code_notes(cells: Iterable[Cell], work: Work) -> list[str]:
     """Notes on cells that have ended and that other code has trained, with their number."""
-    summaries = (read_summary(work.folder(cell)) for cell in cells)
+    summaries = (Run(work.folder(cell)).summary for cell in cells)
     ended = [one for one in summaries if one.get('status') in FINAL]
     words = summarize_codes(find_other_code(one.get('code'), one) for one in ended)
     if not words:

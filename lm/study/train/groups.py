@@ -24,6 +24,7 @@ from lm.record import workdir
 from lm.record.code import describe_code, running_code, summarize_codes
 from lm.record.machine import device_memory_bytes
 from lm.record.remote.mirror import mirrored_cell
+from lm.record.run import Run
 from lm.run.describe import notes_of_all
 from lm.run.program import Experiment, Program, open_text, runs_that_fit
 from lm.run.runs import RunSpec, try_storage
@@ -59,7 +60,7 @@ class Work:
         return self.workdir / cell.name
 
     def is_final(self, cell: Cell) -> bool:
-        return workdir.is_final(self.folder(cell))
+        return Run(self.folder(cell)).is_final
 
     def fail(self, cells: Sequence[Cell], error: Exception) -> None:
         """Records the error with each cell that has not ended."""
@@ -112,7 +113,7 @@ def _waiting(group: list[Cell], work: Work) -> list[Cell]:
     """The cells that have not ended; a damaged config.json of one that has is written anew."""
     for cell in filter(work.is_final, group):
         try:
-            workdir.read_config(work.folder(cell))
+            Run(work.folder(cell)).read_recipe()
         except Unreadable as error:
             work.say(f'NOTE: {error}. It is written anew.')
             workdir.write_config(work.folder(cell), cell.recipe)

@@ -24,7 +24,8 @@ from lm.data.tokenizers import vocab_size
 from lm.devices.mesh import least_devices
 from lm.launch.distributed import MEET_SEC, asked_to_stop, first_then_others, join
 from lm.launch.this_host import JOB, TELL, Host, child_host, has_tpu
-from lm.record.workdir import LOCK, SUMMARY, not_shared, status_of
+from lm.record.run import Run
+from lm.record.workdir import LOCK, SUMMARY, not_shared
 from lm.storage.buckets import open_bucket
 from lm.storage.files import is_locked, locked, write_text
 from lm.storage.lease import LEASE
@@ -161,7 +162,7 @@ class Others:
     def _failure(self, cell: Cell) -> int | None:
         """The time of a summary that says that the cell failed, by the clock of the disk."""
         folder = self._work.folder(cell)
-        if status_of(folder) != 'failed':
+        if Run(folder).status != 'failed':
             return None
         with contextlib.suppress(OSError):
             return (folder / SUMMARY).stat().st_mtime_ns

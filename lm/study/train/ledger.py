@@ -22,12 +22,12 @@ from lm.config.fields import MeshConfig
 from lm.config.recipe import Recipe
 from lm.config.resolve import differences, digest, replaced, to_dict
 from lm.record.checkpoint import check_path
+from lm.record.run import Run
 from lm.record.upgrade import is_old, stored_cell, stored_config
 from lm.record.workdir import (
     CONFIG,
     SWEEP,
     check_own,
-    read_config,
     refusal,
     without_mesh,
     writable,
@@ -93,7 +93,7 @@ def _begun(path: Path, base: Recipe, continue_changed: bool, say: Callable[[str]
         found = []
         for folder in sorted(recipe.parent for recipe in path.glob(f'*/{CONFIG}')):
             with contextlib.suppress(ValueError):  # damaged too: found by its name, if it is a cell
-                differs = _differs(base, read_config(folder))
+                differs = _differs(base, Run(folder).read_recipe())
                 found.append(_record(folder.name, None, differs, differs))
         say(f'NOTE: {error}. It is written anew, with the {len(found)} cells that have a folder.')
         return {'cells': found}
@@ -183,7 +183,7 @@ def _with_earlier_names(
     earlier = {}
     for old in [cell['cell'] for cell in before if cell['cell'] not in present]:
         with contextlib.suppress(ValueError, OSError):  # never begun, or of an unknown form
-            recipe = read_config(path / old)
+            recipe = Run(path / old).read_recipe()
             earlier[digest(recipe)] = earlier[_of_any_mesh(recipe)] = old
 
     def name(cell: Cell) -> str:

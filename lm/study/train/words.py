@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from lm.record.workdir import SUMMARY
-from lm.storage.files import read_json
+from lm.record.run import Run, time_share
 from lm.study.arm import Ablation, budget_words
 from lm.study.plan.search import CYCLES, EXTENSIONS, REFINEMENTS, REPEATS, WAVE, edge
 from lm.study.plan.search import Arm as Searched
@@ -139,13 +138,8 @@ def spent(ablation: Ablation, study: Study, folder: Path) -> list[str]:
     found = []
     for i, arm in enumerate(ablation.arms):
         runs = [p for p in study.stages[i] if p in study.losses[i]]
-        records = [read_json(folder / ablation.cell(i, p, '').name / SUMMARY) for p in runs]
+        records = [Run(folder / ablation.cell(i, p, '').name).summary for p in runs]
         steps = sum(record.get('step', 0) for record in records)
-        sec = math.fsum(share_of_time(record) for record in records)
+        sec = math.fsum(time_share(record) for record in records)
         found.append(f'  {arm.name}: {counted(len(runs), "run")}, {steps:,} steps, {sec:,.1f} s')
     return found
-
-
-def share_of_time(summary: dict) -> float:
-    """Returns the seconds of a run, divided by the runs that trained beside it in its program."""
-    return (summary.get('wall_sec') or 0.0) / summary.get('side_by_side', 1)

@@ -13,9 +13,9 @@ from lm.devices.shardings import state_shapes, state_shardings
 from lm.inference.load import load
 from lm.record.checkpoint import TreeMismatch
 from lm.record.metrics import read_rows
-from lm.record.workdir import read_json
 from lm.run.start import initial_state
 from lm.run.tables import optimizer_state_bytes
+from lm.storage.files import read_json
 from lm.training.state import hyper_from
 from modules.params import named_leaves
 from tests import helpers

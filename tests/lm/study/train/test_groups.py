@@ -4,6 +4,7 @@ import resource
 
 import pytest
 
+from lm.record.run import Run
 from lm.record.workdir import SUMMARY, open_workdir
 from lm.study.plan.cells import cells
 from lm.study.train import groups
@@ -47,5 +48,5 @@ def test_the_config_of_a_cell_that_has_ended_is_repaired(tmp_path):
     (folder / SUMMARY).write_text('{"status": "done"}')
     (folder / 'config.json').write_text('{"mod')
     groups.train_group([cell], groups.Work([], tmp_path, [], said.append))
-    assert groups.workdir.read_config(folder) == cell.recipe
+    assert Run(folder).read_recipe() == cell.recipe
     assert len(said) == 1 and 'config.json cannot be read' in said[0]

@@ -8,8 +8,9 @@ import pytest
 from configs import default
 from lm.config.fields import FIELDS
 from lm.config.resolve import resolve, to_dict
+from lm.record.run import Run
 from lm.record.upgrade import stored_config
-from lm.record.workdir import is_final, write_config
+from lm.record.workdir import write_config
 from lm.storage.files import read_json, write_json
 from lm.study.plan.cells import cells, group_by_program
 from lm.study.train.ledger import open_sweep, read_sweep
@@ -53,7 +54,7 @@ def test_cells_of_an_older_version_keep_their_names(sweep):
     for changes, name in found.items():
         begun = 'layernorm' not in changes
         assert name == (OLD_NAMES if begun else fresh)[changes]
-        assert is_final(folder / name) == begun and fresh[changes] != OLD_NAMES[changes]
+        assert Run(folder / name).is_final == begun and fresh[changes] != OLD_NAMES[changes]
     assert names(opened(folder, raw, SWEPT)) == found  # sweep.json has the present form now
     assert {cell['cell'] for cell in read_json(folder / 'sweep.json')['cells']} == {*found.values()}
 
