@@ -26,7 +26,7 @@ from eval.evaluation.paired import CONFIDENCE, Difference, difference, pairs_of
 from eval.evaluation.targets import Evaluation, Say, Target, evaluate_all, targets_of
 from eval.suites import SUITES
 from eval.suites.base import Suite
-from lm.study.tables.comparison import BETTER, WITHIN_NOISE, WORSE, holm
+from lm.study.statistics import BETTER, WITHIN_NOISE, WORSE, holm
 from lm.launch.command import run_main
 from lm.storage.files import expand_home
 from lm.record.remote.local_copy import at_hand

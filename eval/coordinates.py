@@ -29,7 +29,7 @@ from absl import app, flags
 from rich.console import Console
 
 from eval.charts import FAILS, PASSES, Chart, save, write_page
-from lm.study.tables.interval import t_interval
+from lm.study.statistics import t_interval
 from lm.config.recipe import Recipe
 from lm.config.resolve import replaced, resolve, with_dtype
 from lm.inference.probes import by_name

@@ -22,8 +22,8 @@ from lm.study.tables.ablation import (
     variants,
 )
 from lm.study.tables.columns import columns
-from lm.study.tables.comparison import CONFIDENCE, Comparison, initial_of, losses_by_lr
-from lm.study.tables.interval import t_interval
+from lm.study.tables.comparison import Comparison, initial_of, losses_by_lr
+from lm.study.statistics import CONFIDENCE, t_interval
 from lm.study.tables.results import Record
 from lm.study.tables.text import number
 from lm.study.tables.variants import LR, final_loss, has_diverged

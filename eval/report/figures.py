@@ -13,7 +13,8 @@ import altair as alt
 import numpy as np
 
 from eval.charts import COLOURS, INK, Chart
-from lm.study.tables.comparison import BETTER, ONE_SEED, WITHIN_NOISE, WORSE, Comparison
+from lm.study.tables.comparison import Comparison
+from lm.study.statistics import BETTER, ONE_SEED, WITHIN_NOISE, WORSE
 from eval.report.series import Series, smooth, thin_curve
 from eval.report.tables import (
     SHORT_UNITS,
@@ -23,7 +24,7 @@ from eval.report.tables import (
     lost,
     p_text,
     seed_columns,
-    seeds_text,
+    needed_text,
 )
 from lm.study.tables.text import number
 from lm.study.tables.variants import SIZES, WITH_SIZE
@@ -388,7 +389,7 @@ def differences(comparisons: Sequence[Comparison], metric: str) -> Chart:
     """
     rows = []
     for c in compared(comparisons):
-        needed = seeds_text(c)
+        needed = needed_text(c)
         told = (c.verdict, p_text(c), f'{needed} would settle it' if needed else '')
         row = {'variant': c.variant.name, 'verdict': c.verdict, 'seeds': c.difference.n}
         rows.append(row | _interval(c.difference) | {'told': ', '.join(filter(None, told))})

@@ -12,16 +12,8 @@ import numpy as np
 from eval.report.series import Series
 from eval.report.subject import Subject
 from lm.study.tables.columns import columns
-from lm.study.tables.comparison import (
-    BETTER,
-    MOST_SEEDS,
-    ONE_SEED,
-    WITHIN_NOISE,
-    WORSE,
-    Comparison,
-    choice_words,
-)
-from lm.study.tables.interval import Interval
+from lm.study.tables.comparison import Comparison, choice_words
+from lm.study.statistics import seeds_text, BETTER, Interval, ONE_SEED, WITHIN_NOISE, WORSE
 from lm.study.tables.results import UNREADABLE, Record
 from lm.study.tables.text import number
 from lm.study.tables.variants import LR, SEEDS, has_diverged
@@ -150,12 +142,10 @@ def findings(
     return lines
 
 
-def seeds_text(comparison: Comparison) -> str:
-    """'about 14 seeds', which would settle what is within noise; '' for other verdicts."""
+def needed_text(comparison: Comparison) -> str:
+    """'about 14 seeds', which would find what is within noise; '' for other verdicts."""
     n = comparison.seeds_needed
-    if n is None:
-        return ''
-    return f'about {n} seeds' if n <= MOST_SEEDS else f'more than {MOST_SEEDS} seeds'
+    return '' if n is None else seeds_text(n)
 
 
 def p_text(comparison: Comparison) -> str:
@@ -218,7 +208,7 @@ def _results(c: Comparison) -> dict[str, Cell]:
     is_baseline = c.variant.is_baseline
     return {
         'verdict': Cell(
-            'baseline' if is_baseline else verdict, tuple(filter(None, (p_text(c), seeds_text(c))))
+            'baseline' if is_baseline else verdict, tuple(filter(None, (p_text(c), needed_text(c))))
         ),
         'difference': Cell('') if is_baseline else _interval_cell(c.difference, '+'),
         'final loss': _interval_cell(c.loss),

@@ -21,7 +21,7 @@ from lm.study.plan.cells import Cell, Changes, cell, cells
 from lm.study.plan.protocols import applied
 from lm.study.plan.search import VERSION, K, Point
 from lm.study.plan.settings import SEEDS, Grid, Tune, grid, metric_of_axes, read
-from lm.study.statistics import MOST_SEEDS, seeds_for
+from lm.study.statistics import MOST_SEEDS, seeds_needed
 from lm.study.verdicts import LOOKS, Study
 
 METRICS = {'ce': 'validation_ce', 'bits_per_byte': 'bits_per_byte'}  # column: in summary.json
@@ -249,7 +249,7 @@ def budget_words(study: Study) -> str | None:
         return None
     effect, runs = study.search.smallest_effect, max(study.runs)
     looks = [n for n in (i * study.seeds for i in LOOKS) if runs + n <= study.budget]
-    needed = seeds_for(effect, math.sqrt(2) * s, tests)
+    needed = seeds_needed(effect, math.sqrt(2) * s, tests)
     if needed <= looks[-1]:
         return None
     least = max(study.seeds, math.ceil(needed / LOOKS[-1]))

@@ -1,26 +1,95 @@
-"""Verdicts on tuned arms: paired over fresh seeds, with an allowance for what tuning left open.
+"""Statistics of studies: means, paired differences, tests, and the seeds that a difference takes.
 
-d = loss of an arm - loss of the baseline, over seeds that chose the values of neither. The
-difference at the best values of both lies in [d - r_arm, d + r_baseline] but for noise, with r the
-`lm.study.plan.curve.allowance` of each. There are two looks, after n and 2 n seeds, at LEVEL each:
-together 5% (nominal .027 for a t test at n and 2 n, by simulation).
+Losses of two arms are paired by seed: what a seed does to both cancels. All assumes normal values,
+as Student's t does. A sweep makes one test, at 1 - CONFIDENCE. A tuned study looks twice, after n
+and 2 n fresh seeds, at LEVEL each: together 5% (nominal .027 for a t test at n and 2 n, by
+simulation). Its verdicts make an allowance for what tuning left open. With d = loss of an arm -
+loss of the baseline, the difference at the best values of both lies in [d - r_arm, d + r_baseline]
+but for noise, with r the `lm.study.plan.curve.allowance` of each.
+
+SciPy's `ttest_rel` has neither an allowance nor a p from a mean and a deviation, and its `dunnett`
+is of independent samples: those tests are here, and SciPy's distributions behind them.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from lm.study.plan.curve import student
-
+CONFIDENCE = 0.95  # of intervals, and of the one test of a sweep
 LEVEL = 0.027  # of each of two looks
-CONFIDENCE = 0.95  # of intervals
-POWER = 0.8  # of a test with as many seeds as `seeds_for` says
+POWER = 0.8  # the chance to find a difference with as many seeds as `seeds_needed` says
 MOST_SEEDS = 1000  # that anybody would train
 BETTER, WORSE, UNDECIDED = 'better', 'worse', 'undecided'
+WITHIN_NOISE, ONE_SEED = 'within noise', 'one seed'  # of the one test of a sweep
 HOLM, DUNNETT = 'holm', 'dunnett'
 TESTS = (HOLM, DUNNETT)
+
+
+@functools.lru_cache
+def student(level: float, freedom: int) -> float:
+    """Returns the quantile of Student's t."""
+    from scipy import stats  # takes 0.3 s, which a program that trains need not wait for
+
+    return float(stats.t.ppf(level, freedom))
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """`mean` of n values and their standard deviation: nan where n < 2."""
+
+    mean: float
+    std: float
+    n: int
+
+    @property
+    def half(self) -> float:
+        """Half the confidence interval of the mean: t s / sqrt(n), nan where n < 2. t is the (1 +
+        CONFIDENCE) / 2 quantile for n - 1 degrees of freedom (Student, Biometrika 6, 1908).
+        """
+        if self.n < 2:
+            return math.nan
+        return student((1 + CONFIDENCE) / 2, self.n - 1) * self.std / math.sqrt(self.n)
+
+
+def t_interval(values: Iterable[float]) -> Interval:
+    """Returns the interval of the mean of values x, with s^2 = sum (x - mean)^2 / (n - 1)."""
+    x = np.asarray(list(values), float)
+    mean = float(x.mean()) if x.size else math.nan
+    return Interval(mean, float(x.std(ddof=1)) if x.size > 1 else math.nan, x.size)
+
+
+def paired(losses: Mapping[Hashable, float], baseline: Mapping[Hashable, float]) -> Interval:
+    """Returns the interval of losses[s] - baseline[s] over the seeds s that both have."""
+    return t_interval(losses[seed] - baseline[seed] for seed in losses if seed in baseline)
+
+
+def p_value(difference: Interval) -> float:
+    """Returns the two-sided p of the paired t test of a mean of 0: P(|T| >= |mean| sqrt(n) / s).
+
+    T has n - 1 degrees of freedom. nan where n < 2. Without variance 0, or 1 where the mean is 0.
+    """
+    from scipy import stats
+
+    if difference.n < 2:
+        return math.nan
+    if difference.std == 0:
+        return float(difference.mean == 0)
+    t = abs(difference.mean) * math.sqrt(difference.n) / difference.std
+    return float(2 * stats.t.sf(t, difference.n - 1))
+
+
+def side(difference: Interval, p: float) -> str:
+    """Returns where a difference in loss lies by the one test of a sweep: BETTER, WORSE,
+    WITHIN_NOISE, or ONE_SEED. p: as `holm` adjusts it.
+    """
+    if difference.n < 2:
+        return ONE_SEED
+    if p >= 1 - CONFIDENCE:
+        return WITHIN_NOISE
+    return BETTER if difference.mean < 0 else WORSE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,11 +229,17 @@ def _correlation(one: np.ndarray, other: np.ndarray) -> float:
     return float(one @ other) / math.sqrt(float(one @ one) * float(other @ other))
 
 
-def seeds_for(effect: float, deviation: float, tests: int = 1, level: float = LEVEL) -> int:
+def seeds_needed(effect: float, deviation: float, tests: int = 1) -> int:
     """Returns the pairs that find an effect with a chance of POWER, MOST_SEEDS + 1 for more.
 
-    The paired t test at level / tests, two-sided: the least n with
-    P(|T| > t | noncentrality effect sqrt(n) / deviation) >= POWER.
+    The least n with P(|T| > t | noncentrality effect sqrt(n) / deviation) >= POWER, for the paired
+    t test at LEVEL / tests, two-sided. The one test of a sweep is at a higher level, and finds the
+    effect more often.
+
+    Args:
+      effect: the difference of losses that is to be found.
+      deviation: standard deviation of the difference of a pair.
+      tests: differences that are tested together.
     """
     from scipy import stats
 
@@ -173,7 +248,12 @@ def seeds_for(effect: float, deviation: float, tests: int = 1, level: float = LE
     n = np.arange(2, MOST_SEEDS + 1)
     if deviation == 0:
         return 2
-    t = stats.t.isf(level / tests / 2, n - 1)
+    t = stats.t.isf(LEVEL / tests / 2, n - 1)
     shift = abs(effect) * np.sqrt(n) / deviation
     enough = n[stats.nct.sf(t, n - 1, np.minimum(shift, 35.0)) >= POWER]  # nct fails far out
     return int(enough[0]) if enough.size else MOST_SEEDS + 1
+
+
+def seeds_text(seeds: int, noun: str = 'seeds') -> str:
+    """Returns 'about 14 seeds', or 'more than 1000 seeds'."""
+    return f'about {seeds} {noun}' if seeds <= MOST_SEEDS else f'more than {MOST_SEEDS} {noun}'

@@ -27,7 +27,7 @@ from lm.study.plan.search import (
     picks,
     replay,
 )
-from lm.study.statistics import UNDECIDED, Verdict, judge, seeds_for
+from lm.study.statistics import UNDECIDED, Verdict, judge, seeds_needed
 
 TUNING_LIMITED, SEED_LIMITED = 'tuning-limited', 'seed-limited'
 FRESH = 1000  # number of the first seed that verdicts are of
@@ -203,7 +203,7 @@ class Study:
         undecided = sum(
             bool(c and c.verdict and c.verdict.said == UNDECIDED) for c in self.confirmed
         )
-        return seeds_for(effect, one.verdict.deviation, undecided) if effect > 0 else None
+        return seeds_needed(effect, one.verdict.deviation, undecided) if effect > 0 else None
 
     def _allowed(self, arm: int, verdict: Verdict) -> float:
         """The allowance that a verdict on the side of the difference has to exceed."""

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lm.study.statistics import student
+
 PER_OCTAVE = 8
 OCTAVE, HALF = PER_OCTAVE, PER_OCTAVE // 2
 NARROW = 4.0  # the fit is over one octave where the loss there is so many deviations above the best
@@ -275,14 +277,6 @@ def as_good(means: Means, spread: Spread) -> tuple[float, float]:
     while high < len(is_worse) - 1 and not is_worse[high + 1]:
         high += 1
     return _edge_of(means, low, -1), _edge_of(means, high, 1)
-
-
-@functools.lru_cache
-def student(level: float, freedom: int) -> float:
-    """Returns the quantile of Student's t."""
-    from scipy import stats
-
-    return float(stats.t.ppf(level, freedom))
 
 
 def _edge_of(means: Means, at: int, side: int) -> float:

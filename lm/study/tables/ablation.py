@@ -17,11 +17,20 @@ from lm.study.plan.curve import OCTAVE, Means, Spread, means_of
 from lm.study.plan.search import DIVERGED, EDGE, VERSION, Pick, Point, edge
 from lm.study.plan.settings import Grid, Tune
 from lm.study.speedup import Speedup, speedup
-from lm.study.statistics import BETTER, MOST_SEEDS, UNDECIDED, WORSE, Verdict, judge
+from lm.study.statistics import (
+    BETTER,
+    POWER,
+    UNDECIDED,
+    WORSE,
+    Interval,
+    Verdict,
+    judge,
+    seeds_text,
+    t_interval,
+)
 from lm.study.tables.arms import arm_names, is_asked_for
 from lm.study.tables.columns import columns
 from lm.study.tables.comparison import initial_of
-from lm.study.tables.interval import Interval, t_interval
 from lm.study.tables.results import Record
 from lm.study.tables.variants import Variant, final_loss, has_diverged
 from lm.study.verdicts import FRESH, Study
@@ -328,9 +337,9 @@ def _remains(ablation: Ablation, i: int) -> Iterable[str]:
         yield f'a larger tune.budget, of which {tune.seeds} more fresh seeds are a part'
     seeds = study.seeds_needed(i, tune.smallest_effect)
     if seeds is not None and seeds > one.verdict.n:
-        many = f'about {seeds}' if seeds <= MOST_SEEDS else f'more than {MOST_SEEDS}'
         effect = max(abs(difference), tune.smallest_effect)
-        yield f'{many} fresh seeds, which would show a difference of {effect:.2g}'
+        many = seeds_text(seeds, 'fresh seeds')
+        yield f'{many}, which would show a difference of {effect:.2g} in {POWER:.0%} of cases'
     elif seeds is not None:
         yield f'nothing, if {tune.smallest_effect:g} is what matters: its seeds would have shown it'
 

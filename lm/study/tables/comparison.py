@@ -11,13 +11,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from lm.config.resolve import flatten
 from lm.study.plan.settings import metric_of_axes
-from lm.study.statistics import BETTER, CONFIDENCE, MOST_SEEDS, WORSE, holm
+from lm.study.statistics import (
+    WITHIN_NOISE,
+    Interval,
+    holm,
+    p_value,
+    paired,
+    seeds_needed,
+    side,
+    t_interval,
+)
 from lm.study.tables.columns import columns
-from lm.study.tables.interval import Interval, t_interval
 from lm.study.tables.results import UNREADABLE, Record
 from lm.study.tables.text import number
 from lm.study.tables.variants import (
@@ -33,57 +40,10 @@ from lm.study.tables.variants import (
     split,
 )
 
-WITHIN_NOISE, ONE_SEED = 'within noise', 'one seed'
 # status: why a run that did not diverge has no final loss
 LACKS = {'done': 'has no final loss', 'failed': 'failed', UNREADABLE: 'cannot be read'}
 WAITS = 'has not ended'
 OTHER_GRID = "sensitivity is over other learning rates than the baseline's: they do not compare"
-
-
-def paired(losses: Mapping[Seed, float], baseline: Mapping[Seed, float]) -> Interval:
-    """The interval of losses[s] - baseline[s] over the seeds s that both have.
-
-    What a seed does to both cancels, so this is narrower than the difference of two means.
-    """
-    return t_interval(losses[seed] - baseline[seed] for seed in losses if seed in baseline)
-
-
-def p_value(difference: Interval) -> float:
-    """The two-sided p of the paired t test that the mean is 0: P(|T| >= |mean| sqrt(n) / s).
-
-    T has n - 1 degrees of freedom. nan where n < 2. Without variance 0, or 1 where the mean is 0.
-    """
-    if difference.n < 2:
-        return math.nan
-    if difference.std == 0:
-        return float(difference.mean == 0)
-    t = abs(difference.mean) * math.sqrt(difference.n) / difference.std
-    return float(2 * stats.t.sf(t, difference.n - 1))
-
-
-def verdict(difference: Interval, p: float) -> str:
-    """The side on which a difference in loss lies, if its p-value, as `holm` adjusts, allows."""
-    if difference.n < 2:
-        return ONE_SEED
-    if p >= 1 - CONFIDENCE:
-        return WITHIN_NOISE
-    return BETTER if difference.mean < 0 else WORSE
-
-
-def seeds_needed(difference: Interval, tests: int = 1) -> int:
-    """The least n for which t s / sqrt(n) < |mean|: how many seeds would settle this difference, if
-    its mean and spread stay what they are; MOST_SEEDS + 1 where it takes more than MOST_SEEDS.
-
-    t is the two-sided quantile of n - 1 degrees of freedom at the level (1 - CONFIDENCE) / tests:
-    that of `holm`, where `tests` differences are not significant yet. About half of such
-    experiments would find a difference of this size. Raises ValueError where n < 2.
-    """
-    if difference.n < 2:
-        raise ValueError(f'a spread takes two seeds; got {difference.n}')
-    n = np.arange(2, MOST_SEEDS + 1)
-    t = stats.t.isf((1 - CONFIDENCE) / tests / 2, n - 1)
-    enough = n[t * difference.std / np.sqrt(n) < abs(difference.mean)]
-    return int(enough[0]) if enough.size else MOST_SEEDS + 1
 
 
 def best_lr(losses: Losses) -> float | None:
@@ -124,7 +84,7 @@ class Comparison:
     notes: list[str]
     p: float = math.nan  # adjusted for the number of variants; nan for the baseline or one seed
     verdict: str = ''  # '' for the baseline
-    seeds_needed: int | None = None  # to settle a difference that is within noise
+    seeds_needed: int | None = None  # to find a difference that is within noise
     chosen: Sequence[Record] = ()  # the runs at its chosen values, where lr is not all that is
 
     @property
@@ -177,11 +137,12 @@ def compare_variants(variants: Sequence[Variant], metric: str) -> list[Compariso
     nothing = t_interval([])
     differences = [nothing if c.variant.is_baseline else c.difference for c in found]
     adjusted = holm([p_value(difference) for difference in differences])
-    verdicts = [verdict(d, p) if d.n else '' for d, p in zip(differences, adjusted, strict=True)]
+    verdicts = [side(d, p) if d.n else '' for d, p in zip(differences, adjusted, strict=True)]
     undecided = verdicts.count(WITHIN_NOISE)
     baseline = next((c for c in found if c.variant.is_baseline), None)
     for i, (c, p, said) in enumerate(zip(found, adjusted, verdicts, strict=True)):
-        seeds = seeds_needed(c.difference, undecided) if said == WITHIN_NOISE else None
+        mean, deviation = c.difference.mean, c.difference.std
+        seeds = seeds_needed(mean, deviation, undecided) if said == WITHIN_NOISE else None
         # Sensitivities are means over a grid of learning rates, and compare over equal ones alone.
         is_other = baseline is not None and c.variant.rates != baseline.variant.rates
         is_other = is_other and not math.isnan(c.sensitivity + baseline.sensitivity)

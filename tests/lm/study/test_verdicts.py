@@ -24,7 +24,7 @@ from lm.study.statistics import (
     WORSE,
     Verdict,
     judge,
-    seeds_for,
+    seeds_needed,
 )
 from lm.study.verdicts import FRESH, SEED_LIMITED, TUNING_LIMITED, Confirmed, Study
 
@@ -198,8 +198,8 @@ def test_tuning_limited_is_an_allowance_above_the_difference():
 def test_seed_limited_is_more_seeds_than_there_were():
     """They are counted for the difference, or the smallest effect, less the allowance."""
     study = with_verdict(-0.004, 0.0, 0.002)
-    assert study.seeds_needed(1, 0.001) == seeds_for(0.002, 0.01) > 10
-    assert study.seeds_needed(1, 0.01) == seeds_for(0.008, 0.01) > 10
+    assert study.seeds_needed(1, 0.001) == seeds_needed(0.002, 0.01) > 10
+    assert study.seeds_needed(1, 0.01) == seeds_needed(0.008, 0.01) > 10
     assert SEED_LIMITED in study.states(1)
     assert SEED_LIMITED not in with_verdict(-0.004, 0.0, 0.002, deviation=1e-4).states(1)
     assert with_verdict(-0.001, 0.0, 0.02).seeds_needed(1, 0.01) is None

@@ -143,7 +143,7 @@ def test_verdicts_are_corrected_for_their_number():
     assert [c.verdict for c in found] == ['', *['within noise'] * 3] and math.isnan(found[0].p)
     assert [c.p for c in found[1:]] == pytest.approx([0.09] * 3)
     assert [c.difference.half for c in found[1:]] == pytest.approx([one.difference.half] * 3)
-    assert {c.seeds_needed for c in found[1:]} == {4}
+    assert {c.seeds_needed for c in found[1:]} == {5}
 
 
 RATES = {'base': fixture.base_config(), 'axes': {'optim.lr': [], 'train.seed': []}}
