@@ -30,7 +30,6 @@ if __name__ == '__main__':
     supervise_if_several()
     before_jax.prepare_process()
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -134,11 +133,16 @@ def train_sweep(
     **how: Any,
 ) -> int:
     """Trains the cells that have not ended yet; the exit status. how: as in `engines`."""
-    # Brings Arrow and DuckDB, which a single run need not wait for.
-    from lm.study.train.progress import SweepView
 
-    view = functools.partial(SweepView, words=words)
-    return engines.train_sweep(base, sweep, workdir, view, continue_changed, engine, **how)
+    def report(folder: Path) -> str:
+        from eval.report.page import report  # brings Altair and SciPy, which wait until the end
+
+        said: list[str] = []
+        page = report(folder, say=said.append)
+        return '\n'.join([*said, str(page)])
+
+    run = base, sweep, workdir, continue_changed, engine, report, words
+    return engines.train_sweep(*run, **how)
 
 
 if __name__ == '__main__':

@@ -213,6 +213,7 @@ KNOW_ROWS = (
     'lm/config/resolve.py',
     'lm/record/upgrade.py',
     'lm/run/remedies.py',
+    'lm/study/tables/columns.py',
 )
 # Names of rows that mean something else too: an operation, a family, an array of a batch, nothing.
 ALSO_WORDS = {*OPERATIONS, 'mlp', 'spectral', 'prefix', 'none'}

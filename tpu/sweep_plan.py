@@ -8,7 +8,7 @@ from typing import Any
 from lm.config.fields import RUN_PATHS
 from lm.devices.run_axis import run_axis
 from lm.run.program import runs_that_fit
-from lm.study.arm import Ablation
+from lm.study.plan.arms import ArmPlan
 from lm.study.plan.cells import Cell, cells, group_by_program
 from lm.study.plan.protocols import Means, applied, protocol_of
 from lm.study.plan.search import WAVE
@@ -155,17 +155,17 @@ def plan_sweep(
             means = Means(one.devices[0].platform, rows=None, seconds=None)
             sets = protocol.settled(listed, means).sets
             listed = applied(base, listed, sets)
-    ablation = None if tune is None else Ablation(base, sweep, tune, sets)
-    listed = listed if ablation is None else ablation.first * WAVE
+    arms = None if tune is None else ArmPlan(base, sweep, tune, sets)
+    listed = listed if arms is None else arms.first * WAVE
     for group in group_by_program(listed):
         plan = _group_plan(group, one)
         say(f'{plan.name}: {plan.a_device} of {plan.runs} runs a device')
         found.append(plan)
-    if ablation is None:
+    if arms is None:
         return SweepPlan(topology, found, price)
-    runs = (ablation.tune.least_budget, ablation.tune.usual_runs)
+    runs = (arms.tune.least_budget, arms.tune.usual_runs)
     waves = tuple(math.ceil(n / WAVE) for n in runs)
-    return TunedPlan(topology, found, price, ablation.words, waves)
+    return TunedPlan(topology, found, price, arms.words, waves)
 
 
 def _group_plan(group: list[Cell], one: Topology) -> GroupPlan:

@@ -21,14 +21,15 @@ from typing import Any
 
 from eval.claims.estimates import Estimate
 from eval.claims.measures.rows import MEASURES
-from lm.study.tables.ablation import Ablation, difference, progress, read_ablation
+from lm.study.tables.ablation import difference, progress, read_ablation
 from lm.study.tables.results import gather, read_sweep
 from lm.config.resolve import differences, resolve, with_dtype
 from lm.launch.command import ConfigParser
 from lm.record.upgrade import stored_config
 from lm.record.workdir import SWEEP, without_mesh
 from lm.storage.files import read_json, sealed, write_json
-from lm.study.arm import Ablation as Arms
+from lm.study.arm import Ablation
+from lm.study.plan.arms import ArmPlan
 from lm.study.plan.cells import split_sweep
 from modules.choices import choose
 
@@ -90,7 +91,7 @@ class Study:
 
     name: str
     folder: Path
-    arms: Arms
+    arms: ArmPlan
     state: str
     why: str
     ablation: Ablation | None
@@ -261,7 +262,7 @@ def _open_study(name: str, workdir: Path) -> Study:
         raise ValueError(f'{config} has no config.tune, so that its arms have no verdicts')
     path, _, given = config.partition(':')
     folder = workdir / '-'.join(filter(None, (Path(path).stem, given)))
-    arms = Arms(base, sweep, tune)
+    arms = ArmPlan(base, sweep, tune)
     study = Study(name, folder, arms, OPEN, 'no run has begun', None, topology)
     if not (folder / SWEEP).exists():
         return _planned(study) if topology else study
@@ -274,7 +275,7 @@ def _open_study(name: str, workdir: Path) -> Study:
     return dataclasses.replace(study, state=OPEN if why else '', why=why, ablation=ablation)
 
 
-def _changed(record: Mapping[str, Any], base: Mapping[str, Any], arms: Arms) -> list[str]:
+def _changed(record: Mapping[str, Any], base: Mapping[str, Any], arms: ArmPlan) -> list[str]:
     """Names what makes another study of it than the one on record: fields, or its arms.
 
     A field that an older version did not have is none, and neither is where it is trained: a mesh,

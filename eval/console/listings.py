@@ -27,7 +27,7 @@ from lm.launch.before_jax import docstring
 from lm.model.check import check
 from lm.run.tables import schedule_listing
 from lm.run.start import check_run
-from lm.study.arm import Ablation
+from lm.study.plan.arms import ArmPlan
 from lm.study.plan.cells import cells, find_text, ignored_words
 from lm.study.plan.protocols import protocol_of
 from modules.choices import choose
@@ -76,8 +76,8 @@ def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any, tune: Any = N
     protocol_of(base, sweep)
     words = f'{len(found)} cells start from this' if found else ''
     if tune is not None:
-        ablation = Ablation(base, sweep, tune)
-        found, words = ablation.first, f'{ablation.words}, from this start'
+        arms = ArmPlan(base, sweep, tune)
+        found, words = arms.first, f'{arms.words}, from this start'
     if of_config:
         find_text(found)
         print(to_json(recipe), end='')

@@ -12,7 +12,7 @@ import numpy as np
 from eval.charts import Chart
 from eval.report.figures import CROSS, Rows, by_line, tooltip, with_log, zoom
 from eval.report.tables import UNITS
-from lm.study.tables.ablation import Ablation, Line
+from lm.study.arm import Ablation, Line
 from lm.study.plan.curve import OCTAVE, Means, as_good, fit, is_convex
 from lm.study.plan.search import edge
 

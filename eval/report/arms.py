@@ -13,14 +13,14 @@ from lm.study.tables.ablation import (
     FAILED,
     LENGTH,
     WAITS,
-    Ablation,
-    Result,
+    ArmResult,
     progress,
     results,
     sentences,
     tokens_words,
     variants,
 )
+from lm.study.arm import Ablation
 from lm.study.tables.columns import columns
 from lm.study.tables.comparison import Comparison, initial_of, losses_by_lr
 from lm.study.statistics import CONFIDENCE, t_interval
@@ -63,7 +63,7 @@ def arm_rows(ablation: Ablation, colors: Sequence[str]) -> list[ArmRow]:
     return found
 
 
-def _cells(ablation: Ablation, row: Result) -> dict[str, Cell]:
+def _cells(ablation: Ablation, row: ArmResult) -> dict[str, Cell]:
     return {
         'verdict': _verdict(row),
         'difference': _difference(row),
@@ -82,7 +82,7 @@ def _cells(ablation: Ablation, row: Result) -> dict[str, Cell]:
     }
 
 
-def _verdict(row: Result) -> Cell:
+def _verdict(row: ArmResult) -> Cell:
     if row.said == FAILED:
         n = row.runs[1]
         return Cell(f'{MARKS[FAILED]} {FAILED}', (f'{row.diverged} of {n} fresh' if n else 'all',))
@@ -92,14 +92,14 @@ def _verdict(row: Result) -> Cell:
     return Cell(f'{MARKS[row.said]} {row.said}', (p, f'{row.verdict.n} seeds'))
 
 
-def _difference(row: Result) -> Cell:
+def _difference(row: ArmResult) -> Cell:
     if row.verdict is None:
         return Cell('')
     low, high = row.verdict.low, row.verdict.high
     return Cell(f'{row.verdict.difference:+.4f}', (f'{low:+.4f} to {high:+.4f}',))
 
 
-def _loss(row: Result, seeds: int) -> Cell:
+def _loss(row: ArmResult, seeds: int) -> Cell:
     """The loss over fresh seeds; until there are any that which the values were chosen by."""
     if math.isnan(row.loss.mean):
         return Cell('')
@@ -110,7 +110,7 @@ def _loss(row: Result, seeds: int) -> Cell:
     return Cell(f'{row.loss.mean:.4f}', half + left)
 
 
-def _speedup(row: Result) -> Cell:
+def _speedup(row: ArmResult) -> Cell:
     if row.speedup is None:
         return Cell('')
     low, high = row.speedup.low, row.speedup.high
@@ -243,7 +243,7 @@ def comparisons(ablation: Ablation) -> list[Comparison]:
     return found
 
 
-def _nearest(row: Result, records: Sequence[Record]) -> list[Record]:
+def _nearest(row: ArmResult, records: Sequence[Record]) -> list[Record]:
     """The runs with the values that are nearest to the chosen ones."""
 
     def off(record: Record) -> float:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lm.study.tables.ablation import Ablation, read_ablation, variants
+from lm.study.tables.ablation import read_ablation, variants
+from lm.study.arm import Ablation
 from lm.study.tables.results import Record, gather, holds_runs, read_sweep
 from lm.study.tables.text import number
 from lm.study.tables.variants import LR, SEEDS, Variant, split

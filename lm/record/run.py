@@ -101,7 +101,7 @@ class Run:
         good: inf if it diverged. None before.
         """
         summary = self.summary
-        return final_loss(summary.get('status'), summary.get(METRICS[metric]))
+        return loss_at_end(summary.get('status'), summary.get(METRICS[metric]))
 
     def rows(self) -> list[Row]:
         """Returns the intact rows of metrics.jsonl so far, None for numbers that are not finite.
@@ -156,7 +156,7 @@ def runs_in(workdir: Path) -> list[Run]:
     return [Run(path.parent) for path in sorted(workdir.glob(f'*/{CONFIG}'))]
 
 
-def final_loss(status: str | None, loss: float | None) -> float | None:
+def loss_at_end(status: str | None, loss: float | None) -> float | None:
     """Returns the loss of a run that has ended for good: inf if it diverged, or has none that is a
     number. None for one that has not ended.
     """

@@ -1,45 +1,42 @@
-"""Arms of an ablation: cells of a sweep whose tuned fields get their best values, by runs.
+"""Arms of an ablation: what each changes, its runs, and what they come to at its best values.
 
-`config.tune` (`lm.study.plan.settings`) names the fields. An arm's runs are cells too, in folders
-named by their configs; which of them come next follows from those that have ended
-(`lm.study.verdicts`), so that the same command goes on wherever it was stopped.
+While a sweep trains its arms are planned (`lm.study.plan.arms`), and known by the folders of their
+runs; a report reads them from sweep.json and the records (`lm.study.tables.ablation`). Both are the
+same arms, and what follows from their losses is decided once (`lm.study.verdicts`). Losses are in
+the unit of the sweep's metric.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lm.config.fields import FIELDS
-from lm.config.recipe import Recipe
-from lm.config.resolve import build, flatten
-from lm.record.run import Run
-from lm.record.workdir import SUMMARY
-from lm.storage.files import read_json
-from lm.study.plan.cells import Cell, Changes, cell, cells
-from lm.study.plan.protocols import applied
-from lm.study.plan.search import VERSION, K, Point
-from lm.study.plan.settings import SEEDS, Grid, Tune, grid, metric_of_axes, read
+from lm.study.plan.curve import Means, Spread, means_of
+from lm.study.plan.search import DIVERGED, Pick, Point
+from lm.study.plan.settings import Grid, Tune
+from lm.study.speedup import Speedup, speedup
 from lm.study.statistics import MOST_SEEDS, seeds_needed
-from lm.study.verdicts import LOOKS, Study
+from lm.study.verdicts import FRESH, LOOKS, Study
 
-METRICS = {'ce': 'validation_ce', 'bits_per_byte': 'bits_per_byte'}  # column: in summary.json
+UNITS = {'ce': 'nats per token', 'bits_per_byte': 'bits per byte'}
+THE_BASE = 'the base'  # the arm of a config without a sweep
 
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """A cell of the sweep, without values of tuned fields.
+    """A cell of the sweep, without values of tuned fields, and its runs.
 
-    length: of the baseline's steps, where it is the baseline at another length; 1 otherwise. sets:
-    fields that a protocol sets (`lm.study.plan.protocols`).
+    length: of the baseline's steps, where it is the baseline at another length; 1 otherwise.
+    losses: of the runs that have ended; inf: diverged. records: of all its cells, by point.
     """
 
-    changes: Changes
-    recipe: Recipe
+    name: str
+    changes: Mapping[str, Any]
     grid: Grid
     length: float = 1.0
-    sets: Changes = dataclasses.field(default_factory=dict)
+    losses: Mapping[Point, float] = dataclasses.field(default_factory=dict)
+    records: Mapping[Point, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     @property
     def is_judged(self) -> bool:
@@ -47,197 +44,146 @@ class Arm:
         return self.length == 1.0
 
     @property
-    def name(self) -> str:
-        """The changes in words."""
-        return arm_name(self.changes, self.length)
+    def tuning(self) -> dict[Point, float]:
+        """Returns the losses that choose values."""
+        return {point: loss for point, loss in self.losses.items() if point.seed < FRESH}
+
+    @property
+    def fresh(self) -> dict[Point, float]:
+        """Returns the losses that verdicts are of."""
+        return {point: loss for point, loss in self.losses.items() if point.seed >= FRESH}
 
     def record(self) -> dict[str, Any]:
         """Returns what `sweep.json` holds of it."""
-        found = {'changes': self.changes, 'centres': dict(self.grid.centres)}
-        return found | {'coupled': self.grid.coupled, 'length': self.length}
+        start = {'changes': self.changes, 'centres': dict(self.grid.centres)}
+        return start | {'coupled': self.grid.coupled, 'length': self.length}
 
 
-def tuned_arms(
-    base: Mapping[str, Any], sweep: Any, asked: Any, sets: Sequence[Changes] = ()
-) -> tuple[list[Arm], Tune]:
-    """Returns the arms, the baseline first, and what config.tune asks for.
-
-    Args:
-      base: the config that all start from, as nested dicts.
-      sweep: config.sweep, whose cells are the arms; None: one arm.
-      asked: config.tune.
-      sets: fields that a protocol sets, of each cell of the sweep; without one, none.
-
-    Raises:
-      ValueError: as `cells` and `lm.study.plan.settings.read` do, for a sweep over seeds or over a
-        tuned field, and for an arm that does not read a tuned field.
-    """
-    tune = read(asked)
-    found = cells(base, {'list': ({},)} if sweep is None else sweep)
-    swept = {path for one in found for path in one.changes}
-    _check_own_values(found, tune)
-    if seeds := swept & {*SEEDS}:
-        raise ValueError(
-            f'{seeds.pop()} is swept, and config.tune trains the seeds that its arms need; leave '
-            'it out of config.sweep. tune.seeds is how many fresh ones a look of a verdict has'
-        )
-    sets = sets or [{}] * len(found)
-    found = applied(base, found, sets)
-    arms = [_arm(one, tune, own) for one, own in zip(found, sets, strict=True)]
-    for share, at in _at_lengths(found[0].recipe, tune.lengths).items():
-        own = {path: value for path, value in sets[0].items() if path not in at}
-        other = dataclasses.replace(found[0], changes=found[0].changes | at)
-        arm = _arm(*applied(base, [other], [own]), tune, own)
-        arms.append(dataclasses.replace(arm, length=share))
-    return arms, tune
-
-
-def _at_lengths(recipe: Recipe, shares: Sequence[float]) -> dict[float, Changes]:
-    """Complete runs of shares of the steps: the warm-up has the same share of each."""
-    warmup = flatten(recipe).get('optim.warmup_steps')
-    counts = {'train.steps': recipe.train.steps, 'optim.warmup_steps': warmup}
-    counts = {path: n for path, n in counts.items() if n}
-    whole, found = recipe.train.steps, {}
-    for share in shares:
-        found[share] = {path: max(1, round(share * n)) for path, n in counts.items()}
-        if round(share * whole) < 1:
-            raise ValueError(f'tune.lengths: {share:g} of {whole} steps is none; give a larger one')
-    steps = [whole, *(one['train.steps'] for one in found.values())]
-    if len({*steps}) < len(steps):
-        raise ValueError(
-            f'tune.lengths must be of different numbers of steps; got {list(shares)} of {whole}, '
-            f'which are {steps[1:]}. Leave out what is there twice, and 1, which there is always.'
-        )
-    return found
-
-
-def _check_own_values(found: Sequence[Cell], tune: Tune) -> None:
-    """Raises ValueError for cells that have values of a tuned field for no purpose: they are
-    centres of arms where the field is tuned around each arm's own value, and the arms differ in
-    something else.
-    """
-    for path, given in tune.fields.items():
-        if given is not None and any(path in one.changes for one in found):
-            raise ValueError(
-                f'{path} is tuned and swept: config.tune has {given!r} for all arms, and the arms '
-                'of config.sweep have values of their own. Leave it out of config.sweep, or write '
-                f"'{path}': None in config.tune, which searches around each arm's own value"
-            )
-    seen: dict[tuple, Cell] = {}
-    for one in found:
-        rest = tuple((p, v) for p, v in flatten(one.recipe).items() if p not in tune.fields)
-        other = seen.setdefault(rest, one)
-        if other is not one:
-            paths = ', '.join(p for p in tune.fields if any(p in c.changes for c in (one, other)))
-            raise ValueError(
-                f'{paths} is tuned and swept, so that two arms differ in nothing else: '
-                f'{other.changes} and {one.changes}. Leave it out of config.sweep, as each arm '
-                'gets its best value, or out of config.tune'
-            )
-
-
-def _without(changes: Changes, tune: Tune) -> Changes:
-    return {path: value for path, value in changes.items() if path not in tune.fields}
-
-
-def arm_name(changes: Changes, length: float = 1.0) -> str:
+def arm_name(changes: Mapping[str, Any], length: float = 1.0) -> str:
     """Returns 'optim.name=lion', or 'the base'; 'baseline at 0.5 of its steps' at other lengths."""
     if length != 1.0:
         return f'baseline at {length:g} of its steps'
-    return ', '.join(f'{path}={value}' for path, value in changes.items()) or 'the base'
+    return ', '.join(f'{path}={value}' for path, value in changes.items()) or THE_BASE
 
 
-def _arm(one: Cell, tune: Tune, sets: Changes) -> Arm:
-    name, changes = arm_name(one.changes), _without(one.changes, tune)
-    for path in tune.fields:
-        if FIELDS[path].of_parts and path not in one.recipe.readers:
-            raise ValueError(
-                f'tune: {path} is read by no part of {name}, whose runs would be equal; all arms '
-                'are searched over the same fields. Leave the field out of config.tune, or give '
-                'this arm a part that reads it'
-            )
-    try:
-        values = grid(tune, flatten(one.recipe), one.recipe.decay.row.times_lr)
-    except ValueError as error:
-        raise ValueError(f'{error} (arm: {name})') from error
-    return Arm(changes, one.recipe, values, sets=sets)
-
-
-class Ablation:
-    """The arms and their runs: which cells there are so far, and what they come to.
-
-    Attributes:
-      arms, tune: as `tuned_arms` returns them.
-      metric: the column of the losses.
-      first: a cell of each arm.
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """Runs along one tuned field that have ended, others at the arm's best: means by index, and
+    the losses behind them by seed; of a field that was left for another the means alone.
     """
 
-    def __init__(
-        self, base: Mapping[str, Any], sweep: Any, asked: Any, sets: Sequence[Changes] = ()
-    ):
-        self.arms, self.tune = tuned_arms(base, sweep, asked, sets)
-        self.metric = metric_of_axes({path for arm in self.arms for path in arm.changes})
-        self._start = build(base)
-        self._cells: dict[tuple[int, Point], Cell] = {}
-        centre = Point((0,) * len(self.tune.fields), 0)
-        # What an arm does not read is refused before any is trained.
-        self.first = [self.cell(i, centre, '') for i in range(len(self.arms))]
+    means: Means
+    losses: Mapping[int, Sequence[float]]
 
-    def cell(self, arm: int, point: Point, stage: str) -> Cell:
-        """Returns the run of an arm at a point: seed i adds i to the seeds of the base."""
-        if (arm, point) not in self._cells:
-            own = self.arms[arm]
-            seeds = {path: flatten(own.recipe)[path] + point.seed for path in SEEDS}
-            values = own.grid.values(point.k) | seeds
-            made = cell(self._start, own.changes | own.sets | values, ())
-            self._cells[arm, point] = dataclasses.replace(made, changes=own.changes | values)
-        tuned = {'arm': arm, 'k': list(point.k), 'seed': point.seed, 'stage': stage}
-        return dataclasses.replace(self._cells[arm, point], tuned=tuned)
 
-    def rename(self, named: Cell) -> bool:
-        """Gives a run the name of its folder where an earlier command began it under another;
-        returns whether that was news.
+@dataclasses.dataclass(frozen=True)
+class Ablation:
+    """A tuned sweep. arms: the baseline first. settings: what config.tune asked for, as sweep.json
+    holds it.
+    """
+
+    tune: Tune
+    metric: str
+    arms: Sequence[Arm]
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def study(self) -> Study:
+        """Returns what the losses decide, and which runs come next."""
+        return Study(
+            self.tune.search,
+            [arm.grid.bounds for arm in self.arms],
+            [arm.losses for arm in self.arms],
+            [arm.is_judged for arm in self.arms],
+            self.tune.seeds,
+            self.tune.test,
+            math.inf if self.tune.budget is None else self.tune.budget,
+        )
+
+    @property
+    def unit(self) -> str:
+        return UNITS[self.metric]
+
+    @property
+    def spread(self) -> Spread:
+        return self.study.tuned.spread
+
+    def line(self, arm: int, along: int = 0) -> Line:
+        """Returns what has ended along a field, in a wave that goes on too."""
+        search, losses = self.study.tuned.arms[arm], {}
+        if along != search.along:
+            return Line(search.lines.get(along, means_of({})), losses)
+        for k, seed in sorted(self.arms[arm].tuning):
+            if search.place(k[along]) == k:
+                losses.setdefault(k[along], []).append(self.arms[arm].losses[Point(k, seed)])
+        return Line(means_of(losses), losses)
+
+    def value(self, arm: int, along: int, index: float) -> float:
+        """Returns the value of a field at an index along its line."""
+        path, k = list(self.tune.fields)[along], list(self.study.tuned.arms[arm].centre)
+        k[along] = index
+        return self.arms[arm].grid.values(tuple(k))[path]
+
+    def is_dead(self, arm: int) -> bool:
+        """Whether every run of the arm so far has diverged."""
+        return DIVERGED in self.study.picks[arm].states
+
+    def pick(self, arm: int) -> Pick | None:
+        """Returns the values of an arm, provisional while tuning goes on; None before any wave has
+        ended, and where all runs diverged.
         """
-        at = named.tuned['arm'], Point(tuple(named.tuned['k']), named.tuned['seed'])
-        is_new = self._cells[at].name != named.name
-        self._cells[at] = dataclasses.replace(self._cells[at], name=named.name)
-        return is_new
+        begun = self.study.tuned.arms[arm].losses and not self.is_dead(arm)
+        return self.study.picks[arm] if begun else None
 
-    def study(self, workdir: Path) -> Study:
-        """Returns what the runs in the folder of the sweep say."""
-        losses = [_Losses(self, i, workdir) for i in range(len(self.arms))]
-        return study_of(self.tune, [arm.grid for arm in self.arms], losses, self._judged)
+    def values(self, arm: int) -> dict[str, float]:
+        """Returns the values of an arm by field; {} without a pick."""
+        pick = self.pick(arm)
+        return self.arms[arm].grid.values(pick.k) if pick else {}
 
-    @property
-    def _judged(self) -> list[bool]:
-        return [arm.is_judged for arm in self.arms]
+    def as_good(self, arm: int) -> tuple[float, float] | None:
+        """Returns the lowest and highest value of the first field that is as good as the best: 0 or
+        inf where none was tried that is worse.
+        """
+        pick = self.pick(arm)
+        if pick is None:
+            return None
+        low, high = (end if math.isinf(end) else self.value(arm, 0, end) for end in pick.as_good)
+        return max(low, 0.0), high
 
-    def cells(self, runs: Sequence[tuple[int, K, int, str]]) -> list[Cell]:
-        """Returns the cells of `runs`."""
-        return [self.cell(i, Point(tuple(k), seed), stage) for i, k, seed, stage in runs]
+    def runs(self, arm: int) -> tuple[int, int]:
+        """Returns how many runs have ended: for tuning, and by fresh seeds."""
+        return len(self.arms[arm].tuning), len(self.arms[arm].fresh)
 
-    @property
-    def words(self) -> str:
-        """Returns how many arms there are, and how many runs of each."""
-        least, usual, n = self.tune.least_budget, self.tune.usual_runs, len(self.arms)
-        return f'{n} {"arms" if n > 1 else "arm"} of {least} runs at least, {usual} as a rule'
+    def seconds(self, arm: int) -> tuple[float, float]:
+        """Returns the seconds spent in tuning and in fresh seeds. Runs that train side by side
+        share their time.
+        """
+        records = self.arms[arm].records
+        tuning, fresh = (
+            sum((records[p]['wall_sec'] or 0.0) / (records[p]['side_by_side'] or 1) for p in own)
+            for own in (self.arms[arm].tuning, self.arms[arm].fresh)
+        )
+        return tuning, fresh
 
-    def record(self) -> dict[str, Any]:
-        """Returns what `sweep.json` holds of the ablation."""
-        return dataclasses.asdict(self.tune) | {
-            'metric': self.metric,
-            'search_version': VERSION,
-            'arms': [arm.record() for arm in self.arms],
-        }
+    def tokens(self, arm: int) -> float:
+        """Returns the tokens that a run of the arm trains on; nan before one has ended."""
+        known = [r['tokens'] for r in self.arms[arm].records.values() if r['status'] == 'done']
+        return float(max(filter(None, known), default=math.nan))
 
-
-def study_of(
-    tune: Tune, grids: Sequence[Grid], losses: Sequence[Mapping], judged: Sequence[bool]
-) -> Study:
-    """Returns the study of arms with these grids and losses."""
-    bounds = [one.bounds for one in grids]
-    budget = math.inf if tune.budget is None else tune.budget
-    return Study(tune.search, bounds, losses, judged, tune.seeds, tune.test, budget)
+    def speedup(self, arm: int) -> Speedup | None:
+        """Returns the tokens the baseline needs for the loss of an arm, over the arm's; None where
+        there are no lengths of the baseline, or too few fresh seeds (`lm.study.speedup`).
+        """
+        lengths = [i for i, one in enumerate(self.arms) if one.length != 1]
+        if not lengths or self.arms[arm].length != 1 or arm == 0:
+            return None
+        every = [self.arms[i].fresh for i in (0, *lengths, arm)]
+        seeds = sorted(set.intersection(*({p.seed for p in own} for own in every)))
+        losses = [[own[Point(next(iter(own)).k, seed)] for seed in seeds] for own in every if own]
+        if len(losses) < len(every):
+            return None
+        tokens = [self.tokens(i) for i in (0, *lengths, arm)]
+        return speedup(dict(zip(tokens[:-1], losses, strict=False)), losses[-1], tokens[-1])
 
 
 def budget_words(study: Study) -> str | None:
@@ -264,29 +210,3 @@ def budget_words(study: Study) -> str | None:
     options = [f'tune.seeds={least}'] if least > study.seeds else []
     options += [f'tune.budget={runs + LOOKS[-1] * least}'] if is_limited else []
     return f'{said}it takes up to {needed}, fewer where arms vary together: {", ".join(options)}'
-
-
-class _Losses(Mapping):
-    """The losses of an arm's runs that have ended, read from their folders when they are asked for;
-    inf for one that diverged.
-    """
-
-    def __init__(self, ablation: Ablation, arm: int, workdir: Path):
-        self._ablation, self._arm, self._workdir = ablation, arm, workdir
-        self._known: dict[Point, float] = {}
-
-    def __getitem__(self, point: Point) -> float:
-        if point not in self._known:
-            folder = self._workdir / self._ablation.cell(self._arm, point, '').name
-            if not Run(folder).is_final:
-                raise KeyError(point)
-            loss = read_json(folder / SUMMARY).get(METRICS[self._ablation.metric])
-            is_finite = Run(folder).status == 'done' and loss is not None
-            self._known[point] = loss if is_finite else math.inf
-        return self._known[point]
-
-    def __iter__(self) -> Iterator[Point]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)

@@ -87,7 +87,7 @@ class Search:
         return len(self.scans)
 
 
-class Wave(NamedTuple):
+class SearchWave(NamedTuple):
     """Runs of all arms that are trained together; those of `missing` have not ended yet."""
 
     stage: str
@@ -95,7 +95,7 @@ class Wave(NamedTuple):
     missing: list[list[Point]]
 
 
-class Arm:
+class LineSearch:
     """An arm as far as its runs have ended, and the line along one field that is searched now.
 
     Attributes:
@@ -222,9 +222,9 @@ class Replay:
     is_refined: whether the search came as far as the half octaves around the best, and had them.
     """
 
-    waves: list[Wave]
-    arms: list[Arm]
-    open: Wave | None
+    waves: list[SearchWave]
+    arms: list[LineSearch]
+    open: SearchWave | None
     is_refined: bool
 
     @property
@@ -233,7 +233,7 @@ class Replay:
         return pooled(self.arms)
 
 
-def pooled(arms: Sequence[Arm]) -> Spread:
+def pooled(arms: Sequence[LineSearch]) -> Spread:
     """Returns the spread over seeds, pooled over all values of all arms."""
     return spread(x for arm in arms for x in arm.losses.values())
 
@@ -246,10 +246,10 @@ def replay(losses: Sequence[Losses], search: Search, bounds: Sequence[Bounds]) -
       search: what the waves follow from.
       bounds: of each arm.
     """
-    tuner = _Tuner([Arm(own) for own in bounds], search)
-    waves: list[Wave] = []
+    tuner = _Tuner([LineSearch(own) for own in bounds], search)
+    waves: list[SearchWave] = []
     for stage, points in tuner.waves():
-        waves.append(Wave(stage, points, missing(points, losses)))
+        waves.append(SearchWave(stage, points, missing(points, losses)))
         if waves[-1].missing:
             return Replay(waves, tuner.arms, waves[-1], tuner.is_refined)
         for arm, own, ended in zip(tuner.arms, points, losses, strict=True):
@@ -266,7 +266,7 @@ def missing(points: Sequence[Sequence[Point]], losses: Sequence[Losses]) -> list
 class _Tuner:
     """Proposes waves; the losses of one are added to `arms` before the next is asked for."""
 
-    def __init__(self, arms: list[Arm], search: Search):
+    def __init__(self, arms: list[LineSearch], search: Search):
         self.arms, self.search = arms, search
         self.runs = 0  # of each arm that goes on
         self.is_refined = False
@@ -310,7 +310,9 @@ class _Tuner:
         yield 'refine', 0
         yield 'repeat', 0
 
-    def _wanted(self, stage: str, arm: Arm, asked: int, own: Spread) -> tuple[str, list[Point]]:
+    def _wanted(
+        self, stage: str, arm: LineSearch, asked: int, own: Spread
+    ) -> tuple[str, list[Point]]:
         """The kind and the points of what an arm needs in this stage; none if it needs nothing."""
         here = arm.centre[arm.along]
         if stage in ('scan', 'line') and not asked and not arm.is_dead:
@@ -329,7 +331,7 @@ class _Tuner:
             return stage, arm.filled([], WAVE)
         return stage, []
 
-    def _extension(self, arm: Arm, own: Spread) -> list[Point]:
+    def _extension(self, arm: LineSearch, own: Spread) -> list[Point]:
         """Further steps beyond an edge, where that has the best value; [] where there is no such
         edge, or no more room or waves for it.
 
@@ -365,7 +367,7 @@ def edge(means: Means) -> int:
     return -1 if means.best == 0 else 1 if means.best == len(means.k) - 1 else 0
 
 
-def refinement(arm: Arm) -> list[Point]:
+def refinement(arm: LineSearch) -> list[Point]:
     """Returns half octaves around the best value, and repeats of it and of those an octave off; []
     where there are half octaves already. On a line that has no runs yet: all of them.
     """
@@ -399,7 +401,7 @@ def picks(found: Replay) -> list[Pick]:
     return [_pick(arm, own, found.is_refined) for arm in found.arms]
 
 
-def _pick(arm: Arm, own: Spread, is_refined: bool) -> Pick:
+def _pick(arm: LineSearch, own: Spread, is_refined: bool) -> Pick:
     k = arm.minimum(own.s)
     if arm.is_dead or not arm.losses:
         return Pick(k, math.inf, UNBOUNDED, (DIVERGED if arm.is_dead else NOT_REFINED,))

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from lm.config.resolve import flatten
-from lm.study.arm import study_of
-from lm.study.plan.curve import OCTAVE, Means, Spread, means_of
-from lm.study.plan.search import DIVERGED, EDGE, VERSION, Pick, Point, edge
+from lm.record.run import loss_at_end
+from lm.study.arm import Ablation, Arm
+from lm.study.plan.curve import OCTAVE
+from lm.study.plan.search import EDGE, VERSION, Point, edge
 from lm.study.plan.settings import Grid, Tune
-from lm.study.speedup import Speedup, speedup
+from lm.study.speedup import Speedup
 from lm.study.statistics import (
     BETTER,
     POWER,
@@ -32,11 +33,9 @@ from lm.study.tables.arms import arm_names, is_asked_for
 from lm.study.tables.columns import columns
 from lm.study.tables.comparison import initial_of
 from lm.study.tables.results import Record
-from lm.study.tables.variants import Variant, final_loss, has_diverged
-from lm.study.verdicts import FRESH, Study
+from lm.study.tables.variants import Variant
 
 BASELINE, FAILED, WAITS, LENGTH = 'baseline', 'diverged', 'not yet', 'length'
-UNITS = {'ce': 'nats per token', 'bits_per_byte': 'bits per byte'}
 WORDS = {
     BETTER: 'is better than',
     WORSE: 'is worse than',
@@ -44,143 +43,10 @@ WORDS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Arm:
-    """An arm and its runs.
-
-    length: of the baseline's steps, where it is the baseline at another length. records: of all its
-    cells, by point. losses: of the runs that have ended; inf: diverged.
-    """
-
-    name: str
-    changes: Mapping[str, Any]
-    length: float
-    grid: Grid
-    records: Mapping[Point, Record]
-    losses: Mapping[Point, float]
-
-    @property
-    def tuning(self) -> dict[Point, float]:
-        """Returns the losses that choose values."""
-        return {point: loss for point, loss in self.losses.items() if point.seed < FRESH}
-
-    @property
-    def fresh(self) -> dict[Point, float]:
-        """Returns the losses that verdicts are of."""
-        return {point: loss for point, loss in self.losses.items() if point.seed >= FRESH}
-
-
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """Runs along one tuned field that have ended, others at the arm's best: means by index, and
-    the losses behind them by seed; of a field that was left for another the means alone.
-    """
-
-    means: Means
-    losses: Mapping[int, Sequence[float]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Ablation:
-    """A tuned sweep. settings: what config.tune asked for, as sweep.json holds it."""
-
-    tune: Tune
-    settings: Mapping[str, Any]
-    metric: str
-    arms: Sequence[Arm]
-    study: Study
-
-    @property
-    def unit(self) -> str:
-        return UNITS[self.metric]
-
-    @property
-    def spread(self) -> Spread:
-        return self.study.tuned.spread
-
-    def line(self, arm: int, along: int = 0) -> Line:
-        """Returns what has ended along a field, in a wave that goes on too."""
-        search, losses = self.study.tuned.arms[arm], {}
-        if along != search.along:
-            return Line(search.lines.get(along, means_of({})), losses)
-        for k, seed in sorted(self.arms[arm].tuning):
-            if search.place(k[along]) == k:
-                losses.setdefault(k[along], []).append(self.arms[arm].losses[Point(k, seed)])
-        return Line(means_of(losses), losses)
-
-    def value(self, arm: int, along: int, index: float) -> float:
-        """Returns the value of a field at an index along its line."""
-        path, k = list(self.tune.fields)[along], list(self.study.tuned.arms[arm].centre)
-        k[along] = index
-        return self.arms[arm].grid.values(tuple(k))[path]
-
-    def is_dead(self, arm: int) -> bool:
-        """Whether every run of the arm so far has diverged."""
-        return DIVERGED in self.study.picks[arm].states
-
-    def pick(self, arm: int) -> Pick | None:
-        """Returns the values of an arm, provisional while tuning goes on; None before any wave has
-        ended, and where all runs diverged.
-        """
-        begun = self.study.tuned.arms[arm].losses and not self.is_dead(arm)
-        return self.study.picks[arm] if begun else None
-
-    def values(self, arm: int) -> dict[str, float]:
-        """Returns the values of an arm by field; {} without a pick."""
-        pick = self.pick(arm)
-        return self.arms[arm].grid.values(pick.k) if pick else {}
-
-    def as_good(self, arm: int) -> tuple[float, float] | None:
-        """Returns the lowest and highest value of the first field that is as good as the best: 0 or
-        inf where none was tried that is worse.
-        """
-        pick = self.pick(arm)
-        if pick is None:
-            return None
-        low, high = (end if math.isinf(end) else self.value(arm, 0, end) for end in pick.as_good)
-        return max(low, 0.0), high
-
-    def runs(self, arm: int) -> tuple[int, int]:
-        """Returns how many runs have ended: for tuning, and by fresh seeds."""
-        return len(self.arms[arm].tuning), len(self.arms[arm].fresh)
-
-    def seconds(self, arm: int) -> tuple[float, float]:
-        """Returns the seconds spent in tuning and in fresh seeds. Runs that train side by side
-        share their time.
-        """
-        records = self.arms[arm].records
-        tuning, fresh = (
-            sum((records[p]['wall_sec'] or 0.0) / (records[p]['side_by_side'] or 1) for p in own)
-            for own in (self.arms[arm].tuning, self.arms[arm].fresh)
-        )
-        return tuning, fresh
-
-    def tokens(self, arm: int) -> float:
-        """Returns the tokens that a run of the arm trains on; nan before one has ended."""
-        known = [r['tokens'] for r in self.arms[arm].records.values() if r['status'] == 'done']
-        return float(max(filter(None, known), default=math.nan))
-
-    def speedup(self, arm: int) -> Speedup | None:
-        """Returns the tokens the baseline needs for the loss of an arm, over the arm's; None where
-        there are no lengths of the baseline, or too few fresh seeds (`lm.study.speedup`).
-        """
-        lengths = [i for i, one in enumerate(self.arms) if one.length != 1]
-        if not lengths or self.arms[arm].length != 1 or arm == 0:
-            return None
-        every = [self.arms[i].fresh for i in (0, *lengths, arm)]
-        seeds = sorted(set.intersection(*({p.seed for p in own} for own in every)))
-        losses = [[own[Point(next(iter(own)).k, seed)] for seed in seeds] for own in every if own]
-        if len(losses) < len(every):
-            return None
-        tokens = [self.tokens(i) for i in (0, *lengths, arm)]
-        return speedup(dict(zip(tokens[:-1], losses, strict=False)), losses[-1], tokens[-1])
-
-
 def read_ablation(sweep: Mapping[str, Any], records: Sequence[Record]) -> Ablation | None:
     """Returns the ablation of a sweep.json and the records of its cells; None without config.tune.
 
-    A run that diverged has a loss of inf, and one that has not ended has none: as while it trained
-    (`lm.study.arm`).
+    A run that diverged has a loss of inf, and one that has not ended has none: as while it trained.
     """
     if 'tune' not in sweep:
         return None
@@ -196,17 +62,15 @@ def read_ablation(sweep: Mapping[str, Any], records: Sequence[Record]) -> Ablati
         Arm(
             name=name,
             changes=one['changes'],
-            length=one['length'],
             grid=Grid(one['centres'], one['coupled']),
-            records=of_arm,
+            length=one['length'],
             losses=_losses(of_arm, metric),
+            records=of_arm,
         )
         for name, one, of_arm in zip(names, raw['arms'], own, strict=True)
     ]
-    grids, judged = [arm.grid for arm in arms], [arm.length == 1 for arm in arms]
-    study = study_of(tune, grids, [arm.losses for arm in arms], judged)
     settings = {name: value for name, value in raw.items() if name not in ('arms', 'metric')}
-    return Ablation(tune, settings, metric, arms, study)
+    return Ablation(tune, metric, arms, settings)
 
 
 def _settings(raw: Mapping[str, Any]) -> Tune:
@@ -222,17 +86,12 @@ def _settings(raw: Mapping[str, Any]) -> Tune:
 
 
 def _losses(records: Mapping[Point, Record], metric: str) -> dict[Point, float]:
-    found = {}
-    for point, record in records.items():
-        is_over = record['status'] == 'done' or has_diverged(record)
-        if is_over:
-            loss = final_loss(record, metric, math.inf)
-            found[point] = math.inf if math.isnan(loss) else loss
-    return found
+    losses = {point: loss_at_end(r['status'], r[metric]) for point, r in records.items()}
+    return {point: loss for point, loss in losses.items() if loss is not None}
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class ArmResult:
     """An arm as a row of the table.
 
     said: BASELINE, BETTER, WORSE, UNDECIDED, FAILED (fresh runs diverged: `diverged` of n), LENGTH,
@@ -258,13 +117,13 @@ class Result:
     remains: tuple[str, ...]
 
 
-def results(ablation: Ablation) -> list[Result]:
+def results(ablation: Ablation) -> list[ArmResult]:
     """Returns a row for each arm, the baseline first."""
     sensitivities = _sensitivities(ablation)
     return [_result(ablation, i, sensitivities[i]) for i in range(len(ablation.arms))]
 
 
-def _result(ablation: Ablation, i: int, sensitivity: float) -> Result:
+def _result(ablation: Ablation, i: int, sensitivity: float) -> ArmResult:
     arm, study = ablation.arms[i], ablation.study
     one, pick = study.confirmed[i], ablation.pick(i)
     fresh = [loss for loss in arm.fresh.values() if math.isfinite(loss)]
@@ -278,7 +137,7 @@ def _result(ablation: Ablation, i: int, sensitivity: float) -> Result:
         said = FAILED
     elif one and one.verdict:
         said = one.verdict.said
-    return Result(
+    return ArmResult(
         arm=arm,
         said=said,
         verdict=one.verdict if one else None,
@@ -456,7 +315,7 @@ def variants(ablation: Ablation) -> list[Variant]:
 def tokens_words(ablation: Ablation, base: Mapping[str, Any]) -> str:
     """Returns how long the runs of the verdicts are: '40 steps of 256 tokens'."""
     config = base if 'train.steps' in base else flatten(base)
-    steps = {r['steps'] for arm in ablation.arms if arm.length == 1 for r in arm.records.values()}
+    steps = {r['steps'] for arm in ablation.arms if arm.is_judged for r in arm.records.values()}
     tokens = config['data.batch_size'] * config['data.seq_len']
     many = f'{min(steps):,} to {max(steps):,}' if len(steps) > 1 else f'{config["train.steps"]:,}'
     return f'{many} steps of {tokens:,} tokens'

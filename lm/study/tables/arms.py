@@ -4,12 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm.config.resolve import flatten
-from lm.study.arm import arm_name
+from lm.study.arm import THE_BASE, arm_name
 from lm.study.tables.columns import columns
 from lm.study.tables.text import number
 from lm.study.tables.variants import split
-
-ALONE = 'the base'  # the arm of a config without a sweep
 
 
 def arm_names(sweep: Mapping[str, Any]) -> list[str]:
@@ -28,7 +26,7 @@ def arm_names(sweep: Mapping[str, Any]) -> list[str]:
     records = []
     for i in judged:
         config = base | first.get(i, arms[i]['changes'])
-        records.append({columns()[path]: config[path] for path in axes} | {'cell': ALONE})
+        records.append({columns()[path]: config[path] for path in axes} | {'cell': THE_BASE})
     found = [variant.name for variant in split(records, {'axes': axes})]
     if len(found) < len(judged):  # arms that differ in what no cell's config shows
         found = [in_words(arms[i]['changes']) for i in judged]
@@ -38,7 +36,7 @@ def arm_names(sweep: Mapping[str, Any]) -> list[str]:
 
 def in_words(changes: Mapping[str, Any]) -> str:
     """Returns 'model.norm=none, optim.lr=0.1'."""
-    return ', '.join(f'{path}={number(value)}' for path, value in changes.items()) or ALONE
+    return ', '.join(f'{path}={number(value)}' for path, value in changes.items()) or THE_BASE
 
 
 def is_asked_for(cell: Mapping[str, Any]) -> bool:

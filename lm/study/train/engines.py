@@ -12,13 +12,12 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from absl import flags
-from rich.console import Console
 
 from lm.config.fields import AUTO
 from lm.config.recipe import Recipe
@@ -46,14 +45,15 @@ from lm.record.workdir import LOCK, SWEEP, check_shared
 from lm.run.program import build_without_text
 from lm.storage.buckets import is_url
 from lm.storage.files import locked
-from lm.study.plan.cells import Cell, Changes, call_for_cell, group_by_program
+from lm.study.plan.cells import Cell, call_for_cell, group_by_program
 from lm.study.plan.protocols import agreed, protocol_of
+from lm.study.train import words
 from lm.study.train.groups import Work, train_group
 from lm.study.train.hosts import Others, dealt, host_0_first, join_sweep
 from lm.study.train.ledger import open_sweep
 from lm.study.train.means import means_here
 from lm.study.train.throughput import known_throughput, measure_throughput
-from lm.study.train.waves import Groups, Plain, Tuned, Wave
+from lm.study.train.waves import Groups, PlannedWave, SweepPlan
 from lm.study.train.words import counted
 from modules.choices import choose
 
@@ -102,68 +102,59 @@ def parse_resources(texts: list[str] | None) -> dict[str, float]:
         raise ValueError(f'--resources must be such as CPU=2,GPU=1; got {texts}') from None
 
 
-class View(Protocol):
-    """Shows and writes the records of a sweep (`lm.study.train.progress.SweepView`)."""
-
-    def live(
-        self, groups: Sequence[Sequence[Cell]], console: Console
-    ) -> contextlib.AbstractContextManager[Callable[[], None]]:
-        """Shows where the runs stand; yields a function that is to be called now and then."""
-
-    def table(self) -> str:
-        """Writes the table of all cells; returns how they ended, and its path."""
-
-    def report(self) -> str:
-        """Writes the report; returns its path."""
-
-
 def train_sweep(
     base: dict[str, Any],
     sweep: Any,
     workdir: str | Path,
-    view: Callable[[Path], View],
     continue_changed: bool,
     engine: str,
+    report: Callable[[Path], str],
+    notes: Sequence[str] = (),
     trackers: Sequence[str] = (),
     tune: Any = None,
     **how: Any,
 ) -> int:
     """Trains the cells that have not ended yet; returns the exit status.
 
-    base: the config that all cells start from, as nested dicts; sweep: config.sweep; tune:
-    config.tune, with which there are further cells once those before have ended
-    (`lm.study.train.waves`). workdir: a folder, or the URL of one in a bucket. view: shows and
-    writes what a folder holds. continue_changed: go on where the folder holds a sweep from another
-    base. engine: a name of ENGINES. trackers: they get the rows of all cells. how: fields of
-    `lm.study.train.groups.Work`.
+    Args:
+      base: the config that all cells start from, as nested dicts.
+      sweep: config.sweep.
+      workdir: a folder, or the URL of one in a bucket.
+      continue_changed: go on where the folder holds a sweep from another base.
+      engine: a name of ENGINES.
+      report: writes the report of a folder, and returns what to say of it.
+      notes: lines to say before the first wave.
+      trackers: they get the rows of all cells.
+      tune: config.tune, with which there are further cells once those before have ended
+        (`lm.study.train.waves`).
+      **how: fields of `lm.study.train.groups.Work`.
     """
     enter = choose(ENGINES, engine, '--engine')
-    asked = described(base, sweep, tune)
-    host, hosts = join_sweep(asked.first, engine)
+    plan = SweepPlan(base, sweep, tune)
+    host, hosts = join_sweep(plan.first, engine)
     url = str(workdir) if is_url(str(workdir)) else None
-    _check_devices(asked.first, url)
+    _check_devices(plan.first, url)
     if engine == 'local':  # tasks of Ray may have devices of another platform
-        _check_models(asked.first)
-    ledger = Ledger(asked, resolve(base), sweep_folder(workdir), url, continue_changed, host, hosts)
+        _check_models(plan.first)
+    ledger = Ledger(plan, resolve(base), sweep_folder(workdir), url, continue_changed, host, hosts)
     work = Work([], ledger.folder, [], ledger.say_own, url=url, **how)
     if (protocol := protocol_of(base, sweep)) is not None:
         settled = agreed(protocol, base, sweep, means_here(work, engine, host))
         _say(ledger, settled.words)
-        asked = ledger.asked = described(base, sweep, tune, settled.sets)
+        plan = ledger.plan = SweepPlan(base, sweep, tune, settled.sets)
         ledger.protocol = settled.record()
     wave, say = ledger.open(), ledger.say
     programs = counted(len(wave.every), 'program')
-    say(f'{workdir}: {asked.caption(wave)}, {programs}, on {device_name()}')
+    say(f'{workdir}: {plan.caption(wave)}, {programs}, on {device_name()}')
     _say(ledger, sweep_code_notes, itertools.chain(*wave.every), work)
     with (
         tracked(ledger.folder, trackers if host == 0 else (), say),
         caught_signals() as work.caught,
         enter() as train,
     ):
-        shown = view(ledger.folder)
-        trained = _waves(ledger, work, wave, shown, train, is_here=engine == 'local')
-    work.groups = trained.every if asked.is_tuned else work.groups
-    return from_first(_end(work, shown, say) if is_first() else None)
+        trained = _waves(ledger, work, wave, notes, train, is_here=engine == 'local')
+    work.groups = work.groups if plan.arms is None else trained.every
+    return from_first(_end(work, report, say) if is_first() else None)
 
 
 def sweep_code_notes(cells: Iterable[Cell], work: Work) -> list[str]:
@@ -178,13 +169,6 @@ def sweep_code_notes(cells: Iterable[Cell], work: Work) -> list[str]:
         f'this is {describe_code(running_code())}. To train all cells with this code, give another '
         '--workdir'
     ]
-
-
-def described(
-    base: Mapping[str, Any], sweep: Any, tune: Any, sets: Sequence[Changes] = ()
-) -> Plain | Tuned:
-    """Returns the sweep that a config asks for. sets: as in `lm.study.train.waves`."""
-    return Plain(base, sweep, sets) if tune is None else Tuned(base, sweep, tune, sets)
 
 
 def _check_devices(grouped: Groups, url: str | None) -> None:
@@ -216,7 +200,7 @@ def _check_models(grouped: Groups) -> None:
 class Ledger:
     """The folder of a sweep, on one of the hosts that train it."""
 
-    asked: Plain | Tuned
+    plan: SweepPlan
     base: Recipe
     folder: Path
     url: str | None
@@ -240,7 +224,7 @@ class Ledger:
             with sweep_records(self.url, self.say):
                 pass
 
-    def open(self) -> Wave:
+    def open(self) -> PlannedWave:
         """Makes or takes over the folder, one host after the other; returns the wave to train."""
         self.refresh()
         # In a bucket the lease of the sweep lets one host in after the other.
@@ -253,45 +237,56 @@ class Ledger:
         check_shared(self.folder / SWEEP)
         return wave
 
-    def next(self) -> Wave:
+    def next(self) -> PlannedWave:
         """Writes down and returns the wave that the ended ones ask for; the same on all hosts."""
-        wave = self.asked.wave(self.folder)
-        every = first_then_others(functools.partial(self._write, wave))
-        return self.next() if self.asked.rename(every) else wave.renamed(every)
+        while True:
+            wave = self.plan.wave(self.folder)
+            names = first_then_others(functools.partial(self._write, wave))
+            if not names:
+                return wave
+            self.plan.names |= names
 
-    def _write(self, wave: Wave) -> Groups:
-        """Writes sweep.json; returns the groups with the names that cells have in the folder."""
+    def _write(self, wave: PlannedWave) -> dict[str, str]:
+        """Writes sweep.json; returns the names of folders that cells have under another name."""
         with sweep_records(self.url, self.say):
-            how = self.continue_changed, self.say, self.asked.record, self.protocol
+            how = self.continue_changed, self.say, self.plan.record, self.protocol
             return open_sweep(self.folder, self.base, wave.every, *how)
 
 
 def _waves(
-    ledger: Ledger, work: Work, wave: Wave, view: View, train: Train, *, is_here: bool
-) -> Wave:
+    ledger: Ledger,
+    work: Work,
+    wave: PlannedWave,
+    notes: Sequence[str],
+    train: Train,
+    *,
+    is_here: bool,
+) -> PlannedWave:
     """Trains one wave after the other; returns the last, of no cells if all have ended.
 
     is_here: whether this process trains, so that it can measure what a step takes.
     """
-    asked = ledger.asked
-    if asked.is_tuned:
-        if is_here and ledger.hosts == 1 and wave.cells:
-            asked.sec = measure_throughput(wave.groups, work)
-        else:
-            asked.sec = known_throughput(work)
-        _say(ledger, asked.costs)
+    from lm.study.train.progress import live  # brings Arrow, which a single run need not wait for
+
+    plan, folder, arms = ledger.plan, ledger.folder, ledger.plan.arms
+    if arms is not None:
+        measured = is_here and ledger.hosts == 1 and wave.cells
+        plan.sec = measure_throughput(wave.groups, work) if measured else known_throughput(work)
+        _say(ledger, lambda: words.costs(arms, plan.step_sec))
+    said: set[str] = set()
     while wave.cells:
         began = time.monotonic()
-        if asked.is_tuned:
-            _say(ledger, asked.announced, ledger.folder)
-        with view.live(wave.groups, ledger.terminal.console) as work.tick:
+        if arms is not None:
+            _say(ledger, lambda: words.announced(arms, arms.read(folder), plan.step_sec))
+        with live(folder, wave.groups, ledger.terminal.console, notes, said) as work.tick:
             has_ended = _train_wave(ledger, work, wave, train)
-        if not asked.is_tuned or not has_ended:
+        if arms is None or not has_ended:
             return wave
-        asked.take_pace(wave, time.monotonic() - began)
-        _say(ledger, asked.states, ledger.folder)
+        plan.take_pace(wave, time.monotonic() - began)
+        _say(ledger, lambda: words.states(arms.read(folder)))
         wave = ledger.next()
-    _say(ledger, asked.spent, ledger.folder)
+    if arms is not None:
+        _say(ledger, lambda: words.spent(arms, arms.read(folder), folder))
     return wave
 
 
@@ -301,7 +296,7 @@ def _say(ledger: Ledger, words: Callable[..., list[str]], *arguments: Any) -> No
             ledger.say(line)
 
 
-def _train_wave(ledger: Ledger, work: Work, wave: Wave, train: Train) -> bool:
+def _train_wave(ledger: Ledger, work: Work, wave: PlannedWave, train: Train) -> bool:
     """Trains the cells of a wave, with the other hosts; returns whether all have ended for good.
 
     Where the next wave follows from all of them, it waits for other hosts, and trains what a lost
@@ -313,7 +308,7 @@ def _train_wave(ledger: Ledger, work: Work, wave: Wave, train: Train) -> bool:
         ledger.say_own(f'{mine} of the {len(wave.cells)} cells train on this host')
     others = Others(wave.cells, work, ledger.refresh)
     train(work)
-    if not ledger.asked.is_tuned:
+    if ledger.plan.arms is None:
         return True
     while ledger.hosts > 1 and (left := others.wait()):
         ledger.say_own(f'{counted(len(left), "cell")} of hosts that are lost train on this one')
@@ -331,15 +326,17 @@ def _train_wave(ledger: Ledger, work: Work, wave: Wave, train: Train) -> bool:
     return from_first(not left)
 
 
-def _end(work: Work, view: View, say: Callable[[str], None]) -> int:
+def _end(work: Work, report: Callable[[Path], str], say: Callable[[str], None]) -> int:
     """Writes the table and report of all cells; returns the exit status for those of `work`."""
+    from lm.study.train.progress import table  # brings Arrow
+
     # Another host may end too.
     with sweep_records(work.url, say), locked(work.workdir / LOCK):
-        say(view.table())
+        say(table(work.workdir))
         if work.caught:
             say(f'{signal.Signals(work.caught[0]).name}: the same command goes on')
             return SIGNALLED + work.caught[0]
-        say(view.report())
+        say(report(work.workdir))
     return DONE if all(map(work.is_final, itertools.chain(*work.groups))) else BAD_INPUT
 
 

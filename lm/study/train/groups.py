@@ -113,8 +113,8 @@ def _waiting(group: list[Cell], work: Work) -> list[Cell]:
     """The cells that have not ended; a damaged config.json of one that has is written anew."""
     for cell in filter(work.is_final, group):
         try:
-            Run(work.folder(cell)).read_recipe()
-        except Unreadable as error:
+            Run(work.folder(cell)).read_config()
+        except (Unreadable, FileNotFoundError) as error:
             work.say(f'NOTE: {error}. It is written anew.')
             workdir.write_config(work.folder(cell), cell.recipe)
     return [cell for cell in group if not work.is_final(cell)]

@@ -12,7 +12,6 @@ sets in each cell (`lm.study.plan.protocols`).
 
 import collections
 import contextlib
-import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -47,14 +46,15 @@ def open_sweep(
     say: Callable[[str], None] = print,
     tune: Record | None = None,
     protocol: Record | None = None,
-) -> list[list[Cell]]:
-    """Makes or takes over the folder of a sweep, with its sweep.json; returns the groups, with the
-    names that their cells have in it.
+) -> dict[str, str]:
+    """Makes or takes over the folder of a sweep, with its sweep.json; returns {name of a cell: of
+    the folder that it has under another name}.
 
-    A cell that was begun by an older version keeps the name of its folder, and so its results. The
-    axes may have changed since: cells begun earlier stay on record, with no group. Raises
-    ValueError where the runs of the folder started from another config, unless `continue_changed`,
-    and for a path that cannot hold checkpoints.
+    A cell that was begun by an older version keeps the name of its folder, and so its results:
+    where there is such a name nothing is written, and the caller asks again with it. The axes may
+    have changed since: cells begun earlier stay on record, with no group. Raises ValueError where
+    the runs of the folder started from another config, unless `continue_changed`, and for a path
+    that cannot hold checkpoints.
     """
     check_path(path)
     check_own(path)
@@ -64,7 +64,8 @@ def open_sweep(
         before = earlier['cells']
         if 'base' in earlier and any((path / cell['cell']).exists() for cell in before):
             _compare_tunes(path, earlier.get('tune'), tune, continue_changed, say)
-        groups = _with_earlier_names(path, before, groups)
+        if names := _earlier_names(path, before, groups):
+            return names
     elif (path / CONFIG).exists():
         raise ValueError(f'{path} holds a single run; give another --workdir for a sweep')
     listed = [
@@ -73,8 +74,8 @@ def open_sweep(
         for number, group in enumerate(groups)
         for cell in group
     ]
-    names = {cell['cell'] for cell in listed}
-    left = [cell for cell in before if cell['cell'] not in names]
+    now = {cell['cell'] for cell in listed}
+    left = [cell for cell in before if cell['cell'] not in now]
     listed += [_left_out(cell) for cell in left if (path / cell['cell']).exists()]
     with writable(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -82,7 +83,7 @@ def open_sweep(
         record |= {} if tune is None else {'tune': tune}
         record |= {} if protocol is None else {'protocol': protocol}
         write_json(path / SWEEP, sealed(record))
-    return [list(group) for group in groups]
+    return {}
 
 
 def _begun(path: Path, base: Recipe, continue_changed: bool, say: Callable[[str], None]) -> Record:
@@ -172,14 +173,16 @@ def read_sweep(path: Path) -> Record:
     return record | {'base': to_dict(base), 'axes': _axes(cells), 'cells': cells}
 
 
-def _with_earlier_names(
+def _earlier_names(
     path: Path, before: Sequence[Record], groups: Sequence[Sequence[Cell]]
-) -> list[list[Cell]]:
-    """Renames cells that have no folder after an earlier cell of the same config but for the mesh,
-    which is no part of what a run is. Cells that differ in their meshes alone keep their names.
+) -> dict[str, str]:
+    """{name of a cell that has no folder: that of an earlier cell of the same config but for the
+    mesh}, which is no part of what a run is. Cells that differ in their meshes alone keep their
+    names.
     """
-    present = {cell.name for group in groups for cell in group}
-    alike = collections.Counter(_of_any_mesh(cell.recipe) for group in groups for cell in group)
+    cells = [cell for group in groups for cell in group]
+    present = {cell.name for cell in cells}
+    alike = collections.Counter(_of_any_mesh(cell.recipe) for cell in cells)
     earlier = {}
     for old in [cell['cell'] for cell in before if cell['cell'] not in present]:
         with contextlib.suppress(ValueError, OSError):  # never begun, or of an unknown form
@@ -193,7 +196,7 @@ def _with_earlier_names(
         same = _of_any_mesh(cell.recipe)
         return earlier.get(same, as_found) if alike[same] == 1 else as_found
 
-    return [[dataclasses.replace(cell, name=name(cell)) for cell in group] for group in groups]
+    return {cell.name: new for cell in cells if (new := name(cell)) != cell.name}
 
 
 def _of_any_mesh(recipe: Recipe) -> str:

@@ -19,38 +19,40 @@ SHARE = 0.01  # of the time that reading all the records may take
 ENDED = ('done', 'diverged', 'failed')
 
 
-class SweepView:
-    """Reads the records of a sweep for train.py (`lm.study.train.engines.View`)."""
+@contextmanager
+def live(
+    workdir: Path,
+    groups: list[list[Cell]],
+    console: Console,
+    notes: Sequence[str] = (),
+    said: set[str] | None = None,
+) -> Iterator[Callable[[], None]]:
+    """Shows a line for each group while the sweep goes; yields what to call now and then.
 
-    def __init__(self, workdir: Path, words: Sequence[str] = ()):
-        self.workdir, self.words = workdir, words
-        self._said: set[str] = set()  # a tuned sweep has several waves, and says a thing once
+    Args:
+      workdir: of the sweep.
+      groups: cells that train now.
+      console: where lines go.
+      notes: lines that come first, with those on options that only some cells read.
+      said: lines that are not said again, as a tuned sweep has several waves; more are added.
+    """
+    said = set() if said is None else said
+    ignored = ignored_words([cell for group in groups for cell in group])
+    for line in (*notes, *(f'NOTE: {words}' for words in ignored)):
+        if line not in said:
+            console.print(line, markup=False, soft_wrap=True)
+        said.add(line)
+    progress = Progress(workdir, groups, console)
+    with progress.screen:
+        try:
+            yield progress.tick
+        finally:
+            progress.tick(force=True)
 
-    @contextmanager
-    def live(self, groups: list[list[Cell]], console: Console) -> Iterator[Callable[[], None]]:
-        """Shows a line for each group while the sweep goes; yields what to call now and then."""
-        ignored = ignored_words([cell for group in groups for cell in group])
-        for line in (*self.words, *(f'NOTE: {words}' for words in ignored)):
-            if line not in self._said:
-                console.print(line, markup=False, soft_wrap=True)
-            self._said.add(line)
-        progress = Progress(self.workdir, groups, console)
-        with progress.screen:
-            try:
-                yield progress.tick
-            finally:
-                progress.tick(force=True)
 
-    def table(self) -> str:
-        return f'{counts(gather(self.workdir))}; {write_table(self.workdir)}'
-
-    def report(self) -> str:
-        # It brings Altair and SciPy, which the sweep need not wait for.
-        from eval.report.page import report
-
-        said: list[str] = []
-        page = report(self.workdir, say=said.append)
-        return '\n'.join([*said, str(page)])
+def table(workdir: Path) -> str:
+    """Writes the table of all cells; returns how they ended, and its path."""
+    return f'{counts(gather(workdir))}; {write_table(workdir)}'
 
 
 class Progress:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from lm.record.run import Run, time_share
 from lm.study.arm import Ablation, budget_words
-from lm.study.plan.search import CYCLES, EXTENSIONS, REFINEMENTS, REPEATS, WAVE, edge
-from lm.study.plan.search import Arm as Searched
+from lm.study.plan.arms import ArmPlan
+from lm.study.plan.search import CYCLES, EXTENSIONS, REFINEMENTS, REPEATS, WAVE, LineSearch, edge
 from lm.study.plan.settings import Grid, Tune
 from lm.study.verdicts import LOOKS, Confirmed, Study
 
@@ -37,18 +37,18 @@ def most_runs(tune: Tune) -> int:
     return most if tune.budget is None else min(most, tune.budget)
 
 
-def costs(ablation: Ablation, step_sec: Sequence[float | None]) -> list[str]:
+def costs(plan: ArmPlan, step_sec: Sequence[float | None]) -> list[str]:
     """Says the runs and the hours of a whole study, before it begins.
 
     step_sec: seconds of a step and run of each arm, None where that is unknown.
     """
-    tune, arms = ablation.tune, ablation.arms
+    tune, arms = plan.tune, plan.arms
     least, usual, most = tune.least_budget, tune.usual_runs, most_runs(tune)
     runs = f'{least} runs at least, {usual} as a rule and {most} at most'
     line = f'tune: {counted(len(arms), "arm")}, each of {runs}, fresh seeds included'
     if None in step_sec:
         return [f'{line}; their time is known once a wave has trained']
-    each = [n * arm.recipe.train.steps for n, arm in zip(step_sec, arms, strict=True)]
+    each = [sec * steps for sec, steps in zip(step_sec, plan.steps, strict=True)]
     times = [duration(n * sum(each)) for n in (least, usual, most)]
     slowest = max(range(len(arms)), key=each.__getitem__)
     return [
@@ -58,8 +58,9 @@ def costs(ablation: Ablation, step_sec: Sequence[float | None]) -> list[str]:
     ]
 
 
-def announced(ablation: Ablation, study: Study, step_sec: Sequence[float | None]) -> list[str]:
+def announced(plan: ArmPlan, ablation: Ablation, step_sec: Sequence[float | None]) -> list[str]:
     """'wave 3, refine: 5 runs of each of 2 arms; 20 have ended, 80 more at most, 12 min'."""
+    study = ablation.study
     stage, points = study.open
     number = len(study.tuned.waves) + len(study.looks)
     done = [runs_ended(study, arm) for arm in range(len(points))]
@@ -79,8 +80,8 @@ def announced(ablation: Ablation, study: Study, step_sec: Sequence[float | None]
     line = f'wave {number}, {stage}: {who}; {sum(done)} have ended, {sum(more)} more at most'
     if None in step_sec:
         return [line]
-    arms = zip(more, step_sec, ablation.arms, strict=True)
-    return [f'{line}, {duration(sum(n * sec * arm.recipe.train.steps for n, sec, arm in arms))}']
+    arms = zip(more, step_sec, plan.steps, strict=True)
+    return [f'{line}, {duration(sum(n * sec * steps for n, sec, steps in arms))}']
 
 
 def runs_ended(study: Study, arm: int) -> int:
@@ -88,11 +89,11 @@ def runs_ended(study: Study, arm: int) -> int:
     return sum(point in study.losses[arm] for point in study.stages[arm])
 
 
-def states(ablation: Ablation, study: Study) -> list[str]:
+def states(ablation: Ablation) -> list[str]:
     """Returns a line for each arm: its best values so far, or its verdict. Before the first look
     one more says, where it is so, that the budget cannot reach the smallest effect.
     """
-    found = []
+    study, found = ablation.study, []
     for i, (arm, searched) in enumerate(zip(ablation.arms, study.tuned.arms, strict=True)):
         said = [best_so_far(arm.grid, searched)]
         if not study.tuned.open:
@@ -107,7 +108,7 @@ def states(ablation: Ablation, study: Study) -> list[str]:
     return found if short is None else [*found, f'NOTE: {short}']
 
 
-def best_so_far(grid: Grid, arm: Searched) -> str:
+def best_so_far(grid: Grid, arm: LineSearch) -> str:
     """'2.8119 at optim.lr=0.004, 2 seeds, 1 value diverged'."""
     means = arm.means
     diverged = len(means.k) - len(means.finite.k)
@@ -133,12 +134,12 @@ def fresh(one: Confirmed) -> str:
     return f'{said}, {one.verdict.said}: {one.verdict.difference:+.4f} [{low:+.4f}, {high:+.4f}]'
 
 
-def spent(ablation: Ablation, study: Study, folder: Path) -> list[str]:
+def spent(plan: ArmPlan, ablation: Ablation, folder: Path) -> list[str]:
     """Returns a line for each arm: runs, steps and seconds of those that the study asked for."""
     found = []
     for i, arm in enumerate(ablation.arms):
-        runs = [p for p in study.stages[i] if p in study.losses[i]]
-        records = [Run(folder / ablation.cell(i, p, '').name).summary for p in runs]
+        runs = [p for p in ablation.study.stages[i] if p in arm.losses]
+        records = [Run(folder / plan.cell(i, p, '').name).summary for p in runs]
         steps = sum(record.get('step', 0) for record in records)
         sec = math.fsum(time_share(record) for record in records)
         found.append(f'  {arm.name}: {counted(len(runs), "run")}, {steps:,} steps, {sec:,.1f} s')

@@ -27,7 +27,7 @@ from eval.claims.train import train_open
 from lm.config.resolve import resolve, to_dict
 from lm.launch.command import ConfigParser
 from lm.storage.files import sealed, write_json
-from lm.study.arm import Ablation as Arms
+from lm.study.plan.arms import ArmPlan
 from lm.study.plan.cells import split_sweep
 from lm.study.tables.ablation import read_ablation
 from lm.study.tables.results import gather, read_sweep
@@ -325,7 +325,7 @@ class TestAChangedStudy:
     @pytest.fixture(scope='class')
     def written(self):
         base, sweep, tune = split_sweep(ConfigParser('config').parse(str(ROOT / self.NAME)))
-        return to_dict(resolve(base)), Arms(base, sweep, tune).record()
+        return to_dict(resolve(base)), ArmPlan(base, sweep, tune).record()
 
     def state(self, written, tmp_path, monkeypatch, change):
         monkeypatch.chdir(ROOT)
@@ -392,7 +392,7 @@ class TestAPod:
     def test_has_a_plan_of_what_would_be_trained(self, opened):
         own = opened()
         base, sweep, _ = split_sweep(ConfigParser('config').parse(own.config))
-        other = Arms(base, sweep, {'optim.lr': None, 'seeds': 3})
+        other = ArmPlan(base, sweep, {'optim.lr': None, 'seeds': 3})
         assert dataclasses.replace(own, arms=other).plan != own.plan
         assert dataclasses.replace(own, topology='v6e:4x4').plan != own.plan
         assert f'--out={own.plan}' in own.plan_command

@@ -10,7 +10,7 @@ import pytest
 from lm.config.resolve import resolve
 from lm.record.metrics import Recorder
 from lm.record.names import EVALUATIONS, SUMMARY
-from lm.record.run import Run, final_loss, runs_in, time_share
+from lm.record.run import Run, loss_at_end, runs_in, time_share
 from lm.record.workdir import write_config
 from lm.storage.files import sealed, write_json
 from tests.helpers import tiny_raw
@@ -42,7 +42,7 @@ def test_a_folder_that_is_not_there_waits(tmp_path):
 def test_the_loss_is_of_a_run_that_has_ended_for_good(tmp_path, summary, loss):
     write_json(tmp_path / SUMMARY, sealed(summary))
     assert Run(tmp_path).loss('ce') == loss
-    assert final_loss(summary['status'], summary['validation_ce']) == loss
+    assert loss_at_end(summary['status'], summary['validation_ce']) == loss
 
 
 def test_runs_beside_each_other_share_their_time():

@@ -19,7 +19,7 @@ from lm.study.plan.protocols import (
 from lm.study.train import engines, means
 from lm.study.train.ledger import open_sweep, read_sweep
 from lm.study.train.means import check_alike
-from lm.study.train.waves import Plain, Tuned
+from lm.study.train.waves import SweepPlan
 from modules.options import options
 from tests.helpers import tiny_raw
 from tpu import sweep_plan
@@ -165,11 +165,11 @@ def test_arms_are_centred_and_shortened_behind_the_protocol():
     """A length of the baseline is a share of the steps that the protocol gives it."""
     tune = {'optim.lr': None, 'lengths': (0.5,)}
     sweep = BATCHES | {'protocol': 'regime_adaptation'}
-    asked = Tuned(RAW, sweep, tune, settled(sweep).sets)
-    assert [arm.grid.centres['optim.lr'] for arm in asked.ablation.arms[:2]] == [0.003, 0.006]
+    asked = SweepPlan(RAW, sweep, tune, settled(sweep).sets)
+    assert [arm.grid.centres['optim.lr'] for arm in asked.arms.arms[:2]] == [0.003, 0.006]
     sweep = {'optim.name': ('adamw', 'muon'), 'protocol': 'equal_time:hours=0.1'}
-    asked = Tuned(RAW, sweep, tune, settled(sweep, machine=given((0.1, 0.2))).sets)
-    first = asked.ablation.first
+    asked = SweepPlan(RAW, sweep, tune, settled(sweep, machine=given((0.1, 0.2))).sets)
+    first = asked.arms.first
     assert [one.recipe.train.steps for one in first] == [3600, 1800, 1800]
     assert [one.changes.get('train.steps') for one in first] == [None, None, 1800]
     assert len({one.name for one in first}) == 3
@@ -178,7 +178,7 @@ def test_arms_are_centred_and_shortened_behind_the_protocol():
 def test_sweep_json_has_the_protocol_and_its_numbers(tmp_path):
     sweep = BATCHES | {'train.seed': (0, 1), 'protocol': 'equal_tokens'}
     agreed_on = settled(sweep)
-    asked = Plain(RAW, sweep, agreed_on.sets)
+    asked = SweepPlan(RAW, sweep, None, agreed_on.sets)
     open_sweep(tmp_path, asked.first[0][0].recipe, asked.first, False, protocol=agreed_on.record())
     held = read_sweep(tmp_path)
     assert held['protocol'] == {
@@ -209,14 +209,14 @@ def test_the_engine_trains_what_was_agreed(tune, monkeypatch, tmp_path):
     monkeypatch.setattr(engines, 'means_here', lambda work, engine, host: given())
     sweep = BATCHES | {'protocol': 'equal_tokens'}
     with pytest.raises(Opened) as found:
-        engines.train_sweep(RAW, sweep, tmp_path, lambda folder: None, False, 'local', tune=tune)
+        engines.train_sweep(RAW, sweep, tmp_path, False, 'local', str, tune=tune)
     assert found.value.args == ([500, 2000],)
     held = read_sweep(tmp_path)
     assert [one['steps'] for one in held['protocol']['of_each']] == [2000, 500]
     assert ('tune' in held) is (tune is not None)
     broken = {'optim.b1': (0.8, 0.9), 'protocol': 'regime_adaptation'}
     with pytest.raises(ValueError, match=r'differ in data\.batch_size'):
-        engines.train_sweep(RAW, broken, tmp_path / 'b', lambda folder: None, False, 'local')
+        engines.train_sweep(RAW, broken, tmp_path / 'b', False, 'local', str)
     assert not (tmp_path / 'b').exists()
 
 

@@ -12,6 +12,7 @@ from eval import runs
 from eval.compare import compare_arms
 from eval.report.arm_charts import height, tuned_losses
 from eval.report.arms import arm_rows, findings
+from lm.study.arm import Ablation, Arm
 from lm.study.plan.curve import OCTAVE, PER_OCTAVE
 from lm.study.plan.search import DIVERGED, EDGE, Point
 from lm.study.tables import ablation as tables
@@ -157,7 +158,7 @@ def arm_of(name, length, tokens, losses):
     points = [Point((0,), FRESH + j) for j in range(len(losses))]
     record = {'status': 'done', 'tokens': tokens}
     records = dict.fromkeys(points, record)
-    return tables.Arm(name, {}, length, None, records, dict(zip(points, losses, strict=True)))
+    return Arm(name, {}, None, length, dict(zip(points, losses, strict=True)), records)
 
 
 def test_a_speed_up_is_read_between_lengths_of_the_baseline():
@@ -172,11 +173,11 @@ def test_a_speed_up_is_read_between_lengths_of_the_baseline():
         arm_of('longer', 2.0, 200, 2.9 + noise),
         arm_of('longest', 4.0, 400, 2.8 + noise),
     ]
-    found = tables.Ablation(None, {}, 'ce', arms, None)
+    found = Ablation(None, 'ce', arms)
     assert found.speedup(1).value == pytest.approx(2.0) and found.speedup(1).bound == ''
     assert str(found.speedup(2)) == 'more than 4'
     assert found.speedup(0) is found.speedup(3) is None
-    assert tables.Ablation(None, {}, 'ce', arms[:2], None).speedup(1) is None
+    assert Ablation(None, 'ce', arms[:2]).speedup(1) is None
 
 
 def test_sentences(written, rows):

@@ -9,7 +9,7 @@ from eval.runs import gather
 from lm.config.resolve import resolve
 from lm.study.plan.cells import Cell, group_by_program
 from lm.study.train import progress
-from lm.study.train.progress import Progress, SweepView
+from lm.study.train.progress import Progress, live
 from tests.eval import sweep_fixture as fixture
 
 
@@ -50,7 +50,7 @@ def test_a_line_for_each_group_and_one_for_the_sweep(sweep):
 def test_what_a_sweep_is_told_stands_before_all_else(sweep):
     folder, grouped = sweep
     console = Console(file=io.StringIO(), width=200)
-    with SweepView(folder, ['a [word]']).live(grouped, console):
+    with live(folder, grouped, console, ['a [word]']):
         assert console.file.getvalue().splitlines()[0] == 'a [word]'
 
 

@@ -73,10 +73,10 @@ def end(cell: Cell, work: Work, status: str, **values) -> None:
 @pytest.fixture
 def tuned(monkeypatch):
     """tuned(workdir, trainer, arms, tune, steps): the exit status of a sweep."""
-    shown = 'lm.study.train.progress.SweepView'
-    monkeypatch.setattr(f'{shown}.live', lambda *_: contextlib.nullcontext(lambda: None))
-    for name in ('table', 'report'):
-        monkeypatch.setattr(f'{shown}.{name}', lambda view: '')
+    shown = contextlib.nullcontext(lambda: None)
+    monkeypatch.setattr('lm.study.train.progress.live', lambda *_: shown)
+    monkeypatch.setattr('lm.study.train.progress.table', lambda workdir: '')
+    monkeypatch.setattr('eval.report.page.report', lambda workdir, say: '')
     monkeypatch.setattr(engines, 'measure_throughput', lambda groups, work: {})
 
     def train(workdir, trainer, arms=ARMS, tune=TUNE):

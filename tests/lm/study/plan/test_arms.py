@@ -9,7 +9,8 @@ import pytest
 from lm.config.resolve import digest, resolve
 from lm.record.workdir import SUMMARY
 from lm.storage.files import sealed, write_json
-from lm.study.arm import Ablation, budget_words, study_of
+from lm.study.arm import Ablation, Arm, budget_words
+from lm.study.plan.arms import ArmPlan
 from lm.study.plan.cells import cells, group_by_program
 from lm.study.plan.search import OCTAVE, VERSION, Point
 from lm.study.plan.settings import Grid, read
@@ -25,7 +26,7 @@ BEST = {'rmsnorm': 0.002, 'layernorm': 0.012}  # learning rates
 @pytest.fixture(scope='module')
 def two():
     """An ablation of two norms, for what follows from its config alone."""
-    return Ablation(tiny_raw(), NORMS, LR)
+    return ArmPlan(tiny_raw(), NORMS, LR)
 
 
 def loss_of(cell) -> float:
@@ -48,7 +49,7 @@ def end(cell, workdir, loss=None) -> None:
 
 def runs_of(ablation, workdir) -> list[tuple]:
     """(arm, place, seed, stage) of every run so far, those that come next included."""
-    staged = enumerate(ablation.study(workdir).stages)
+    staged = enumerate(ablation.read(workdir).study.stages)
     return [(i, *point, stage) for i, own in staged for point, stage in own.items()]
 
 
@@ -73,13 +74,13 @@ class TestArms:
         assert all(arm.is_judged for arm in two.arms)
 
     def test_a_config_without_a_sweep_is_one(self):
-        (arm,) = Ablation(tiny_raw(), None, LR).arms
+        (arm,) = ArmPlan(tiny_raw(), None, LR).arms
         assert arm.name == 'the base' and arm.changes == {}
 
     def test_an_own_value_is_the_centre_and_no_change(self):
         """Catches an arm whose every run has the value that it was to be searched around."""
         own = ({'optim.name': 'adamw'}, {'optim.name': 'lion', 'optim.lr': 3e-4})
-        found = Ablation(tiny_raw(), own, LR)
+        found = ArmPlan(tiny_raw(), own, LR)
         assert [arm.changes for arm in found.arms] == [{'optim.name': n} for n in ('adamw', 'lion')]
         assert [arm.grid.centres['optim.lr'] for arm in found.arms] == [0.003, 3e-4]
         one = found.cell(1, Point((OCTAVE,), 0), 'scan')
@@ -89,23 +90,23 @@ class TestArms:
         ('given', 'centre'), [(None, 0.003), (0.01, 0.01), ((1e-3, 4e-3), 2e-3)]
     )
     def test_a_given_value_is_the_centre_of_all(self, given, centre):
-        found = Ablation(tiny_raw(), NORMS, {'optim.lr': given})
+        found = ArmPlan(tiny_raw(), NORMS, {'optim.lr': given})
         assert [arm.grid.centres['optim.lr'] for arm in found.arms] == pytest.approx([centre] * 2)
 
     def test_lengths_of_the_baseline_are_arms_that_get_no_verdict(self):
         """With the same share of a warm-up."""
         raw = tiny_raw({'train.steps': 40, 'optim.warmup_steps': 10})
-        found = Ablation(raw, NORMS, LR | {'lengths': (0.5, 1, 1.5)}).arms
-        assert [arm.is_judged for arm in found] == [True, True, False, False]
-        own = [(arm.recipe.train.steps, arm.recipe.optim.warmup_steps) for arm in found]
+        starts = ArmPlan(raw, NORMS, LR | {'lengths': (0.5, 1, 1.5)}).starts
+        assert [one.arm.is_judged for one in starts] == [True, True, False, False]
+        own = [(one.recipe.train.steps, one.recipe.optim.warmup_steps) for one in starts]
         assert own == [(40, 10), (40, 10), (20, 5), (60, 15)]
-        assert {arm.recipe.model.norm for arm in found[2:]} == {'rmsnorm'}
-        assert found[2].name == 'baseline at 0.5 of its steps'
+        assert {one.recipe.model.norm for one in starts[2:]} == {'rmsnorm'}
+        assert starts[2].arm.name == 'baseline at 0.5 of its steps'
 
     def test_weight_decay_is_searched_along_with_the_rate_where_the_rule_multiplies_them(self):
         tuned = LR | {'optim.weight_decay': None}
         rules = {'optim.decay_rule': ('decoupled', 'independent')}
-        product, apart = Ablation(tiny_raw({'optim.weight_decay': 0.1}), rules, tuned).arms
+        product, apart = ArmPlan(tiny_raw({'optim.weight_decay': 0.1}), rules, tuned).arms
         moved = [
             {path: v / arm.grid.centres[path] for path, v in arm.grid.values((OCTAVE, 0)).items()}
             for arm in (product, apart)
@@ -115,7 +116,7 @@ class TestArms:
 
     def test_how_many_runs_is_said(self, two):
         assert two.words == '2 arms of 15 runs at least, 25 as a rule'
-        limited = Ablation(tiny_raw(), None, LR | {'budget': 20})
+        limited = ArmPlan(tiny_raw(), None, LR | {'budget': 20})
         assert limited.words == '1 arm of 15 runs at least, 20 as a rule'
 
 
@@ -147,7 +148,7 @@ class TestArms:
 )
 def test_arms_that_cannot_be_compared_are_refused(sweep, tune, said):
     with pytest.raises(ValueError, match=said):
-        Ablation(tiny_raw(), sweep, tune)
+        ArmPlan(tiny_raw(), sweep, tune)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ class TestCells:
 
     def test_seeds_are_added_to_those_of_the_base(self):
         raw = tiny_raw({'train.seed': 7, 'data.seed': 3})
-        found = Ablation(raw, None, LR).cell(0, Point((0,), FRESH), 'look 1')
+        found = ArmPlan(raw, None, LR).cell(0, Point((0,), FRESH), 'look 1')
         assert (found.recipe.train.seed, found.recipe.data.seed) == (7 + FRESH, 3 + FRESH)
 
     def test_all_runs_of_all_arms_of_a_program_are_one_group(self, two, tmp_path):
@@ -231,7 +232,7 @@ class TestLosses:
         end(two.cell(0, low, ''), tmp_path, 2.5)
         end(two.cell(0, high, ''), tmp_path, math.inf)
         (tmp_path / two.cell(1, low, '').name).mkdir()
-        own, other = two.study(tmp_path).losses
+        own, other = two.read(tmp_path).study.losses
         assert own[low] == 2.5 and own[high] == math.inf
         for losses, point in ((other, low), (other, high), (own, Point((0,), 1))):
             assert point not in losses
@@ -243,29 +244,29 @@ class TestLosses:
             (tmp_path / name.name).mkdir()
             record = sealed({'status': status, 'validation_ce': 2.0})
             write_json(tmp_path / name.name / SUMMARY, record)
-        assert not any(Point((0,), 0) in losses for losses in two.study(tmp_path).losses)
+        assert not any(Point((0,), 0) in losses for losses in two.read(tmp_path).study.losses)
 
     def test_they_are_in_bits_a_byte_where_tokens_differ(self, tmp_path):
         tokenizers = {'data.tokenizer': ('byte', 'bpe:300')}
-        found = Ablation(tiny_raw({'data.source': 'python'}), tokenizers, LR)
+        found = ArmPlan(tiny_raw({'data.source': 'python'}), tokenizers, LR)
         assert found.metric == 'bits_per_byte'
         (tmp_path / found.first[0].name).mkdir()
         record = sealed({'status': 'done', 'validation_ce': 2.0, 'bits_per_byte': 1.5})
         write_json(tmp_path / found.first[0].name / SUMMARY, record)
-        assert found.study(tmp_path).losses[0][Point((0,), 0)] == 1.5
+        assert found.read(tmp_path).study.losses[0][Point((0,), 0)] == 1.5
 
 
 def test_waves_follow_from_the_folder_whatever_the_order_of_ends(two, tmp_path):
     """And whatever the process knows of earlier ones: each wave is asked of a new one, too."""
     found = train(two, tmp_path / 'a')
-    fresh = Ablation(tiny_raw(), NORMS, LR)
+    fresh = ArmPlan(tiny_raw(), NORMS, LR)
     rng = random.Random(0)
     assert train(fresh, tmp_path / 'b', lambda one: rng.sample(one, len(one))) == found
     stages = {stage for _, _, _, stage in found[-1]}
     assert {'scan', 'refine', 'look 1'} <= stages
-    last = runs_of(Ablation(tiny_raw(), NORMS, LR), tmp_path / 'b')
+    last = runs_of(ArmPlan(tiny_raw(), NORMS, LR), tmp_path / 'b')
     assert last == found[-1] and len(last) == len({(arm, k, seed) for arm, k, seed, _ in last})
-    study = two.study(tmp_path / 'a')
+    study = two.read(tmp_path / 'a').study
     for arm, (norm, best) in zip(study.picks, BEST.items(), strict=True):
         octaves = math.log2(two.arms[0].grid.values(arm.k)['optim.lr'] / best)
         assert abs(octaves) < 0.3, norm
@@ -285,7 +286,7 @@ def test_a_wave_opens_when_the_last_has_wholly_ended(two, tmp_path):
 
 def test_the_record_of_a_sweep_has_the_arms_and_the_place_of_each_cell(tmp_path):
     raw, sweep = tiny_raw(), ({}, {'model.norm': 'layernorm', 'optim.lr': 0.01})
-    found = Ablation(raw, sweep, LR | {'budget': 30, 'lengths': (0.5,)})
+    found = ArmPlan(raw, sweep, LR | {'budget': 30, 'lengths': (0.5,)})
     grouped = group_by_program(found.cells(runs_of(found, tmp_path)))
     open_sweep(tmp_path, resolve(raw), grouped, False, tune=found.record())
     record = read_sweep(tmp_path)
@@ -302,12 +303,17 @@ def test_the_record_of_a_sweep_has_the_arms_and_the_place_of_each_cell(tmp_path)
     assert {cell['tuned']['stage'] for cell in listed} == {'scan'}
 
 
+def known(tune, losses):
+    """The study of arms with these losses."""
+    grid = Grid({'optim.lr': 0.01})
+    return Ablation(read(tune), 'ce', [Arm('', {}, grid, losses=own) for own in losses]).study
+
+
 def ended(tune, sigma: float, arms: int = 2):
     """The study of arms on one parabola, of which the deviation over seeds is sigma."""
     rng, losses = np.random.default_rng(0), [{} for _ in range(arms)]
-    grids = [Grid({'optim.lr': 0.01})] * arms
     while True:
-        study = study_of(read(tune), grids, losses, [True] * arms)
+        study = known(tune, losses)
         if study.open is None:
             return study
         for own, points in zip(losses, study.open[1], strict=True):
@@ -338,5 +344,5 @@ class TestBudgetWords:
     def test_nothing_is_said_where_seeds_suffice_nobody_is_judged_or_it_still_tunes(self):
         assert budget_words(ended(LR | {'smallest_effect': 0.1}, 0.001)) is None
         assert budget_words(ended(LR | {'smallest_effect': 1e-5}, 0.01, arms=1)) is None
-        open_study = study_of(read(LR), [Grid({'optim.lr': 0.01})] * 2, [{}, {}], [True] * 2)
+        open_study = known(LR, [{}, {}])
         assert budget_words(open_study) is None
