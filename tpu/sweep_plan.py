@@ -10,7 +10,7 @@ from lm.devices.run_axis import run_axis
 from lm.run.program import runs_that_fit
 from lm.study.plan.arms import ArmPlan
 from lm.study.plan.cells import Cell, cells, group_by_program
-from lm.study.plan.protocols import Means, applied, protocol_of
+from lm.study.plan.protocols import Measurements, applied, protocol_of
 from lm.study.plan.search import WAVE
 from lm.study.train.groups import longest
 from tpu.chips import Topology
@@ -152,7 +152,7 @@ def plan_sweep(
         if protocol.row.asks:
             say(f'NOTE: protocol {protocol.name} sets steps where it trains; these are as given')
         else:
-            means = Means(one.devices[0].platform, rows=None, seconds=None)
+            means = Measurements(one.devices[0].platform, rows=None, seconds=None)
             sets = protocol.settled(listed, means).sets
             listed = applied(base, listed, sets)
     arms = None if tune is None else ArmPlan(base, sweep, tune, sets)

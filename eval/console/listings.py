@@ -91,7 +91,7 @@ def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any, tune: Any = N
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class PartRow:
     """A name that a field may have. words: one line of what it is. source: such as
     'arXiv:1910.07467' or 'code', several with commas; '' where none is named. options: by config
     path, such as 'norm.eps'. text: all that is said of it.
@@ -104,7 +104,7 @@ class Row:
     options: Mapping[str, Declared]
 
 
-def rows_of(field: str) -> list[Row]:
+def rows_of(field: str) -> list[PartRow]:
     """The rows of the table that `field` names one of; ValueError with the nearest field."""
     choice = choose(CHOICES, field, '--choices')
     rows = []
@@ -115,7 +115,7 @@ def rows_of(field: str) -> list[Row]:
         found = {f'{choice.section}.{n}': declared for n, declared in options(part).items()}
         for term in sown_by(choice, part).values():
             found |= {f'loss.{n}': d for n, d in options(term).items()}
-        rows.append(Row(name, words, text, source, found))
+        rows.append(PartRow(name, words, text, source, found))
     return rows
 
 

@@ -165,7 +165,7 @@ def _fixed(value: float | None, form: str = '.4f') -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A cell of a table: `text`, and what stands below it in small print."""
 
     text: str
@@ -178,7 +178,7 @@ class Cell:
 @dataclasses.dataclass(frozen=True)
 class VariantRow:
     color: str
-    cells: dict[str, Cell]  # by the head of their column
+    cells: dict[str, TableCell]  # by the head of their column
     verdict: str
     notes: list[str]
 
@@ -197,28 +197,28 @@ def variant_rows(
     }
     rows = []
     for c, color in zip(comparisons, colors, strict=True):
-        cells = {name: Cell(c.variant.name)} | _results(c)
+        cells = {name: TableCell(c.variant.name)} | _results(c)
         shown = {head: cell for head, cell in cells.items() if not is_hidden.get(head)}
         rows.append(VariantRow(color, shown, c.verdict, c.notes))
     return rows
 
 
-def _results(c: Comparison) -> dict[str, Cell]:
+def _results(c: Comparison) -> dict[str, TableCell]:
     verdict = f'{MARKS.get(c.verdict, "")} {c.verdict}'.strip()
     is_baseline = c.variant.is_baseline
     return {
-        'verdict': Cell(
+        'verdict': TableCell(
             'baseline' if is_baseline else verdict, tuple(filter(None, (p_text(c), needed_text(c))))
         ),
-        'difference': Cell('') if is_baseline else _interval_cell(c.difference, '+'),
+        'difference': TableCell('') if is_baseline else _interval_cell(c.difference, '+'),
         'final loss': _interval_cell(c.loss),
         'bits per byte': _interval_cell(c.bits_per_byte),
-        'best lr': Cell(number(c.best_lr)),
-        'seeds': Cell(str(c.loss.n)),
-        'steps': Cell(_steps(c)),
-        'sensitivity': Cell(_fixed(c.sensitivity)),
-        'diverged': Cell(f'{c.diverged} of {len(c.variant.records)}'),
-        'tokens/s': Cell(_fixed(c.tokens_per_sec, ',.0f')),
+        'best lr': TableCell(number(c.best_lr)),
+        'seeds': TableCell(str(c.loss.n)),
+        'steps': TableCell(_steps(c)),
+        'sensitivity': TableCell(_fixed(c.sensitivity)),
+        'diverged': TableCell(f'{c.diverged} of {len(c.variant.records)}'),
+        'tokens/s': TableCell(_fixed(c.tokens_per_sec, ',.0f')),
     }
 
 
@@ -227,9 +227,9 @@ def _steps(c: Comparison) -> str:
     return ', '.join(f'{steps:,}' for steps in found)
 
 
-def _interval_cell(interval: Interval, sign: str = '') -> Cell:
+def _interval_cell(interval: Interval, sign: str = '') -> TableCell:
     has_half = not math.isnan(interval.half)
-    return Cell(_fixed(interval.mean, f'{sign}.4f'), (f'± {interval.half:.4f}',) * has_half)
+    return TableCell(_fixed(interval.mean, f'{sign}.4f'), (f'± {interval.half:.4f}',) * has_half)
 
 
 def cell_row(record: Record, subject: Subject) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from eval.sync.marks import Mark, digest_of, file_name, read_mark
-from eval.sync.records import COMPLETE, Source, Step, StepTail, read_source, read_summary
+from eval.sync.marks import TrackerMark, digest_of, file_name, read_mark
+from eval.sync.records import COMPLETE, TrackedRun, StepValues, StepTail, read_source, read_summary
 from eval.sync.trackers import Session, Tracker
 from lm.record.metrics import FILE
 from lm.record.names import CONFIG, LOCK, SUMMARY, SWEEP
@@ -36,8 +36,8 @@ class Followed:
 
     tail: StepTail
     stats: tuple = ()  # of its files, when it was last served
-    source: Source | None = None
-    mark: Mark | None = None
+    source: TrackedRun | None = None
+    mark: TrackerMark | None = None
     closed: float = -float('inf')  # when its session had to make room
 
 
@@ -116,7 +116,7 @@ class Follower:
         source, mark = read_source(Run(folder)), read_mark(self._path(folder))
         if mark is None or mark.config != source.digest:
             self._close(folder)
-            mark = Mark.new(self._name, self._tracker.where, source)
+            mark = TrackerMark.new(self._name, self._tracker.where, source)
             mark.write(self._path(folder))
         elif followed.mark is not None:
             return  # the mesh may have changed
@@ -145,11 +145,11 @@ class Follower:
         return session
 
     def _send(
-        self, folder: Path, followed: Followed, session: Session, steps: Sequence[Step]
+        self, folder: Path, followed: Followed, session: Session, steps: Sequence[StepValues]
     ) -> None:
         """Sends steps that the tracker lacks: those behind the last one that it has."""
         self._sessions.move_to_end(folder)
-        new: list[Step] = []
+        new: list[StepValues] = []
         for step in steps:
             if step.step > (new[-1].step if new else followed.mark.step):
                 new.append(step)

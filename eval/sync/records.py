@@ -19,7 +19,7 @@ COMPLETE = (*FINAL, 'stopped')  # a run that failed may have got no further than
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class TrackedRun:
     """A run as a tracker gets it. config: by path. digest: of the config but for the mesh, on which
     a run may go on. began: seconds since 1970, of the tracker's time axis.
     """
@@ -30,7 +30,7 @@ class Source:
     began: float
 
 
-def read_source(run: Run) -> Source:
+def read_source(run: Run) -> TrackedRun:
     """Reads config.json. Raises Unreadable, naming the file, if it is damaged or no file."""
     path = run.folder / CONFIG
     try:
@@ -39,7 +39,7 @@ def read_source(run: Run) -> Source:
         raise Unreadable(f'{path} cannot be read ({error.strerror})') from error
     kept = {path: value for path, value in config.items() if not is_mesh(path)}
     digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:8]
-    return Source(run, config, digest, path.stat().st_mtime)
+    return TrackedRun(run, config, digest, path.stat().st_mtime)
 
 
 def is_mesh(path: str) -> bool:
@@ -78,7 +78,7 @@ def in_utf8(text: str) -> str:
 
 
 @dataclasses.dataclass
-class Step:
+class StepValues:
     """All numbers of one step, by tag. seconds: of training until then, by its own clock."""
 
     step: int
@@ -98,20 +98,20 @@ class StepTail:
     def _begin(self) -> None:
         self._restarts = self._rows.restarts
         self._trained, self._seconds = 0, 0.0
-        self._last: Step | None = None  # an evaluation of this step may follow
+        self._last: StepValues | None = None  # an evaluation of this step may follow
 
-    def read(self) -> tuple[list[Step], bool]:
+    def read(self) -> tuple[list[StepValues], bool]:
         """Returns (steps that are complete, as a later one has begun; whether more is there)."""
         rows, has_more = self._rows.read()
         if self._rows.restarts != self._restarts:
             self._begin()
         return list(self._steps(rows)), has_more
 
-    def rest(self) -> list[Step]:
+    def rest(self) -> list[StepValues]:
         """Returns the last step, which is complete where the run has ended."""
         return [self._last] if self._last else []
 
-    def _steps(self, rows: Iterable[dict[str, Any]]) -> Iterator[Step]:
+    def _steps(self, rows: Iterable[dict[str, Any]]) -> Iterator[StepValues]:
         for row in rows:
             try:
                 step, values = row['step'], _doubles(by_tag(row))
@@ -122,7 +122,7 @@ class StepTail:
             if self._last and step > self._last.step:
                 yield self._last
             if not self._last or step != self._last.step:
-                self._last = Step(step, self._seconds, {})
+                self._last = StepValues(step, self._seconds, {})
             seconds = values.get('step_sec', math.nan)
             if 0 <= seconds < MOST_SECONDS:
                 self._seconds += seconds * max(0, step - self._trained)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.sync.marks import NOTHING, without_password
-from eval.sync.records import Source, Step, is_mesh
+from eval.sync.records import TrackedRun, StepValues, is_mesh
 from lm.storage.files import open_regular
 
 TAG = 'evenkeel.run'
@@ -74,7 +74,7 @@ class Mlflow:
         self._experiment: str | None = None
         self.where = f'{without_password(uri)} ({self._project})'
 
-    def open(self, source: Source, name: str, began: float) -> 'MlflowSession':
+    def open(self, source: TrackedRun, name: str, began: float) -> 'MlflowSession':
         if self._experiment is None:
             found = self.client.get_experiment_by_name(self._project)
             ours = found.experiment_id if found else self.client.create_experiment(self._project)
@@ -120,7 +120,7 @@ class MlflowSession:
     def last_step(self) -> int | None:
         return NOTHING if self._is_new else None
 
-    def send(self, steps: Sequence[Step]) -> None:
+    def send(self, steps: Sequence[StepValues]) -> None:
         from mlflow.entities import Metric
 
         if not self._is_running:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.sync.marks import NOTHING, without_password
-from eval.sync.records import Source, Step
+from eval.sync.records import TrackedRun, StepValues
 from lm.storage.files import open_regular
 
 OFFLINE = 'offline'
@@ -65,7 +65,7 @@ class Wandb:
         server = given or os.environ.get('WANDB_BASE_URL') or 'https://api.wandb.ai'
         self.where = f'{without_password(server)} ({project or self._project})'
 
-    def open(self, source: Source, name: str, began: float) -> 'WandbSession':
+    def open(self, source: TrackedRun, name: str, began: float) -> 'WandbSession':
         before = _last_step(source.run.folder, name) if self._mode == OFFLINE else None
         opened = self._wandb.init(
             entity=self._entity,
@@ -95,7 +95,7 @@ class WandbSession:
     def last_step(self) -> int:
         return self._before
 
-    def send(self, steps: Sequence[Step]) -> None:
+    def send(self, steps: Sequence[StepValues]) -> None:
         for step in steps:
             at = {'_timestamp': self._began + step.seconds}
             self._run.log(step.values | at, step=step.step, commit=True)

@@ -35,7 +35,7 @@ TOKENS_OFF, FLOPS_OFF, TIME_OFF = 0.001, 0.01, 0.05
 
 
 @dataclasses.dataclass(frozen=True)
-class Means:
+class Measurements:
     """Answers that a protocol needs and no config has.
 
     platform: of the devices, as 'cpu'. rows: gives the training rows of a config, prepared where
@@ -91,7 +91,7 @@ class Settled:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ProtocolRow:
     """A row of PROTOCOLS.
 
     terms: (cells, means, options) -> the terms of each cell. held: fields that no cell may change,
@@ -110,7 +110,7 @@ class Protocol:
     """A protocol as config.sweep names it."""
 
     name: str
-    row: Row
+    row: ProtocolRow
     options: Mapping[str, Any]
 
     def check(self, cells: Sequence[Cell]) -> None:
@@ -125,7 +125,7 @@ class Protocol:
                     )
         self.row.check(cells)
 
-    def settled(self, cells: Sequence[Cell], means: Means) -> Settled:
+    def settled(self, cells: Sequence[Cell], means: Measurements) -> Settled:
         """Returns the terms of every cell. Raises ValueError where these cannot be met."""
         self.check(cells)
         terms = self.row.terms(cells, means, **self.options)
@@ -158,7 +158,7 @@ def protocol_of(base: Mapping[str, Any], sweep: Any) -> Protocol | None:
     return found
 
 
-def agreed(protocol: Protocol, base: Mapping[str, Any], sweep: Any, means: Means) -> Settled:
+def agreed(protocol: Protocol, base: Mapping[str, Any], sweep: Any, means: Measurements) -> Settled:
     """Returns the terms of every cell of a sweep. Raises ValueError where they cannot be met, or
     the text is too short for them.
     """
@@ -247,7 +247,7 @@ def _steps(one: Cell, total: float, a_step: float, off: float, unit: str, how: s
     return steps
 
 
-def equal_tokens(cells: Sequence[Cell], means: Means) -> list[Terms]:
+def equal_tokens(cells: Sequence[Cell], means: Measurements) -> list[Terms]:
     """Trains every cell on as many tokens as the baseline: steps = tokens / (batch_size seq_len).
 
     What is held equal where an optimizer or a loss is to be judged by what it makes of data
@@ -277,7 +277,7 @@ def nearest_batch(recipe: Recipe, tokens: int) -> int:
     return next(filter(works, near), parts)
 
 
-def equal_flops(cells: Sequence[Cell], means: Means) -> list[Terms]:
+def equal_flops(cells: Sequence[Cell], means: Measurements) -> list[Terms]:
     """Gives every cell the baseline's operations: steps = F / f, f those of the cell's own step.
 
     f = (6 N + attention) batch_size seq_len with N the weights that a token is multiplied by, the
@@ -297,7 +297,7 @@ def equal_flops(cells: Sequence[Cell], means: Means) -> list[Terms]:
 
 def equal_time(
     cells: Sequence[Cell],
-    means: Means,
+    means: Measurements,
     *,
     hours: Annotated[
         float | None, Option('of training; None: as long as the baseline takes', 1e-6, 1e6)
@@ -324,7 +324,7 @@ def equal_time(
     return found
 
 
-def one_epoch(cells: Sequence[Cell], means: Means) -> list[Terms]:
+def one_epoch(cells: Sequence[Cell], means: Measurements) -> list[Terms]:
     """Trains every cell on all of its training text once: steps = rows / batch_size, rounded down.
 
     A row is seq_len tokens, so that a cell with rows or batches of its own has steps of its own. Of
@@ -363,7 +363,7 @@ def _check_one_epoch(cells: Sequence[Cell]) -> None:
                 )
 
 
-def regime_adaptation(cells: Sequence[Cell], means: Means) -> list[Terms]:
+def regime_adaptation(cells: Sequence[Cell], means: Measurements) -> list[Terms]:
     """Gives cells with batches of B for the baseline's B0 as many updates, at lr sqrt(B / B0).
 
     A larger batch thus sees B / B0 times the tokens: the gap between large and small batches came
@@ -395,9 +395,9 @@ def _check_batches(cells: Sequence[Cell]) -> None:
 
 
 PROTOCOLS = {
-    'equal_flops': Row(equal_flops),
-    'equal_time': Row(equal_time, asks='time'),
-    'equal_tokens': Row(equal_tokens),
-    'one_epoch': Row(one_epoch, (STEPS, EPOCHS), _check_one_epoch, 'text'),
-    'regime_adaptation': Row(regime_adaptation, (STEPS, EPOCHS), _check_batches),
+    'equal_flops': ProtocolRow(equal_flops),
+    'equal_time': ProtocolRow(equal_time, asks='time'),
+    'equal_tokens': ProtocolRow(equal_tokens),
+    'one_epoch': ProtocolRow(one_epoch, (STEPS, EPOCHS), _check_one_epoch, 'text'),
+    'regime_adaptation': ProtocolRow(regime_adaptation, (STEPS, EPOCHS), _check_batches),
 }

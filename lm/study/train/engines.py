@@ -53,7 +53,7 @@ from lm.study.train.hosts import Others, dealt, host_0_first, join_sweep
 from lm.study.train.ledger import open_sweep
 from lm.study.train.means import means_here
 from lm.study.train.throughput import known_throughput, measure_throughput
-from lm.study.train.waves import Groups, PlannedWave, SweepPlan
+from lm.study.train.waves import Groups, PlannedWave, WavePlan
 from lm.study.train.words import counted
 from modules.choices import choose
 
@@ -130,7 +130,7 @@ def train_sweep(
       **how: fields of `lm.study.train.groups.Work`.
     """
     enter = choose(ENGINES, engine, '--engine')
-    plan = SweepPlan(base, sweep, tune)
+    plan = WavePlan(base, sweep, tune)
     host, hosts = join_sweep(plan.first, engine)
     url = str(workdir) if is_url(str(workdir)) else None
     _check_devices(plan.first, url)
@@ -141,7 +141,7 @@ def train_sweep(
     if (protocol := protocol_of(base, sweep)) is not None:
         settled = agreed(protocol, base, sweep, means_here(work, engine, host))
         _say(ledger, settled.words)
-        plan = ledger.plan = SweepPlan(base, sweep, tune, settled.sets)
+        plan = ledger.plan = WavePlan(base, sweep, tune, settled.sets)
         ledger.protocol = settled.record()
     wave, say = ledger.open(), ledger.say
     programs = counted(len(wave.every), 'program')
@@ -200,7 +200,7 @@ def _check_models(grouped: Groups) -> None:
 class Ledger:
     """The folder of a sweep, on one of the hosts that train it."""
 
-    plan: SweepPlan
+    plan: WavePlan
     base: Recipe
     folder: Path
     url: str | None

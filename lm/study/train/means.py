@@ -9,14 +9,14 @@ from lm.record.machine import device_name
 from lm.record.remote.mirror import sweep_records
 from lm.record.workdir import check_own
 from lm.storage.files import read_json
-from lm.study.plan.protocols import Groups, Means
+from lm.study.plan.protocols import Groups, Measurements
 from lm.study.train.groups import Work
 from lm.study.train.throughput import FILE, key_of, known_throughput, measure_throughput
 
 POLL_SEC, PATIENCE_SEC = 0.5, 3600.0
 
 
-def means_here(work: Work, engine: str, host: int) -> Means:
+def means_here(work: Work, engine: str, host: int) -> Measurements:
     """Returns the means of this machine.
 
     Args:
@@ -49,7 +49,7 @@ def means_here(work: Work, engine: str, host: int) -> Means:
                 )
         return [found[key_of(group[0])] for group in programs]
 
-    return Means(jax.devices()[0].platform, rows_of, seconds)
+    return Measurements(jax.devices()[0].platform, rows_of, seconds)
 
 
 def check_alike(kinds: list[str], engine: str) -> None:

@@ -31,7 +31,7 @@ class PlannedWave(NamedTuple):
         return list(itertools.chain(*self.groups))
 
 
-class SweepPlan:
+class WavePlan:
     """The sweep that a config asks for.
 
     Args:

@@ -9,7 +9,7 @@ from lm.data import steps_in_epoch
 from lm.study.plan.cells import cells
 from lm.study.plan.protocols import (
     PROTOCOLS,
-    Means,
+    Measurements,
     agreed,
     applied,
     nearest_batch,
@@ -19,7 +19,7 @@ from lm.study.plan.protocols import (
 from lm.study.train import engines, means
 from lm.study.train.ledger import open_sweep, read_sweep
 from lm.study.train.means import check_alike
-from lm.study.train.waves import SweepPlan
+from lm.study.train.waves import WavePlan
 from modules.options import options
 from tests.helpers import tiny_raw
 from tpu import sweep_plan
@@ -43,7 +43,9 @@ class Text:
 
 def given(seconds=(), tokens=10**9):
     """Means of a machine: seconds a step of each program, and the tokens of every text."""
-    return Means('cpu', lambda recipe: Text(tokens, recipe.data.seq_len), lambda groups: seconds)
+    return Measurements(
+        'cpu', lambda recipe: Text(tokens, recipe.data.seq_len), lambda groups: seconds
+    )
 
 
 def settled(sweep, raw=RAW, machine=None):
@@ -165,10 +167,10 @@ def test_arms_are_centred_and_shortened_behind_the_protocol():
     """A length of the baseline is a share of the steps that the protocol gives it."""
     tune = {'optim.lr': None, 'lengths': (0.5,)}
     sweep = BATCHES | {'protocol': 'regime_adaptation'}
-    asked = SweepPlan(RAW, sweep, tune, settled(sweep).sets)
+    asked = WavePlan(RAW, sweep, tune, settled(sweep).sets)
     assert [arm.grid.centres['optim.lr'] for arm in asked.arms.arms[:2]] == [0.003, 0.006]
     sweep = {'optim.name': ('adamw', 'muon'), 'protocol': 'equal_time:hours=0.1'}
-    asked = SweepPlan(RAW, sweep, tune, settled(sweep, machine=given((0.1, 0.2))).sets)
+    asked = WavePlan(RAW, sweep, tune, settled(sweep, machine=given((0.1, 0.2))).sets)
     first = asked.arms.first
     assert [one.recipe.train.steps for one in first] == [3600, 1800, 1800]
     assert [one.changes.get('train.steps') for one in first] == [None, None, 1800]
@@ -178,7 +180,7 @@ def test_arms_are_centred_and_shortened_behind_the_protocol():
 def test_sweep_json_has_the_protocol_and_its_numbers(tmp_path):
     sweep = BATCHES | {'train.seed': (0, 1), 'protocol': 'equal_tokens'}
     agreed_on = settled(sweep)
-    asked = SweepPlan(RAW, sweep, None, agreed_on.sets)
+    asked = WavePlan(RAW, sweep, None, agreed_on.sets)
     open_sweep(tmp_path, asked.first[0][0].recipe, asked.first, False, protocol=agreed_on.record())
     held = read_sweep(tmp_path)
     assert held['protocol'] == {
@@ -262,7 +264,9 @@ BROKEN = [
 @pytest.mark.parametrize(('broken', 'words'), BROKEN, ids=lambda value: str(value)[:60])
 def test_what_breaks_a_protocol_is_refused(broken, words):
     """Configs alone are enough: nothing is counted, opened or timed."""
-    assert words in refusal({'optim.b1': (0.8, 0.9)} | broken, machine=Means('cpu', None, None))
+    assert words in refusal(
+        {'optim.b1': (0.8, 0.9)} | broken, machine=Measurements('cpu', None, None)
+    )
 
 
 def test_what_a_run_lacks_is_refused(text):

@@ -14,7 +14,7 @@ from lm.record.workdir import write_config
 from lm.storage.files import read_json, write_json
 from lm.study.plan.cells import cells, group_by_program
 from lm.study.train.ledger import open_sweep, read_sweep
-from lm.study.train.waves import SweepPlan
+from lm.study.train.waves import WavePlan
 from tests.helpers import tiny_raw
 from tests.lm.record.test_upgrade import V0
 
@@ -44,7 +44,7 @@ def names(grouped):
 
 def opened(folder, raw, swept, continue_changed=False):
     """The groups, with the names that their cells have in the folder."""
-    plan = SweepPlan(raw, swept)
+    plan = WavePlan(raw, swept)
     while names := open_sweep(folder, resolve(raw), plan.wave(folder).every, continue_changed):
         plan.names |= names
     return plan.wave(folder).every
