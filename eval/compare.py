@@ -28,10 +28,10 @@ from eval.suites import SUITES
 from eval.suites.base import Suite
 from eval.tables.comparison import BETTER, WITHIN_NOISE, WORSE, holm
 from lm.launch.command import run_main
-from lm.storage.files import expand_home
 from lm.record.remote.local_copy import at_hand
 from lm.record.workdir import SWEEP
 from lm.storage.buckets import is_url
+from lm.storage.files import expand_home
 
 DEFAULT = 'perplexity'
 

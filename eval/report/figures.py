@@ -13,7 +13,6 @@ import altair as alt
 import numpy as np
 
 from eval.charts import COLOURS, INK, Chart
-from eval.tables.comparison import BETTER, ONE_SEED, WITHIN_NOISE, WORSE, Comparison
 from eval.report.series import Series, smooth, thin_curve
 from eval.report.tables import (
     SHORT_UNITS,
@@ -25,6 +24,7 @@ from eval.report.tables import (
     seed_columns,
     seeds_text,
 )
+from eval.tables.comparison import BETTER, ONE_SEED, WITHIN_NOISE, WORSE, Comparison
 from eval.tables.text import number
 from eval.tables.variants import SIZES, WITH_SIZE
 

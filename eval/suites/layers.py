@@ -19,7 +19,6 @@ from lm.training.state import Hyper, Learner, Weights
 from lm.training.step import Batch, activations, target_weights, token_sums
 from modules.options import Option
 
-
 TITLES = {
     'removal': 'loss increase',
     'angle': 'angular distance',

@@ -18,7 +18,7 @@ from lm.config.recipe import Recipe
 from lm.config.resolve import AUTO, replaced, unread_options
 from lm.data.progress import said_meanwhile
 from lm.devices.mesh import make_mesh
-from lm.devices.shardings import abstract_state
+from lm.devices.shardings import abstract_weights
 from lm.inference.decoding import Cache, extend, init_cache
 from lm.inference.probes import (
     Activations,
@@ -308,7 +308,7 @@ def at_step(checkpoint: Checkpoint, step: int) -> Checkpoint:
     meta = read_meta(folder, step)
     if any(meta[name] != checkpoint.meta[name] for name in ('config', 'vocab_size')):
         return _load(folder, step, to_stderr, checkpoint.mesh)
-    shapes = abstract_state(checkpoint.learner, checkpoint.mesh)
+    shapes = abstract_weights(checkpoint.learner, checkpoint.mesh)
     stored, average = read_weights(folder, step, shapes)
     weights = checkpoint.learner.evaluated(stored, average, checkpoint.hyper)
     path = folder / str(step)
@@ -324,7 +324,7 @@ def _load(folder: Path, step: int, say: Callable[[str], None], mesh: Mesh | None
     mesh = mesh or mesh_at_hand(learner)
     hyper, path = hyper_from(recipe), folder / str(step)
     with said_meanwhile(lambda: f'loading the weights of {path}'):
-        stored, average = read_weights(folder, step, abstract_state(learner, mesh))
+        stored, average = read_weights(folder, step, abstract_weights(learner, mesh))
     weights = learner.evaluated(stored, average, hyper)
     return Checkpoint(path, recipe, step, meta, learner, mesh, hyper, weights, tokenizer)
 
@@ -334,7 +334,7 @@ def weights_at(checkpoint: Checkpoint, step: int) -> Weights:
 
     Raises DamagedCheckpoint where they cannot be read.
     """
-    shapes = abstract_state(checkpoint.learner, checkpoint.mesh)
+    shapes = abstract_weights(checkpoint.learner, checkpoint.mesh)
     stored, average = read_weights(checkpoint.path.parent, step, shapes)
     return checkpoint.learner.evaluated(stored, average, checkpoint.hyper)
 

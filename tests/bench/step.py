@@ -100,8 +100,8 @@ def measure(case: str, name: str, changes: dict | None = None) -> dict[str, floa
     """One case in this process."""
     import jax
 
-    from lm.training.flops import flops_per_token, gemm_flops
     from lm.record.machine import peak_memory_bytes
+    from lm.training.flops import flops_per_token, gemm_flops
 
     shape = SHAPES[name]
     made = evenkeel_step(shape, changes) if case == 'evenkeel' else plain_step(shape)
