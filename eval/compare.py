@@ -21,8 +21,14 @@ from pathlib import Path
 
 from absl import app, flags
 
-from eval.evaluation.asked import Asked, asked_for, define_suites, given_options, parse_suite_flags
 from eval.evaluation.paired import CONFIDENCE, Difference, difference, pairs_of
+from eval.evaluation.suite_flags import (
+    SuiteRequest,
+    define_suites,
+    given_options,
+    parse_suite_flags,
+    read_suites,
+)
 from eval.evaluation.targets import Evaluation, Say, Target, evaluate_all, targets_of
 from eval.suites import SUITES
 from eval.suites.base import Suite
@@ -48,7 +54,9 @@ class Compared:
     line: str
 
 
-def compare(runs: Sequence[str], asked: Asked, say: Say, again: bool = False) -> list[Compared]:
+def compare(
+    runs: Sequence[str], asked: SuiteRequest, say: Say, again: bool = False
+) -> list[Compared]:
     """Compares each run with the first by the items of a suite.
 
     Args:
@@ -111,7 +119,7 @@ def compare_arms(run: str, say: Say) -> list[str] | None:
 
 
 def judged(
-    baseline: Evaluation, others: Sequence[Evaluation], asked: Asked, say: Say
+    baseline: Evaluation, others: Sequence[Evaluation], asked: SuiteRequest, say: Say
 ) -> list[Compared]:
     """Returns what is said of the others against the baseline."""
     suite, first = asked.suite, baseline.results[asked.label]
@@ -172,7 +180,7 @@ def main(argv: list[str]) -> None:
             'give two runs at least: python -m eval.compare BASELINE RUN [RUN ...], or one sweep '
             'with config.tune'
         )
-    asked = asked_for(flags.FLAGS.suite, given_options())
+    asked = read_suites(flags.FLAGS.suite, given_options())
     for one in asked:
         for compared in compare(runs, one, say, flags.FLAGS.again):
             print(compared.line)

@@ -171,7 +171,7 @@ def test_a_single_run_waits_for_no_library_of_tables_or_figures():
 def test_flags_of_suites_wait_for_no_package_that_a_suite_needs():
     """`python -m eval --help` has the options of all suites."""
     ours, others = imported_at_the_start_of('eval.__main__')
-    assert 'jax' in others and {'eval.suites.perplexity', 'eval.evaluation.asked'} <= ours
+    assert 'jax' in others and {'eval.suites.perplexity', 'eval.evaluation.suite_flags'} <= ours
     assert not others & {'altair', 'datasets', 'lm_eval', 'pyarrow', 'torch'}
 
 

@@ -13,9 +13,9 @@ import altair as alt
 
 from eval.charts import Chart, environment, in_page, made
 from eval.console.listings import first_sentence
-from eval.evaluation.asked import Asked
+from eval.evaluation.suite_flags import SuiteRequest
 from eval.evaluation.targets import Evaluation
-from eval.evaluation.traces import Trace, rows_of, traces_of
+from eval.evaluation.traces import NumberTrace, rows_of, traces_of
 from eval.suites.base import Table
 from eval.tables.text import number
 from lm.launch.before_jax import docstring
@@ -31,7 +31,7 @@ PER_ROW = 3
 
 
 def write_evaluation_page(
-    path: Path, found: Sequence[Evaluation], asked: Sequence[Asked]
+    path: Path, found: Sequence[Evaluation], asked: Sequence[SuiteRequest]
 ) -> dict[str, Chart]:
     """Writes the page to `path`, and returns its charts by the ids of their elements."""
     found = with_short_names(found)
@@ -84,7 +84,7 @@ def title_of(found: Sequence[Evaluation]) -> str:
 
 
 def numbers_rows(
-    found: Sequence[Evaluation], traces: Sequence[Trace], label: str
+    found: Sequence[Evaluation], traces: Sequence[NumberTrace], label: str
 ) -> list[dict[str, Any]]:
     """Returns the rows of a suite's numbers: of one checkpoint, or as `rows_of` has them."""
     if len(found) == 1:
@@ -177,7 +177,7 @@ def chart_of(table: Table) -> Chart:
     return bars.encode(yOffset='by:N') if table.by else bars
 
 
-def traces_chart(traces: Sequence[Trace]) -> Chart:
+def traces_chart(traces: Sequence[NumberTrace]) -> Chart:
     """Draws each number over the steps, a panel each; a line for each run, a colour for a group."""
     several = len({trace.group for trace in traces}) > 1
     panels = []

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.evaluation.asked import Asked
 from eval.evaluation.kept import plain
+from eval.evaluation.suite_flags import SuiteRequest
 from eval.evaluation.targets import Evaluation, Say, evaluate_all, targets_of
 from eval.tables.text import render
 from lm.storage.files import write_json
@@ -14,7 +14,7 @@ from lm.storage.files import write_json
 
 def evaluate_checkpoints(
     checkpoints: Sequence[str],
-    asked: Sequence[Asked],
+    asked: Sequence[SuiteRequest],
     step: str | None = None,
     again: bool = False,
     out: Path | None = None,

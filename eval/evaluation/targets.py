@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from eval.evaluation import kept
-from eval.evaluation.asked import Asked
+from eval.evaluation.suite_flags import SuiteRequest
 from eval.load import Checkpoint, at_step, find, load
-from eval.suites.base import Result
+from eval.suites.base import SuiteResult
 from lm.config.resolve import flatten, to_dict
 from lm.record.checkpoint import FOLDER, read_meta, steps_in
 from lm.record.digests import DamagedCheckpoint
@@ -44,7 +44,7 @@ class Evaluation:
     run: str
     step: int
     config: Mapping[str, Any]
-    results: Mapping[str, Result]
+    results: Mapping[str, SuiteResult]
 
 
 def targets_of(given: Sequence[str], step: str | None, say: Say) -> list[Target]:
@@ -112,7 +112,7 @@ def _check_step(workdir: Path, step: str | None) -> None:
 
 
 def evaluate_all(
-    targets: Sequence[Target], asked: Sequence[Asked], again: bool, say: Say
+    targets: Sequence[Target], asked: Sequence[SuiteRequest], again: bool, say: Say
 ) -> Iterator[Evaluation]:
     """Yields what each target's checkpoint gives, as `evaluate` does; one that cannot be read is
     said and left out where there are others.
@@ -153,13 +153,13 @@ class Evaluator:
         self.target, self.step, self.again, self.say = target, step, again, say
         self.loaded, self.meta = loaded, read_meta(target.folder, step)
 
-    def evaluate(self, asked: Sequence[Asked]) -> Evaluation:
+    def evaluate(self, asked: Sequence[SuiteRequest]) -> Evaluation:
         """Returns the results of the suites that are asked for; each is kept when it is there."""
         results = {one.label: self._result(one) for one in asked}
         config = flatten(to_dict(stored_config(self.meta['config'])))
         return Evaluation(self.target.run, self.step, config, results)
 
-    def _result(self, asked: Asked) -> Result:
+    def _result(self, asked: SuiteRequest) -> SuiteResult:
         path = kept.path_of(self.target.folder.parent, self.step, asked)
         if self.target.keeps and not self.again:
             try:

@@ -21,7 +21,7 @@ MOST_STEPS = 6  # that the table on a terminal has a column of, each
 
 
 @dataclasses.dataclass(frozen=True)
-class Trace:
+class NumberTrace:
     """A number of a suite in each run of a group, by step.
 
     monotonicity: Kendall's tau-b between the number and the step, the mean over `ordered_runs`: the
@@ -109,7 +109,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     return np.unique(values, return_inverse=True)[1]
 
 
-def traces_of(evaluations: Sequence[Evaluation]) -> list[Trace]:
+def traces_of(evaluations: Sequence[Evaluation]) -> list[NumberTrace]:
     """Returns a trace for each number of each suite, and each group of runs."""
     groups = groups_of(evaluations)
     numbers = dict.fromkeys(
@@ -127,7 +127,7 @@ def traces_of(evaluations: Sequence[Evaluation]) -> list[Trace]:
                 if key in own:
                     values.setdefault(one.run, {})[one.step] = float(own[key])
             if values:
-                found.append(Trace(label, key, name, values))
+                found.append(NumberTrace(label, key, name, values))
     return found
 
 
@@ -162,7 +162,7 @@ def groups_of(evaluations: Sequence[Evaluation]) -> dict[str, list[Evaluation]]:
     return found
 
 
-def rows_of(traces: Sequence[Trace]) -> list[dict[str, Any]]:
+def rows_of(traces: Sequence[NumberTrace]) -> list[dict[str, Any]]:
     """Returns the rows of a table: a number at each step, or at the first and last of many, and its
     statistics, where there are any: not of one that is equal everywhere. `of runs` says how many of
     its runs a monotonicity is the mean over, if one is not over all of them.

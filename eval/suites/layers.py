@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eval.load import Checkpoint, open_data
-from eval.suites.base import Result, Table
+from eval.suites.base import SuiteResult, Table
 from lm import data
 from lm.devices.mesh import batch_parts, put_batch, traced_on
 from lm.inference.blocks import with_blocks
@@ -31,7 +31,7 @@ def layers(
     *,
     tokens: Annotated[int, Option('validation tokens read, about; 0: all', 0)] = 16_384,
     gap: Annotated[int, Option('most blocks that angular distances span; 0: any number', 0)] = 0,
-) -> Result:
+) -> SuiteResult:
     """Measures what each block adds, and how far it turns the residual stream.
 
     removal_ is the loss without one block less the loss, in nats a token; angle_ is (1 / pi) arccos
@@ -70,7 +70,7 @@ def layers(
         'Loss without each block': Table(columns, x='layer', y=TITLES['removal']),
         'Angular distance of the streams before blocks': distances(angle, gap or L),
     }
-    return Result(numbers, {}, tables)
+    return SuiteResult(numbers, {}, tables)
 
 
 def ce_of_blocks(

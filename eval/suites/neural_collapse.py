@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eval.load import Checkpoint, open_data
-from eval.suites.base import Result, Table
+from eval.suites.base import SuiteResult, Table
 from lm import data
 from lm.devices.mesh import batch_parts, put_batch, traced_on
 from lm.inference.scoring import fetched
@@ -24,7 +24,7 @@ def neural_collapse(
     tokens: Annotated[int, Option('validation tokens read, about; 0: all', 0)] = 65_536,
     classes: Annotated[int, Option('most frequent next tokens that are classes', 2)] = 1024,
     least: Annotated[int, Option('tokens of a class, at least', 2)] = 10,
-) -> Result:
+) -> SuiteResult:
     """Measures NC1 to NC4 of the last features h, whose class is the token that comes next.
 
     nc1: (s_c^2 + s_d^2) / (2 |m_c - m_d|^2), mean over pairs of classes, with means m_c and s_c^2
@@ -61,7 +61,7 @@ def neural_collapse(
         'cosine with the readout': cosines_C.tolist(),
     }
     tables = {'Classes': Table(columns, x='tokens', y='cosine with the readout')}
-    return Result({name: float(x) for name, x in numbers.items()}, {}, tables)
+    return SuiteResult({name: float(x) for name, x in numbers.items()}, {}, tables)
 
 
 class Features:

@@ -10,7 +10,7 @@ from eval.load import Checkpoint, open_data
 from lm.config.mixture import MixedRows, by_source
 
 
-class Row(NamedTuple):
+class TargetRow(NamedTuple):
     """A row of T + 1 tokens. Of its tokens 1 to T: whether each is a target, and the number of its
     document, counted from 0 over all rows.
     """
@@ -20,7 +20,7 @@ class Row(NamedTuple):
     document: np.ndarray  # int [T]
 
 
-def validation_rows(checkpoint: Checkpoint, tokens: int) -> list[Row]:
+def validation_rows(checkpoint: Checkpoint, tokens: int) -> list[TargetRow]:
     """Returns the first rows of the validation split that hold so many targets, at least one row.
 
     A row has what `suites.perplexity` has as context: whole rows, or with data.mask_documents its
@@ -45,7 +45,7 @@ def validation_rows(checkpoint: Checkpoint, tokens: int) -> list[Row]:
     return found
 
 
-def rows_of(rows, mask_documents: bool, bos_id: int) -> Iterator[Row]:
+def rows_of(rows, mask_documents: bool, bos_id: int) -> Iterator[TargetRow]:
     """Yields the rows of a split, in order; a row that begins without bos_id goes on with the
     document before it.
     """
@@ -62,4 +62,4 @@ def rows_of(rows, mask_documents: bool, bos_id: int) -> Iterator[Row]:
         for start, stop in itertools.pairwise([0, *edges, length]):
             if stop - start > 1:
                 own = tokens[start:stop]
-                yield Row(own, own[1:] != bos_id, document[start + 1 : stop])
+                yield TargetRow(own, own[1:] != bos_id, document[start + 1 : stop])

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from eval.load import Checkpoint, open_data
-from eval.suites.base import Result, Table
+from eval.suites.base import SuiteResult, Table
 from lm import data
 from lm.config.recipe import Recipe
 from lm.config.resolve import AUTO, replaced, unread_options
@@ -53,7 +53,7 @@ def sharpness(
     box: Annotated[
         float, Option('how far logit_sharpness moves a logit, times its size and 1', 0, 1)
     ] = 5e-4,
-) -> Result:
+) -> SuiteResult:
     """Measures how strongly the loss of some validation rows curves, and how far blocks stretch.
 
     sharpness is the largest eigenvalue of the Hessian of the mean loss in the stored weights that
@@ -69,7 +69,7 @@ def sharpness(
     in_weights, of_hessian = curvature(checkpoint, batch, eigenvalues, iterations)
     in_logits = of_logits(checkpoint, batch, box)
     stretched, of_blocks = lipschitz(checkpoint, batch, rounds)
-    return Result(in_weights | in_logits | stretched, {}, of_hessian | of_blocks)
+    return SuiteResult(in_weights | in_logits | stretched, {}, of_hessian | of_blocks)
 
 
 def curvature(

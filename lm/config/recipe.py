@@ -215,7 +215,7 @@ class Recipe:
         if all(vars(self.model)[path.split('.')[1]] == size for path, size in sizes.items()):
             return self
         # Its heads may have another width than longrope's factors are for, which add no parameter.
-        return replaced(self, sizes | {'attention.rope_scaling': 'none'})
+        return recipe_of(changed(self.config, sizes | {'attention.rope_scaling': 'none'}))
 
     def sizes_at(self, width: int, n_heads: int | None) -> dict[str, int]:
         """Returns {path: size} of this model at another width. MLPs, all heads together, and key
@@ -342,11 +342,6 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
         for name, fields in by_section.items()
     }
     return dataclasses.replace(config, **sections)
-
-
-def replaced(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
-    """Returns the recipe with settled fields changed, such as sizes."""
-    return recipe_of(changed(recipe.config, values))
 
 
 def _part(

@@ -21,7 +21,6 @@ from lm.config.recipe import (
     Recipe,
     changed,
     recipe_of,
-    replaced,
     rows_at,
     sown_by,
     spelt_out,
@@ -192,6 +191,11 @@ def unread(path: str, value: Any, config: Config) -> str:
         f'{path}={value} is read by no part of this config ({chosen}), so that it would change '
         f'nothing. It is read with {readers}. Leave it out, or None.'
     )
+
+
+def replaced(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """Returns the recipe with settled fields changed, such as sizes."""
+    return recipe_of(changed(recipe.config, values))
 
 
 def to_dict(config: Recipe | Config) -> dict[str, Any]:

@@ -26,7 +26,7 @@ DIGITS = 8  # of the digest of options, in names of files
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class SuiteRequest:
     """A suite with a value for each of its options. `label` is its name, and the value behind it
     where one was given: what its results are called.
     """
@@ -134,7 +134,7 @@ def given_options() -> dict[str, Any]:
     return {path: flags.FLAGS[path].value for path in paths if flags.FLAGS[path].present}
 
 
-def asked_for(text: str, given: Mapping[str, Any]) -> list[Asked]:
+def read_suites(text: str, given: Mapping[str, Any]) -> list[SuiteRequest]:
     """Returns the suites of --suite=NAME[,NAME[:VALUE]] with their options.
 
     Text behind a comma that is no suite's name belongs to the VALUE before it.
@@ -167,7 +167,7 @@ def asked_for(text: str, given: Mapping[str, Any]) -> list[Asked]:
     return found
 
 
-def _asked(piece: str, given: Mapping[str, Any]) -> Asked:
+def _asked(piece: str, given: Mapping[str, Any]) -> SuiteRequest:
     name, colon, value = piece.partition(':')
     suite = choose(SUITES, name, '--suite')
     known = options(suite.function)
@@ -182,7 +182,7 @@ def _asked(piece: str, given: Mapping[str, Any]) -> Asked:
         if path in given:
             raise ValueError(f'--suite={piece} and --{path} both give {path}; give it once')
         values[suite.argument] = parsed(path, value, known[suite.argument])
-    return Asked(name, piece, values)
+    return SuiteRequest(name, piece, values)
 
 
 def listing() -> str:
