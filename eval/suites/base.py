@@ -16,6 +16,17 @@ class Table:
     y: str = ''
     by: str = ''  # a column that tells the lines or bars of the chart apart
 
+    @classmethod
+    def from_rows(
+        cls, heads: Sequence[str], rows: Sequence[Sequence[Any]], **chart: str
+    ) -> 'Table':
+        """Returns the table of rows, with a column for each head; without rows it has none.
+
+        chart: x, y and by.
+        """
+        columns = zip(heads, map(list, zip(*rows, strict=True)), strict=True) if rows else ()
+        return cls(dict(columns), **chart)
+
 
 @dataclasses.dataclass(frozen=True)
 class SuiteResult:

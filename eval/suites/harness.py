@@ -166,8 +166,7 @@ def _result(found: Mapping[str, Any]) -> SuiteResult:
                 error = error if isinstance(error, int | float) else None
                 rows.append((task, metric, float(value), error, metrics.get('sample_len')))
     names = ('task', 'metric', 'value', 'standard error', 'documents')
-    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)) if rows else {}
-    return SuiteResult(numbers, _items(found), {'Tasks': Table(columns)})
+    return SuiteResult(numbers, _items(found), {'Tasks': Table.from_rows(names, rows)})
 
 
 def _items(found: Mapping[str, Any]) -> dict[str, list]:

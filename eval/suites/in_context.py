@@ -1,6 +1,6 @@
 """Regression in context: what a model predicts from pairs alone, beside what algorithms would."""
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -209,9 +209,10 @@ def correlations(a_NP: np.ndarray, b_NP: np.ndarray) -> np.ndarray:
 
 def by_pairs(values: dict[str, np.ndarray], what: str, first: int = 0) -> Table:
     """Returns a table of values [P] by predictor, from `first` pairs on."""
-    columns: dict[str, list[Any]] = {'pairs': [], what: [], 'prediction': []}
-    for name, of_pairs in values.items():
-        for k, value in enumerate(of_pairs[first:].tolist(), first):
-            for column, one in zip(columns.values(), (k, value, name), strict=True):
-                column.append(one)
-    return Table(columns, x='pairs', y=what, by='prediction')
+    rows = [
+        (n_pairs, value, name)
+        for name, values_P in values.items()
+        for n_pairs, value in enumerate(values_P[first:].tolist(), first)
+    ]
+    heads = ('pairs', what, 'prediction')
+    return Table.from_rows(heads, rows, x='pairs', y=what, by='prediction')

@@ -1,6 +1,5 @@
 """Neural collapse: how far features before one next token are one, and their means a frame."""
 
-import functools
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -10,8 +9,7 @@ import numpy as np
 
 from eval.load import Checkpoint, open_data
 from eval.suites.base import SuiteResult, Table
-from lm import data
-from lm.devices.mesh import batch_parts, put_batch, traced_on
+from eval.suites.reading import jit_statistic, validation_batches
 from lm.inference.scoring import fetched
 from lm.training.state import Hyper, Learner, Weights
 from lm.training.step import Batch, activations, target_weights
@@ -68,29 +66,25 @@ class Features:
     """The last features of the validation split, batch by batch."""
 
     def __init__(self, checkpoint: Checkpoint, tokens: int):
-        self._checkpoint = c = checkpoint
-        parts = batch_parts(c.mesh)
-        self._size = -(-c.recipe.microbatch // parts) * parts
-        self._limit = -(-tokens // (self._size * c.recipe.data.seq_len))
-        self._split = open_data(c).validation
+        self._checkpoint, self._tokens = checkpoint, tokens
+        self._split = open_data(checkpoint).validation
 
     def totals(self, statistic: Callable[..., Any], *more: Any) -> tuple[Any, ...]:
         """Returns the sums of statistic(learner, weights, batch, hyper, *more), in float64."""
-        each = self._each(statistic, more, self._limit)
-        found = [np.float64(x) for x in next(each)]
-        for one in each:
-            found = [total + np.float64(x) for total, x in zip(found, one, strict=True)]
-        return tuple(found)
+        each = self._each(statistic, more, self._tokens)
+        sums = [np.float64(x) for x in next(each)]
+        for of_batch in each:
+            sums = [total + np.float64(x) for total, x in zip(sums, of_batch, strict=True)]
+        return tuple(sums)
 
     def first(self, statistic: Callable[..., Any], *more: Any) -> Any:
         """Returns the statistic of the first batch."""
-        return next(self._each(statistic, more, 1))
+        return next(self._each(statistic, more, tokens=1))
 
-    def _each(self, statistic, more, limit):
+    def _each(self, statistic, more, tokens):
         c = self._checkpoint
-        run = jax.jit(traced_on(c.mesh, functools.partial(statistic, c.learner)))
-        batches = data.evaluation_batches(self._split, batch_size=self._size, limit=limit)
-        return fetched(run(c.weights, put_batch(c.mesh, one), c.hyper, *more) for one in batches)
+        run, batches = jit_statistic(c, statistic), validation_batches(c, self._split, tokens)
+        return fetched(run(c.weights, batch, c.hyper, *more) for batch in batches)
 
 
 def read(learner: Learner, weights: Weights, batch: Batch, hyper: Hyper) -> tuple[Any, ...]:

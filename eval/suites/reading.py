@@ -1,13 +1,42 @@
-"""The validation split in rows that `Scorer` takes, read as perplexity reads it."""
+"""The validation split as suites read it: batches of the training loop, and rows for `Scorer`."""
 
+import functools
 import itertools
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from eval.load import Checkpoint, open_data
+from lm import data
 from lm.config.mixture import MixedRows, by_source
+from lm.devices.mesh import batch_parts, put_batch, traced_on
+
+
+def batch_rows(checkpoint: Checkpoint) -> int:
+    """Returns the rows of a batch: those of a microbatch, or as many more as the mesh cuts."""
+    parts = batch_parts(checkpoint.mesh)
+    return -(-checkpoint.recipe.microbatch // parts) * parts
+
+
+def validation_batches(checkpoint: Checkpoint, split: Any, tokens: int) -> Iterator[dict[str, Any]]:
+    """Yields the first batches of a split, on the devices.
+
+    Args:
+      checkpoint: as `load` gives it.
+      split: rows of tokens.
+      tokens: how many are read, about; 0: all.
+    """
+    size = batch_rows(checkpoint)
+    limit = -(-tokens // (size * checkpoint.recipe.data.seq_len))
+    for batch in data.evaluation_batches(split, batch_size=size, limit=limit):
+        yield put_batch(checkpoint.mesh, batch)
+
+
+def jit_statistic(checkpoint: Checkpoint, statistic: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the jitted statistic(learner, weights, batch, hyper, ...) without its learner."""
+    return jax.jit(traced_on(checkpoint.mesh, functools.partial(statistic, checkpoint.learner)))
 
 
 class TargetRow(NamedTuple):

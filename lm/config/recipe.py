@@ -129,7 +129,7 @@ class Recipe:
             yield from (one for one in listed if isinstance(one, Part))
         yield from self.kernels.values()
 
-    @property
+    @functools.cached_property
     def readers(self) -> dict[str, list[Part]]:
         """{path of an option: the parts that read it}; options behind a name have no path."""
         found: dict[str, list[Part]] = {}

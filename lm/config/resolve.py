@@ -114,7 +114,7 @@ def settle(config: Config) -> Recipe:
         several = any(CHOICES[part.path].inline for part in parts)
         if flat[path] is None and not several and len(set(defaults)) == 1:
             values[path] = defaults[0]
-    return spelt_out(recipe, values)
+    return spelt_out(recipe, values) if values else recipe
 
 
 def unsettled(recipe: Recipe) -> dict[str, Any]:
@@ -136,6 +136,11 @@ def unread_options(recipe: Recipe) -> list[str]:
         for path, value in flatten(recipe).items()
         if FIELDS[path].of_parts and value is not None and path not in readers
     ]
+
+
+def without_unread(recipe: Recipe) -> Recipe:
+    """Returns the recipe without options that no chosen part reads, as of kernels left behind."""
+    return replaced(recipe, dict.fromkeys(unread_options(recipe)))
 
 
 def without_auto(config: Config) -> Config:

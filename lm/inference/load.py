@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from lm import data
 from lm.config.fields import MeshConfig
 from lm.config.recipe import Recipe
-from lm.config.resolve import AUTO, replaced, unread_options
+from lm.config.resolve import AUTO, replaced, without_unread
 from lm.data.progress import said_meanwhile
 from lm.devices.mesh import make_mesh
 from lm.devices.shardings import abstract_weights
@@ -308,10 +308,7 @@ def at_step(checkpoint: Checkpoint, step: int) -> Checkpoint:
     meta = read_meta(folder, step)
     if any(meta[name] != checkpoint.meta[name] for name in ('config', 'vocab_size')):
         return _load(folder, step, to_stderr, checkpoint.mesh)
-    shapes = abstract_weights(checkpoint.learner, checkpoint.mesh)
-    stored, average = read_weights(folder, step, shapes)
-    weights = checkpoint.learner.evaluated(stored, average, checkpoint.hyper)
-    path = folder / str(step)
+    path, weights = folder / str(step), weights_at(checkpoint, step)
     return dataclasses.replace(checkpoint, path=path, step=step, meta=meta, weights=weights)
 
 
@@ -359,6 +356,5 @@ def with_kernels_of(platform: str, recipe: Recipe, say: Callable[[str], None]) -
     except ValueError as error:
         say(f'{error}. Computed here with kernels.implementation=auto.')
         unbound = ('implementation', *PLATFORM_BOUND)
-        changed = replaced(recipe, {f'kernels.{name}': AUTO for name in unbound})
-        return replaced(changed, dict.fromkeys(unread_options(changed)))  # of kernels left behind
+        return without_unread(replaced(recipe, {f'kernels.{name}': AUTO for name in unbound}))
     return recipe
