@@ -100,6 +100,7 @@ def test_logits_per_width():
     assert base_head_dim(more) == 8 and scores_of(more).scale is None
     assert base_head_dim(grown('mup_simple')) is None
     assert wider.base.model.n_heads == 2 and more.base.model.n_heads == 1
+    assert more.base is more.base and more.base.base is more.base  # made once
     free = grown('mup', **{'scaling.base_heads': 1, 'model.head_dim': 6}).base.model
     assert (free.n_heads, free.head_dim) == (1, 6)  # all heads together are half as wide
 
