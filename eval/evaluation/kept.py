@@ -48,16 +48,16 @@ def unplain(value: Any) -> Any:
     return [unplain(inner) for inner in value] if isinstance(value, list) else value
 
 
-def path_of(workdir: Path, step: int, asked: SuiteRequest) -> Path:
+def path_of(workdir: Path, step: int, request: SuiteRequest) -> Path:
     """Returns the file of a result."""
-    return workdir / FOLDER / str(step) / f'{asked.name}-{asked.digest}.json'
+    return workdir / FOLDER / str(step) / f'{request.name}-{request.digest}.json'
 
 
-def write(path: Path, asked: SuiteRequest, meta: Mapping[str, Any], result: SuiteResult) -> None:
+def write(path: Path, request: SuiteRequest, meta: Mapping[str, Any], result: SuiteResult) -> None:
     """Writes a result, all or nothing. Raises OSError where the folder cannot be written."""
     record = {
-        'suite': asked.name,
-        'options': dict(asked.options),
+        'suite': request.name,
+        'options': dict(request.options),
         'step': int(path.parent.name),
         'checkpoint': of_record(meta),
         'config': of_record(meta['config']),
@@ -75,7 +75,7 @@ def write(path: Path, asked: SuiteRequest, meta: Mapping[str, Any], result: Suit
     write_text(path, json.dumps(sealed(plain(record)), allow_nan=False) + '\n')
 
 
-def read(path: Path, asked: SuiteRequest, meta: Mapping[str, Any]) -> SuiteResult | None:
+def read(path: Path, request: SuiteRequest, meta: Mapping[str, Any]) -> SuiteResult | None:
     """Returns the result in a file; None where there is none, or one of another checkpoint.
 
     Raises Unreadable where it is damaged.
@@ -85,13 +85,13 @@ def read(path: Path, asked: SuiteRequest, meta: Mapping[str, Any]) -> SuiteResul
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        mine = (asked.name, plain(dict(asked.options)), of_record(meta))
+        mine = (request.name, plain(dict(request.options)), of_record(meta))
         if (record['suite'], record['options'], record['checkpoint']) != mine:
             return None
-        found = unplain({name: record[name] for name in ('numbers', 'items', 'tables')})
-        tables = {title: Table(**table) for title, table in found['tables'].items()}
-        result = SuiteResult(found['numbers'], found['items'], tables)
-        check(result, asked.suite)
+        stored = unplain({name: record[name] for name in ('numbers', 'items', 'tables')})
+        tables = {title: Table(**table) for title, table in stored['tables'].items()}
+        result = SuiteResult(stored['numbers'], stored['items'], tables)
+        check(result, request.suite)
         return result
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         text = first_line(error, MOST_WORDS)

@@ -43,6 +43,7 @@ from lm.storage.filling import check_complete
 from lm.training.state import Hyper, Learner, Weights, build_learner, hyper_from
 from modules.kernels import PLATFORM_BOUND
 
+PROGRAMS_KEPT = 32  # of functions and learners
 SHARE = 0.25  # the rest is for activations and for weights in another type
 to_stderr = functools.partial(print, file=sys.stderr)
 
@@ -132,7 +133,7 @@ class Checkpoint:
         Args:
           tokens_BT: token ids, each row one document.
         """
-        return self._lens(self.weights, tokens_BT)
+        return jit_of(lens, self.learner)(self.weights, tokens_BT)
 
     def measure(self, tokens_BT: jax.Array) -> dict[str, jax.Array]:
         """Returns by name what `train.diagnose_every` records of the forward pass of each layer [L]
@@ -141,15 +142,7 @@ class Checkpoint:
         Args:
           tokens_BT: token ids, each row one document.
         """
-        return self._measure(self.weights, tokens_BT)
-
-    @functools.cached_property
-    def _lens(self):
-        return jax.jit(functools.partial(lens, self.learner))
-
-    @functools.cached_property
-    def _measure(self):
-        return jax.jit(functools.partial(measure, self.learner))
+        return jit_of(measure, self.learner)(self.weights, tokens_BT)
 
     def init_cache(self, batch: int, capacity: int) -> Cache:
         """Returns an empty cache, with which `extend` reads rows in parts.
@@ -176,7 +169,7 @@ class Checkpoint:
         Returns:
           (logits [B, T, V] of the token after each, the cache with these tokens).
         """
-        return self._extend(self.variables, cache, tokens_BT, counts_B)
+        return jit_of(extend, self.learner)(self.variables, cache, tokens_BT, counts_B)
 
     @functools.cached_property
     def end_ids(self) -> tuple[int, ...]:
@@ -190,17 +183,21 @@ class Checkpoint:
         """Returns the functions that all engines of this checkpoint run, compiled once."""
         return Programs(self.learner)
 
-    @functools.cached_property
-    def _extend(self):
-        return jax.jit(functools.partial(extend, self.learner))
-
-    @functools.cached_property
+    @property
     def observe(self) -> Callable[..., tuple[jax.Array, Activations]]:
         """Returns observe(weights, tokens [B, T], shifts=None) -> (logits, activations), a pure
         function to be differentiated in the weights or in the shifts
         (`lm.inference.probes.observe`).
         """
-        return jax.jit(functools.partial(observe, self.learner))
+        return jit_of(observe, self.learner)
+
+
+@functools.lru_cache(PROGRAMS_KEPT)
+def jit_of(function: Callable[..., Any], learner: Learner) -> Callable[..., Any]:
+    """Returns the jitted function(learner, ...) without its first argument. The checkpoints that
+    share a learner (`at_step`) share its programs.
+    """
+    return jax.jit(functools.partial(function, learner))
 
 
 def find(path: str | Path) -> tuple[Path, int]:

@@ -64,4 +64,4 @@ def check_base(recipe: Recipe) -> None:
             f'{path}={vars(scaling)[path.split(".")[1]]} {why}, so that it would change nothing. '
             'Leave it out, or None.'
         )
-    _ = recipe.base
+    _ = recipe.base  # refuses sizes that are not whole

@@ -70,11 +70,13 @@ def observed(module: nn.Module, name: str, streams: Any) -> Any:
 
     Nothing is computed where ACTIVATIONS is not mutable and no SHIFTS are given.
     """
+    if module.is_initializing():
+        return streams
     streams = jax.tree.map(lambda x_BTD: sharded(x_BTD, 'BTD'), streams)
     (x_BTD, *rest), structure = jax.tree.flatten(streams)
     if module.has_variable(SHIFTS, name):
         x_BTD = x_BTD + module.get_variable(SHIFTS, name)
-    if module.is_mutable_collection(ACTIVATIONS) and not module.is_initializing():
+    if module.is_mutable_collection(ACTIVATIONS):
         module.put_variable(ACTIVATIONS, name, x_BTD)
     return jax.tree.unflatten(structure, [x_BTD, *rest])
 

@@ -5,8 +5,8 @@ from typing import Annotated
 import pytest
 from absl import flags
 
-from eval.evaluation import asked as module
-from eval.evaluation.suite_flags import check_options, listing, parsed, read_suites
+from eval.evaluation import suite_flags as module
+from eval.evaluation.suite_flags import check_options, listing, parse_value, read_suites
 from eval.suites import SUITES
 from eval.suites.base import Suite, SuiteResult
 from modules.options import Option, options
@@ -92,7 +92,7 @@ def test_options_that_no_suite_has_are_refused_with_the_nearest(flag, said):
     ],
 )
 def test_values_have_the_types_of_their_options(option, text, value):
-    found = parsed(f'tasks.{option}', text, options(tasks)[option])
+    found = parse_value(f'tasks.{option}', text, options(tasks)[option])
     assert found == value and type(found) is type(value)
 
 
