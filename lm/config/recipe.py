@@ -33,6 +33,7 @@ ATTRIBUTES = {
     'optim.decay_rule': 'decay',
     'scaling.name': 'scaling',
 }
+SECTIONS = ('model', 'optim', 'data', 'train', 'mesh')  # that a Recipe has beside its parts
 NORM_SITES = ('model.norm', 'model.embedding_norm', 'model.final_norm', 'model.qk_norm')
 
 
@@ -317,18 +318,8 @@ def recipe_of(config: Config) -> Recipe:
             found['auxiliaries'] = tuple(
                 _part(config, path, name, row, 'loss', {}) for terms in sown for name, row in terms
             )
-    return Recipe(config, **_sections_read(config), **found, kernels=kernels)
-
-
-def _sections_read(config: Config) -> dict[str, Any]:
-    """Returns the sections that a Recipe has beside its parts."""
-    return {name: vars(config)[name] for name in ('model', 'optim', 'data', 'train', 'mesh')}
-
-
-def spelt_out(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
-    """Returns the recipe with options of its parts in the config too, where they were None."""
-    config = changed(recipe.config, values)
-    return dataclasses.replace(recipe, config=config, **_sections_read(config))
+    sections = {name: vars(config)[name] for name in SECTIONS}
+    return Recipe(config, **sections, **found, kernels=kernels)
 
 
 def changed(config: Config, values: Mapping[str, Any]) -> Config:

@@ -18,12 +18,12 @@ from lm.config.fields import CHOICES, FIELDS, Config, watches
 from lm.config.mixture import settled
 from lm.config.other_programs import absent
 from lm.config.recipe import (
+    SECTIONS,
     Recipe,
     changed,
     recipe_of,
     rows_at,
     sown_by,
-    spelt_out,
 )
 from lm.config.suggestions import MANY_RUNS, field_hint
 from modules.choices import nearest
@@ -114,7 +114,9 @@ def settle(config: Config) -> Recipe:
         several = any(CHOICES[part.path].inline for part in parts)
         if flat[path] is None and not several and len(set(defaults)) == 1:
             values[path] = defaults[0]
-    return spelt_out(recipe, values) if values else recipe
+    settled_config = changed(config, values)  # the parts have these values already
+    sections = {name: vars(settled_config)[name] for name in SECTIONS}
+    return dataclasses.replace(recipe, config=settled_config, **sections)
 
 
 def unsettled(recipe: Recipe) -> dict[str, Any]:

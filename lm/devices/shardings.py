@@ -66,11 +66,6 @@ def state_layout(learner: Learner) -> tuple[State, State]:
     )
 
 
-def state_shapes(learner: Learner) -> State:
-    """Returns shapes and types of the state; nothing is computed."""
-    return state_layout(learner)[0]
-
-
 def laid_out(shapes: State, specs: State, mesh: Mesh) -> State:
     """Returns shapes and types with shardings."""
 

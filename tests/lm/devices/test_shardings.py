@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from lm.devices.shardings import state_shapes, weights_layout
+from lm.devices.shardings import state_layout, weights_layout
 from lm.training.state import hyper_from, init_state
 from tests.helpers import checked_config, tiny_learner
 
@@ -22,7 +22,7 @@ def test_described_shapes_are_those_of_the_first_state(changes):
     def first_state():
         return init_state(learner, hyper_from(learner.recipe), jax.random.key(0))
 
-    made, described = jax.eval_shape(first_state), state_shapes(learner)
+    made, described = jax.eval_shape(first_state), state_layout(learner)[0]
     assert jax.tree.structure(described) == jax.tree.structure(made)
     both = zip(jax.tree.leaves(described), jax.tree.leaves(made), strict=True)
     assert all((a.shape, a.dtype) == (b.shape, b.dtype) for a, b in both)
