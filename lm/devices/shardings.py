@@ -1,4 +1,4 @@
-"""Jits the step, the evaluation and the initial state with shardings over a mesh."""
+"""Shapes and shardings of a state and a batch over a mesh, and the jitted initial state."""
 
 import functools
 from collections.abc import Callable
@@ -7,10 +7,9 @@ import jax
 from jax.sharding import Mesh
 
 from lm.config.recipe import Recipe
-from lm.devices.mesh import batch_sharding, param_sharding, replicated, traced_on
+from lm.devices.mesh import param_sharding, replicated, traced_on
 from lm.model.objectives import batch_fields
 from lm.training.state import Learner, State, hyper_from, init_state
-from lm.training.step import make_eval_step, make_train_step
 from lm.training.update import average_of, optimizer
 from modules.optim import state_specs, unboxed
 
@@ -104,28 +103,3 @@ def jit_init(learner: Learner, mesh: Mesh) -> Callable:
 def step_options(mesh: Mesh) -> dict[str, str] | None:
     """Returns the compiler options of a step on devices of this kind; None for none."""
     return STEP_OPTIONS.get(mesh.devices.flat[0].device_kind)
-
-
-def jit_train_step(learner: Learner, mesh: Mesh) -> Callable:
-    """Returns the jitted step: state donated, batch cut by rows, metrics replicated."""
-    state = state_shardings(learner, mesh)
-    return jax.jit(
-        traced_on(mesh, make_train_step(learner)),
-        in_shardings=(state, batch_sharding(mesh), replicated(mesh)),
-        out_shardings=(state, replicated(mesh)),
-        donate_argnums=0,
-        compiler_options=step_options(mesh),
-    )
-
-
-def jit_eval_step(learner: Learner, mesh: Mesh) -> Callable:
-    """Returns the jitted evaluation step: batch cut by rows, sums replicated."""
-    return jax.jit(
-        traced_on(mesh, make_eval_step(learner)),
-        in_shardings=(
-            state_shardings(learner, mesh).weights,
-            batch_sharding(mesh),
-            replicated(mesh),
-        ),
-        out_shardings=replicated(mesh),
-    )

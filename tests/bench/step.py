@@ -45,8 +45,9 @@ def evenkeel_step(shape, changes=None):
     import numpy as np
 
     from lm.devices.mesh import make_mesh, put_batch
-    from lm.devices.shardings import abstract_state, jit_init, jit_train_step
+    from lm.devices.shardings import abstract_state, jit_init
     from lm.training.state import hyper_from
+    from tests.helpers import jit_train_step
 
     learner, vocab = bench_learner(shape, changes), shape[5]
     hyper, mesh = hyper_from(learner.recipe), make_mesh(learner.recipe.mesh)
