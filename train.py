@@ -96,7 +96,8 @@ def train(
     runs.check(recipe, workdir)
     terminal = runs.open_terminal()
     with open_workdir(workdir, recipe, continue_changed, terminal.say):
-        terminal.say('\n'.join([runs.where(workdir), *words]))
+        for line in (runs.where(workdir), *words):
+            terminal.say(line)
         # Data: the text as rows of tokens, prepared once, if there is a place for checkpoints.
         runs.try_storage(recipe, workdir)
         dataset = open_text(recipe, terminal.say, workdir)

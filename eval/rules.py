@@ -19,10 +19,10 @@ from pathlib import Path
 
 from absl import app, flags
 
-from lm.study.tables.text import render
 from lm.launch.command import run_main
 from lm.launch.path_flags import define_path
 from lm.storage.files import write_json
+from lm.study.tables.text import render
 from modules.scaling import rules
 from modules.scaling.rules import Fit
 

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from absl import app, flags
 
+from lm.launch.command import run_main
+from lm.launch.path_flags import define_path
+from lm.record.run import Run
 from lm.study.tables import sql
 from lm.study.tables.columns import columns
 from lm.study.tables.results import Record, as_arrow, gather, gather_all
 from lm.study.tables.text import FORMATS, number, render
-from lm.launch.command import run_main
-from lm.launch.path_flags import define_path
-from lm.record.run import Run
 
 if TYPE_CHECKING:
     import pandas as pd  # takes a second to import, which only frames are worth

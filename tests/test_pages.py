@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from docs import cards, generate
-from eval.evaluation.asked import asked_for
+from eval.evaluation.suite_flags import read_suites
 from eval.evaluation.targets import evaluate_all, targets_of
 from eval.report.page import report
 from lm.launch import exit_status
@@ -114,7 +114,7 @@ class TestFiles:
     def test_of_a_run_that_was_evaluated(self, whole, tmp_path):
         workdir = shutil.copytree(whole, tmp_path / 'run')
         targets = targets_of([str(workdir)], 'all', print)
-        assert list(evaluate_all(targets, asked_for('perplexity:4', {}), False, print))
+        assert list(evaluate_all(targets, read_suites('perplexity:4', {}), False, print))
         assert unlisted(files_in(workdir), 'A run', 'Evaluations') == (set(), set())
         (path, *_) = workdir.glob('evaluations/*/*')
         assert read_json(path).keys() | {'sha256'} == quoted(section('Evaluations'), 3)

@@ -21,8 +21,6 @@ from typing import Any
 
 from eval.claims.estimates import Estimate
 from eval.claims.measures.rows import MEASURES
-from lm.study.tables.ablation import difference, progress, read_ablation
-from lm.study.tables.results import gather, read_sweep
 from lm.config.resolve import differences, resolve, with_dtype
 from lm.launch.command import ConfigParser
 from lm.record.upgrade import stored_config
@@ -31,6 +29,8 @@ from lm.storage.files import read_json, sealed, write_json
 from lm.study.arm import Ablation
 from lm.study.plan.arms import ArmPlan
 from lm.study.plan.cells import split_sweep
+from lm.study.tables.ablation import difference, progress, read_ablation
+from lm.study.tables.results import gather, read_sweep
 from modules.choices import choose
 
 OPEN, STALE, OUT_OF_REACH = 'open', 'stale', 'out of reach here'

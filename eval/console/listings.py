@@ -25,8 +25,8 @@ from lm.config.recipe import Recipe, sown_by
 from lm.config.resolve import to_json
 from lm.launch.before_jax import docstring
 from lm.model.check import check
-from lm.run.tables import schedule_listing
 from lm.run.start import check_run
+from lm.run.tables import schedule_listing
 from lm.study.plan.arms import ArmPlan
 from lm.study.plan.cells import cells, find_text, ignored_words
 from lm.study.plan.protocols import protocol_of

@@ -14,10 +14,10 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from eval.fit.laws import LOSS, MOMENTUM, Columns, Law, N, peak_step
-from lm.study.tables import sql
-from lm.study.tables.results import as_arrow, gather
 from lm.record.run import Run
 from lm.run.tables import fractions_at
+from lm.study.tables import sql
+from lm.study.tables.results import as_arrow, gather
 from modules.choices import nearest
 
 Row = Mapping[str, Any]

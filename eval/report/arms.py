@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 
 from eval.report.tables import UNITS, TableCell
+from lm.study.arm import Ablation
+from lm.study.plan.search import DIVERGED, EDGE
+from lm.study.statistics import BETTER, CONFIDENCE, UNDECIDED, WORSE, t_interval
 from lm.study.tables.ablation import (
     BASELINE,
     FAILED,
@@ -20,16 +23,12 @@ from lm.study.tables.ablation import (
     tokens_words,
     variants,
 )
-from lm.study.arm import Ablation
 from lm.study.tables.columns import columns
 from lm.study.tables.comparison import Comparison, initial_of, losses_by_lr
-from lm.study.statistics import CONFIDENCE, t_interval
 from lm.study.tables.results import Record
 from lm.study.tables.text import number
 from lm.study.tables.variants import LR, final_loss, has_diverged
-from lm.study.plan.search import DIVERGED, EDGE
 from lm.study.verdicts import FRESH
-from lm.study.statistics import BETTER, UNDECIDED, WORSE
 
 MARKS = {BETTER: '▼', WORSE: '▲', UNDECIDED: '≈', FAILED: '✕'}
 ORDER = (BETTER, WORSE, UNDECIDED, FAILED)

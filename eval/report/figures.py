@@ -13,8 +13,6 @@ import altair as alt
 import numpy as np
 
 from eval.charts import COLOURS, INK, Chart
-from lm.study.tables.comparison import Comparison
-from lm.study.statistics import BETTER, ONE_SEED, WITHIN_NOISE, WORSE
 from eval.report.series import Series, smooth, thin_curve
 from eval.report.tables import (
     SHORT_UNITS,
@@ -22,10 +20,12 @@ from eval.report.tables import (
     compared,
     finished,
     lost,
+    needed_text,
     p_text,
     seed_columns,
-    needed_text,
 )
+from lm.study.statistics import BETTER, ONE_SEED, WITHIN_NOISE, WORSE
+from lm.study.tables.comparison import Comparison
 from lm.study.tables.text import number
 from lm.study.tables.variants import SIZES, WITH_SIZE
 

@@ -10,7 +10,6 @@ import altair as alt
 import numpy as np
 
 from eval.charts import Chart
-from lm.study.tables.comparison import Comparison
 from eval.report.figures import (
     AT_RATE,
     All,
@@ -24,6 +23,7 @@ from eval.report.figures import (
     with_log,
 )
 from eval.report.series import HeatMap, Series, flat, mean_map, room, thin_map
+from lm.study.tables.comparison import Comparison
 
 DEPTH = 'n_layers'  # the column in which variants that make one line differ
 HEAD = 'variant,layers,step,first,middle,last,last / first,over seeds,most / least,exponent'

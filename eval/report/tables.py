@@ -11,16 +11,16 @@ import numpy as np
 
 from eval.report.series import Series
 from eval.report.subject import Subject
-from lm.study.tables.columns import columns
-from lm.study.tables.comparison import Comparison, choice_words
-from lm.study.statistics import seeds_text, BETTER, Interval, ONE_SEED, WITHIN_NOISE, WORSE
-from lm.study.tables.results import UNREADABLE, Record
-from lm.study.tables.text import number
-from lm.study.tables.variants import LR, SEEDS, has_diverged
 from lm.config.resolve import flatten
 from lm.record.names import SUMMARY
 from lm.record.run import Run
 from lm.run.warnings import Detector
+from lm.study.statistics import BETTER, ONE_SEED, WITHIN_NOISE, WORSE, Interval, seeds_text
+from lm.study.tables.columns import columns
+from lm.study.tables.comparison import Comparison, choice_words
+from lm.study.tables.results import UNREADABLE, Record
+from lm.study.tables.text import number
+from lm.study.tables.variants import LR, SEEDS, has_diverged
 
 UNITS = {'ce': 'loss, nats per token', 'bits_per_byte': 'bits per byte'}
 SHORT_UNITS = {'ce': 'nats per token', 'bits_per_byte': 'bits per byte'}

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lm.record.run import Run
 from lm.study.tables.results import Record
 from lm.study.tables.text import number
-from lm.record.run import Run
 
 DIGITS = 4
 MOST_ROWS = 12  # of operations; summary.json has more

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.sync.marks import NOTHING, without_password
-from eval.sync.records import TrackedRun, StepValues, is_mesh
+from eval.sync.records import StepValues, TrackedRun, is_mesh
 from lm.storage.files import open_regular
 
 TAG = 'evenkeel.run'

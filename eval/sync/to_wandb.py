@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.sync.marks import NOTHING, without_password
-from eval.sync.records import TrackedRun, StepValues
+from eval.sync.records import StepValues, TrackedRun
 from lm.storage.files import open_regular
 
 OFFLINE = 'offline'

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from eval.sync.marks import without_password
-from eval.sync.records import TrackedRun, StepValues
+from eval.sync.records import StepValues, TrackedRun
 from eval.sync.to_mlflow import Mlflow
 from eval.sync.to_wandb import Wandb
 from lm.launch.tracking import PACKAGES

@@ -24,9 +24,9 @@ from lm.devices.run_axis import SINGLE
 from lm.devices.shardings import jit_init
 from lm.run.program import Program
 from lm.training.state import hyper_from
+from tpu.chips import open_topology
 from tpu.compiled_step import Step, blueprint_of, compile_step, estimate
 from tpu.environment import HERE
-from tpu.chips import open_topology
 
 STEPS, WARMUP_STEPS = 10, 3
 DOCUMENT = 1024  # tokens, on average

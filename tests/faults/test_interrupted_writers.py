@@ -20,9 +20,9 @@ from eval.convert import __main__ as convert
 from eval.convert import export_hf, export_peft, import_hf, safetensors
 from eval.convert.export_hf import OTHER_FILES, TOKENIZER_FILES
 from eval.evaluation import kept
-from eval.evaluation.asked import Asked
+from eval.evaluation.suite_flags import SuiteRequest
 from eval.load import load
-from eval.suites.base import Result
+from eval.suites.base import SuiteResult
 from lm.data import open_dataset, prepared
 from lm.data.tokenizers import load as load_tokenizer
 from lm.inference.load import find
@@ -157,12 +157,12 @@ def is_figure(path):
     return path.read_bytes().rstrip().endswith(ends[path.suffix])
 
 
-ASKED, META = Asked('perplexity', 'perplexity', {}), {'config': {}}
+ASKED, META = SuiteRequest('perplexity', 'perplexity', {}), {'config': {}}
 
 
 def write_kept(out):
     items = {'item': ['a', 'b'], 'nats': [1.0, 2.0], 'tokens': [1, 1], 'bytes': [2, 3]}
-    kept.write(kept.path_of(out, 4, ASKED), ASKED, META, Result({'loss': 1.5}, items, {}))
+    kept.write(kept.path_of(out, 4, ASKED), ASKED, META, SuiteResult({'loss': 1.5}, items, {}))
 
 
 def of_kept(out):

@@ -19,7 +19,7 @@ from lm.config.fields import MeshConfig
 from lm.config.resolve import settle
 from lm.devices.check_mesh import check_devices
 from lm.devices.mesh import batch_sharding, make_mesh, replicated, traced_on
-from lm.devices.shardings import batch_shapes, state_shapes
+from lm.devices.shardings import batch_shapes, state_layout
 from lm.inference.load import with_kernels_of
 from lm.model.check import check
 from lm.model.kernels import chosen_kernels, fused_attention
@@ -400,7 +400,7 @@ def test_a_step_for_gpus_calls_cudnn(monkeypatch, mask_documents):
     learner = build_learner(config, VOCAB, BOS, 'gpu')
     hyper = jax.eval_shape(lambda: hyper_from(config))
     traced = jax.jit(make_train_step(learner)).trace(
-        state_shapes(learner), batch_shapes(config), hyper
+        state_layout(learner)[0], batch_shapes(config), hyper
     )
     text = traced.lower(lowering_platforms=('cuda',)).as_text()
     calls = set(re.findall(r'@__cudnn\$(\w+)', text))

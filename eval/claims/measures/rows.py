@@ -6,12 +6,10 @@ computed, and of whom. `values` are the names that conditions of claims may ask 
 
 import dataclasses
 from collections.abc import Callable, Iterable
+
 from eval.claims.estimates import Estimate
-from eval.claims.measures.calibrators import blind_correctness, overconfident_logits
-from eval.claims.measures.large_batches import REGIMES, large_batches
-from eval.claims.measures.lipschitz import lipschitz_attention, local_lipschitz
-from eval.claims.measures.row_sampling import sampled_rows
 from eval.claims.measures.activations import self_normalizing
+from eval.claims.measures.calibrators import blind_correctness, overconfident_logits
 from eval.claims.measures.classifiers import (
     FOR_A_RARE_CLASS,
     FOR_RANKS,
@@ -27,13 +25,23 @@ from eval.claims.measures.classifiers import (
 from eval.claims.measures.collapse import imbalanced_collapse
 from eval.claims.measures.datamodels import METHODS as FORGETTING
 from eval.claims.measures.datamodels import POINTS, RATIOS, SETS, unlearned_points
+from eval.claims.measures.depths import stream_over_depth
 from eval.claims.measures.distillation import METHODS as STUDENTS
 from eval.claims.measures.distillation import balance_of_teachers, heads_of_students
+from eval.claims.measures.effective_rates import relative_changes_over_training
+from eval.claims.measures.entropy import attention_entropy
 from eval.claims.measures.frozen import equiangular_rows, random_features
+from eval.claims.measures.ghosts import steps_around_the_radius
+from eval.claims.measures.in_context import one_step
+from eval.claims.measures.invariances import CHANGES, NAMES, invariances
+from eval.claims.measures.large_batches import REGIMES, large_batches
+from eval.claims.measures.lipschitz import lipschitz_attention, local_lipschitz
 from eval.claims.measures.marginals import COUNTS as PARTS_OF_ROWS
 from eval.claims.measures.marginals import any_order_marginals
+from eval.claims.measures.memory import memory_of_optimizers
 from eval.claims.measures.norms_alone import PARTS as TRAINED_PARTS
 from eval.claims.measures.norms_alone import norms_alone
+from eval.claims.measures.perceptron import steps_to_separate
 from eval.claims.measures.products import sampled_products
 from eval.claims.measures.pruning import METHODS as PRUNING
 from eval.claims.measures.pruning import pruned_for_a_domain
@@ -41,22 +49,15 @@ from eval.claims.measures.random_slopes import METHODS as SLOPES
 from eval.claims.measures.random_slopes import binary_accuracy
 from eval.claims.measures.rescaling import METHODS as WEIGHTS
 from eval.claims.measures.rescaling import rescaled_rows
+from eval.claims.measures.row_sampling import sampled_rows
+from eval.claims.measures.spectra import decayed_norms, reparametrised_norms
 from eval.claims.measures.starts import gradients_at_the_start, sizes_over_width
 from eval.claims.measures.unlearning import METHODS as UNLEARNING
 from eval.claims.measures.unlearning import forgetting
 from eval.claims.measures.unnormalised import METHODS as NORMALISERS
 from eval.claims.measures.unnormalised import bigrams
-from eval.claims.measures.weights import merged_models, merged_starts, pruned_by_text
-from eval.claims.measures.depths import stream_over_depth
-from eval.claims.measures.entropy import attention_entropy
-from eval.claims.measures.in_context import one_step
-from eval.claims.measures.invariances import CHANGES, NAMES, invariances
-from eval.claims.measures.spectra import decayed_norms, reparametrised_norms
-from eval.claims.measures.effective_rates import relative_changes_over_training
-from eval.claims.measures.ghosts import steps_around_the_radius
-from eval.claims.measures.memory import memory_of_optimizers
-from eval.claims.measures.perceptron import steps_to_separate
 from eval.claims.measures.updates import singular_values_of_updates
+from eval.claims.measures.weights import merged_models, merged_starts, pruned_by_text
 
 
 @dataclasses.dataclass(frozen=True)

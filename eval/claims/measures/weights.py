@@ -12,7 +12,7 @@ from eval.claims.measures.tiny import (
     text,
     with_params,
 )
-from eval.convert.means import basis_of, bases_of_params, merged_params, rebuilt_params
+from eval.convert.means import bases_of_params, basis_of, merged_params, rebuilt_params
 from eval.convert.prune import pruned
 
 SEEDS, STARTS, HELD_OUT = 5, 10, 128

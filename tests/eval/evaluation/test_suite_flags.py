@@ -5,10 +5,10 @@ from typing import Annotated
 import pytest
 from absl import flags
 
-from eval.evaluation import asked as module
-from eval.evaluation.asked import asked_for, check_options, listing, parsed
+from eval.evaluation import suite_flags as module
+from eval.evaluation.suite_flags import check_options, listing, parse_value, read_suites
 from eval.suites import SUITES
-from eval.suites.base import Result, Suite
+from eval.suites.base import Suite, SuiteResult
 from modules.options import Option, options
 
 
@@ -19,10 +19,10 @@ def tasks(
     shots: Annotated[int, Option('examples before a question', 0, 32)] = 0,
     rate: Annotated[float | None, Option('share of the items', 0, 1)] = None,
     fast: Annotated[bool, Option('whether it skips')] = False,
-) -> Result:
+) -> SuiteResult:
     """Counts tasks. A second sentence."""
     del checkpoint
-    return Result({'n': float(len(names.split(','))) + shots + (rate or 0) + fast})
+    return SuiteResult({'n': float(len(names.split(','))) + shots + (rate or 0) + fast})
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def with_tasks(monkeypatch):
 
 
 def test_text_behind_a_comma_belongs_to_the_value_before_it():
-    found = asked_for('tasks:arc_easy,piqa,perplexity', {})
+    found = read_suites('tasks:arc_easy,piqa,perplexity', {})
     assert [(one.name, one.label) for one in found] == [
         ('tasks', 'tasks:arc_easy,piqa'),
         ('perplexity', 'perplexity'),
@@ -39,15 +39,15 @@ def test_text_behind_a_comma_belongs_to_the_value_before_it():
     defaults = {'shots': 0, 'rate': None, 'fast': False}
     assert found[0].options == {'names': 'arc_easy,piqa'} | defaults
     assert found[1].options == {'stride': 0, 'documents': 0}
-    ngram, windows = asked_for('ngram, perplexity:64', {'perplexity.documents': 3})
+    ngram, windows = read_suites('ngram, perplexity:64', {'perplexity.documents': 3})
     assert (ngram.options, windows.options) == ({}, {'stride': 64, 'documents': 3})
 
 
 def test_digests_are_of_all_options():
     texts = ('perplexity', 'perplexity:0', 'perplexity:1')
-    first, same, other = (asked_for(text, {})[0].digest for text in texts)
+    first, same, other = (read_suites(text, {})[0].digest for text in texts)
     assert first == same != other
-    assert asked_for('perplexity', {'perplexity.documents': 1})[0].digest not in (first, other)
+    assert read_suites('perplexity', {'perplexity.documents': 1})[0].digest not in (first, other)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_digests_are_of_all_options():
 )
 def test_what_cannot_be_asked_for_is_refused(text, given, said):
     with pytest.raises(ValueError, match=said):
-        asked_for(text, given)
+        read_suites(text, given)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_options_that_no_suite_has_are_refused_with_the_nearest(flag, said):
     ],
 )
 def test_values_have_the_types_of_their_options(option, text, value):
-    found = parsed(f'tasks.{option}', text, options(tasks)[option])
+    found = parse_value(f'tasks.{option}', text, options(tasks)[option])
     assert found == value and type(found) is type(value)
 
 

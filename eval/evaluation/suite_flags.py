@@ -1,6 +1,5 @@
 """Suites as a command asks for them: --suite=NAME[,NAME[:VALUE]] and --NAME.OPTION=VALUE."""
 
-import ast
 import dataclasses
 import sys
 import types
@@ -13,6 +12,7 @@ from absl import flags
 from eval.console.listings import bounds, first_sentence
 from eval.suites import SUITES
 from eval.suites.base import Suite
+from lm.config.suggestions import literal
 from lm.launch.before_jax import docstring
 from lm.launch.command import parse_flags
 from lm.launch.exit_status import BAD_INPUT
@@ -26,7 +26,7 @@ DIGITS = 8  # of the digest of options, in names of files
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class SuiteRequest:
     """A suite with a value for each of its options. `label` is its name, and the value behind it
     where one was given: what its results are called.
     """
@@ -56,21 +56,17 @@ class OptionParser(flags.ArgumentParser):
     def parse(self, argument: Any) -> Any:
         if not isinstance(argument, str):
             return argument  # the default
-        return parsed(self.path, argument, self.declared)
+        return parse_value(self.path, argument, self.declared)
 
 
-def parsed(path: str, text: str, declared: Declared) -> Any:
+def parse_value(path: str, text: str, declared: Declared) -> Any:
     """Returns the value that a text gives an option. Raises ValueError where it cannot have it."""
     if types.NoneType in declared.types and text == 'None':
         return None
     value: Any = text
     if str not in declared.types:
-        value = {'true': True, 'false': False}.get(text.lower())
-        if value is None:
-            try:
-                value = ast.literal_eval(text)
-            except (SyntaxError, ValueError):
-                value = text
+        is_true = {'true': True, 'false': False}.get(text.lower())
+        value = literal(text) if is_true is None else is_true
     value = typed(f'--{path}', value, declared.types)
     if value is not None:
         declared.option.check(f'--{path}', value)
@@ -134,7 +130,7 @@ def given_options() -> dict[str, Any]:
     return {path: flags.FLAGS[path].value for path in paths if flags.FLAGS[path].present}
 
 
-def asked_for(text: str, given: Mapping[str, Any]) -> list[Asked]:
+def read_suites(text: str, given: Mapping[str, Any]) -> list[SuiteRequest]:
     """Returns the suites of --suite=NAME[,NAME[:VALUE]] with their options.
 
     Text behind a comma that is no suite's name belongs to the VALUE before it.
@@ -154,20 +150,21 @@ def asked_for(text: str, given: Mapping[str, Any]) -> list[Asked]:
             pieces[-1] += f',{piece}'
         else:
             pieces.append(piece.strip())
-    found = [_asked(piece, given) for piece in pieces]
-    twice = [label for label, n in Counter(one.label for one in found).items() if n > 1]
+    requests = [read_suite(piece, given) for piece in pieces]
+    twice = [label for label, n in Counter(request.label for request in requests).items() if n > 1]
     if twice:
         raise ValueError(f'--suite has {twice[0]} twice; give each once')
-    names = {one.name for one in found}
+    names = {request.name for request in requests}
     for path in given:
         if path.partition('.')[0] not in names:
             raise ValueError(
                 f'--{path} is an option of a suite that --suite={text} does not ask for'
             )
-    return found
+    return requests
 
 
-def _asked(piece: str, given: Mapping[str, Any]) -> Asked:
+def read_suite(piece: str, given: Mapping[str, Any]) -> SuiteRequest:
+    """Reads one NAME or NAME:VALUE."""
     name, colon, value = piece.partition(':')
     suite = choose(SUITES, name, '--suite')
     known = options(suite.function)
@@ -181,8 +178,8 @@ def _asked(piece: str, given: Mapping[str, Any]) -> Asked:
         path = f'{name}.{suite.argument}'
         if path in given:
             raise ValueError(f'--suite={piece} and --{path} both give {path}; give it once')
-        values[suite.argument] = parsed(path, value, known[suite.argument])
-    return Asked(name, piece, values)
+        values[suite.argument] = parse_value(path, value, known[suite.argument])
+    return SuiteRequest(name, piece, values)
 
 
 def listing() -> str:
