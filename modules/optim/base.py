@@ -112,8 +112,8 @@ class PerParameter(NamedTuple):
 class Direction(NamedTuple):
     """An update of one parameter with its own share of the weight decay."""
 
-    of: jax.Array  #: the update
-    decayed: Any  #: the share, which broadcasts with the weight
+    value: jax.Array  #: the update
+    decay_share: Any = 1.0  #: broadcasts with the weight
 
 
 def with_share(direction: jax.Array | Direction) -> Direction:
@@ -122,7 +122,28 @@ def with_share(direction: jax.Array | Direction) -> Direction:
     Args:
       direction: an update of one parameter, with or without a share of its own.
     """
-    return direction if isinstance(direction, Direction) else Direction(direction, 1.0)
+    return direction if isinstance(direction, Direction) else Direction(direction)
+
+
+class BatchFunctions(NamedTuple):
+    """Functions of the stored parameters and a batch, beside its gradient.
+
+    What is not called is not computed. Each microbatch has what layers carried at the step's start;
+    in the gradient's own pass that goes from one to the next. All have gradients. For `jax.jvp`,
+    logits_fn and share_from_logits need kernels.attention=reference; the gradient of value_fn has
+    it with blocked too, but value_fn itself has none where the loss is taken by chunks.
+    """
+
+    rows: Any  #: the batch in its microbatches [n, b, ...]
+    weights: jax.Array  #: [n, b, T], of target tokens
+    value_fn: Callable[[Any], jax.Array]  #: (params) -> the loss of the batch
+    share_fn: Callable[[Any, Any], jax.Array]  #: (params, some rows) -> what they add to it
+    #: (params, rows) -> (x [b, T, D], the readout that makes the logits of it)
+    activations_fn: Callable[[Any, Any], tuple[jax.Array, Any]]
+    logits_fn: Callable[[Any, Any], jax.Array]  #: (params, rows) -> their logits [b, T, V]
+    #: (logits, rows) -> their share from these, without what layers add to the loss
+    share_from_logits: Callable[[jax.Array, Any], jax.Array]
+    tokens_at_a_time: int  #: how many tokens' logits shall be made at most; 0: all
 
 
 Kept = dict[str, Any]  # what is stored for one parameter: {name: an array like it, or one in a box}
