@@ -190,7 +190,7 @@ def freeze(trainable: Any) -> optax.GradientTransformation:
 
 
 class GhostRadiusState(NamedTuple):
-    """What `limit_ghost_radius` lets be recorded."""
+    """State of `limit_ghost_radius`, which is recorded and not read."""
 
     ghost_radius: jax.Array  #: before it was limited
 
