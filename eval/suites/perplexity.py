@@ -28,7 +28,7 @@ Documents = Annotated[int, Option('how many are read, the first of each source; 
 
 
 @dataclasses.dataclass
-class Document:
+class ScoredDocument:
     """A document of the split: nats of its tokens, how many they are, and its text's bytes."""
 
     domain: str
@@ -73,7 +73,7 @@ def perplexity(checkpoint: Checkpoint, *, stride: Stride = 0, documents: Documen
             f'{checkpoint.recipe.data.validation_fraction}.'
         )
     score = functools.partial(by_windows, stride=stride) if stride else by_rows
-    found: list[Document] = []
+    found: list[ScoredDocument] = []
     sums, counts = {}, {}
     for name, rows in sources.items():
         most = min(documents or rows.n_documents, rows.n_documents)
@@ -161,7 +161,7 @@ def windows_of(tokens: np.ndarray, length: int, stride: int) -> Iterator[tuple[n
 
 def described(
     checkpoint: Checkpoint, domain: str, rows: Rows, nats_D: np.ndarray, tokens_D: np.ndarray
-) -> Iterator[Document]:
+) -> Iterator[ScoredDocument]:
     """Yields the documents of a source, which have these nats and target tokens."""
     decode = checkpoint.tokenizer.decode
     for number, (tokens, nats, n) in enumerate(
@@ -169,10 +169,10 @@ def described(
     ):
         text = decode(tokens.tolist()).encode()
         digest = hashlib.blake2b(text, digest_size=8).hexdigest()
-        yield Document(domain, number, nats, n, len(text), digest)
+        yield ScoredDocument(domain, number, nats, n, len(text), digest)
 
 
-def items_of(documents: Sequence[Document]) -> dict[str, list[Any]]:
+def items_of(documents: Sequence[ScoredDocument]) -> dict[str, list[Any]]:
     """Returns a column of each quantity. A document is named by its text, so that runs with other
     tokenizers, or with the text in another mixture, name it equally.
     """
@@ -186,7 +186,7 @@ def items_of(documents: Sequence[Document]) -> dict[str, list[Any]]:
     return {'item': names} | {name: [getattr(one, name) for one in documents] for name in fields}
 
 
-def by_domain(documents: Sequence[Document], source: str) -> Table:
+def by_domain(documents: Sequence[ScoredDocument], source: str) -> Table:
     """Returns the table of domains, the sources of a mixture; `source` names a single one."""
     rows = []
     for domain in dict.fromkeys(one.domain for one in documents):

@@ -16,7 +16,8 @@ from lm.model.parameters import optimizer_of
 from lm.training.state import Hyper, Learner, State, Weights
 from lm.training.update import average_of, numbered_rows, peaks_of, stages_of
 from modules.losses import by_chunks, logits_loss, tokens_at_a_time, with_error_probability
-from modules.optim import BatchFunctions, apply_stages
+from modules.optim import BatchFunctions
+from modules.optim.stages import apply_stages
 from modules.parallel.axes import pieces
 from modules.params import named_leaves
 from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS

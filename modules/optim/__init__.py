@@ -12,7 +12,7 @@ Names of functions of parameters end with `_fn`; an optimizer of some roles gets
 of its own parameters (`by_role`). `of_family` states what an optimizer needs of a model, and what
 it does without. A leaf of its state that is not shaped like its parameter is described by a box
 (`modules.optim.base.state_specs`).
-A row of `STAGES` is a stage of an update, of which the optimizer is one (`modules.optim.stages`).
+The stages of an update, of which the optimizer is one, are rows of `modules.optim.stages.STAGES`.
 A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fraction of its peak.
 A row of `AVERAGES` says which weights evaluation uses (`modules.optim.averages`).
 """
@@ -32,18 +32,15 @@ from modules.optim.low_rank import apollo, fira, galore
 from modules.optim.muon import auon, hybrid_auon, muon, muon_spectral
 from modules.optim.rotated import aro, conda, shampoo, soap
 from modules.optim.schedules import SCHEDULES
-from modules.optim.stages import STAGES, apply_stages
 from modules.optim.variants import adafactor, adamp, lion, normalized_gd, sgdp
 
 __all__ = [
     'AVERAGES',
     'OPTIMIZERS',
     'SCHEDULES',
-    'STAGES',
     'Average',
     'BatchFunctions',
     'Direction',
-    'apply_stages',
     'by_role',
     'of_trained',
     'state_specs',

@@ -125,6 +125,23 @@ def with_share(direction: jax.Array | Direction) -> Direction:
     return direction if isinstance(direction, Direction) else Direction(direction)
 
 
+def map_updates(function: Callable[[Any, jax.Array], jax.Array], facts: Any, updates: Any) -> Any:
+    """Returns function(fact, update) for each parameter; a Direction keeps its share of the decay.
+
+    Args:
+      function: of one parameter.
+      facts: a leaf for each parameter, such as its ParamSpec.
+      updates: an array or a Direction for each.
+    """
+
+    def apply(fact, update):
+        if isinstance(update, Direction):
+            return update._replace(value=function(fact, update.value))
+        return function(fact, update)
+
+    return jax.tree.map(apply, facts, updates)
+
+
 class BatchFunctions(NamedTuple):
     """Functions of the stored parameters and a batch, beside its gradient.
 

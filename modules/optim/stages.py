@@ -21,25 +21,8 @@ import jax.numpy as jnp
 import optax
 
 from modules.losses import chunks_of, cut
-from modules.optim.base import BatchFunctions, Direction, along, with_share
+from modules.optim.base import BatchFunctions, along, map_updates, with_share
 from modules.params import root_mean_square
-
-
-def map_updates(function: Callable[[Any, jax.Array], jax.Array], facts: Any, updates: Any) -> Any:
-    """Returns function(fact, update) for each parameter; a Direction keeps its share of the decay.
-
-    Args:
-      function: of one parameter.
-      facts: a leaf for each parameter, such as its ParamSpec.
-      updates: an array or a Direction for each.
-    """
-
-    def apply(fact, update):
-        if isinstance(update, Direction):
-            return update._replace(value=function(fact, update.value))
-        return function(fact, update)
-
-    return jax.tree.map(apply, facts, updates)
 
 
 def shrink_embedding_gradient(

@@ -9,12 +9,14 @@ import numpy as np
 import optax
 import pytest
 
-from modules.optim import STAGES, BatchFunctions, Direction, apply_stages, with_share
+from modules.optim import BatchFunctions, Direction, with_share
+from modules.optim.base import map_updates
 from modules.optim.stages import (
     NO_DECAY,
+    STAGES,
+    apply_stages,
     build_stages,
     inputs_of,
-    map_updates,
     measure_ghost_radius,
     stored_stages,
 )
