@@ -16,7 +16,7 @@ from eval.console.listings import bounds, form
 from eval.tables.columns import IDENTITY, RESULTS, columns
 from lm.config.fields import CHOICES, FIELDS
 from lm.config.resolve import flatten
-from modules.optim.stages import STAGES, inputs_of
+from modules.optim.stages import STAGES, stage_inputs
 from tests.mistakes import ANSWERED, NOT_HERE
 from tpu.launchers.base import goes_on
 
@@ -114,7 +114,7 @@ def stages() -> str:
         'fields is there where one of them is given.\n',
     ]
     for name, stage in STAGES.items():
-        fields = [f'optim.{option}' for option in inputs_of(stage)[1]]
+        fields = [f'optim.{option}' for option in stage_inputs(stage)[1]]
         rows = [
             [f'`{path}`', bounds(FIELDS[path].option), FIELDS[path].option.words] for path in fields
         ]

@@ -10,7 +10,7 @@ import pytest
 from lm.config.fields import CHOICES, FIELDS
 from lm.config.recipe import ATTRIBUTES
 from modules.kernels import OPERATIONS
-from modules.optim.stages import STAGES, inputs_of
+from modules.optim.stages import STAGES, stage_inputs
 from tests import ROOT
 
 pytestmark = pytest.mark.xdist_group('layering')  # one process parses the files
@@ -268,7 +268,7 @@ def test_every_config_field_is_read():
                 read.add((owner, node.attr))
             if isinstance(node, ast.Constant):
                 paths.add(node.value)
-    paths |= {f'optim.{option}' for stage in STAGES.values() for option in inputs_of(stage)[1]}
+    paths |= {f'optim.{option}' for stage in STAGES.values() for option in stage_inputs(stage)[1]}
     assert len(FIELDS) > 50
     for path, field in FIELDS.items():
         section, name = path.split('.')

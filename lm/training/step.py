@@ -14,7 +14,7 @@ import optax
 
 from lm.model.parameters import optimizer_of
 from lm.training.state import Hyper, Learner, State, Weights
-from lm.training.update import average_of, numbered_rows, peaks_of, stages_of
+from lm.training.update import average_of, numbered_rows, peaks_of, update_stages
 from modules.losses import by_chunks, logits_loss, tokens_at_a_time, with_error_probability
 from modules.optim import BatchFunctions
 from modules.optim.stages import apply_stages
@@ -135,21 +135,21 @@ def _sum_over_parts(loss, used, stats, parts):
     backward = {name: tree for name, tree in stats.items() if name == BACKWARD_STATS}
     carried = {name: tree for name, tree in stats.items() if name != BACKWARD_STATS}
 
-    def one(carried, backward, part):
+    def run_part(carried, backward, part):
         (grads, backward), (sums, carried) = grad(used, backward, carried, part)
         return (grads, sums), carried, backward
 
     first = jax.tree.map(lambda rows: rows[0], parts)
     if len(jax.tree.leaves(parts)[0]) == 1:
-        (grads, sums), carried, backward = one(carried, backward, first)
+        (grads, sums), carried, backward = run_part(carried, backward, first)
         return sums, grads, carried | backward
 
     def add(carry, part):
         total, carried, backward = carry
-        found, carried, backward = one(carried, backward, part)
-        return (jax.tree.map(jnp.add, total, found), carried, backward), None
+        more, carried, backward = run_part(carried, backward, part)
+        return (jax.tree.map(jnp.add, total, more), carried, backward), None
 
-    shapes, *_ = jax.eval_shape(one, carried, backward, first)
+    shapes, *_ = jax.eval_shape(run_part, carried, backward, first)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     ((grads, sums), carried, backward), _ = jax.lax.scan(add, (zeros, carried, backward), parts)
     return sums, grads, carried | backward
@@ -224,7 +224,7 @@ def optimizer_step(
     schedule = numbered_rows(recipe, hyper)['optim.schedule']
     fraction = schedule(state.step, hyper['train.steps'])
     updates, opt_state, seen = apply_stages(
-        stages_of(recipe, described, hyper, fraction),
+        update_stages(recipe, described, hyper, fraction),
         grads,
         state.opt_state,
         params,

@@ -36,10 +36,10 @@ def optimizer(
     recipe: Recipe, described: Description, hyper: Numbers
 ) -> optax.GradientTransformationExtraArgs:
     """Returns the stages from clipped gradients to a direction as one, whose state is stored."""
-    return stored_stages(stages_of(recipe, described, hyper))
+    return stored_stages(update_stages(recipe, described, hyper))
 
 
-def stages_of(
+def update_stages(
     recipe: Recipe, described: Description, hyper: Numbers, fraction: Any = None
 ) -> Stages:
     """Returns the stages of an update by name.
@@ -73,12 +73,12 @@ def stages_of(
 
 def _optimizer(recipe: Recipe, described: Description, hyper: Numbers) -> Any:
     """Returns the optimizers of all parameters as one."""
-    rows = numbered_rows(recipe, hyper)
+    rows, specs = numbered_rows(recipe, hyper), described.specs
     hidden, others, trained = rows['optim.name'], rows['optim.others'], described.trainable
     roles = {} if recipe.optim.name == recipe.optim.others else {'hidden': hidden}
-    if not all(jax.tree.leaves(trained)):
-        return by_role(described.specs, others, trained, **roles)
-    return by_role(described.specs, others, **roles) if roles else hidden(described.specs)
+    if all(jax.tree.leaves(trained)):
+        return by_role(specs, others, **roles) if roles else hidden(specs)
+    return by_role(specs, others, trained, **roles)
 
 
 def average_of(recipe: Recipe, described: Description, hyper: Numbers) -> Average:

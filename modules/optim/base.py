@@ -261,33 +261,35 @@ def by_role(
     Raises:
       ValueError: for a parameter that no optimizer covers, and for a role that no parameter has.
     """
-    found = named_leaves(specs)
-    present = {spec.role for spec in found.values()}
+    by_path = named_leaves(specs)
+    present = {spec.role for spec in by_path.values()}
     if unused := sorted(set(roles) - present):
         raise ValueError(f'an optimizer is given for {unused}, and no parameter has that role')
-    uncovered = [path for path, spec in found.items() if spec.role not in roles]
+    uncovered = [path for path, spec in by_path.items() if spec.role not in roles]
     if uncovered and others is None:
         raise ValueError(f'no optimizer covers {", ".join(uncovered)}; name its role, or others')
     labels = jax.tree.map(lambda spec: spec.role if spec.role in roles else 'others', specs)
     if trained is not None:
         labels = jax.tree.map(lambda label, t: label if t else FROZEN, labels, trained)
 
-    def own(label):
+    def labelled(label):
         return jax.tree.map(lambda s, of: s if of == label else optax.MaskedNode(), specs, labels)
 
     makers = dict(roles) | ({} if others is None else {'others': others})
     if trained is not None:
         makers = {label: make for label, make in makers.items() if label in jax.tree.leaves(labels)}
-    transforms = {label: make(own(label)) for label, make in makers.items()}
+    transforms = {label: make(labelled(label)) for label, make in makers.items()}
     transforms |= {} if trained is None else {FROZEN: optax.set_to_zero()}
     partition = optax.partition(transforms, labels)
 
-    def update(grads, state, params=None, **more):
-        def of_part(function):
-            return lambda part, *rest: function(filled(part, params), *rest)
+    def update(grads, state, params=None, **batch):
+        def take_part(name, value):
+            if not name.endswith('_fn'):
+                return value
+            return lambda part, *rest: value(filled(part, params), *rest)
 
-        given = {name: of_part(one) if name.endswith('_fn') else one for name, one in more.items()}
-        return partition.update(grads, state, params, **given)
+        batch = {name: take_part(name, value) for name, value in batch.items()}
+        return partition.update(grads, state, params, **batch)
 
     return optax.GradientTransformationExtraArgs(partition.init, update)
 
@@ -321,6 +323,12 @@ def along(
             f'the {name} cannot be differentiated in forward mode, which is asked for; choose '
             f'kernels.attention={able}. JAX says: {error}'
         ) from error
+
+
+def divide_or_zero(numerator: Any, denominator: jax.Array) -> jax.Array:
+    """Returns the quotient, and 0 where the denominator is 0 or below."""
+    is_positive = denominator > 0
+    return jnp.where(is_positive, numerator / jnp.where(is_positive, denominator, 1.0), 0.0)
 
 
 def unboxed(opt_state: Any) -> Any:

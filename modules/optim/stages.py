@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from modules.losses import chunks_of, cut
-from modules.optim.base import BatchFunctions, along, map_updates, with_share
+from modules.optim.base import BatchFunctions, along, divide_or_zero, map_updates, with_share
 from modules.params import root_mean_square
 
 
@@ -113,7 +113,7 @@ def resize(
         rms = root_mean_square(spec, update)
         factor = jnp.ones_like(rms)
         if wanted is not None:
-            factor = jnp.where(rms > 0, wanted / jnp.where(rms > 0, rms, 1.0), 0.0)
+            factor = divide_or_zero(wanted, rms)
         if update_clip is not None:
             factor = factor / jnp.maximum(1.0, factor * rms / update_clip)
         return jnp.broadcast_to(factor, update.shape) * update
@@ -253,7 +253,7 @@ STORED = ('clip', 'divide_by_eps_factor', 'optimize')
 Stages = dict[str, optax.GradientTransformation]
 
 
-def inputs_of(stage: Callable[..., Any]) -> tuple[list[str], list[str]]:
+def stage_inputs(stage: Callable[..., Any]) -> tuple[list[str], list[str]]:
     """Returns the names of (the facts, the options) that a row of STAGES takes."""
     parameters = inspect.signature(stage).parameters.values()
     options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
@@ -269,7 +269,7 @@ def build_stages(facts: Mapping[str, Any], numbers: Mapping[str, Any]) -> Stages
     """
     stages = {}
     for name, stage in STAGES.items():
-        needed, options = inputs_of(stage)
+        needed, options = stage_inputs(stage)
         used = {fact: facts[fact] for fact in needed if facts.get(fact) is not None}
         given = {n: numbers[f'optim.{n}'] for n in options if numbers.get(f'optim.{n}') is not None}
         if len(used) == len(needed) and (given or not options):

@@ -16,8 +16,8 @@ from modules.optim.stages import (
     STAGES,
     apply_stages,
     build_stages,
-    inputs_of,
     measure_ghost_radius,
+    stage_inputs,
     stored_stages,
 )
 from modules.params import ParamSpec
@@ -138,12 +138,12 @@ REFERENCES = {  # in the order in which they are applied
 
 
 def options_of(name, numbers=NUMBERS):
-    return {option: numbers[f'optim.{option}'] for option in inputs_of(STAGES[name])[1]}
+    return {option: numbers[f'optim.{option}'] for option in stage_inputs(STAGES[name])[1]}
 
 
 def run(name, updates, **options):
     """(updates, what the stage returns as its state)."""
-    needed = {fact: facts()[fact] for fact in inputs_of(STAGES[name])[0]}
+    needed = {fact: facts()[fact] for fact in stage_inputs(STAGES[name])[0]}
     stage = optax.with_extra_args_support(STAGES[name](**needed, **options))
     batch = functions()._asdict()
     return stage.update(updates, stage.init(WEIGHTS), WEIGHTS, **batch)
@@ -171,7 +171,7 @@ def test_each_stage(name):
             np.testing.assert_array_equal(found['up'].decay_share, LEFT)
 
 
-@pytest.mark.parametrize('name', [name for name in STAGES if inputs_of(STAGES[name])[1]])
+@pytest.mark.parametrize('name', [name for name in STAGES if stage_inputs(STAGES[name])[1]])
 def test_numbers_are_mapped(name):
     """Runs of one program, some of which nothing limits. Catches a branch on a traced number."""
     grads = jax.tree.map(jnp.float32, GRADS)
@@ -219,7 +219,7 @@ def test_all_stages_in_their_order():
 @pytest.mark.parametrize('name', STAGES)
 def test_a_stage_without_its_inputs_is_left_out(name):
     """None is as what is not given, and one of two options is enough."""
-    needed, options = inputs_of(STAGES[name])
+    needed, options = stage_inputs(STAGES[name])
     for fact in needed:
         without = build_stages(facts() | {fact: None}, NUMBERS)
         assert name not in without and len(without) < len(STAGES)

@@ -1,4 +1,4 @@
-"""Functions of a batch that optimizers have beside its gradient; the ghost radius of a step."""
+"""Functions of a batch that optimizers have beside its gradient, and what these cannot serve."""
 
 import math
 
@@ -148,37 +148,6 @@ def test_no_gradient_is_computed_of_what_reads_none():
     moved = named_leaves(plain)
     others = [moved[path] / 0.1 for path, spec in specs.items() if spec.role != 'hidden']
     np.testing.assert_allclose(metrics['grad_norm'], optax.tree.norm(others), rtol=1e-5)
-
-
-@pytest.mark.full
-def test_a_step_is_shortened_to_the_radius():
-    """That of the model's logits along all that the step adds, decay included; it is linear in the
-    learning rate, so that the shorter step has just the radius that is asked for, and one that is
-    short enough is not changed. Catches the direction before its learning rate, and a bound on r
-    that is met from above.
-    """
-    changes = TIED | {'model.reparam': 'none', 'optim.weight_decay': 0.5, 'optim.name': 'adamw'}
-    free, plainly = step(changes)
-    config = tiny_config(REFERENCE | changes)
-    learner, batch, state = tiny_learner(config), packed_batch(), initial_state(config)
-
-    def logits(params):
-        return learner.model.apply({'params': params}, batch['tokens'][:, :-1])
-
-    _, a = jax.jvp(logits, (state.params,), (free,))
-    spread = (np.max(a, -1) - np.min(a, -1)) * np.asarray(target_weights(batch, BOS))
-    wanted = float(spread.max() / np.pi)
-    with_chunks = changes | {'loss.chunk': 20}
-    loose, loosely = step(with_chunks | {'optim.ghost_radius': 2 * wanted})
-    half, halved = step(with_chunks | {'optim.ghost_radius': wanted / 2})
-    twice, doubled = step(with_chunks | {'optim.ghost_radius': wanted / 2, 'optim.lr': 0.006})
-    assert 'ghost_radius' not in plainly
-    for metrics, factor in ((loosely, 1), (halved, 1), (doubled, 2)):
-        np.testing.assert_allclose(metrics['ghost_radius'], factor * wanted, rtol=1e-4)
-    assert_trees_close(loose, free, rtol=1e-4, atol=1e-7)
-    for found in (half, twice):
-        assert_trees_close(found, jax.tree.map(lambda u: u / 2, free), rtol=1e-3, atol=1e-6)
-    np.testing.assert_allclose(halved['update_norm'], plainly['update_norm'] / 2, rtol=1e-4)
 
 
 SERVED = (
