@@ -10,7 +10,6 @@ import optax
 import pytest
 
 from modules.optim import BatchFunctions, Direction, with_share
-from modules.optim.base import map_updates
 from modules.optim.stages import (
     NO_DECAY,
     STAGES,
@@ -241,14 +240,6 @@ def test_the_stored_state_has_the_places_of_older_checkpoints():
         given = jax.tree.map(jnp.float32, (GRADS, state, WEIGHTS))
         _, later, _ = apply_stages(stages, *given, **batch)
         assert later[place].count == 1
-
-
-def test_a_direction_keeps_its_share():
-    updates = {'a': Direction(jnp.ones(2), 0.5), 'b': jnp.ones(3)}
-    found = map_updates(lambda factor, u: factor * u, {'a': 2.0, 'b': 3.0}, updates)
-    np.testing.assert_array_equal(found['a'].value, [2.0, 2.0])
-    assert found['a'].decay_share == 0.5
-    np.testing.assert_array_equal(found['b'], [3.0] * 3)
 
 
 @pytest.mark.parametrize('tokens_at_a_time', [0, 6, 100])

@@ -63,22 +63,6 @@ def test_others_have_a_learning_rate_of_their_own():
         np.testing.assert_allclose(change - added[path], wanted, atol=1e-5, err_msg=path)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize('others', ['adamp', 'lion'])
-def test_an_optimizer_may_spare_a_matrix_some_of_its_decay(others):
-    """AdamP projects all of them at this delta, and vectors never. Catches a share that is lost,
-    also between two optimizers.
-    """
-    changes = {'optim.name': 'adamp', 'optim.others': others, 'optim.adamp_delta': 100.0}
-    plain, roles = moved(changes)
-    decayed, _ = moved(changes | {'optim.weight_decay': 0.5, 'optim.adamp_decay_ratio': 0.25})
-    start = named_leaves(initial_state(tiny_config(SIGNS)).params)
-    for path, change in decayed.items():
-        ratio = 1.0 if others == 'lion' and roles[path] != 'hidden' else 0.25
-        wanted = 0 if roles[path] == 'vector' else -0.25 * 0.5 * ratio * start[path]
-        np.testing.assert_allclose(change - plain[path], wanted, atol=1e-5, err_msg=path)
-
-
 def test_one_optimizer_for_all_is_as_without_a_second():
     """Its state is not cut in two, so that older checkpoints are read."""
     state = initial_state(tiny_config({'optim.name': 'adamw', 'optim.others': 'adamw'}))
