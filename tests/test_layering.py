@@ -11,6 +11,7 @@ import pytest
 from lm.config.fields import CHOICES, FIELDS
 from lm.config.recipe import ATTRIBUTES
 from modules.kernels import OPERATIONS
+from modules.optim.stages import STAGES, stage_inputs
 from tests import ROOT
 
 pytestmark = pytest.mark.xdist_group('layering')  # one process parses the files
@@ -244,9 +245,9 @@ PARTS = {path: ATTRIBUTES.get(path, path.split('.')[1]) for path in CHOICES} | {
 
 def test_every_config_field_is_read():
     """By attribute, from something called like its section, or by its path; a field that names a
-    row as the part of a recipe. The files that declare and check fields do not count, nor the
-    columns of a table. Options of parts are handed on by name, and refused where no part reads
-    them.
+    row as the part of a recipe; one of a stage of an update as its keyword. The files that declare
+    and check fields do not count, nor the columns of a table. Options of parts are handed on by
+    name, and refused where no part reads them.
     """
     read, paths = set(), set()
     for path in PRODUCT:
@@ -258,6 +259,7 @@ def test_every_config_field_is_read():
                 read.add((owner, node.attr))
             if isinstance(node, ast.Constant):
                 paths.add(node.value)
+    paths |= {f'optim.{option}' for stage in STAGES.values() for option in stage_inputs(stage)[1]}
     assert len(FIELDS) > 50
     for path, field in FIELDS.items():
         section, name = path.split('.')

@@ -18,6 +18,7 @@ from lm.record.metrics import read_rows
 from lm.record.remote.mirror import mirrored
 from lm.storage.buckets import open_bucket
 from lm.storage.files import read_json
+from modules.optim.stages import STAGES
 from tests import ROOT
 from tests.commands import tiny
 from tests.sweep_helpers import base
@@ -48,6 +49,13 @@ class TestStatuses:
         monkeypatch.setitem(generate.STATUSES, path, words)
         with pytest.raises(ValueError, match=r'exit_status\.py: .*: RESUME'):
             generate.statuses()
+
+
+def test_stages_are_listed_in_their_order_with_their_fields():
+    sections = generate.stages().split('\n## ')[1:]
+    named = {text.split()[0]: re.findall(r'`(optim\.\w+)` \|', text) for text in sections}
+    assert list(named) == list(STAGES) and named['optimize'] == []
+    assert named['resize'] == ['optim.match_rms', 'optim.update_clip']
 
 
 @pytest.mark.parametrize('patterns', [(), ('modules/test_positions.py',)])

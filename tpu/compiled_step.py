@@ -36,7 +36,7 @@ from lm.run.describe import bytes_a_device
 from lm.run.program import Program
 from lm.run.tables import parameter_count
 from lm.training.flops import flops_in_full, flops_per_token, peak_flops
-from modules.kernels.attention.splash import BY_LENGTH, Blocks, share_computed
+from modules.kernels.attention.splash import BY_LENGTH, BlockSizes, share_computed
 from tpu.chips import GIB, Topology
 from tpu.collectives import by_kind, collectives, seconds_of
 from tpu.cost import cost_of, launches, operation_cost
@@ -420,7 +420,7 @@ def pairs_computed(recipe: Recipe, parts: int = 1) -> float:
     given = recipe.attention.options
     window, every = given.get('window'), given.get('full_every')
     named = recipe.kernels.get('attention')
-    blocks = Blocks(**named.options) if named and named.name == 'splash' else BY_LENGTH
+    blocks = BlockSizes(**named.options) if named and named.name == 'splash' else BY_LENGTH
     total = 0.0
     for block in range(1, recipe.model.n_layers + 1):
         full = window is None or (every and block % every == 0)

@@ -113,7 +113,7 @@ CLAIMS = {
     ),
     'normalized descent that is plain': Bug(
         'modules/optim/variants.py',
-        'factor = jnp.where(q > 0, 1 / jnp.where(q > 0, q, 1.0), 0.0)',
+        'factor = divide_or_zero(1, q)',
         'factor = 1.0',
         OPTIMIZERS,
     ),

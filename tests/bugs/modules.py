@@ -248,7 +248,7 @@ MODULES = {
         'modules/params.py',
         'if i not in batch_axes(spec)',
         'if True',
-        'tests/lm/training/test_optimizers.py -k size_of_updates',
+        'tests/modules/test_optim_stages.py -k each_stage',
     ),
     'draws that are not divided by their chance': Bug(
         'modules/kernels/matmul/wta_crs.py',

@@ -120,10 +120,10 @@ RUNS = {
         'tests/lm/training/test_flops.py',
     ),
     'eps of a parameter the other way': Bug(
-        'lm/training/update.py',
-        'lambda a, f: a / f',
-        'lambda a, f: a * f',
-        'tests/lm/training/test_step_wiring.py -k factors',
+        'modules/optim/stages.py',
+        'lambda g, f: g / f',
+        'lambda g, f: g * f',
+        'tests/modules/test_optim_stages.py -k each_stage',
     ),
     # Flags and config files.
     'a flag of the type that the file gives a field': Bug(

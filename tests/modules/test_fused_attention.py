@@ -28,7 +28,7 @@ from lm.training.step import make_train_step
 from modules.kernels import kernels_for
 from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend, refuse_scores
 from modules.kernels.attention.splash import (
-    Blocks,
+    BlockSizes,
     blocks_of,
     dealt_places,
     share_computed,
@@ -139,11 +139,15 @@ def test_blocks_of_splash_are_those_given():
     run = jax.jit(functools.partial(forward_and_gradients, 'splash', PLAIN, True, **given))
     right = jitted('reference', PLAIN, True, *arrays)
     assert_close(run(*arrays), right, ROUNDING['float32'])
-    sizes = sizes_of(blocks_of(512, given=Blocks(**given)), 512)
+    sizes = sizes_of(blocks_of(512, given=BlockSizes(**given)), 512)
     assert [sizes[f'block_{name}'] for name in ('q', 'kv', 'kv_compute')] == [128, 256, 128]
-    assert share_computed(512, None, given=Blocks(**given)) == 6 / 8
-    assert share_computed(512, 129, given=Blocks(**given)) == 5 / 8
-    assert blocks_of(640, given=Blocks(**given)) == (128, 128, 128)  # rows that 256 does not divide
+    assert share_computed(512, None, given=BlockSizes(**given)) == 6 / 8
+    assert share_computed(512, 129, given=BlockSizes(**given)) == 5 / 8
+    assert blocks_of(640, given=BlockSizes(**given)) == (
+        128,
+        128,
+        128,
+    )  # rows that 256 does not divide
 
 
 @pytest.mark.default_rows('cudnn')

@@ -11,8 +11,9 @@ import optax
 from eval.claims.estimates import Estimate, over_seeds
 from eval.claims.measures.starts import small
 from lm.training.state import Hyper, Learner, State, build_learner, hyper_from, init_state
-from lm.training.step import Batch, asked_of, make_train_step, microbatched, target_weights
-from lm.training.update import ghost_radius
+from lm.training.step import Batch, make_train_step, microbatched, target_weights
+from lm.training.step import batch_functions as asked_of
+from modules.optim.stages import measure_ghost_radius as ghost_radius
 
 VOCAB, BOS, ROWS, LENGTH = 64, 0, 16, 32
 LIKELY = 0.8  # share of the tokens that are the one successor of the token before

@@ -1,7 +1,6 @@
-"""What optimizers may ask of a batch beside its gradient, and the ghost radius of a step."""
+"""Functions of a batch that optimizers have beside its gradient, and what these cannot serve."""
 
 import math
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +10,7 @@ import pytest
 
 from lm.config.resolve import replaced
 from lm.training.state import build_learner, check_learner, hyper_from
-from lm.training.step import asked_of, microbatched, target_weights
-from lm.training.update import ghost_radius
+from lm.training.step import batch_functions, microbatched, target_weights
 from modules.params import named_leaves
 from tests.helpers import (
     BOS,
@@ -52,7 +50,7 @@ def step(changes):
 
 
 @pytest.mark.full
-def test_what_can_be_asked_of_a_batch():
+def test_functions_agree_with_the_loss_of_the_step():
     """The shares of two microbatches, of eight sequences and of logits each add up to the loss of
     the step, padding left out; all are functions of the stored weights. Catches shares that are
     divided by their own tokens, and logits before the softcap.
@@ -63,18 +61,18 @@ def test_what_can_be_asked_of_a_batch():
 
     def sums(params):
         total = jnp.sum(target_weights(batch, BOS))
-        asked = asked_of(learner, state, hyper, microbatched(batch, 2), total)
-        alone = asked_of(learner, state, hyper, microbatched(batch, 8), total)
+        halves = batch_functions(learner, state, hyper, microbatched(batch, 2), total)
+        alone = batch_functions(learner, state, hyper, microbatched(batch, 8), total)
 
         def from_logits(rows):
-            return asked.of_logits(asked.logits_fn(params, rows), rows)
+            return halves.share_from_logits(halves.logits_fn(params, rows), rows)
 
         return {
-            'value': asked.value_fn(params),
-            'shares': jnp.sum(jax.lax.map(lambda r: asked.share_fn(params, r), asked.rows)),
+            'value': halves.value_fn(params),
+            'shares': jnp.sum(jax.lax.map(lambda r: halves.share_fn(params, r), halves.rows)),
             'sequences': jnp.sum(jax.lax.map(lambda r: alone.share_fn(params, r), alone.rows)),
-            'logits': jnp.sum(jax.lax.map(from_logits, asked.rows)),
-            'tokens': jnp.sum(asked.weights) - total,
+            'logits': jnp.sum(jax.lax.map(from_logits, halves.rows)),
+            'tokens': jnp.sum(halves.weights) - total,
         }
 
     found = jax.jit(sums)(state.params)
@@ -150,60 +148,6 @@ def test_no_gradient_is_computed_of_what_reads_none():
     moved = named_leaves(plain)
     others = [moved[path] / 0.1 for path, spec in specs.items() if spec.role != 'hidden']
     np.testing.assert_allclose(metrics['grad_norm'], optax.tree.norm(others), rtol=1e-5)
-
-
-def test_the_radius_of_a_linear_model():
-    """In float64: the largest spread of x du over target tokens, over pi. Catches a mean, padding
-    that counts, and a last chunk that is left out.
-    """
-    rng = np.random.default_rng(0)
-    x, change = rng.normal(size=(2, 3, 5, 4)), rng.normal(size=(4, 6))
-    weights = np.ones((2, 3, 5))
-    x[0, 1, 2] *= 100
-    weights[0, 1, 2] = 0
-    x[1, 2, 4] *= 3
-    a = x @ change
-    wanted = ((a.max(-1) - a.min(-1)) * weights).max() / np.pi
-
-    def activations_fn(params, rows):
-        return rows, jax.tree_util.Partial(lambda w, x: x @ w, params['w'])
-
-    with jax.enable_x64(True):
-        asked = SimpleNamespace(rows=x, weights=weights, activations_fn=activations_fn)
-        for asked.tokens_at_a_time in (0, 6, 100):
-            found = ghost_radius(asked, {'w': rng.normal(size=(4, 6))}, {'w': change})
-            np.testing.assert_allclose(found, wanted, rtol=1e-12)
-
-
-@pytest.mark.full
-def test_a_step_is_shortened_to_the_radius():
-    """That of the model's logits along all that the step adds, decay included; it is linear in the
-    learning rate, so that the shorter step has just the radius that is asked for, and one that is
-    short enough is not changed. Catches the direction before its learning rate, and a bound on r
-    that is met from above.
-    """
-    changes = TIED | {'model.reparam': 'none', 'optim.weight_decay': 0.5, 'optim.name': 'adamw'}
-    free, plainly = step(changes)
-    config = tiny_config(REFERENCE | changes)
-    learner, batch, state = tiny_learner(config), packed_batch(), initial_state(config)
-
-    def logits(params):
-        return learner.model.apply({'params': params}, batch['tokens'][:, :-1])
-
-    _, a = jax.jvp(logits, (state.params,), (free,))
-    spread = (np.max(a, -1) - np.min(a, -1)) * np.asarray(target_weights(batch, BOS))
-    wanted = float(spread.max() / np.pi)
-    with_chunks = changes | {'loss.chunk': 20}
-    loose, loosely = step(with_chunks | {'optim.ghost_radius': 2 * wanted})
-    half, halved = step(with_chunks | {'optim.ghost_radius': wanted / 2})
-    twice, doubled = step(with_chunks | {'optim.ghost_radius': wanted / 2, 'optim.lr': 0.006})
-    assert 'ghost_radius' not in plainly
-    for metrics, factor in ((loosely, 1), (halved, 1), (doubled, 2)):
-        np.testing.assert_allclose(metrics['ghost_radius'], factor * wanted, rtol=1e-4)
-    assert_trees_close(loose, free, rtol=1e-4, atol=1e-7)
-    for found in (half, twice):
-        assert_trees_close(found, jax.tree.map(lambda u: u / 2, free), rtol=1e-3, atol=1e-6)
-    np.testing.assert_allclose(halved['update_norm'], plainly['update_norm'] / 2, rtol=1e-4)
 
 
 SERVED = (
