@@ -8,9 +8,9 @@ from starlette.types import Receive, Scope, Send
 
 from eval.serve.replies import Reply, error, event
 from eval.serve.requests import Refusal
-from eval.serve.scheduler import Call, Piece, Scheduler
+from eval.serve.scheduler import Chunk, Scheduler
 
-BACKLOG = 64  # pieces of each text that wait for a slow reader, before it is dropped
+BACKLOG = 64  # chunks of each text that wait for a slow reader, before it is dropped
 
 
 class Gone(Exception):
@@ -18,17 +18,17 @@ class Gone(Exception):
 
 
 class Inbox:
-    """Pieces that wait for one client, in the thread of the event loop.
+    """Chunks that wait for one client, in the thread of the event loop.
 
     most: how many may wait. too_slow: called when more would.
     """
 
     def __init__(self, most: int, too_slow: Callable[[], None]):
         self._most, self._too_slow = most, too_slow
-        self._items: asyncio.Queue[Piece | Refusal] = asyncio.Queue()
+        self._items: asyncio.Queue[Chunk | Refusal] = asyncio.Queue()
         self._is_gone = False
 
-    def put(self, item: Piece | Refusal) -> None:
+    def put(self, item: Chunk | Refusal) -> None:
         if self._is_gone:
             return
         if self._items.qsize() == self._most:
@@ -41,11 +41,11 @@ class Inbox:
         self._is_gone = True
         self._items.put_nowait(closed_inbox())
 
-    async def get(self, deadline: float) -> Piece:
-        """Returns the next piece.
+    async def get(self, deadline: float) -> Chunk:
+        """Returns the next chunk.
 
         Raises:
-          Refusal: where one ends the call.
+          Refusal: where one ends the generation.
           Gone: where the client has left.
           TimeoutError: behind the deadline, in seconds of the event loop.
         """
@@ -59,8 +59,8 @@ class Inbox:
 
 
 class Answer:
-    """The response of an endpoint: lets the call wait, sends what comes of it, and gives it up as
-    soon as nobody waits for it.
+    """The response of an endpoint: lets a generation wait, sends what comes of it, and gives it up
+    as soon as nobody waits for it.
     """
 
     def __init__(
@@ -73,25 +73,23 @@ class Answer:
     ):
         """Args:
         scheduler: does the work.
-        reply: makes records of pieces.
+        reply: makes records of chunks.
         timeout_sec: from now to the end of the answer.
         listed: holds the answers that are under way.
         abort: cuts the connection of a client.
         """
         self._scheduler, self._reply, self._listed, self._abort = scheduler, reply, listed, abort
-        self._timeout_sec = timeout_sec
+        self._generation, self._timeout_sec = reply.generation, timeout_sec
         self._deadline = asyncio.get_running_loop().time() + timeout_sec
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        works = [one.work for one in self._reply.wanted]
-        self.inbox = Inbox(BACKLOG * len(works), lambda: self._drop(scope))
+        self.inbox = Inbox(BACKLOG * len(self._generation.rows), lambda: self._drop(scope))
         in_loop = asyncio.get_running_loop().call_soon_threadsafe
-        self._call = Call(works, lambda item: in_loop(self.inbox.put, item))
-        self._scheduler.submit(self._call)
+        self._scheduler.submit(self._generation, lambda item: in_loop(self.inbox.put, item))
         self._listed.add(self)
         watching = asyncio.create_task(self._watch(receive))
         try:
-            if self._reply.asked.stream:
+            if self._reply.body.stream:
                 await self._stream(send)
             else:
                 await self._whole(scope, receive, send)
@@ -100,24 +98,24 @@ class Answer:
         finally:
             watching.cancel()
             self._listed.discard(self)
-            self._scheduler.cancel(self._call)
+            self._scheduler.cancel(self._generation)
 
     def _drop(self, scope: Scope) -> None:
         """Cuts a client off that reads too slowly; its slots are free at once."""
-        self._scheduler.cancel(self._call)
+        self._scheduler.cancel(self._generation)
         self._abort(scope)
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())['type'] != 'http.disconnect':
             pass
-        self._scheduler.cancel(self._call)
+        self._scheduler.cancel(self._generation)
         self.inbox.leave()
 
-    async def _next(self) -> Piece:
+    async def _next(self) -> Chunk:
         try:
             return await self.inbox.get(self._deadline)
         except TimeoutError:
-            is_started = self._call.is_started
+            is_started = self._generation.is_started
             raise Refusal(
                 504,
                 'generation_timeout' if is_started else 'queue_timeout',
@@ -127,14 +125,14 @@ class Answer:
             ) from None
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pieces, left = [], len(self._call.works)
+        chunks, left = [], len(self._generation.rows)
         while left:
-            pieces.append(await self._next())
-            left -= bool(pieces[-1].finish)
-        await JSONResponse(self._reply.whole(pieces))(scope, receive, send)
+            chunks.append(await self._next())
+            left -= bool(chunks[-1].finish)
+        await JSONResponse(self._reply.whole(chunks))(scope, receive, send)
 
     async def _stream(self, send: Send) -> None:
-        piece = await self._next()  # a refusal until here has a status of its own
+        chunk = await self._next()  # a refusal until here has a status of its own
         headers = [
             (b'content-type', b'text/event-stream; charset=utf-8'),
             (b'cache-control', b'no-cache'),
@@ -148,14 +146,14 @@ class Answer:
                 await send({'type': 'http.response.body', 'body': body, 'more_body': more})
 
         try:
-            left = len(self._call.works)
+            left = len(self._generation.rows)
             while True:
-                await write(*self._reply.chunks(piece))
-                left -= bool(piece.finish)
+                await write(*self._reply.records(chunk))
+                left -= bool(chunk.finish)
                 if not left:
                     break
-                piece = await self._next()
-            await write(*self._reply.last_chunks())
+                chunk = await self._next()
+            await write(*self._reply.last_records())
         except Refusal as refusal:
             await write(error(refusal))
         await write('[DONE]', more=False)
