@@ -13,49 +13,8 @@ from eval.serve.scheduler import Chunk, Scheduler
 BACKLOG = 64  # chunks of each text that wait for a slow reader, before it is dropped
 
 
-class Gone(Exception):
+class ClientLeft(Exception):
     """The client has left, or was dropped."""
-
-
-class Inbox:
-    """Chunks that wait for one client, in the thread of the event loop.
-
-    most: how many may wait. too_slow: called when more would.
-    """
-
-    def __init__(self, most: int, too_slow: Callable[[], None]):
-        self._most, self._too_slow = most, too_slow
-        self._items: asyncio.Queue[Chunk | Refusal] = asyncio.Queue()
-        self._is_gone = False
-
-    def put(self, item: Chunk | Refusal) -> None:
-        if self._is_gone:
-            return
-        if self._items.qsize() == self._most:
-            self._too_slow()
-        if self._items.qsize() < self._most:
-            self._items.put_nowait(item)
-
-    def leave(self) -> None:
-        """Ends the waiting: nobody reads any more."""
-        self._is_gone = True
-        self._items.put_nowait(closed_inbox())
-
-    async def get(self, deadline: float) -> Chunk:
-        """Returns the next chunk.
-
-        Raises:
-          Refusal: where one ends the generation.
-          Gone: where the client has left.
-          TimeoutError: behind the deadline, in seconds of the event loop.
-        """
-        async with asyncio.timeout_at(deadline):
-            item = await self._items.get()
-        if self._is_gone:
-            raise Gone
-        if isinstance(item, Refusal):
-            raise item
-        return item
 
 
 class Answer:
@@ -81,11 +40,14 @@ class Answer:
         self._scheduler, self._reply, self._listed, self._abort = scheduler, reply, listed, abort
         self._generation, self._timeout_sec = reply.generation, timeout_sec
         self._deadline = asyncio.get_running_loop().time() + timeout_sec
+        # What waits for the client, in the thread of the event loop; None wakes who waits for it.
+        self._inbox: asyncio.Queue[Chunk | Refusal | None] = asyncio.Queue()
+        self._has_left = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.inbox = Inbox(BACKLOG * len(self._generation.rows), lambda: self._drop(scope))
+        self._scope = scope
         in_loop = asyncio.get_running_loop().call_soon_threadsafe
-        self._scheduler.submit(self._generation, lambda item: in_loop(self.inbox.put, item))
+        self._scheduler.submit(self._generation, lambda item: in_loop(self.put, item))
         self._listed.add(self)
         watching = asyncio.create_task(self._watch(receive))
         try:
@@ -93,27 +55,37 @@ class Answer:
                 await self._stream(send)
             else:
                 await self._whole(scope, receive, send)
-        except Gone:
+        except ClientLeft:
             pass
         finally:
             watching.cancel()
             self._listed.discard(self)
             self._scheduler.cancel(self._generation)
 
-    def _drop(self, scope: Scope) -> None:
-        """Cuts a client off that reads too slowly; its slots are free at once."""
-        self._scheduler.cancel(self._generation)
-        self._abort(scope)
+    def put(self, item: Chunk | Refusal) -> None:
+        """Takes what comes for the client. Cuts one off that reads too slowly; its slots are free
+        at once.
+        """
+        if self._has_left:
+            return
+        if self._inbox.qsize() < BACKLOG * len(self._generation.rows):
+            self._inbox.put_nowait(item)
+        else:
+            self._scheduler.cancel(self._generation)
+            self._abort(self._scope)
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())['type'] != 'http.disconnect':
             pass
         self._scheduler.cancel(self._generation)
-        self.inbox.leave()
+        self._has_left = True
+        self._inbox.put_nowait(None)
 
     async def _next(self) -> Chunk:
+        """Returns the next chunk. Raises the Refusal that ends the texts, or ClientLeft."""
         try:
-            return await self.inbox.get(self._deadline)
+            async with asyncio.timeout_at(self._deadline):
+                item = await self._inbox.get()
         except TimeoutError:
             is_started = self._generation.is_started
             raise Refusal(
@@ -123,6 +95,11 @@ class Answer:
                 if is_started
                 else f'no slot was free within {self._timeout_sec:g} seconds',
             ) from None
+        if self._has_left:
+            raise ClientLeft
+        if isinstance(item, Refusal):
+            raise item
+        return item
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         chunks, left = [], len(self._generation.rows)
@@ -157,8 +134,3 @@ class Answer:
         except Refusal as refusal:
             await write(error(refusal))
         await write('[DONE]', more=False)
-
-
-def closed_inbox() -> Refusal:
-    """Returns what wakes a reader that nobody waits for."""
-    return Refusal(499, 'client_closed', 'the client has left')

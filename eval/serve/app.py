@@ -118,7 +118,7 @@ class Service:
     def end(self) -> None:
         """Refuses the answers that are under way."""
         for answer in {*self._answers}:
-            answer.inbox.put(closed())
+            answer.put(closed())
 
     async def completions(self, request: Request) -> Answer:
         return await self._answer(request, Completion, CompletionReply)
