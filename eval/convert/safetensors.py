@@ -47,7 +47,7 @@ DTYPES = {
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """The place of a tensor. begin: the first of its bytes in the file."""
 
     file: Path
@@ -60,7 +60,7 @@ class Stored(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_header(path: Path) -> dict[str, Stored]:
+def read_header(path: Path) -> dict[str, StoredTensor]:
     """Returns {name: where it lies} of one file, in the order of the data.
 
     Raises ValueError for a header that is cut, too long, no JSON object or has a name twice; for a
@@ -114,7 +114,7 @@ def read_header(path: Path) -> dict[str, Stored]:
                 f'{name} is {code}{list(shape)}, {wanted:,} bytes, and its data_offsets '
                 f'{begin}:{end} have {end - begin:,}'
             )
-        found[name] = Stored(path, dtype, tuple(shape), begin + 8 + length)
+        found[name] = StoredTensor(path, dtype, tuple(shape), begin + 8 + length)
     found = dict(sorted(found.items(), key=lambda item: (item[1].begin, item[1].n_bytes)))
     reached, last = 8 + length, 'the header'
     for name, stored in found.items():
@@ -144,7 +144,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def read_folder(folder: Path) -> dict[str, Stored]:
+def read_folder(folder: Path) -> dict[str, StoredTensor]:
     """Returns {name: where it lies} of model.safetensors, or of the files that an index names.
 
     The one file goes first where both are there, as in transformers.
@@ -173,7 +173,7 @@ def read_folder(folder: Path) -> dict[str, Stored]:
             )
         if not is_name(name, MOST_NAME):
             raise ValueError(f'{index} has {shown(name)}, which is no name of a tensor')
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     for file in sorted({*named.values()}):
         if not has_file(folder / file):
             raise ValueError(f'{index} names {file}, which is not there')
@@ -195,7 +195,7 @@ def not_read(folder: Path) -> list[str]:
     return []
 
 
-def mapped(tensor: Stored) -> np.ndarray:
+def mapped(tensor: StoredTensor) -> np.ndarray:
     """Returns a view of the file, whose pages are given back with the last array that shows it."""
     if tensor.n_bytes == 0:
         return np.empty(tensor.shape, tensor.dtype)
@@ -203,7 +203,7 @@ def mapped(tensor: Stored) -> np.ndarray:
     return np.asarray(whole).view(tensor.dtype).reshape(tensor.shape)
 
 
-def opened(tensors: Mapping[str, Stored]) -> Iterator[tuple[str, np.ndarray]]:
+def opened(tensors: Mapping[str, StoredTensor]) -> Iterator[tuple[str, np.ndarray]]:
     """Yields (name, array) of the tensors; an array is a view of the file."""
     for name, tensor in tensors.items():
         yield name, mapped(tensor)

@@ -136,7 +136,7 @@ class Scheduler:
     ):
         """Args:
         engine: nobody else may use it.
-        score: as `eval.serve.prompts.Prompts`.
+        score: as `eval.serve.prompts.PromptScorer`.
         most_waiting: generations that may wait for their first turn.
         failed: is called with the error that ends the thread: the engine's, never a client's.
         """
