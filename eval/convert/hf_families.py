@@ -24,13 +24,10 @@ from eval.convert.hf_config import (
     NoDropout,
     Positions,
     QueryScalar,
-    Rope,
-    RopeByKind,
     Same,
     SameTwice,
-    Unturned,
-    Window,
 )
+from eval.convert.hf_positions import Rope, RopeByKind, Unturned, Window
 from eval.convert.layouts import Layout
 from modules.choices import choose
 
