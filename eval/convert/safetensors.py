@@ -3,6 +3,11 @@
 A file is the length of a header in 8 bytes (little-endian), the header, a JSON object {name:
 {dtype, shape, data_offsets}}, and the data. Tensors are read through `numpy.memmap`, so that only
 what is looked at takes memory. Format: https://github.com/huggingface/safetensors.
+
+The library (0.8) would not do. Reading: `get_tensor` copies, float8 has no dtype in its numpy, a
+name that stands twice is read as its last entry, a name may move the cursor of a terminal, and
+most errors name neither tensor nor numbers. Writing: `save_file` takes all tensors at once, where a
+model that is larger than memory is written one tensor at a time.
 """
 
 import json
