@@ -39,8 +39,6 @@ KINDS = {  # of errors, by status; others are 'invalid_request_error'
     503: 'server_error',
     504: 'timeout_error',
 }
-
-
 NEUTRAL = {  # fields that are not served, and what they may be all the same
     'audio': (),
     'best_of': (1,),
@@ -128,7 +126,11 @@ type Stop = Annotated[Text, StringConstraints(min_length=1, max_length=LONGEST_S
 
 
 class Body(BaseModel):
-    """Fields that both kinds of request have. A field that is null is one that is left out."""
+    """Fields that both kinds of request have. A field that is null is one that is left out.
+
+    Each kind has `top`, the likeliest tokens that are reported with each; None: no
+    log-probabilities.
+    """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -151,11 +153,6 @@ class Body(BaseModel):
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    @property
-    def top(self) -> int | None:
-        """Likeliest tokens that are reported with each; None: no log-probabilities."""
-        raise NotImplementedError
-
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
         """Returns the request of a JSON object. Raises Refusal for the first field of it whose
@@ -174,19 +171,16 @@ class Body(BaseModel):
             wrong = {entry['loc'][0] for entry in error.errors(include_url=False)}
             name = next(name for name in given if name in wrong)
             raise invalid(name, given[name], cls.model_fields[name].description) from None
+        if unknown in NEUTRAL:
+            raise unsupported(unknown, given[unknown])
         if unknown is not None:
-            raise cls._refuse_unknown(unknown, given[unknown])
+            hint = nearest(unknown, cls.model_fields) if len(unknown) <= MOST_SHOWN else ''
+            message = f'there is no field {shown(unknown)} here.{hint}'
+            raise Refusal(400, 'unknown_parameter', message)
         body._check()
         if body.seed is None:
             body.seed = secrets.randbits(32)
         return body
-
-    @classmethod
-    def _refuse_unknown(cls, name: str, value: Any) -> Refusal:
-        if name in NEUTRAL:
-            return unsupported(name, value)
-        hint = nearest(name, cls.model_fields) if len(name) <= MOST_SHOWN else ''
-        return Refusal(400, 'unknown_parameter', f'there is no field {shown(name)} here.{hint}')
 
     def _check(self) -> None:
         """Raises Refusal where the fields do not fit together."""
