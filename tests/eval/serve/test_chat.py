@@ -99,7 +99,7 @@ def test_a_template_that_fails_refuses_the_messages(folder, name):
     (folder / 'chat_template.jinja').write_text(template)
     chat = chat_of(tokenizers.of_model(folder, 258, None, None), folder)
     with pytest.raises(Refusal, match="the model's chat template refuses the messages") as caught:
-        chat.encode(chat.text(HELLO))
+        chat.text(HELLO)
     assert words in caught.value.message and caught.value.status == 400
     chat.close()
 
