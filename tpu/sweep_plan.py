@@ -15,10 +15,10 @@ from lm.study.plan.search import WAVE
 from lm.study.train.groups import longest
 from tpu.chips import Topology
 from tpu.compiled_step import (
+    CompiledStep,
     DoesNotFit,
-    Estimate,
     Say,
-    Step,
+    StepEstimate,
     blueprint_of,
     compile_step,
     cost_words,
@@ -35,7 +35,7 @@ class GroupPlan:
     name: str
     runs: int
     a_device: int
-    estimate: Estimate
+    estimate: StepEstimate
 
     @property
     def devices(self) -> int:
@@ -169,7 +169,7 @@ def plan_sweep(
 
 
 def _group_plan(group: list[Cell], one: Topology) -> GroupPlan:
-    steps: dict[int, Step] = {}
+    steps: dict[int, CompiledStep] = {}
     how = run_axis(group[0].recipe.config.kernels.run_axis, one.devices[0].platform)
     there = memory_of(one)
 

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from lm.config.choice import AUTO, joined_by_plus
 from lm.config.fields import CHOICES, FIELDS, Config, watches
-from lm.config.mixture import settled
+from lm.config.mixture import SOURCE_LEFT_OPEN, settled
 from lm.config.other_programs import absent
 from lm.config.recipe import (
     SECTIONS,
@@ -174,7 +174,8 @@ def without_auto(config: Config) -> Config:
     if config.attention.norm_values is None and 'norm_values' in needs:
         values['attention.norm_values'] = needs['norm_values']
     source = config.data.source
-    if ':' not in source and (said := absent(source)) and not Path(source).exists():
+    is_known = source == SOURCE_LEFT_OPEN or ':' in source
+    if not is_known and (said := absent(source)) and not Path(source).exists():
         raise ValueError(f'data.source={source}: {said}.')
     if config.data.mixture is not None:
         values |= settled(config.data.mixture, config.data.source)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lm.config.other_programs import SYNONYMS, absent, is_of_many_runs, preset
+from lm.config.other_programs import absent, foreign, is_of_many_runs, preset
 from modules.choices import closest, did_you_mean, nearest
 
 MANY_RUNS = ('sweep', 'tune')  # what a config has besides sections: of several runs
@@ -25,7 +25,8 @@ def field_hint(path: str, known: Collection[str]) -> str:
     by_name: dict[str, list[str]] = {}
     for field in known:
         by_name.setdefault(field.rpartition('.')[2], []).append(field)
-    usual = SYNONYMS.get(str(path).lower()) or SYNONYMS.get(name, ())
+    synonyms = foreign().fields
+    usual = synonyms.get(str(path).lower()) or synonyms.get(name, ())
     usual = [field for field in usual if field in known]
     found = [*dict.fromkeys([*by_name.get(name, ()), *usual])]
     if not found and (said := absent(name)):

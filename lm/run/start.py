@@ -14,7 +14,7 @@ from flax.traverse_util import unflatten_dict
 from lm import data
 from lm.config.fields import Config
 from lm.config.mixture import source_of
-from lm.config.other_programs import ABSENT, word
+from lm.config.other_programs import foreign, word
 from lm.config.recipe import Recipe
 from lm.config.resolve import build, changed, flatten, of_one_run, to_dict, unsettled
 from lm.config.suggestions import MANY_RUNS
@@ -74,7 +74,8 @@ def find_source(path: str) -> tuple[Path, int]:
     try:
         return find(path)
     except ValueError as error:
-        said = f'{ABSENT[word(path)]}.' if word(path) in ABSENT else error
+        absent = foreign().absent.get(word(path))
+        said = f'{absent}.' if absent else error
         raise ValueError(
             f'train.init_from={path}: {said} A run that has begun goes on without it, from its own '
             'checkpoints: give its folder by --workdir.'

@@ -25,7 +25,7 @@ from lm.devices.shardings import jit_init
 from lm.run.program import Program
 from lm.training.state import hyper_from
 from tpu.chips import open_topology
-from tpu.compiled_step import Step, blueprint_of, compile_step, estimate
+from tpu.compiled_step import CompiledStep, blueprint_of, compile_step, estimate
 from tpu.environment import HERE
 
 STEPS, WARMUP_STEPS = 10, 3
@@ -47,7 +47,7 @@ CONFIGS = {
 }
 
 
-def measured(step: Step, how: str = SINGLE, steps: int = STEPS) -> tuple[float, dict]:
+def measured(step: CompiledStep, how: str = SINGLE, steps: int = STEPS) -> tuple[float, dict]:
     """(seconds of a step on random documents, the median of `steps`; its last metrics)."""
     made, runs, program = step.blueprint, range(step.runs), Program(step.blueprint, how)
     recipe, random = made.recipe, np.random.default_rng(0)

@@ -32,8 +32,8 @@ from lm.training.flops import attention_flops
 from tpu.chips import Topology, open_topology
 from tpu.compiled_step import (
     DoesNotFit,
-    Estimate,
     Step,
+    StepEstimate,
     blueprint_of,
     compile_step,
     estimate,
@@ -276,7 +276,7 @@ class Planned(NamedTuple):
     remat: str
     needed: int
     there: int
-    estimate: Estimate | None
+    estimate: StepEstimate | None
 
 
 def planned(row: Row, base: Config, programs: Path | None) -> list[Planned]:
@@ -340,7 +340,7 @@ def seconds_at(tflops: float, tokens: float, parameters: int, attention: float) 
     return tokens * (6 * parameters + attention) / (1e12 * tflops)
 
 
-def measured_seconds(row: Row, found: Estimate, base: Config) -> float:
+def measured_seconds(row: Row, found: StepEstimate, base: Config) -> float:
     if row.measured.seconds is not None:
         return row.measured.seconds
     attention = attention_flops(replaced(base, row.changes(row.remat[0])))

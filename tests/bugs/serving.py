@@ -5,22 +5,22 @@ from tests.bugs.bug import Bug
 SERVING = {
     'a text of no tokens is given to the engine': Bug(
         'eval/serve/scheduler.py',
-        'deque(i for i in unscored if works[i].generates)\n'
-        '        self.to_echo = collections.deque(i for i in unscored if not works[i].generates)\n',
+        'deque(i for i in unscored if self.takes_slot(i))\n'
+        '        self.to_echo = collections.deque(i for i in unscored if not self.takes_slot(i))\n',
         'deque(unscored)\n        self.to_echo = collections.deque()\n',
         'tests/eval/serve/test_strangers.py -k taken',
     ),
     'an error at one call ends the thread': Bug(
         'eval/serve/scheduler.py',
-        '            self._refuse(call, error)\n\n    def _refuse',
+        '            self._refuse(generation, error)\n\n    def _refuse',
         '            raise\n\n    def _refuse',
         'tests/eval/serve/test_scheduler.py -k one_call',
     ),
     'prompts scored with one that fails fail too': Bug(
         'eval/serve/scheduler.py',
         '            if len(texts) == 1:\n                self._refuse(texts[0][0], error)\n',
-        '            if texts:\n                for call, _ in texts:\n'
-        '                    self._refuse(call, error)\n',
+        '            if texts:\n                for generation, _ in texts:\n'
+        '                    self._refuse(generation, error)\n',
         'tests/eval/serve/test_scheduler.py -k one_call',
     ),
     'rows beside one that fails fail too': Bug(
@@ -61,7 +61,7 @@ SERVING = {
     ),
     'prompts wait for chats': Bug(
         'eval/serve/app.py',
-        'self._chat_readers if isinstance(asked, Chat) else self._readers',
+        'self._chat_readers if kind is Chat else self._readers',
         'self._readers',
         'tests/eval/serve/test_app.py -k do_not_wait',
     ),
