@@ -1,10 +1,12 @@
 """The entropy of attention, and the spectral norms that bound it from below."""
 
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eval.claims.estimates import Estimate, over_seeds
+from eval.claims.lab import measure
 from modules.params import ParamSpec
 from modules.reparam import REPARAMS, Reparam
 
@@ -36,7 +38,12 @@ def entropies(logits_TS: np.ndarray) -> np.ndarray:
     return np.log(total_T1[:, 0]) - np.sum(p_TS * shifted_TS, -1)
 
 
-def attention_entropy() -> dict[str, Estimate]:
+@measure(
+    *('least_over_bound', 'most_over_bound_of_the_construction'),
+    *('share_of_grown_with_sigma', 'share_of_grown_without'),
+    trains=False,
+)
+def attention_entropy() -> Iterator[list[float]]:
     """Returns entropies of attention against the paper's bound, and as stored matrices grow.
 
     least_over_bound: the least row's entropy over the bound, of Gaussian X and W_K, W_Q under
@@ -47,13 +54,10 @@ def attention_entropy() -> dict[str, Estimate]:
     without. Over SEEDS.
     """
     reparam = REPARAMS['sigma'](SPECS, {name: (WIDTH, WIDTH) for name in QK})
-    seeds = range(SEEDS)
-    return {
-        'least_over_bound': over_seeds(least_over_bound(reparam, seed) for seed in seeds),
-        'most_over_bound_of_the_construction': over_seeds(worst_case(seed) for seed in seeds),
-        'share_of_grown_with_sigma': over_seeds(share_of_grown(reparam, s) for s in seeds),
-        'share_of_grown_without': over_seeds(share_of_grown(None, seed) for seed in seeds),
-    }
+    yield [least_over_bound(reparam, seed) for seed in range(SEEDS)]
+    yield [worst_case(seed) for seed in range(SEEDS)]
+    for one in (reparam, None):
+        yield [share_of_grown(one, seed) for seed in range(SEEDS)]
 
 
 def drawn(rng: np.random.Generator) -> Matrices:
