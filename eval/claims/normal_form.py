@@ -166,6 +166,8 @@ class _Reader:
                 return name, self.form(value, scopes)
             case ast.alias(name, other):
                 return name, self.lookup(other or name, scopes)
+            case ast.ExceptHandler(kind, str(name), body):
+                return self.form([kind], scopes), self.lookup(name, scopes), self.form(body, scopes)
             case ast.AST() if isinstance(node, SCOPES):
                 return self.scope_form(node, scopes)
             case ast.AST():

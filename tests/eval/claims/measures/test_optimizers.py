@@ -54,14 +54,12 @@ class TestStepsAroundTheRadius:
         after = np.stack([np.where(rs < 2, 0.5, 0.45), np.where(rs < 8, 0.8, 0.72)])
         after[1, rs == 0.5] = 0.784
         found = ghosts.of_curves(np.array([0.5, 0.8]), after, np.array([1.0, 4.0]))
-        assert found['largest_share_of_accuracy_lost_below_1'] == pytest.approx(0.02)
-        assert found['median_r_at_which_accuracy_falls'] == pytest.approx(5.0)
-        assert found['deviation_of_log_r_over_that_of_log_length'] == pytest.approx(0.5)
+        assert found == pytest.approx((0.02, 5.0, 0.5))
 
     def test_a_curve_that_never_falls_ends_with_the_longest_step(self):
         after = np.full((2, len(ghosts.LENGTHS_R)), 0.5)
         found = ghosts.of_curves(np.array([0.5, 0.5]), after, np.array([1.0, 2.0]))
-        assert found['median_r_at_which_accuracy_falls'] == ghosts.LENGTHS_R[-1]
+        assert found[1] == ghosts.LENGTHS_R[-1]
 
     def test_text_has_one_likely_successor(self):
         """80% of 512 tokens follow, to three deviations. Catches rows and columns changed over."""
