@@ -2,8 +2,6 @@
 tells does not.
 """
 
-import ast
-
 import pytest
 
 from eval.claims.measures.rows import MEASURES
@@ -74,86 +72,76 @@ def unused():
 ''',
     'eval.claims': '',
 }
-MINE, HELPER, _ = SOURCES
-TELLING = [  # what may change, and how
-    (MINE, '"""A measure."""', '"""Other words."""'),
-    (MINE, '"""Returns a mean."""', '"""Returns the mean of all."""\n'),
-    (MINE, '  # of all', ''),
-    (MINE, ' -> dict', ''),
-    (MINE, 'total', 'whole'),  # a local name and an argument
-    (
-        MINE,
-        'def add(row, total):\n        return total + by(row)',
-        'def add(one, so_far):\n        return so_far + by(one)',
-    ),
-    (MINE, 'add(', 'join('),
-    (
-        MINE,
-        '[x * x for x in rows if (lambda y: y > 1)(x)]',
-        '[y * y for y in rows if (lambda x: x > 1)(y)]',
-    ),
-    (MINE, 'error', 'problem'),
-    (MINE, 'SEEDS', 'COUNT'),
-    (MINE, '3, 4', '3, 5'),  # of another name alone
-    (MINE, 'return UNUSED', 'return 0'),
-    (MINE, 'scale as by', 'scale'),
-    (HELPER, '"""Scales x."""', '"""Multiplies."""'),
-    (
-        HELPER,
-        'def scale(x):\n    """Scales x."""\n    return FACTOR * x',
-        'def scale(value):\n    return FACTOR * value',
-    ),
-    (HELPER, 'count', 'number'),
-    (HELPER, '        factor = 2\n        return factor', '        two = 2\n        return two'),
-    (HELPER, 'self', 'this'),
-    (HELPER, 'FACTOR', 'SHARE'),
-    (HELPER, 'return 1', 'return 2'),
-]
-COUNTING = [
-    (MINE, "'mean', ", "'median', "),
-    (MINE, 'trains=False', 'trains=True'),
-    (MINE, '0.0, helper', '1.0, helper'),
-    (MINE, '3, 4', '5, 4'),
-    (MINE, 'rate=0.1', 'rate=0.2'),
-    (MINE, 'return total + by(row)', 'return row + by(total)'),
-    (MINE, 'entropy', 'cross_entropy'),  # another function of the product
-    (MINE, 'Kind(size=2)', 'Kind()'),
-    (MINE, 'y > 1', 'x > 1'),
-    (MINE, 'jnp.mean', 'jnp.sum'),
-    (HELPER, 'FACTOR = 2.0', 'FACTOR = 3.0'),
-    (HELPER, 'FACTOR * x', 'FACTOR + x'),
-    (HELPER, "'small': 1", "'small': 2"),
-    (HELPER, 'rate * one', 'one'),
-    (HELPER, 'factor = 2', 'factor = 3'),
-]  # fmt: skip
+# What may change, and how: the module, what stands there => what stands there instead.
+TELLING = r'''
+mine: """A measure.""" => """Other words."""
+mine: """Returns a mean.""" => """Returns the mean of all."""
+mine: # of all => # of each
+mine: -> dict => -> list
+mine: total => whole
+mine: row => one
+mine: add( => join(
+mine: [x * x for x in rows if (lambda y: y > 1)(x)] => [y * y for y in rows if (lambda x: x > 1)(y)]
+mine: error => problem
+mine: SEEDS => COUNT
+mine: 3, 4 => 3, 5
+mine: return UNUSED => return 0
+mine: scale as by => scale as times; by( => times(
+helper: """Scales x.""" => """Multiplies."""
+helper: FACTOR => SHARE
+helper: (x) => (y); * x => * y
+helper: count => number
+helper: factor => two
+helper: self => this
+helper: return 1 => return 2
+'''
+COUNTING = r"""
+mine: 'mean', => 'median',
+mine: trains=False => trains=True
+mine: 0.0, helper => 1.0, helper
+mine: 3, 4 => 5, 4
+mine: rate=0.1 => rate=0.2
+mine: total + by(row) => row + by(total)
+mine: entropy => cross_entropy
+mine: Kind(size=2) => Kind()
+mine: y > 1 => x > 1
+mine: jnp.mean => jnp.sum
+helper: FACTOR = 2.0 => FACTOR = 3.0
+helper: FACTOR * x => FACTOR + x
+helper: 'small': 1 => 'small': 2
+helper: rate * one => one
+helper: factor = 2 => factor = 3
+"""
 
 
-def code(changed=None, instead='', at=MINE):
-    sources = SOURCES
-    if changed:
-        assert changed in SOURCES[at]
-        sources = SOURCES | {at: SOURCES[at].replace(changed, instead)}
-        if changed == 'scale as by':
-            sources[at] = sources[at].replace('by(', 'scale(')
-        ast.parse(sources[at])
-    return digest(MINE, 'mine', sources.__getitem__)
+def code(line=''):
+    """The digest, of changed sources."""
+    sources = dict(SOURCES)
+    at, _, changes = line.partition(': ')
+    for change in changes.split('; ') if line else ():
+        old, new = change.split(' => ')
+        assert old in SOURCES[f'eval.claims.{at}']
+        sources[f'eval.claims.{at}'] = sources[f'eval.claims.{at}'].replace(old, new)
+    return digest('eval.claims.mine', 'mine', sources.__getitem__)
 
 
-@pytest.mark.parametrize(('at', 'changed', 'instead'), TELLING)
-def test_what_tells_is_no_other_measure(at, changed, instead):
-    assert code(changed, instead, at) == code()
+@pytest.mark.parametrize('line', TELLING.strip().splitlines())
+def test_what_tells_is_no_other_measure(line):
+    assert code(line) == code()
 
 
-@pytest.mark.parametrize(('at', 'changed', 'instead'), COUNTING)
-def test_what_counts_is_another_measure(at, changed, instead):
-    assert code(changed, instead, at) != code()
+@pytest.mark.parametrize('line', COUNTING.strip().splitlines())
+def test_what_counts_is_another_measure(line):
+    assert code(line) != code()
 
 
 def test_arguments_that_change_places_are_not_the_same():
     """Both are passed by name, so that an argument's number would hide it."""
     text = 'def mine():\n    return less(a=1, b=2)\ndef less({}):\n    return {} - {}\n'
     same, other = (text.format(*names) for names in (('a, b', 'a', 'b'), ('b, a', 'b', 'a')))
-    found = {digest(MINE, 'mine', lambda module, text=text: text) for text in (same, other)}
+    found = {
+        digest('eval.claims.mine', 'mine', lambda module, text=text: text) for text in (same, other)
+    }
     assert len(found) == 2
 
 
