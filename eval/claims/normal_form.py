@@ -50,7 +50,7 @@ def normal_form(module: str, function: str, read: Read = read_source) -> list[An
 
 
 @dataclasses.dataclass(frozen=True)
-class Module:
+class Bindings:
     """The statements by the names that they bind, and what imported names stand for."""
 
     definitions: dict[str, list[ast.AST]]
@@ -58,7 +58,7 @@ class Module:
 
 
 @functools.cache
-def parse_module(source: str) -> Module:
+def parse_module(source: str) -> Bindings:
     """Reads the source of a module. Each name of `A, B = 1, 2` has its own number alone."""
     definitions, imports = {}, {}
     for statement in ast.parse(source).body:
@@ -75,7 +75,7 @@ def parse_module(source: str) -> Module:
             case _:
                 for name in _bound_names([statement]):
                     definitions.setdefault(name, []).append(statement)
-    return Module(definitions, imports)
+    return Bindings(definitions, imports)
 
 
 def _bound_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
@@ -126,7 +126,7 @@ class _Reader:
             forms.append(self.form(statements, ()))
         return forms
 
-    def parse(self, module: str) -> Module:
+    def parse(self, module: str) -> Bindings:
         return parse_module(self.read(module))
 
     def origin(self, module: str, name: str) -> Any:

@@ -33,7 +33,7 @@ def overconfident_logits() -> Iterator[list[float]]:
         yield [_h_less_temperature(link, seed) for seed in range(SEEDS)]
 
 
-def _drawn(link: str, places: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _draw(link: str, places: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """(the model's log p [M, E], likeliest first; the place of the event that came true [M])."""
     z_ME = SPREAD * rng.standard_normal((places, EVENTS))
     z_ME = -np.sort(-z_ME, 1)  # the links keep the order
@@ -47,7 +47,7 @@ def _log_softmax(z_ME: np.ndarray) -> np.ndarray:
 
 def _h_less_temperature(link: str, seed: int) -> float:
     rng = np.random.default_rng(seed)
-    fitted, (log_p_ME, place_M) = _drawn(link, FITTED, rng), _drawn(link, JUDGED, rng)
+    fitted, (log_p_ME, place_M) = _draw(link, FITTED, rng), _draw(link, JUDGED, rng)
     maps = fit_h(*fitted, STEPS), _temperature(*fitted)
     return np.subtract(*(_ece(to_p(log_p_ME), place_M) for to_p in maps))
 
@@ -81,11 +81,11 @@ def blind_correctness() -> Iterator[list[float]]:
 def _gap(name: str, seed: int) -> float:
     rng = np.random.default_rng(seed)
 
-    def drawn(places):
-        log_p_ME, _ = _drawn('scaled', places, rng)
+    def draw(places):
+        log_p_ME, _ = _draw('scaled', places, rng)
         others_M = rng.integers(1, EVENTS, places)
         return log_p_ME, np.where(rng.random(places) < ACCURACY, 0, others_M)
 
-    to_p = CALIBRATORS[name].fit(*drawn(FITTED))
-    log_p_ME, place_M = drawn(JUDGED)
+    to_p = CALIBRATORS[name].fit(*draw(FITTED))
+    log_p_ME, place_M = draw(JUDGED)
     return float(np.mean(to_p(log_p_ME)[:, 0]) - np.mean(place_M == 0))

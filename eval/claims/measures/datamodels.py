@@ -43,7 +43,7 @@ def unlearned_points() -> Iterator[np.ndarray]:
     the mean over SEEDS of what is forgotten is least. The ratios, of each seed, are those of
     matching (arXiv:2410.23232).
     """
-    each = [_of_a_seed(seed) for seed in range(SEEDS)]
+    each = [_unlearn_of_seed(seed) for seed in range(SEEDS)]
     for which in SETS:
         medians = {
             method: _at_the_best_rate(np.stack([one[which][method] for one in each]))
@@ -59,7 +59,7 @@ def _at_the_best_rate(medians_SRP: np.ndarray) -> np.ndarray:
     return medians_SRP[:, lab.best_rate(medians_SRP[:, :, 0], least=True)]
 
 
-def _of_a_seed(seed: int) -> dict[str, dict[str, np.ndarray]]:
+def _unlearn_of_seed(seed: int) -> dict[str, dict[str, np.ndarray]]:
     """The medians [rate, POINTS] by what is forgotten and by method."""
     rng = np.random.default_rng(seed)
     x, labels = _data(rng)
@@ -76,7 +76,7 @@ def _of_a_seed(seed: int) -> dict[str, dict[str, np.ndarray]]:
         ]
     )
     keys = jax.random.split(jax.random.key(seed), len(kept_RN))
-    params = _trained(keys, kept_RN, x, labels)
+    params = _train(keys, kept_RN, x, labels)
     logits = np.float64(_logits_of_all(params, x))
     halves, full, *anew = np.split(logits, np.cumsum([HALVES, *[MODELS] * 4]))
     datamodel = fit_datamodel(kept_RN[:HALVES], halves)
@@ -87,7 +87,7 @@ def _of_a_seed(seed: int) -> dict[str, dict[str, np.ndarray]]:
         others = rng.choice(np.flatnonzero(all_but[i]), RETAINED, replace=False)
         matched_on = np.concatenate([rows, others])
         targets = without(full, datamodel, rows)[:, matched_on]
-        after = jax.device_get(_unlearned(ours, targets, x, labels, matched_on))
+        after = jax.device_get(_unlearn(ours, targets, x, labels, matched_on))
         found[which] = {
             method: np.stack([_medians(one, anew[2 * i], labels, rows) for one in of_rates])
             for method, of_rates in {'nothing': [full], **after}.items()
@@ -130,7 +130,7 @@ _margins = jax.jit(margins)
 
 
 @jax.jit
-def _trained(keys_R: jax.Array, kept_RN: jax.Array, x: jax.Array, labels: jax.Array) -> Any:
+def _train(keys_R: jax.Array, kept_RN: jax.Array, x: jax.Array, labels: jax.Array) -> Any:
     """The parameters of a model for each key, on the points that it keeps; stacked."""
 
     def one(given):
@@ -147,7 +147,7 @@ def _trained(keys_R: jax.Array, kept_RN: jax.Array, x: jax.Array, labels: jax.Ar
 
 
 @jax.jit
-def _unlearned(
+def _unlearn(
     params: Any, targets_RMK: jax.Array, x: jax.Array, labels: jax.Array, rows_M: jax.Array
 ) -> dict[str, jax.Array]:
     """Logits [rate, model, point, class] after ascent and after matching. rows_M: the points to

@@ -41,17 +41,17 @@ def stream_over_depth() -> Iterator[np.ndarray]:
     F(x) / sqrt(L) (`depth_mup`, arXiv:2310.02244). Over SEEDS.
     """
     deep = {name: squares(DEPTHS[-1], {'model.placement': name}) for name in PLACEMENTS}
-    yield from (slope(added(x_SL)[:, BEHIND]) for x_SL in deep.values())
+    yield from (slope(added_squares(x_SL)[:, BEHIND]) for x_SL in deep.values())
     for name in ('pre', 'peri'):
         grown_SL = squares(DEPTHS[-1], {'model.placement': name}, GROWN)
-        yield added(grown_SL)[:, -1] / added(deep[name])[:, -1]
+        yield added_squares(grown_SL)[:, -1] / added_squares(deep[name])[:, -1]
     scaled = {'scaling.name': 'depth_mup', 'scaling.base_width': 64, 'scaling.base_depth': 1}
     last_SD = np.stack([squares(depth, scaled)[:, -1] for depth in DEPTHS], 1)
     yield slope(last_SD**0.5)
     yield slope(deep['pre'][:, 1:][:, BEHIND] ** 0.5)
 
 
-def added(squares_SL: np.ndarray) -> np.ndarray:
+def added_squares(squares_SL: np.ndarray) -> np.ndarray:
     """Returns the mean square behind each block over that of the embeddings, which come first."""
     return squares_SL[:, 1:] - squares_SL[:, :1]
 

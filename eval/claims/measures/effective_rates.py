@@ -9,7 +9,7 @@ import numpy as np
 
 from eval.claims import lab
 from eval.claims.lab import measure
-from eval.claims.measures.ghosts import BOS, VOCAB, text_of
+from eval.claims.measures.ghosts import BOS, VOCAB, draw_text
 from lm.training.state import Learner, State, init_state
 from lm.training.step import make_train_step
 from modules.params import as_matrices, named_leaves
@@ -59,7 +59,7 @@ def programs(reparam: str) -> tuple[Callable[[Any], State], Callable[..., Any]]:
     train_step = make_train_step(learner)
 
     def one(state, key, successors_V):
-        new, _ = train_step(state, text_of(key, successors_V), hyper)
+        new, _ = train_step(state, draw_text(key, successors_V), hyper)
         return new, relative_change(learner, state, new)
 
     return jax.jit(lambda key: init_state(learner, hyper, key)), jax.jit(one)

@@ -60,7 +60,7 @@ def attention_entropy() -> Iterator[list[float]]:
         yield [share_of_grown(one, seed) for seed in range(SEEDS)]
 
 
-def drawn(rng: np.random.Generator) -> Matrices:
+def draw_matrices(rng: np.random.Generator) -> Matrices:
     """Draws matrices as a model starts with them."""
     return {name: jnp.float32(rng.standard_normal((WIDTH, WIDTH)) / np.sqrt(WIDTH)) for name in QK}
 
@@ -75,7 +75,7 @@ def least_over_bound(reparam: Reparam, seed: int) -> float:
     rng = np.random.default_rng(seed)
     x_TD = rng.standard_normal((TOKENS, WIDTH))
     of_x = np.linalg.norm(x_TD, 2) ** 2
-    stored, state = reparam.init(drawn(rng))
+    stored, state = reparam.init(draw_matrices(rng))
     found = []
     for norm in NORMS:
         gamma = jnp.float32(np.sqrt(norm / of_x))
@@ -108,7 +108,7 @@ def share_of_grown(reparam: Reparam | None, seed: int) -> float:
     rng = np.random.default_rng(seed)
     x_TD = rng.standard_normal((TOKENS, WIDTH))
     x_TD *= np.sqrt(WIDTH) / np.linalg.norm(x_TD, axis=-1, keepdims=True)
-    used = drawn(rng)
+    used = draw_matrices(rng)
     if reparam is None:
         used = {name: GROWTH * matrix for name, matrix in used.items()}
     else:

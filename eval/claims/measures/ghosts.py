@@ -65,7 +65,7 @@ class Model(NamedTuple):
 
 
 @jax.jit
-def text_of(key: jax.Array, successors_V: jax.Array) -> Batch:
+def draw_text(key: jax.Array, successors_V: jax.Array) -> Batch:
     """Draws a batch of a chain in which each token has one likely successor."""
     first, is_likely, others = jax.random.split(key, 3)
 
@@ -100,14 +100,16 @@ def steps_around_the_radius() -> Iterable[Iterable[float]]:
     """
     model, runs = Model.build(), []
     for seed in range(SEEDS):
-        states, batch, key = trained(model, jax.random.key(seed))
-        curves, kept = zip(*(steps_of(model, state, batch, key) for state in states), strict=True)
-        of_run = of_curves(*(np.concatenate(x) for x in zip(*curves, strict=True)))
+        states, batch, key = train_to_checkpoints(model, jax.random.key(seed))
+        curves, kept = zip(*(try_steps(model, state, batch, key) for state in states), strict=True)
+        of_run = describe_curves(*(np.concatenate(x) for x in zip(*curves, strict=True)))
         runs.append([*of_run, *(np.mean([of[name] for of in kept]) for name in RADIUS)])
     return zip(*runs, strict=True)
 
 
-def of_curves(before: np.ndarray, after: np.ndarray, lengths: np.ndarray) -> tuple[float, ...]:
+def describe_curves(
+    before: np.ndarray, after: np.ndarray, lengths: np.ndarray
+) -> tuple[float, ...]:
     """Returns the first three values of `steps_around_the_radius`, of curves of accuracy.
 
     Args:
@@ -123,23 +125,23 @@ def of_curves(before: np.ndarray, after: np.ndarray, lengths: np.ndarray) -> tup
     return float(lost[:, rs < 1].max()), float(np.median(first)), float(spread)
 
 
-def trained(model: Model, key: jax.Array) -> tuple[list[State], Batch, jax.Array]:
+def train_to_checkpoints(model: Model, key: jax.Array) -> tuple[list[State], Batch, jax.Array]:
     """Returns the states of a run at CHECKPOINTS, a batch that it has not seen, and a key."""
     of_weights, of_chain, of_text, held_out, left = jax.random.split(key, 5)
     successors_V = 1 + jax.random.permutation(of_chain, VOCAB) % (VOCAB - 1)
     state, states = init_state(model.learner, model.hyper, of_weights), []
     for key in jax.random.split(of_text, CHECKPOINTS[-1]):
-        state, _ = model.step(state, text_of(key, successors_V), model.hyper)
+        state, _ = model.step(state, draw_text(key, successors_V), model.hyper)
         if int(state.step) in CHECKPOINTS:
             states.append(state)
-    return states, text_of(held_out, successors_V), left
+    return states, draw_text(held_out, successors_V), left
 
 
-def steps_of(
+def try_steps(
     model: Model, state: State, batch: Batch, key: jax.Array
 ) -> tuple[tuple[np.ndarray, ...], dict[str, float]]:
-    """Returns the arguments of `of_curves`, a curve a direction, and the share of the accuracy that
-    is kept over a spike of the learning rate, by what limits it.
+    """Returns the arguments of `describe_curves`, a curve a direction, and the share of the
+    accuracy that is kept over a spike of the learning rate, by what limits it.
     """
     faster = model.hyper | {'optim.lr': SPIKE * model.hyper['optim.lr']}
     spiked = {

@@ -50,7 +50,8 @@ def one_step() -> Iterator[list[float]]:
     variances (theorem 2): `..._of_stretched_inputs`. SEEDS trainings each.
     """
     alike, stretched = (
-        [trained(deviations, seed) for seed in range(SEEDS)] for deviations in DEVIATIONS.values()
+        [train_and_compare(deviations, seed) for seed in range(SEEDS)]
+        for deviations in DEVIATIONS.values()
     )
     for name in ('excess_loss', 'step_over_best', 'unexplained_by_plain'):
         yield [run[name] for run in alike]
@@ -111,7 +112,9 @@ def train(seed: int, deviations_D: jax.Array, steps: int) -> Params:
     return lab.train(loss, params, optimizer, jnp.arange(steps)).params
 
 
-def trained(deviations: Sequence[float], seed: int, steps: int = STEPS) -> dict[str, float]:
+def train_and_compare(
+    deviations: Sequence[float], seed: int, steps: int = STEPS
+) -> dict[str, float]:
     """Trains a layer and returns what `one_step` says of it."""
     deviations_D = jnp.array(deviations)
     params = jax.jit(train, static_argnums=2)(seed, deviations_D, steps)
@@ -121,10 +124,10 @@ def trained(deviations: Sequence[float], seed: int, steps: int = STEPS) -> dict[
         np.float64(step(prompts.tokens_BTE, weights_D))
         for weights_D in (jnp.ones(DIM), deviations_D**-2)
     )
-    return compared(found_B, plain_B, best_B, np.float64(prompts.target_B))
+    return compare_steps(found_B, plain_B, best_B, np.float64(prompts.target_B))
 
 
-def compared(
+def compare_steps(
     found_B: np.ndarray, plain_B: np.ndarray, best_B: np.ndarray, target_B: np.ndarray
 ) -> dict[str, float]:
     """Returns predictions against steps of size 1, without and with the preconditioner."""

@@ -69,7 +69,7 @@ def invariances() -> Iterator[list[float]]:
     """
     for name in NAMES:
         for change in CHANGES.values():
-            yield [changed(name, change, seed) for seed in range(SEEDS)]
+            yield [relative_difference(name, change, seed) for seed in range(SEEDS)]
     for name in NAMES:
         yield [gradient_times_scale(name, seed) for seed in range(SEEDS)]
 
@@ -87,7 +87,7 @@ def draw(seed: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     return key, w_IO, jax.random.normal(of_x, (CASES, INPUTS))
 
 
-def changed(name: str, change: Change, seed: int) -> float:
+def relative_difference(name: str, change: Change, seed: int) -> float:
     key, w_IO, x_BI = draw(seed)
     before_BO, after_BO = normalize(name, w_IO, x_BI), normalize(name, *change(key, w_IO, x_BI))
     return float(jnp.linalg.norm(after_BO - before_BO) / jnp.linalg.norm(before_BO))

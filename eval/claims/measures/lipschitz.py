@@ -58,14 +58,14 @@ def local_lipschitz() -> Iterator[float | list[float]]:
 def _shares(hidden: tuple[int, ...], seed: int) -> tuple[np.ndarray, float]:
     rng, in_box = np.random.default_rng(seed), 0.0
     while in_box == 0:  # a network that is constant in its box is drawn anew
-        blocks = [_drawn_block(rng, units) for units in hidden]
+        blocks = [_draw_block(rng, units) for units in hidden]
         matrices = [given for _, given in blocks]
         centre = rng.standard_normal(WIDTH)
         regions = _jacobians(matrices, np.eye(WIDTH), np.zeros(WIDTH), [], centre)
         in_box = max(_norm(jacobian) for jacobian in regions)
     x = jnp.float32(centre + rng.uniform(-REACH, REACH, (POINTS, WIDTH)))
     start = jnp.float32(rng.standard_normal(x.shape))
-    found = np.float64(_stretched(hidden, [params for params, _ in blocks], x, start))
+    found = np.float64(_stretch(hidden, [params for params, _ in blocks], x, start))
     at_points = np.array([_norm(_jacobian_at(matrices, one)) for one in np.float64(x)])
     is_steep = at_points > 0  # elsewhere nothing is stretched, and there is no share
     return found[is_steep] / at_points[is_steep], float(found.max() / in_box)
@@ -75,7 +75,7 @@ def _mlp(units: int) -> Any:
     return MLPS['dense'](units, ACTIVATIONS['relu'], bias=True, **KERNELS)
 
 
-def _drawn_block(rng: np.random.Generator, units: int) -> tuple[dict, dict[str, np.ndarray]]:
+def _draw_block(rng: np.random.Generator, units: int) -> tuple[dict, dict[str, np.ndarray]]:
     """Parameters of an MLP, all of them normal, and its matrices and biases by name."""
     described = jax.eval_shape(_mlp(units).init, jax.random.key(0), jnp.zeros((1, 1, WIDTH)))
     shapes, _ = split(described['params'])
@@ -88,7 +88,7 @@ def _drawn_block(rng: np.random.Generator, units: int) -> tuple[dict, dict[str, 
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _stretched(hidden, every, x_MI, start_MI):
+def _stretch(hidden, every, x_MI, start_MI):
     def network(x_MI):
         for units, params in zip(hidden, every, strict=True):
             x_MI = _mlp(units).apply({'params': params}, x_MI[:, None])[:, 0]
@@ -184,7 +184,7 @@ def _largest_norms(attention: str, is_tied: bool, seed: int) -> list[float]:
         ]
         x = jnp.float32(scale * np.concatenate(rows))
         start = jnp.float32(rng.standard_normal(x.shape))
-        found.append(float(_stretched_by(attention, params, x, start).max()))
+        found.append(float(_stretch_attention(attention, params, x, start).max()))
     return found
 
 
@@ -198,7 +198,7 @@ def _equidistant(rng: np.random.Generator, q: np.ndarray, k: np.ndarray) -> np.n
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _stretched_by(attention, params, x_BTD, start_BTD):
+def _stretch_attention(attention, params, x_BTD, start_BTD):
     module = ATTENTIONS[attention](
         n_heads=1,
         n_kv_heads=1,

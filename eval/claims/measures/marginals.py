@@ -68,8 +68,10 @@ def any_order_marginals() -> Iterable[Iterable[float]]:
     chain has it, exactly. rank_correlation: Spearman's, of two of these.
     """
     learner, _ = lab.small_learner(MODEL, SYMBOLS + 1, MASK)
-    trained = jax.jit(functools.partial(_trained, learner))
-    return zip(*(compared(*trained(jax.random.key(seed))) for seed in range(SEEDS)), strict=True)
+    trained = jax.jit(functools.partial(_train, learner))
+    return zip(
+        *(rank_correlations(*trained(jax.random.key(seed))) for seed in range(SEEDS)), strict=True
+    )
 
 
 def draw_chain(key: jax.Array) -> jax.Array:
@@ -131,7 +133,7 @@ def head(layers: Layers, x_BD: jax.Array) -> jax.Array:
     return jnp.einsum('bd,do->b', x_BD, weight) + bias
 
 
-def _trained(learner, key):
+def _train(learner, key):
     """Returns (the chain, what `_by_part` gives of a model that is trained on it)."""
     of_chain, of_start, of_head, first, second, of_rows, of_parts = jax.random.split(key, 7)
     chain_VV = draw_chain(of_chain)
@@ -191,7 +193,7 @@ def _by_part(learner, params, layers, key, tokens_BT):
     return found
 
 
-def compared(
+def rank_correlations(
     chain_VV: np.ndarray, by_part: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]
 ) -> list[float]:
     """Returns the values of `any_order_marginals` of one seed, from what `_by_part` gives."""

@@ -29,7 +29,7 @@ class Size(NamedTuple):
     vocab_size: int
 
 
-def _of_paper(width: int, layers: int, heads: int, hidden: int) -> Size:
+def _paper_size(width: int, layers: int, heads: int, hidden: int) -> Size:
     """A model of arXiv:2506.16659 and its predecessors: as many key heads as heads."""
     changes = {
         'model.d_model': width,
@@ -43,10 +43,10 @@ def _of_paper(width: int, layers: int, heads: int, hidden: int) -> Size:
 
 OURS = {'llama_124m': Size(BASE, {}, 32_768), 'llama_1b': Size('configs/llama_1b.py', {}, 32_768)}
 PAPERS = {
-    '60m': _of_paper(512, 8, 8, 1376),
-    '130m': _of_paper(768, 12, 12, 2048),
-    '350m': _of_paper(1024, 24, 16, 2736),
-    '1b': _of_paper(2048, 24, 32, 5461),
+    '60m': _paper_size(512, 8, 8, 1376),
+    '130m': _paper_size(768, 12, 12, 2048),
+    '350m': _paper_size(1024, 24, 16, 2736),
+    '1b': _paper_size(2048, 24, 32, 5461),
 }
 
 
@@ -79,7 +79,7 @@ def _bytes(leaves: Mapping[str, Any]) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves.values())
 
 
-def of_optimizer(size: Size, optimizers: Mapping[str, str]) -> Memory:
+def optimizer_memory(size: Size, optimizers: Mapping[str, str]) -> Memory:
     """Returns the memory of a model of a size with other optimizers."""
     return memory(lab.read_recipe(size.changes | optimizers, size.config), size.vocab_size)
 
@@ -97,10 +97,10 @@ def memory_of_optimizers() -> Iterator[float]:
     of ours. With Lion (arXiv:2302.06675): the state. With Muon (arXiv:2502.16982): the state of
     hidden matrices, as AdamW has the others.
     """
-    adam = {name: of_optimizer(size, ADAM) for name, size in (OURS | PAPERS).items()}
+    adam = {name: optimizer_memory(size, ADAM) for name, size in (OURS | PAPERS).items()}
     for name, size in (OURS | PAPERS).items():
-        scale = of_optimizer(size, SCALE)
+        scale = optimizer_memory(size, SCALE)
         yield (scale.weights + scale.state) / (adam[name].weights + adam[name].state)
-    yield from (of_optimizer(OURS[name], LION).state / adam[name].state for name in OURS)
+    yield from (optimizer_memory(OURS[name], LION).state / adam[name].state for name in OURS)
     for name in OURS:
-        yield of_optimizer(OURS[name], MUON).hidden_state / adam[name].hidden_state
+        yield optimizer_memory(OURS[name], MUON).hidden_state / adam[name].hidden_state

@@ -49,17 +49,17 @@ def train_part(part: str) -> tuple[np.ndarray, np.ndarray]:
     def prepare(seed):
         of_data, of_start, of_mask, of_rows = jax.random.split(jax.random.key(seed), 4)
         rows, params = lab.draw_rows(of_data, TASK), start(of_start)
-        mask = trained_of(part, params, of_mask)
+        mask = trained_mask(part, params, of_mask)
 
         def loss(params, at_B):
-            return jnp.mean(cross_entropies(logits_of(params, rows.x[at_B]), rows.labels[at_B]))
+            return jnp.mean(cross_entropies(normed_logits(params, rows.x[at_B]), rows.labels[at_B]))
 
         def run(rate):
             masked = optax.stateless(lambda updates, _: jax.tree.map(jnp.multiply, mask, updates))
             optimizer = optax.chain(lab.falling_adam(rate, steps), masked)
             batches = lab.draw_batches(of_rows, steps, BATCH, TASK.trained)
             found = lab.train(loss, params, optimizer, batches).params
-            right = lab.accuracy(logits_of(found, rows.held_out), rows.held_out_labels)
+            right = lab.accuracy(normed_logits(found, rows.held_out), rows.held_out_labels)
             return right, jnp.mean(jnp.abs(found['gains']) < LEAST_GAIN)
 
         return run
@@ -76,7 +76,7 @@ def start(key: jax.Array) -> Params:
     return {'kernels': kernels, 'gains': gains, 'biases': biases, 'readout': readout}
 
 
-def trained_of(part: str, params: Params, key: jax.Array) -> Params:
+def trained_mask(part: str, params: Params, key: jax.Array) -> Params:
     """Returns 1 where a parameter is trained and 0 elsewhere, in the shapes of the parameters."""
     ones, zeros = (jax.tree.map(make, params) for make in (jnp.ones_like, jnp.zeros_like))
     if part == 'norms':
@@ -92,7 +92,7 @@ def two_of_each_unit(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
     return jnp.float32(ranks_IO < 2)
 
 
-def logits_of(params: Params, x: jax.Array) -> jax.Array:
+def normed_logits(params: Params, x: jax.Array) -> jax.Array:
     """Returns the logits of inputs that are one batch."""
     hidden = zip(params['kernels'], params['gains'], params['biases'], strict=True)
     for kernel, gain, bias in hidden:

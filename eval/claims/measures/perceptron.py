@@ -30,7 +30,7 @@ class Descent(NamedTuple):
     largest_loss: float
 
 
-def separated(points: np.ndarray, descent: str, lr: float) -> Descent:
+def descend_until_apart(points: np.ndarray, descent: str, lr: float) -> Descent:
     """Runs gradient descent from 0 on points y_i a_i [n, d] until each margin y_i a_i . theta > 0.
 
     The loss is the mean of log(1 + exp(-margin)). Raises ValueError after MOST_STEPS.
@@ -76,7 +76,7 @@ def one_disagrees(n: int) -> np.ndarray:
     return points
 
 
-def drawn(positives: int, seed: int) -> np.ndarray:
+def draw_points(positives: int, seed: int) -> np.ndarray:
     """Returns POINTS points of coordinates in [0, 1], as pixels have them, times their labels.
 
     They are those of a larger draw whose distance to a random hyperplane is at least LEAST_MARGIN;
@@ -109,11 +109,14 @@ def steps_to_separate() -> Iterator[float | list[float]]:
     descent at LARGE over those of plain, with as many points on both sides and with few on one.
     """
     for descent in DESCENTS:
-        steps = [separated(one_disagrees(n), descent, LARGE).steps for n in DISAGREEING]
+        steps = [descend_until_apart(one_disagrees(n), descent, LARGE).steps for n in DISAGREEING]
         yield float(np.polyfit(np.log(DISAGREEING), np.log(steps), 1)[0])
 
     def runs(kind, descent, lr):
-        return [separated(drawn(POSITIVES[kind], seed), descent, lr) for seed in range(SEEDS)]
+        return [
+            descend_until_apart(draw_points(POSITIVES[kind], seed), descent, lr)
+            for seed in range(SEEDS)
+        ]
 
     def ratios(of, over):
         return [one.steps / other.steps for one, other in zip(of, over, strict=True)]

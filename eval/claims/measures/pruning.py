@@ -43,11 +43,11 @@ def pruned_for_a_domain() -> Iterator[np.ndarray]:
     """
     tiny = Tiny({})
     reader = Reader(tiny.learner, ROWS)
-    added_SM = np.array([_added(tiny, reader, seed) for seed in range(SEEDS)])
+    added_SM = np.array([_added_losses(tiny, reader, seed) for seed in range(SEEDS)])
     yield from (added_SM[:, -1:] - added_SM[:, :-1]).T
 
 
-def _added(tiny: Tiny, reader: Reader, seed: int) -> list[float]:
+def _added_losses(tiny: Tiny, reader: Reader, seed: int) -> list[float]:
     """Returns what each of RIVALS, and the dual, adds to the loss."""
     rng = np.random.default_rng(seed)
     chains = draw_chains(rng)

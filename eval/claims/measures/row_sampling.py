@@ -32,7 +32,7 @@ def sampled_rows() -> Iterable[Iterable[float]]:
 
 
 @functools.cache
-def _opened():
+def _open():
     """The recipe, its text, and the programs, which all seeds share."""
     recipe = lab.read_recipe({'train.steps': STATES[-1], 'model.scan_layers': True})
     dataset = data.open_dataset(recipe.data, say=lambda line: None)
@@ -42,18 +42,18 @@ def _opened():
     hyper = hyper_from(recipe)
     train = jax.jit(functools.partial(lab.train_model, learner, hyper))
     init = jax.jit(functools.partial(init_state, learner, hyper))
-    return recipe, dataset, init, train, jax.jit(functools.partial(_seen, learner))
+    return recipe, dataset, init, train, jax.jit(functools.partial(_row_norms, learner))
 
 
 def _ratios(seed: int) -> list[float]:
-    recipe, dataset, init, train, seen = _opened()
+    recipe, dataset, init, train, seen = _open()
     state, found = init(jax.random.key(seed)), []
     chosen = np.random.default_rng(seed).choice(len(dataset.train), ROWS, replace=False)
-    rows = _stacked([dataset.train[int(i)] for i in chosen])
+    rows = _stack([dataset.train[int(i)] for i in chosen])
     for done in range(0, STATES[-1], EVERY):
         steps, size = range(done, done + EVERY), recipe.data.batch_size
         batches = [data.batch_at(dataset.train, i, batch_size=size, seed=seed) for i in steps]
-        state = train(state, _stacked(batches))
+        state = train(state, _stack(batches))
         if done + EVERY in STATES:
             norms, chances, mean_square = jax.device_get(seen(state.weights, rows))
             found.append(_ratio(norms, chances, mean_square))
@@ -67,11 +67,11 @@ def _ratio(norms: np.ndarray, chances: np.ndarray, mean_square: float) -> float:
     return float((drawn - mean_square) / (even - mean_square))
 
 
-def _stacked(rows: list[dict]) -> dict[str, np.ndarray]:
+def _stack(rows: list[dict]) -> dict[str, np.ndarray]:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def _seen(learner, weights, rows):
+def _row_norms(learner, weights, rows):
     """|gradient| and el2n of each row [N], and |mean gradient|^2."""
 
     def add(total, row):

@@ -19,7 +19,7 @@ KEPT = 0.9  # of the moving average of normalisers, at each of a context's batch
 SEEDS = 5
 
 
-class Pairs(NamedTuple):
+class NoisyPairs(NamedTuple):
     """Pairs and their noise: contexts x_B, words y_B, noise_BK; log_q_V of the noise."""
 
     x_B: jax.Array
@@ -33,8 +33,8 @@ class Pairs(NamedTuple):
         return of_words, table_VV[self.x_B[:, None], self.noise_BK] - self.log_q_V[self.noise_BK]
 
 
-# Each maps (table, Pairs, moving average of log Z by context) to (losses [B], the next average).
-Method = Callable[[jax.Array, Pairs, jax.Array], tuple[jax.Array, jax.Array]]
+# Each maps (table, pairs, moving average of log Z by context) to (losses [B], the next average).
+Method = Callable[[jax.Array, NoisyPairs, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def noise_contrastive(table_VV, pairs, log_z_V):
@@ -90,7 +90,7 @@ def excess(method: Method) -> np.ndarray:
             of_rows, of_noise = jax.random.split(key)
             rows = jax.random.randint(of_rows, (BATCH,), 0, PAIRS)
             noise_BK = _words(of_noise, (BATCH, NOISE), jnp.cumsum(jnp.exp(log_q_V)))
-            pairs = Pairs(x[rows], y[rows], noise_BK, log_q_V)
+            pairs = NoisyPairs(x[rows], y[rows], noise_BK, log_q_V)
             losses_B, new_V = method(table_VV, pairs, log_z_V)
             return jnp.mean(losses_B), jax.lax.stop_gradient(new_V)
 

@@ -148,12 +148,14 @@ def pruned_by_text() -> Iterator[np.ndarray]:
     are largest on unwanted text (arXiv:2408.09600), or as many at random. Over SEEDS.
     """
     tiny = Tiny({})
-    by_score_S2, at_random_S2 = np.swapaxes([_added(tiny, seed) for seed in range(SEEDS)], 0, 1)
+    by_score_S2, at_random_S2 = np.swapaxes(
+        [_added_losses(tiny, seed) for seed in range(SEEDS)], 0, 1
+    )
     yield from by_score_S2.T
     yield by_score_S2[:, 0] - at_random_S2[:, 0]
 
 
-def _added(tiny: Tiny, seed: int) -> list[np.ndarray]:
+def _added_losses(tiny: Tiny, seed: int) -> list[np.ndarray]:
     """Returns what is added to (wanted, unwanted) text by scores, and at random."""
     rng = np.random.default_rng(seed)
     chains = draw_chains(rng)

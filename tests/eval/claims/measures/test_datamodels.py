@@ -41,7 +41,7 @@ def test_a_model_knows_the_points_that_it_keeps(small):
     kept[0, 5] = False
     keys = jax.random.split(jax.random.key(0), 2)
     other = np.where(np.arange(20)[:, None] == 5, -x, x)
-    before, after = (datamodels._trained(keys, kept, given, labels) for given in (x, other))
+    before, after = (datamodels._train(keys, kept, given, labels) for given in (x, other))
     moved = {name: np.abs(before[name] - after[name]).max((-1, -2)) for name in ('first', 'second')}
     assert moved['first'][0] < 1e-6 and moved['second'][0] < 1e-6
     assert moved['first'][1] > 1e-2 and moved['second'][1] > 1e-2
@@ -57,11 +57,11 @@ def test_ascent_raises_the_loss_and_matching_meets_its_targets(small):
     rows = np.array([2, 7, 9, 0, 1])
     targets = before[:, rows]
     targets[1] = 3.0
-    found = jax.device_get(datamodels._unlearned(params, targets, x, labels, rows))
+    found = jax.device_get(datamodels._unlearn(params, targets, x, labels, rows))
     assert found['ascent'].shape == (2, 2, 20, 4) and found['matching'].shape == (2, 2, 20, 4)
     np.testing.assert_allclose(found['matching'][0, 0], before[0], atol=0.05)
     other_rows = np.array([2, 7, 9, 4, 6])
-    other = jax.device_get(datamodels._unlearned(params, targets, x, labels, other_rows))
+    other = jax.device_get(datamodels._unlearn(params, targets, x, labels, other_rows))
     np.testing.assert_array_equal(other['ascent'], found['ascent'])
     off = [np.abs(z[1, rows] - 3).mean() for z in (before, *found['matching'])]
     assert off[0] > off[1] > 2 * off[2]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from eval.claims.measures import invariances
-from eval.claims.measures.invariances import CHANGES, NAMES, changed, draw
+from eval.claims.measures.invariances import CHANGES, NAMES, draw, relative_difference
 
 
 def plain(name, a_BO):
@@ -22,7 +22,9 @@ def test_a_change_is_that_of_the_formula(name, change):
         plain(name, np.float64(x_BI) @ np.float64(w_IO)) for w_IO, x_BI in (before, after)
     )
     wanted = np.linalg.norm(last - first) / np.linalg.norm(first)
-    np.testing.assert_allclose(changed(name, CHANGES[change], 11), wanted, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(
+        relative_difference(name, CHANGES[change], 11), wanted, rtol=1e-3, atol=1e-5
+    )
 
 
 def test_every_change_is_one():

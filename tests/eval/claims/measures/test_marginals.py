@@ -11,7 +11,13 @@ import pytest
 
 from eval.claims import lab
 from eval.claims.measures import marginals
-from eval.claims.measures.marginals import MASK, SYMBOLS, compared, draw_rows, exact_marginals
+from eval.claims.measures.marginals import (
+    MASK,
+    SYMBOLS,
+    draw_rows,
+    exact_marginals,
+    rank_correlations,
+)
 
 CHAIN = np.random.default_rng(0).dirichlet(np.full(SYMBOLS, 0.5), SYMBOLS)
 
@@ -76,4 +82,4 @@ def test_what_is_compared(monkeypatch):
     ranks = exact.argsort().argsort()
     chains = np.log(np.stack([0.1 + 0.1 * ranks, 0.3 + 0.3 * ranks]))
     right, wrong = (seen, np.log(0.2 + 0.2 * ranks) + 0.5, chains), (seen, -exact, chains)
-    assert compared(CHAIN, [right, wrong]) == pytest.approx([1, 1, -1, -1])
+    assert rank_correlations(CHAIN, [right, wrong]) == pytest.approx([1, 1, -1, -1])

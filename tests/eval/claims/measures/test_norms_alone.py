@@ -15,7 +15,8 @@ def params():
 def test_norms_and_as_many_weights_are_trained(params):
     """Catches weights of units that have none, and a readout that is trained."""
     masks = {
-        part: norms_alone.trained_of(part, params, jax.random.key(1)) for part in norms_alone.PARTS
+        part: norms_alone.trained_mask(part, params, jax.random.key(1))
+        for part in norms_alone.PARTS
     }
     counts = {
         part: {name: sum(np.sum(x) for x in jax.tree.leaves(mask[name])) for name in mask}
@@ -37,5 +38,5 @@ def test_logits_are_those_of_norms_over_the_batch(params):
         z = wanted @ kernel
         z = (z - z.mean(0)) / np.sqrt(z.var(0) + norms_alone.EPS)
         wanted = np.maximum(gain * z + bias, 0)
-    found = jax.jit(norms_alone.logits_of)(params | {'biases': biases}, x)
+    found = jax.jit(norms_alone.normed_logits)(params | {'biases': biases}, x)
     np.testing.assert_allclose(found, wanted @ params['readout'], rtol=1e-3, atol=1e-4)

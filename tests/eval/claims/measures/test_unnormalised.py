@@ -21,7 +21,7 @@ def all_words_are_noise(monkeypatch):
 def drawn(x, y):
     noise = np.broadcast_to(np.arange(WORDS), (len(x), WORDS))
     log_q = jnp.full(WORDS, -np.log(WORDS), jnp.float32)
-    return unnormalised.Pairs(jnp.int32(x), jnp.int32(y), jnp.int32(noise), log_q)
+    return unnormalised.NoisyPairs(jnp.int32(x), jnp.int32(y), jnp.int32(noise), log_q)
 
 
 def gradient(method, table, x, y, weights, log_z):
