@@ -51,7 +51,7 @@ def normal_form(module: str, function: str, read: Read = read_source) -> list[An
 
 @dataclasses.dataclass(frozen=True)
 class Bindings:
-    """The statements by the names that they bind, and what imported names stand for."""
+    """Statements by the names that they bind, and the origin of imported names."""
 
     definitions: dict[str, list[ast.AST]]
     imports: dict[str, Definition]
@@ -94,7 +94,7 @@ def _bound_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _Scope:
-    """What the names of a function, a comprehension or a class stand for."""
+    """Names of a function, a comprehension or a class, with the form of each."""
 
     names: dict[str, Any]
     is_class: bool = False
@@ -130,7 +130,7 @@ class _Reader:
         return parse_module(self.read(module))
 
     def origin(self, module: str, name: str) -> Any:
-        """What a global name stands for: ('reached', i), ('module', its name), or another name."""
+        """Resolves a global name: ('reached', i), ('module', its name), or a name outside."""
         found = self.parse(module)
         if name in found.definitions:
             return 'reached', self.reached.setdefault((module, name), len(self.reached))
@@ -197,14 +197,14 @@ class _Reader:
                 [*getattr(node, 'decorator_list', []), *arguments.defaults, *arguments.kw_defaults],
                 scopes,
             )
-            every = [x for x in ast.walk(arguments) if isinstance(x, ast.arg)]
+            stars = [arguments.vararg, arguments.kwarg]
+            by_kind = [arguments.posonlyargs, arguments.args, arguments.kwonlyargs]
+            every = [*itertools.chain(*by_kind), *filter(None, stars)]
+            outside += [[len(one) for one in by_kind], [one is not None for one in stars]]
             body = [node.body] if isinstance(node, ast.Lambda) else _without_docstring(node)
             names = dict.fromkeys([*(one.arg for one in every), *_bound_names(body)])
-            kept = self.keep & {one.arg for one in every}
-            places = {name: len(getattr(arguments, name) or ()) for name in ('posonlyargs', 'args')}
-            outside += [places, arguments.vararg is not None, arguments.kwarg is not None]
+            names |= {name: ('argument', name) for name in self.keep & {one.arg for one in every}}
             body = [*every, *body]
-            names |= {name: ('argument', name) for name in kept}
         names = {name: of or ('local', next(self.locals)) for name, of in names.items()}
         return kind, outside, self.form(body, (_Scope(names), *scopes))
 
