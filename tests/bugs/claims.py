@@ -70,7 +70,7 @@ CLAIMS = {
     ),
     'a measure that was changed since': Bug(
         'eval/claims/evidence.py',
-        "if record['code'] != code_of(short):",
+        "if record['code'] != measure.code:",
         "if record['code'] == '':",
         DECIDE,
     ),
@@ -181,7 +181,7 @@ CLAIMS = {
         'eval/claims/measures/marginals.py',
         'LENGTH * ~is_seen_BT',
         'LENGTH * is_seen_BT',
-        'tests/eval/claims/measures/test_marginals.py -k values_of_its_row',
+        'tests/eval/claims/measures/test_marginals.py -k judged_by_what_is_seen',
     ),
     'regions on one side of each wall': Bug(
         'eval/claims/measures/lipschitz.py',
@@ -215,15 +215,15 @@ CLAIMS = {
     ),
     'wrong labels of which some are right': Bug(
         'eval/claims/measures/rescaling.py',
-        'rng.integers(1, CLASSES, TRAINED)',
-        'rng.integers(0, CLASSES, TRAINED)',
+        'rng.integers(1, TASK.classes, TASK.trained)',
+        'rng.integers(0, TASK.classes, TASK.trained)',
         'tests/eval/claims/measures/test_rescaling.py',
     ),
     'wrong labels of which one is right': Bug(
-        'eval/claims/measures/gaussians.py',
+        'eval/claims/lab.py',
         '(task.trained,), 1, task.classes)',
         '(task.trained,), 0, task.classes)',
-        'tests/eval/claims/measures/test_gaussians.py',
+        'tests/eval/claims/test_lab.py',
     ),
     'a threshold chosen by what it is judged by': Bug(
         'eval/claims/measures/classifiers.py',
@@ -233,8 +233,8 @@ CLAIMS = {
     ),
     'ranks from 1': Bug(
         'eval/claims/measures/classifiers.py',
-        'jnp.sum(logits_HV > own_H1, -1)',
-        'jnp.sum(logits_HV >= own_H1, -1)',
+        'jnp.sum(logits_HV > logit_H1, -1)',
+        'jnp.sum(logits_HV >= logit_H1, -1)',
         'tests/eval/claims/measures/test_classifiers.py',
     ),
     'a batch of sizes that are not squared': Bug(
@@ -252,7 +252,7 @@ CLAIMS = {
     'distances from the last step': Bug(
         'eval/claims/measures/large_batches.py',
         'zip(params, start, strict=True)]',
-        'zip(params, carry[0], strict=True)]',
+        'zip(params, params, strict=True)]',
         'tests/eval/claims/measures/test_large_batches.py',
     ),
 }
