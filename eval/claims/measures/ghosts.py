@@ -11,10 +11,8 @@ import optax
 from eval.claims import lab
 from eval.claims.lab import measure
 from lm.training.state import Hyper, Learner, State, init_state
-from lm.training.step import Batch, asked_of, make_train_step, microbatched, target_weights
-from lm.training.step import batch_functions as asked_of
-from lm.training.update import ghost_radius
-from modules.optim.stages import measure_ghost_radius as ghost_radius
+from lm.training.step import Batch, batch_functions, make_train_step, microbatched, target_weights
+from modules.optim.stages import measure_ghost_radius
 
 VOCAB, BOS, ROWS, LENGTH = 64, 0, 16, 32
 LIKELY = 0.8  # share of the tokens that are the one successor of the token before
@@ -49,7 +47,7 @@ class Model(NamedTuple):
 
         def asked(state, batch):
             total = jnp.sum(target_weights(batch, learner.bos_id))
-            return asked_of(learner, state, hyper, microbatched(batch, 1), total)
+            return batch_functions(learner, state, hyper, microbatched(batch, 1), total)
 
         def accuracy(state, params, batch):
             variables = learner.variables(state.weights.replace(params=params))
@@ -61,7 +59,9 @@ class Model(NamedTuple):
             hyper,
             jax.jit(make_train_step(learner)),
             jax.jit(lambda state, batch: jax.grad(asked(state, batch).value_fn)(state.params)),
-            jax.jit(lambda state, u, batch: ghost_radius(asked(state, batch), state.params, u)),
+            jax.jit(
+                lambda state, u, batch: measure_ghost_radius(asked(state, batch), state.params, u)
+            ),
             jax.jit(accuracy),
         )
 
