@@ -84,45 +84,48 @@ class Mutant:
         return [line for line in list(lines)[2:] if not line.startswith('@@')]
 
 
-def faults(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """(kind, what would stand in place of a node) of each fault that a node can have."""
+def faults(node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
+    """(kind, a node, what would stand in its place) of each fault of a node, or of its test."""
     match node:
         case ast.Compare(ops=[op]) if type(op) in OPERATORS:
-            yield 'comparison', _with(node, ops=[OPERATORS[type(op)]()])
+            yield 'comparison', node, _with(node, ops=[OPERATORS[type(op)]()])
         case ast.BoolOp():
-            yield 'boolean', _with(node, op=OPERATORS[type(node.op)]())
-            yield 'term', node.values[0]
+            yield 'boolean', node, _with(node, op=OPERATORS[type(node.op)]())
+            yield 'term', node, node.values[0]
         case ast.BinOp() if type(node.op) in OPERATORS and not _is_text(node):
-            yield 'arithmetic', _with(node, op=OPERATORS[type(node.op)]())
-            yield 'term', node.left
+            yield 'arithmetic', node, _with(node, op=OPERATORS[type(node.op)]())
+            yield 'term', node, node.left
         case ast.UnaryOp(op=ast.USub() | ast.Not()):
-            yield 'sign', node.operand
+            yield 'sign', node, node.operand
         case ast.Constant(value=bool()):
-            yield 'constant', ast.Constant(not node.value)
+            yield 'constant', node, ast.Constant(not node.value)
         case ast.Constant(value=int() | float()):
-            yield 'constant', ast.Constant(node.value + 1)
+            yield 'constant', node, ast.Constant(node.value + 1)
         case ast.Call():
             yield from _faults_of_call(node)
         case ast.If() | ast.IfExp():
-            yield 'condition', ast.UnaryOp(ast.Not(), node.test)
+            yield 'condition', node.test, ast.UnaryOp(ast.Not(), node.test)
+            yield 'guard', node.test, ast.Constant(False)
+        case ast.comprehension(ifs=[test]):
+            yield 'filter', test, ast.Constant(True)
         case ast.Return(value=ast.expr()) if not _is_none(node.value):
-            yield 'return', ast.Return(ast.Constant(None))
+            yield 'return', node, ast.Return(ast.Constant(None))
         case ast.Raise() | ast.AugAssign() | ast.Continue() | ast.Expr(value=ast.Call()):
-            yield 'statement', ast.Pass()
+            yield 'statement', node, ast.Pass()
         case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
-            yield 'statement', ast.Pass()
+            yield 'statement', node, ast.Pass()
 
 
-def _faults_of_call(node: ast.Call) -> Iterator[tuple[str, ast.AST]]:
+def _faults_of_call(node: ast.Call) -> Iterator[tuple[str, ast.AST, ast.AST]]:
     if any(isinstance(value, ast.Starred) for value in node.args):
         return
     if len(node.args) == 1 and not node.keywords:
-        yield 'call', node.args[0]
+        yield 'call', node, node.args[0]
     if len(node.args) > 1 and ast.dump(node.args[0]) != ast.dump(node.args[1]):
-        yield 'arguments', _with(node, args=[node.args[1], node.args[0], *node.args[2:]])
+        yield 'arguments', node, _with(node, args=[node.args[1], node.args[0], *node.args[2:]])
     for keyword in node.keywords:
         rest = [one for one in node.keywords if one is not keyword]
-        yield 'keyword', _with(node, keywords=rest)
+        yield 'keyword', node, _with(node, keywords=rest)
 
 
 def _with(node: ast.AST, **fields) -> ast.AST:
@@ -162,8 +165,7 @@ def mutants(text: str, lines: set[int] | None = None) -> list[Mutant]:
         starts.append(starts[-1] + len(line))
     found = {}
     for node in code_of(ast.parse(text)):
-        for kind, other in faults(node):
-            place = node.test if kind == 'condition' else node
+        for kind, place, other in faults(node):
             if lines is not None and place.lineno not in lines:
                 continue
             start = starts[place.lineno - 1] + place.col_offset
