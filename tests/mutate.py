@@ -246,7 +246,9 @@ def run(
     many survived. SystemExit where tests fail without a fault.
     """
     rows = []
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        pool = ThreadPoolExecutor(jobs)
+        stack.callback(pool.shutdown, cancel_futures=True)  # where someone interrupts it
         projects = queue.SimpleQueue()
         for i in range(jobs):
             projects.put(Project(root, Path(folder) / f'project_{i}'))

@@ -41,10 +41,10 @@ class Nearest:
         return sum(uses[file] for file in files) / max(1, uses.total())
 
     def best(self, scores: dict[str, float], file: str) -> list[str]:
-        """Tests by score, times how many words their path and that of a file have in common."""
+        """Tests by score, and by how many words their path and that of a file have in common."""
         words, by_words = set(re.findall(r'[a-z]+', file)) - {'py'}, {}
         for test, score in scores.items():
-            by_words[test] = score * (1 + len(words & set(re.findall(r'[a-z]+', test))))
+            by_words[test] = score * (1 + len(words & set(re.findall(r'[a-z]+', test)))) ** 2
         order = sorted(scores, key=lambda test: (-by_words[test], test))
         return [test for test in order if by_words[test] >= SHARE * by_words[order[0]]][:MOST]
 
@@ -62,12 +62,13 @@ class Nearest:
         )
 
     def _used_in(self, path: str) -> collections.Counter:
-        meant, found = self.sources.imported(path), collections.Counter()
+        meant = self.sources.imported(path)
+        names = list(meant.values())
         for node in within(self.sources.tree(path).body):
             first, _, rest = dotted(node).partition('.')
             if first in meant:
-                name = f'{meant[first]}.{rest}' if rest else meant[first]
-                found[self.sources.origin(name)[0]] += 1
+                names.append(f'{meant[first]}.{rest}' if rest else meant[first])
+        found = collections.Counter(self.sources.origin(name)[0] for name in names)
         return collections.Counter({file: n for file, n in found.items() if file in self.product})
 
 
