@@ -150,6 +150,18 @@ def test_training_drops_what_comes_after_an_expert_is_full(expert_capacity):
     np.testing.assert_allclose(filled[AUXILIARY]['balance_loss'][0], balance, rtol=1e-5)
 
 
+def test_balance_is_of_the_tokens_that_count():
+    """By hand, of two choices a token. Catches a share without its k, and padding in a mean."""
+    probs_ME = np.float32([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], [1, 0, 0, 0]])
+    mask_ME, valid_M1 = np.float32([[1, 1, 0, 0], [0, 0, 1, 1], [0] * 4]), np.float32([[1, 1, 0]]).T
+    assert moe().balance(probs_ME, mask_ME, valid_M1) == pytest.approx(1)
+    mask_ME[1] = mask_ME[0]
+    probs_ME[1] = probs_ME[0]
+    assert moe().balance(probs_ME, mask_ME, valid_M1) == pytest.approx(4 * 0.5 * (0.4 + 0.3))
+    every = moe().balance(probs_ME[:2], mask_ME[:2], None)
+    assert every == pytest.approx(4 * 0.5 * (0.4 + 0.3))
+
+
 @pytest.mark.full
 def test_balance_is_one_where_all_are_alike():
     layer = moe()
