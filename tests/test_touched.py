@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import gc
 import importlib
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,6 @@ from lm.config.fields import CHOICES
 from lm.config.resolve import flatten, resolve
 from modules.kernels import kernels_for
 from tests import ROOT, touched
-from tests.bugs import BUGS
 
 INVENTED = {
     'LICENSE': '',
@@ -169,6 +167,21 @@ def test_files_touched_by_the_rows_of_a_table(selector, file, rows, whole, named
 
 
 @pytest.mark.parametrize(
+    ('file', 'tests'),
+    [
+        ('eval/page.py', ['page']),
+        ('modules/norms/batch.py', ['class']),
+        ('modules/statistics.py', ['class']),  # which uses what uses it
+        ('modules/norms/plain.py', ['loop', 'rows']),  # which use the table that has it
+        ('lm/sections.py', ['plain', 'loop', 'rows']),
+        ('eval/__main__.py', ['eval']),  # which runs it; one that reads all rooms reads more
+    ],
+)
+def test_the_tests_of_a_file(selector, file, tests):
+    assert [short([test]).pop() for test in selector.nearest.tests_of(file)] == tests
+
+
+@pytest.mark.parametrize(
     ('test', 'given', 'wanted'),
     [
         ('rows.py::test_norm[batch]', ['batch'], True),
@@ -283,17 +296,22 @@ def project():
     gc.enable()
 
 
-@pytest.mark.full  # reads all sources
-def test_bugs_are_seen_by_tests_that_their_files_touch(project):
-    """Each bug made by hand (`tests.bugs`) is known to fail the tests named beside it."""
+def test_every_file_of_the_product_has_tests(project):
+    nearest = {file: project.nearest.tests_of(file) for file in project.nearest.product}
+    assert [file for file, tests in nearest.items() if not tests] == []
+    assert nearest['lm/run/wave.py'] == ['tests/lm/run/test_wave.py']
+    assert nearest['modules/norms/batchnorm.py'][0] == 'tests/modules/test_norms.py'  # by its table
+    assert 'tests/tpu/test_hlo.py' in nearest['tpu/integers.py']  # by a file that uses it
+
+
+@pytest.mark.full  # looks for what each file touches
+def test_a_file_touches_its_first_test(project):
+    """The others may be of a table, and of other rows."""
     missed = {}
-    for name, bug in BUGS.items():
-        found = project.touched_by(bug.file)
-        words = [word.partition('::')[0] for word in shlex.split(bug.tests)]
-        wanted = {word for word in words if word.startswith('tests/')}
-        assert wanted <= project.tests, name
-        if not wanted <= found.files | found.named:
-            missed[name] = bug.file, wanted - found.files - found.named
+    for file in sorted(project.nearest.product):
+        found, first = project.touched_by(file), project.nearest.tests_of(file)[0]
+        if first not in found.files | found.named:
+            missed[file] = first
     assert not missed
 
 

@@ -2,11 +2,13 @@
 
     uv run python -m tests.touched [COMMIT] [--run] [--tier=default]
     uv run python -m tests.touched --files lm/run/wave.py [...] [--count]
+    uv run python -m tests.touched --of lm/run/wave.py [...]
 
 A change is what the files here, new ones too, differ in from COMMIT; default: the last one. A test
 is touched by a file that its own file reads (`tests.dependencies`). A part that is a row of a table
 touches, of those that read it through its table alone, the tests of its rows (`tests.rows`), unless
 a run has that row unasked. A file of another kind touches the tests that name it or its folder.
+--of names the tests of a file, where --files names all that it can break (`tests.nearest`).
 
 Sources alone are read, so that a test which learns what it reads as it runs may be missed: this is
 for the time of editing. `uv run pytest` comes before a commit, and CI runs all.
@@ -32,6 +34,7 @@ import pytest
 
 from tests import ROOT
 from tests.dependencies import Dependencies, Sources, is_test, texts
+from tests.nearest import Nearest
 from tests.rows import Definitions, Table, Tables, texts_in, words_in
 
 SETTINGS = ('pyproject.toml', '.python-version', 'tests/conftest.py', '.ci/')
@@ -65,6 +68,7 @@ class Selector:
         self.tables = Tables(self.sources)
         self.definitions = Definitions(self.sources)
         self.words = functools.cache(self._words)
+        self.nearest = Nearest(self.dependencies, self.tests)
 
     def touched_by(self, file: str) -> Touched:
         """What a change of a file touches."""
@@ -249,17 +253,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='tests.touched', description=__doc__.splitlines()[0])
     parser.add_argument('commit', nargs='?', default='HEAD', help='what to compare with')
     parser.add_argument('--files', nargs='+', help='in place of what differs from a commit')
+    parser.add_argument('--of', nargs='+', help='names the tests of files of the product')
     parser.add_argument('--run', action='store_true', help='runs the tests')
     parser.add_argument('--count', action='store_true', help='counts tests, which takes longer')
     parser.add_argument('--tier', choices=[*TIERS, 'all'], default='all')
     parser.add_argument('--pytest', default='', help="more arguments, such as --pytest='-x -n 2'")
     asked = parser.parse_args(argv)
     gc.disable()  # to look for garbage among the trees of all files takes as long as to make them
-    files = asked.files or changed(ROOT, asked.commit)
+    files = asked.of or asked.files or changed(ROOT, asked.commit)
     known = files_of(ROOT)
-    if asked.files and (unknown := sorted(set(files) - set(known))):
+    if (asked.of or asked.files) and (unknown := sorted(set(files) - set(known))):
         raise SystemExit(f'no file of the project: {", ".join(unknown)}; paths are from its root')
     selector = Selector(ROOT, [*known, *files])
+    if asked.of:
+        for file in files:
+            print(f'{file}:', *selector.nearest.tests_of(file) or ['no test uses it'])
+        return 0
     touched = {file: selector.touched_by(file) for file in files}
     for file, one in touched.items():
         print(f'{file}: {one.why}')

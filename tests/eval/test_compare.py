@@ -1,11 +1,13 @@
 """Runs compared item by item, and what is said of them."""
 
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from eval.compare import compare, said, verdict_of
+from eval import compare as program
+from eval.compare import compare, main, said, verdict_of
 from eval.evaluation.paired import Difference
 from eval.evaluation.suite_flags import read_suites
 from eval.suites import SUITES
@@ -77,6 +79,18 @@ def test_what_does_not_compare_is_refused(runs, tmp_path):
     with pytest.raises(ValueError, match=r'sweep is a sweep, .* such as .*sweep/cell; .*report'):
         compared(runs, 'base', 'sweep')
     assert compared(runs, 'base', 'sweep/cell')[0].items == N
+
+
+def test_the_program_takes_two_runs_or_a_tuned_sweep(runs, capsys, monkeypatch):
+    monkeypatch.setattr(program.flags, 'FLAGS', SimpleNamespace(suite='documents', again=False))
+    monkeypatch.setattr(program, 'given_options', dict)
+    main(['', str(runs / 'base'), str(runs / 'low')])
+    assert f'{runs}/low is better than {runs}/base: ' in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r'^give two runs at least: .*, or one sweep with'):
+        main(['', str(runs / 'base')])
+    monkeypatch.setattr(program, 'compare_arms', lambda run, say: [f'the arms of {run}'])
+    main(['', 'sweep'])
+    assert capsys.readouterr().out == 'the arms of sweep\n'
 
 
 def test_the_sentence_by_hand():

@@ -131,7 +131,8 @@ def test_ranges():
     rate = small['step_law', 'learning rate, AdamW']
     assert rate.holds == BEYOND and rate.value == pytest.approx(2.33e-3, rel=0.01)
     assert rate.outside == 'parameters 1.24e8 (2.14e8 to 1.08e9), tokens 2.5e9 (4e9 to 1e11)'
-    assert small['one_epoch', 'data for these parameters'].holds == UNKNOWN
+    epoch = small['one_epoch', 'data for these parameters']
+    assert (epoch.holds, epoch.range) == (UNKNOWN, UNKNOWN)
     inside = found(parameters=4e8, tokens=2e10)
     assert inside['step_law', 'learning rate, AdamW'].holds == WITHIN
     text = as_text(list(small.values()))
@@ -143,8 +144,9 @@ def test_ranges():
 def test_an_allocation_is_judged_by_what_it_allocates():
     """Not by the size that was given: its compute may ask for another."""
     large = found(parameters=1e9, tokens=3e14)
-    assert large['chinchilla', 'model for this compute'].holds == BEYOND
-    assert 'parameters' in large['chinchilla', 'model for this compute'].outside
+    for of in ('model', 'data'):
+        assert large['chinchilla', f'{of} for this compute'].holds == BEYOND
+        assert 'parameters' in large['chinchilla', f'{of} for this compute'].outside
 
 
 def test_a_batch_and_a_rate_add_rows():

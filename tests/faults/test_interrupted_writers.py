@@ -279,9 +279,10 @@ def test_kills_before_the_last_file(name, cases, tmp_path):
 
 class TestAFolderThatIsFilled:
     def test_is_marked_until_the_block_has_ended(self, tmp_path):
-        with filling(tmp_path / 'out'):
-            assert [path.name for path in (tmp_path / 'out').iterdir()] == [MARK]
-        assert list((tmp_path / 'out').iterdir()) == []
+        out = tmp_path / 'below' / 'out'
+        with filling(out):
+            assert [path.name for path in out.iterdir()] == [MARK]
+        assert list(out.iterdir()) == []
 
     def test_keeps_its_mark_after_an_error_and_is_emptied_by_the_next(self, tmp_path):
         with pytest.raises(OSError), filling(tmp_path):

@@ -213,17 +213,6 @@ def test_unfinished_removal_says_how_much_is_to_do(updates, left):
     fold.refuse(checkpoint(changes, weights), 'none', untie=False)
 
 
-@pytest.fixture(scope='module', autouse=True)
-def compiled_as_it_stands():
-    """Nothing here runs for long enough to be made fast."""
-    jax.config.update('jax_disable_most_optimizations', True)
-    yield
-    jax.config.update('jax_disable_most_optimizations', False)
-
-
-QUICKLY_COMPILED = {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'}
-
-
 @pytest.fixture(scope='module')
 def tuned(tmp_path_factory):
     """The workdir of a model trained with layernorm and fine-tuned until all norms are removed."""
@@ -243,12 +232,12 @@ def tuned(tmp_path_factory):
     return folder / 'tuned'
 
 
-def program(variables, *arguments):
+def program(*arguments):
     command = [sys.executable, '-m', *arguments]
     return subprocess.run(
         command,
         cwd=ROOT,
-        env=os.environ | variables | {'XLA_FLAGS': ONE_DEVICE},
+        env=os.environ | {'XLA_FLAGS': ONE_DEVICE},
         capture_output=True,
         text=True,
         timeout=PATIENCE_SEC,
@@ -260,7 +249,7 @@ def test_fine_tuned_then_folded_loses_as_before(tuned, tmp_path):
     """The whole way: no norm is left, and the programs read what is written as any checkpoint."""
     out = tmp_path / 'none'
     flags = ('--to=none', f'--checkpoint={tuned}', f'--out={out}')
-    done = program(QUICKLY_COMPILED, 'eval.convert', 'fold', *flags)
+    done = program('eval.convert', 'fold', *flags)
     assert done.returncode == 0, done.stderr
     assert 'layernorm_removal -> none' in done.stdout and 'in float64' in done.stdout
     source, result = load(tuned), load(out)

@@ -42,7 +42,6 @@ from lm.record.metrics import read_rows
 from lm.training.state import Weights
 from tests import ROOT
 from tests.eval.convert.test_commands import checkpoint as ours
-from tests.eval.convert.test_commands import compiled_as_it_stands  # noqa: F401
 from tests.fixtures.hf.seeded import tokens, weight
 from train import DONE, train
 

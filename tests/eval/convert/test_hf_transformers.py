@@ -14,7 +14,6 @@ from eval.convert import export_hf, hf_config
 from eval.convert.hf_config import Fields
 from eval.convert.hf_families import FAMILIES
 from eval.convert.import_hf import import_folder
-from tests.eval.convert.test_commands import compiled_as_it_stands  # noqa: F401
 from tests.eval.convert.test_hf import CASES, CLOSE, FOLDER, TOKENS_BT, base, checkpoint_of, saved
 from tests.fixtures.hf.exports import SETS, checkpoint
 from tests.fixtures.hf.exports import TOKENS_BT as TOKENS_OF_OURS_BT

@@ -15,7 +15,7 @@ from lm.config.fields import ReparamConfig
 from lm.training.state import Weights
 from modules.params import named_leaves
 from modules.reparam import REPARAMS
-from tests.eval.convert.test_commands import checkpoint, compiled_as_it_stands  # noqa: F401
+from tests.eval.convert.test_commands import checkpoint
 
 TIED = {'model.tie_embeddings': True}
 SMALL = {'model.d_model': 8, 'model.d_ff': 16}

@@ -1,11 +1,22 @@
 """Errors of probabilities. Reference: by hand, by slow loops; property: what is true is not off."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eval.suites.calibration import BETAS, of_classes, slopes_at, token_statistics
+from eval.suites.calibration import (
+    BETAS,
+    Events,
+    frequent_tokens,
+    items_of,
+    of_classes,
+    reliability,
+    slopes_at,
+    token_statistics,
+)
 from eval.suites.calibration_errors import (
     binned,
     cluster_ends,
@@ -18,6 +29,7 @@ from eval.suites.calibration_errors import (
     h_error,
     interval,
 )
+from eval.suites.reading import Row
 
 P = np.array([0.6] * 5 + [0.9] * 5)
 HAPPENED = np.array([1, 1, 1, 0, 0, 1, 1, 0, 0, 0], bool)  # 3 of 5 at 0.6, 2 of 5 at 0.9
@@ -164,11 +176,11 @@ def test_the_interval_is_of_groups_and_not_of_events():
     assert apart[2] - apart[1] < 0.5 * (one[2] - one[1])
 
 
-@pytest.mark.full
 def test_statistics_of_tokens_are_those_of_the_distribution():
     logits = 2 * np.random.default_rng(0).standard_normal((1, 6, 7))
     labels = np.array([[0, 1, 2, 3, 4, 5]])
-    found = token_statistics(np.array([3, 5]), 2, 0.5, jnp.asarray(logits), jnp.asarray(labels))
+    statistics = jax.jit(functools.partial(token_statistics, np.array([3, 5]), 2, 0.5))
+    found = statistics(jnp.asarray(logits), jnp.asarray(labels))
     for prefix, beta in (('', 1.0), ('scaled_', 0.5)):
         p = np.exp(beta * logits[0]) / np.exp(beta * logits[0]).sum(-1, keepdims=True)
         hot = np.eye(7)[labels[0]]
@@ -181,3 +193,24 @@ def test_statistics_of_tokens_are_those_of_the_distribution():
     np.testing.assert_array_equal(found['is_next'][0], second)
     np.testing.assert_array_equal(found['correct'][0], second[:, 0])
     np.testing.assert_allclose(found['of_classes'][0], p[:, [3, 5]], rtol=1e-5)
+
+
+def test_tables_of_rows_classes_and_bins_by_hand():
+    """Rows of two targets, of none and of one; the last token is the most frequent class."""
+    kept = [np.array(one, bool) for one in ([1, 1, 0], [0, 0, 0], [0, 0, 1])]
+    rows = [Row(np.array([9, 4, 4, 7]), one, np.zeros(3, int)) for one in kept]
+    items = {name: np.array([0.5, 1.0, 2.0]) for name in ('nll', 'correct', 'confidence')}
+    sums = {name: [1.5, 2.0] for name in items}
+    assert items_of(rows, items) == {'item': ['row 0', 'row 2'], 'tokens': [2, 1]} | sums
+    assert frequent_tokens(rows, 1).tolist() == [4] and frequent_tokens(rows, 9).tolist() == [4, 7]
+
+    table = reliability({'all': Events(P, HAPPENED, ONE)}, equal_width(10)).columns
+    assert table == {
+        'tokens of': ['all'] * 2,
+        'confidence': pytest.approx([0.6, 0.9]),
+        'accuracy': pytest.approx([0.6, 0.4]),
+        'tokens': [5, 5],
+    }
+    found = {'of_classes': np.stack([P, 1 - P], -1), 'next': np.where(HAPPENED, 4, 7)}
+    one = expected_error(of_classes(found, np.array([4, 7]), ONE, equal_width(10)).whole)
+    assert one == pytest.approx(0.25)  # of either class, as 1 - p of the second is off as p is

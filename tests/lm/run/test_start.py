@@ -40,14 +40,6 @@ from train import DONE, train, train_sweep
 QUIET = {'train_eval_every': 0, 'train_checkpoint_every': 0}
 
 
-@pytest.fixture(scope='module', autouse=True)
-def quickly_compiled():
-    """No time is spent on making programs fast."""
-    jax.config.update('jax_disable_most_optimizations', True)
-    yield
-    jax.config.update('jax_disable_most_optimizations', False)
-
-
 @pytest.fixture(scope='module')
 def tree(tmp_path_factory):
     """The config of a tiny layernorm model with a qk_norm, as nested dicts."""

@@ -1,0 +1,316 @@
+"""How many small faults, put into a file one by one, its tests see.
+
+    uv run python -m tests.mutate modules/mlp.py [...] [--sample=20] [--seed=0]
+    uv run python -m tests.mutate --since=HEAD~1
+
+Works in copies of the project. Each fault is put in alone, and the tests that `tests.touched --of`
+names for the file are run: those of the default tier, with --full those of the full one where they
+pass. Prints every fault that no test saw with its lines, then a table. With --since, faults are
+those of lines that differ from a commit, in the files named or in all that differ.
+
+A survivor is a place to look, no verdict: some faults change nothing that anyone may notice.
+Mutation tools were tried: mutmut forks the process that runs tests, which JAX does not survive, and
+cosmic-ray's operators swap no arguments and remove no statement, term or keyword.
+"""
+
+import argparse
+import ast
+import collections
+import contextlib
+import copy
+import dataclasses
+import difflib
+import functools
+import os
+import queue
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from tests.touched import Selector, changed, files_of, git
+
+LEFT_OUT = shutil.ignore_patterns('.git', '.venv', 'runs', '__pycache__', '*.egg-info')
+PASSED = pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED
+SECONDS = 60  # that tests may take, on top of several times what they take without a fault
+OPERATORS = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+}
+COMPOUND = ast.BinOp | ast.BoolOp | ast.Compare | ast.IfExp | ast.Lambda | ast.UnaryOp
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """A text with one fault. line: where it begins. kind: one of `faults`."""
+
+    kind: str
+    line: int
+    text: str
+
+    def diff(self, text: str) -> list[str]:
+        """The lines that differ from those of the text without the fault."""
+        lines = difflib.unified_diff(text.splitlines(), self.text.splitlines(), n=0, lineterm='')
+        return [line for line in list(lines)[2:] if not line.startswith('@@')]
+
+
+def faults(node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
+    """(kind, a node, what would stand in its place) of each fault of a node, or of its test."""
+    match node:
+        case ast.Compare(ops=[op]) if type(op) in OPERATORS:
+            yield 'comparison', node, _with(node, ops=[OPERATORS[type(op)]()])
+        case ast.BoolOp():
+            yield 'boolean', node, _with(node, op=OPERATORS[type(node.op)]())
+            yield 'term', node, node.values[0]
+        case ast.BinOp() if type(node.op) in OPERATORS and not _is_text(node):
+            yield 'arithmetic', node, _with(node, op=OPERATORS[type(node.op)]())
+            yield 'term', node, node.left
+        case ast.UnaryOp(op=ast.USub() | ast.Not()):
+            yield 'sign', node, node.operand
+        case ast.Constant(value=bool()):
+            yield 'constant', node, ast.Constant(not node.value)
+        case ast.Constant(value=int() | float()):
+            yield 'constant', node, ast.Constant(node.value + 1)
+        case ast.Call():
+            yield from _faults_of_call(node)
+        case ast.If() | ast.IfExp():
+            yield 'condition', node.test, ast.UnaryOp(ast.Not(), node.test)
+            yield 'guard', node.test, ast.Constant(False)
+        case ast.comprehension(ifs=[test]):
+            yield 'filter', test, ast.Constant(True)
+        case ast.Return(value=ast.expr()) if not _is_none(node.value):
+            yield 'return', node, ast.Return(ast.Constant(None))
+        case ast.Raise() | ast.AugAssign() | ast.Continue() | ast.Expr(value=ast.Call()):
+            yield 'statement', node, ast.Pass()
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+            yield 'statement', node, ast.Pass()
+
+
+def _faults_of_call(node: ast.Call) -> Iterator[tuple[str, ast.AST, ast.AST]]:
+    if any(isinstance(value, ast.Starred) for value in node.args):
+        return
+    if len(node.args) == 1 and not node.keywords:
+        yield 'call', node, node.args[0]
+    if len(node.args) > 1 and ast.dump(node.args[0]) != ast.dump(node.args[1]):
+        yield 'arguments', node, _with(node, args=[node.args[1], node.args[0], *node.args[2:]])
+    for keyword in node.keywords:
+        rest = [one for one in node.keywords if one is not keyword]
+        yield 'keyword', node, _with(node, keywords=rest)
+
+
+def _with(node: ast.AST, **fields) -> ast.AST:
+    changed_node = copy.copy(node)
+    for name, value in fields.items():
+        setattr(changed_node, name, value)
+    return changed_node
+
+
+def _is_text(node: ast.BinOp) -> bool:
+    sides = (node.left, node.right)
+    return any(isinstance(getattr(side, 'value', None), str) for side in sides)
+
+
+def _is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def code_of(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and all below it, without what does not run: annotations, and words of errors."""
+    yield node
+    for name, value in ast.iter_fields(node):
+        if name in ('annotation', 'returns', 'exc'):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from code_of(child)
+
+
+def mutants(text: str, lines: set[int] | None = None) -> list[Mutant]:
+    """All that differ from the text by one fault, of some lines where these are given.
+
+    Nothing but the text of the node changes, so that comments and other lines stay as they are.
+    """
+    starts, encoded = [0], text.encode()
+    for line in encoded.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    found = {}
+    for node in code_of(ast.parse(text)):
+        for kind, place, other in faults(node):
+            if lines is not None and place.lineno not in lines:
+                continue
+            start = starts[place.lineno - 1] + place.col_offset
+            stop = starts[place.end_lineno - 1] + place.end_col_offset
+            words = ast.unparse(ast.fix_missing_locations(other))
+            words = f'({words})' if isinstance(other, COMPOUND) else words
+            made = (encoded[:start] + words.encode() + encoded[stop:]).decode()
+            with contextlib.suppress(SyntaxError):
+                ast.parse(made)
+                found.setdefault(made, Mutant(kind, place.lineno, made))
+    return sorted(found.values(), key=lambda mutant: mutant.line)
+
+
+def sampled(mutants: Sequence[Mutant], number: int, seed: str) -> list[Mutant]:
+    """Some of them, the same for the same seed, in the order of lines."""
+    chosen = random.Random(seed).sample(range(len(mutants)), min(number, len(mutants)))
+    return [mutants[i] for i in sorted(chosen)]
+
+
+class Project:
+    """A copy of a project in which one file at a time is changed."""
+
+    def __init__(self, root: Path, folder: Path):
+        self.folder = folder
+        shutil.copytree(root, folder, ignore=LEFT_OUT, symlinks=True)
+
+    def outcome(self, file: str, text: str, commands: Sequence[Sequence[str]], seconds=None) -> str:
+        """'killed', 'survived' or 'timeout': of commands that test the project with another text
+        in a file, which has its own again afterwards.
+        """
+        path = self.folder / file
+        before = path.read_text()
+        path.write_text(text)
+        try:
+            for command in commands:
+                status = self.status(command, seconds)
+                if status not in PASSED:
+                    return 'timeout' if status is None else 'killed'
+        finally:
+            path.write_text(before)
+        return 'survived'
+
+    def status(self, command: Sequence[str], seconds: float | None) -> int | None:
+        """The exit status of a command; None where it takes longer, and all it began has ended."""
+        quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}
+        process = subprocess.Popen(command, cwd=self.folder, start_new_session=True, **quiet)
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def commands(tests: Sequence[str], full: bool) -> list[list[str]]:
+    """Of pytest: the default tier, and the full one too."""
+    start = [sys.executable, '-m', 'pytest', '-q', '-x', '-n', '0', '-p', 'no:cacheprovider']
+    return [[*start, *tests], *([[*start, '-m', 'full', *tests]] if full else [])]
+
+
+def differing_lines(root: Path, file: str, commit: str) -> set[int] | None:
+    """Numbers of the lines that a commit has not; None, for all, of a file that git has not."""
+    if not git(root, 'ls-files', file):
+        return None
+    found = set()
+    for line in git(root, 'diff', '--unified=0', commit, '--', file):
+        if hunk := re.match(r'@@ -\S+ \+(\d+)(?:,(\d+))? @@', line):
+            found |= set(range(int(hunk[1]), int(hunk[1]) + int(hunk[2] or 1)))
+    return found
+
+
+def run(
+    root: Path, chosen: dict[str, tuple[list[str], list[Mutant]]], jobs: int, full: bool
+) -> int:
+    """Prints what becomes of the mutants of each file, {file: (its tests, mutants)}; returns how
+    many survived. SystemExit where tests fail without a fault.
+    """
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        pool = ThreadPoolExecutor(jobs)
+        stack.callback(pool.shutdown, cancel_futures=True)  # where someone interrupts it
+        projects = queue.SimpleQueue()
+        for i in range(jobs):
+            projects.put(Project(root, Path(folder) / f'project_{i}'))
+
+        def outcome(file, text, asked, seconds=None):
+            project = projects.get()
+            try:
+                return project.outcome(file, text, asked, seconds)
+            finally:
+                projects.put(project)
+
+        for file, (tests, faulty) in chosen.items():
+            text, asked, start = (root / file).read_text(), commands(tests, full), time.monotonic()
+            if outcome(file, text, asked) != 'survived':
+                raise SystemExit(f'{file}: tests fail without a fault: {shlex.join(asked[-1])}')
+            most = SECONDS + 5 * (time.monotonic() - start)
+            found = collections.Counter()
+            each = functools.partial(outcome, file, asked=asked, seconds=most)
+            results = pool.map(each, [mutant.text for mutant in faulty])
+            for mutant, result in zip(faulty, results, strict=True):
+                found[result] += 1
+                if result == 'survived':
+                    print(f'{file}:{mutant.line}: {mutant.kind}', *mutant.diff(text), sep='\n')
+            rows.append((file, len(faulty), found))
+            print(f'{file}: {dict(found)} by {" ".join(tests)}', flush=True)
+    print('\n| file | faults | seen | of these, by running too long | not seen |')
+    print('|---|---|---|---|---|')
+    for file, number, found in rows:
+        print(f'| {file} | {number} | {number - found["survived"]} | {found["timeout"]} ', end='')
+        print(f'| {found["survived"]} |')
+    survived, number = sum(row[2]['survived'] for row in rows), sum(row[1] for row in rows)
+    print(f'\nof {number} faults in {len(rows)} files, {number - survived} were seen')
+    return survived
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog='tests.mutate', description=__doc__.splitlines()[0])
+    parser.add_argument('files', nargs='*', help='of the product')
+    parser.add_argument('--since', metavar='COMMIT', help='lines that differ from it alone')
+    parser.add_argument('--sample', type=int, default=10, help='faults of each file')
+    parser.add_argument('--seed', default='0', help='another one, another sample')
+    parser.add_argument('--full', action='store_true', help='the full tier too')
+    parser.add_argument('--jobs', type=int, default=1, help='tests at once')
+    parser.add_argument('--list', action='store_true', help='shows the faults and runs nothing')
+    asked = parser.parse_args(argv)
+    selector = Selector(ROOT, files_of(ROOT))
+    files = asked.files or (changed(ROOT, asked.since) if asked.since else [])
+    files = [file for file in files if file in selector.nearest.product]
+    if not files:
+        parser.error('names no file of the product that is Python; give some, or --since=COMMIT')
+    chosen = {}
+    for file in files:
+        lines = differing_lines(ROOT, file, asked.since) if asked.since else None
+        text = (ROOT / file).read_text()
+        faulty = sampled(mutants(text, lines), asked.sample, f'{asked.seed} {file}')
+        if faulty:
+            chosen[file] = (selector.nearest.tests_of(file), faulty)
+        if asked.list:
+            for mutant in faulty:
+                print(f'{file}:{mutant.line}: {mutant.kind}', *mutant.diff(text), sep='\n')
+    return 0 if asked.list else bool(run(ROOT, chosen, asked.jobs, asked.full))
+
+
+if __name__ == '__main__':
+    sys.exit(main())

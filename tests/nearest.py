@@ -1,0 +1,78 @@
+"""The tests of a file of the product: its own by name, or those that use it most directly."""
+
+import collections
+import functools
+import re
+from pathlib import PurePosixPath
+
+from tests.dependencies import Dependencies, dotted, within
+
+ROOMS = ('eval', 'lm', 'modules', 'tpu', 'train.py')
+MOST = 4  # tests of a file that has none of its own name
+SHARE = 0.25  # of the best one's score, below which a test is another file's
+
+
+class Nearest:
+    """Which tests of a project are those of a file."""
+
+    def __init__(self, dependencies: Dependencies, tests: frozenset[str]):
+        self.sources, self.readers, self.tests = dependencies.sources, dependencies.readers, tests
+        self.product = {path for path in self.sources.python if path.split('/')[0] in ROOMS}
+
+    def tests_of(self, file: str) -> list[str]:
+        """Files of tests, the nearest first: that of the file's name in its folder; otherwise those
+        that use what it defines, or what a file that uses it defines, and so on; otherwise those
+        that read it, as by a command, and least besides. Empty where no test does.
+        """
+        if (own := own_test(file)) in self.tests:
+            return [own]
+        left, seen = {file}, {file}
+        while left:
+            if scores := {test: score for test in self.tests if (score := self.score(test, left))}:
+                return self.best(scores, file)
+            left = {user for user in self.product for used in left if self.uses[user][used]} - seen
+            seen |= left
+        reading = {path.partition('::')[0] for path in self.readers.get(file, ())} & self.tests
+        return self.best({test: 1 / self.read_by[test] for test in reading}, file)
+
+    def score(self, test: str, files: set[str]) -> float:
+        """The share that files have in all names of the product that a test uses."""
+        uses = self.uses[test]
+        return sum(uses[file] for file in files) / max(1, uses.total())
+
+    def best(self, scores: dict[str, float], file: str) -> list[str]:
+        """Tests by score, and by how many words their path and that of a file have in common."""
+        words, by_words = set(re.findall(r'[a-z]+', file)) - {'py'}, {}
+        for test, score in scores.items():
+            by_words[test] = score * (1 + len(words & set(re.findall(r'[a-z]+', test)))) ** 2
+        order = sorted(scores, key=lambda test: (-by_words[test], test))
+        return [test for test in order if by_words[test] >= SHARE * by_words[order[0]]][:MOST]
+
+    @functools.cached_property
+    def uses(self) -> dict[str, collections.Counter]:
+        """{file: {file of the product: how often the first names what the second defines}}"""
+        return {path: self._used_in(path) for path in self.product | self.tests}
+
+    @functools.cached_property
+    def read_by(self) -> collections.Counter:
+        """{file: how many files of the product it reads}"""
+        pairs = [(reader, path) for path, them in self.readers.items() for reader in them]
+        return collections.Counter(
+            reader.partition('::')[0] for reader, path in pairs if path in self.product
+        )
+
+    def _used_in(self, path: str) -> collections.Counter:
+        meant = self.sources.imported(path)
+        names = list(meant.values())
+        for node in within(self.sources.tree(path).body):
+            first, _, rest = dotted(node).partition('.')
+            if first in meant:
+                names.append(f'{meant[first]}.{rest}' if rest else meant[first])
+        found = collections.Counter(self.sources.origin(name)[0] for name in names)
+        return collections.Counter({file: n for file, n in found.items() if file in self.product})
+
+
+def own_test(file: str) -> str:
+    """The path that a test of a file's name has: tests/lm/run/test_wave.py of lm/run/wave.py."""
+    path = PurePosixPath('tests') / file
+    return str(path.with_name(f'test_{path.stem.strip("_")}.py'))
