@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import hmac
 from collections.abc import Callable, Iterator
@@ -85,10 +86,12 @@ class Service:
 
     def app(self) -> Starlette:
         """Returns the ASGI application."""
+        completions = functools.partial(self._answer, kind=Completion, shape=CompletionReply)
+        chats = functools.partial(self._answer, kind=Chat, shape=ChatReply)
         return Starlette(
             routes=[
-                Route('/v1/completions', self.completions, methods=['POST']),
-                Route('/v1/chat/completions', self.chat, methods=['POST']),
+                Route('/v1/completions', completions, methods=['POST']),
+                Route('/v1/chat/completions', chats, methods=['POST']),
                 Route('/v1/models', self.models, methods=['GET']),
                 Route('/v1/models/{name:path}', self.model, methods=['GET']),
                 Route('/health', self.health, methods=['GET']),
@@ -119,12 +122,6 @@ class Service:
         """Refuses the answers that are under way."""
         for answer in {*self._answers}:
             answer.put(closed())
-
-    async def completions(self, request: Request) -> Answer:
-        return await self._answer(request, Completion, CompletionReply)
-
-    async def chat(self, request: Request) -> Answer:
-        return await self._answer(request, Chat, ChatReply)
 
     async def models(self, request: Request) -> JSONResponse:
         self._authorise(request)

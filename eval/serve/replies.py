@@ -56,7 +56,7 @@ class Reply:
         self._tokenizer = tokenizer
         self._begun: set[int] = set()
         self._offsets = [0] * len(generation.rows)  # characters of the tokens so far
-        self._made = 0
+        self._made = 0  # tokens that have been sent
         self._head = {
             'id': f'{self.prefix}-{secrets.token_hex(12)}',
             'object': self.whole_object,
@@ -67,6 +67,7 @@ class Reply:
 
     def whole(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
         """Returns the answer that is not streamed."""
+        self._made = sum(len(chunk.tokens) for chunk in chunks)
         choices = [
             self.choice(joined([chunk for chunk in chunks if chunk.place == place]))
             for place in range(len(self.generation.rows))
@@ -75,6 +76,7 @@ class Reply:
 
     def records(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
         """Yields the records of a stream that a chunk makes."""
+        self._made += len(chunk.tokens)
         choice = self.delta(chunk)
         if chunk.text or chunk.finish or choice.get('logprobs') or choice.get('text'):
             yield self._record([choice])
@@ -113,10 +115,6 @@ class Reply:
             return f'bytes:\\x{token:02x}'
         return self._tokenizer.decode([token])
 
-    def ends(self, chunk: Chunk) -> str | None:
-        self._made += len(chunk.tokens)
-        return chunk.finish or None
-
 
 class CompletionReply(Reply):
     """Answers of /v1/completions."""
@@ -138,7 +136,7 @@ class CompletionReply(Reply):
             'index': chunk.place,
             'text': text,
             'logprobs': None if self.body.top is None else self._logprobs(chunk.place, entries),
-            'finish_reason': self.ends(chunk),
+            'finish_reason': chunk.finish or None,
         }
 
     delta = choice
@@ -180,7 +178,7 @@ class ChatReply(Reply):
             'index': chunk.place,
             'message': message,
             'logprobs': self._logprobs(chunk),
-            'finish_reason': self.ends(chunk),
+            'finish_reason': chunk.finish or None,
         }
 
     def delta(self, chunk: Chunk) -> dict[str, Any]:
@@ -188,7 +186,7 @@ class ChatReply(Reply):
             'index': chunk.place,
             'delta': {'content': chunk.text} if chunk.text else {},
             'logprobs': self._logprobs(chunk),
-            'finish_reason': self.ends(chunk),
+            'finish_reason': chunk.finish or None,
         }
 
     def records(self, chunk: Chunk) -> Iterator[dict[str, Any]]:

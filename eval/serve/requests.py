@@ -132,7 +132,7 @@ class Body(BaseModel):
     log-probabilities.
     """
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True)
 
     model: Text | None = described('a string')
     temperature: float = number(0, 100, 1.0)

@@ -53,6 +53,8 @@ def test_prompts_times_n_are_texts_in_order(client):
     assert [one['text'] for one in answer['choices']] == ['bc', 'bc', 'yz', 'yz']
     assert [one['index'] for one in answer['choices']] == [0, 1, 2, 3]
     assert answer['usage'] == {'prompt_tokens': 4, 'completion_tokens': 8, 'total_tokens': 12}
+    echoed = ask(client, prompt=['a', 'x'], n=2, max_tokens=2, echo=True).json()
+    assert [one['text'] for one in echoed['choices']] == ['abc', 'abc', 'xyz', 'xyz']
 
 
 def test_each_text_of_a_request_has_a_seed_of_its_own():

@@ -108,6 +108,16 @@ def test_fields_that_are_not_served_may_stand_at_what_changes_nothing(parse, raw
     )
 
 
+WRONG = {'top_p': 2, 'min_p': 2, 'best_of': 2, 'promt': 'a'}
+
+
+@pytest.mark.parametrize('first', WRONG)
+def test_of_several_mistakes_the_first_is_told(first):
+    rest = {name: value for name, value in WRONG.items() if name != first}
+    wrong = refusal(Completion.parse, {first: WRONG[first], 'prompt': 'a'} | rest)
+    assert first in wrong.message.partition(' must ')[0].partition(' is not ')[0]
+
+
 def test_an_unknown_field_is_refused_with_the_nearest():
     wrong = refusal(Completion.parse, {'prompt': 'a', 'temprature': 1})
     assert wrong.code == 'unknown_parameter' and "Did you mean 'temperature'?" in wrong.message
