@@ -653,7 +653,7 @@ RUNS = {
     ),
     'a kept result of any types is used': Bug(
         'eval/evaluation/kept.py',
-        '        check(result, asked.suite)\n',
+        '        check(result, request.suite)\n',
         '',
         'tests/faults/test_untrusted_results.py -k other_types',
     ),
