@@ -30,7 +30,6 @@ if __name__ == '__main__':
     supervise_if_several()
     before_jax.prepare_process()
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,8 @@ from lm.run import runs, start
 from lm.run.describe import describe, memory_words, where_from
 from lm.run.program import Experiment, Program, open_text
 from lm.run.wave import Wave, closing
-from lm.sweep import cells, engines
+from lm.study.plan import cells
+from lm.study.train import engines
 
 CONFIG = command.define_config()
 WORKDIR, CONTINUE_CHANGED, START_OVER = command.define_run()
@@ -96,7 +96,8 @@ def train(
     runs.check(recipe, workdir)
     terminal = runs.open_terminal()
     with open_workdir(workdir, recipe, continue_changed, terminal.say):
-        terminal.say('\n'.join([runs.where(workdir), *words]))
+        for line in (runs.where(workdir), *words):
+            terminal.say(line)
         # Data: the text as rows of tokens, prepared once, if there is a place for checkpoints.
         runs.try_storage(recipe, workdir)
         dataset = open_text(recipe, terminal.say, workdir)
@@ -133,11 +134,16 @@ def train_sweep(
     **how: Any,
 ) -> int:
     """Trains the cells that have not ended yet; the exit status. how: as in `engines`."""
-    # Brings Arrow and DuckDB, which a single run need not wait for.
-    from eval.console.progress import SweepView
 
-    view = functools.partial(SweepView, words=words)
-    return engines.train_sweep(base, sweep, workdir, view, continue_changed, engine, **how)
+    def report(folder: Path) -> str:
+        from eval.report.page import report  # brings Altair and SciPy, which wait until the end
+
+        said: list[str] = []
+        page = report(folder, say=said.append)
+        return '\n'.join([*said, str(page)])
+
+    run = base, sweep, workdir, continue_changed, engine, report, words
+    return engines.train_sweep(*run, **how)
 
 
 if __name__ == '__main__':

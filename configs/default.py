@@ -129,9 +129,9 @@ def get_config() -> ConfigDict:
     config.kernels.cross_entropy = 'auto'  # of the implementation; or reference, pallas (TPU, GPU)
     config.kernels.run_axis = 'auto'  # runs of a sweep on one device: loop on a CPU, else vmap
 
-    # Many runs: {'optim.lr': (1e-3, 3e-3), 'train.seed': (0, 1)} is four of them (lm/sweep).
+    # Many runs: {'optim.lr': (1e-3, 3e-3), 'train.seed': (0, 1)} is four of them (lm/study).
     config.sweep = placeholder(object)
-    # The best values of fields for each of them, by runs: {'optim.lr': None} (lm/tuning).
+    # The best values of fields for each of them, by runs: {'optim.lr': None} (lm/study).
     config.tune = placeholder(object)
 
     # Sections stay open for options that are left out here; a name that is none is refused when the

@@ -5,6 +5,7 @@ description, or an option without words, is an error.
 """
 
 import ast
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from configs import default
 from docs import python_pages
 from docs.cards import cards, table, tables
 from eval.console.listings import bounds, form
-from eval.tables.columns import IDENTITY, RESULTS, columns
 from lm.config.fields import CHOICES, FIELDS
 from lm.config.resolve import flatten
+from lm.study.tables.columns import IDENTITY, RESULTS, columns
+from modules.optim.stages import STAGES, stage_inputs
 from tests.mistakes import ANSWERED, NOT_HERE
 from tpu.launchers.base import goes_on
 
@@ -42,6 +44,7 @@ def write(folder: Path) -> None:
     """Writes the pages into the folder, and removes what else is there."""
     pages = {
         'fields.md': fields(),
+        'stages.md': stages(),
         'commands.md': commands(),
         'columns.md': columns_of_runs(),
         'statuses.md': statuses(),
@@ -101,6 +104,23 @@ def fields() -> str:
         rows.append([f'`{path}`', f'`{given.get(path)}`', values, words])
     flush()
     return '\n'.join(parts)
+
+
+def stages() -> str:
+    """Returns the page of the stages of an update, in their order, with the fields of each."""
+    found = [
+        '# Stages of an update\n',
+        'What a gradient goes through on its way to the weights, in this order. A stage with '
+        'fields is there where one of them is given.\n',
+    ]
+    for name, stage in STAGES.items():
+        fields = [f'optim.{option}' for option in stage_inputs(stage)[1]]
+        rows = [
+            [f'`{path}`', bounds(FIELDS[path].option), FIELDS[path].option.words] for path in fields
+        ]
+        head = table(['field', 'values', 'what'], rows) + '\n\n' if rows else ''
+        found.append(f'## {name}\n\n{head}```text\n{inspect.getdoc(stage)}\n```\n')
+    return '\n'.join(found)
 
 
 def commands() -> str:

@@ -18,14 +18,14 @@ import sys
 
 from absl import app, flags
 
-from eval.evaluation.asked import (
-    asked_for,
+from eval.evaluation.program import evaluate_checkpoints
+from eval.evaluation.suite_flags import (
     define_suites,
     given_options,
     listing,
     parse_suite_flags,
+    read_suites,
 )
-from eval.evaluation.program import evaluate_checkpoints
 from lm.launch.command import run_main
 from lm.launch.path_flags import define_path
 from lm.storage.buckets import local_path
@@ -57,7 +57,7 @@ def main(_) -> None:
     page = local_path(PAGE.value, '--page') if PAGE.value else None
     text = evaluate_checkpoints(
         CHECKPOINT.value,
-        asked_for(SUITE.value, given_options()),
+        read_suites(SUITE.value, given_options()),
         step=STEP.value,
         again=AGAIN.value,
         out=out,

@@ -21,17 +21,23 @@ from pathlib import Path
 
 from absl import app, flags
 
-from eval.evaluation.asked import Asked, asked_for, define_suites, given_options, parse_suite_flags
 from eval.evaluation.paired import CONFIDENCE, Difference, difference, pairs_of
+from eval.evaluation.suite_flags import (
+    SuiteRequest,
+    define_suites,
+    given_options,
+    parse_suite_flags,
+    read_suites,
+)
 from eval.evaluation.targets import Evaluation, Say, Target, evaluate_all, targets_of
 from eval.suites import SUITES
 from eval.suites.base import Suite
-from eval.tables.comparison import BETTER, WITHIN_NOISE, WORSE, holm
 from lm.launch.command import run_main
-from lm.storage.files import expand_home
 from lm.record.remote.local_copy import at_hand
 from lm.record.workdir import SWEEP
 from lm.storage.buckets import is_url
+from lm.storage.files import expand_home
+from lm.study.statistics import BETTER, WITHIN_NOISE, WORSE, holm
 
 DEFAULT = 'perplexity'
 
@@ -48,12 +54,14 @@ class Compared:
     line: str
 
 
-def compare(runs: Sequence[str], asked: Asked, say: Say, again: bool = False) -> list[Compared]:
+def compare(
+    runs: Sequence[str], request: SuiteRequest, say: Say, again: bool = False
+) -> list[Compared]:
     """Compares each run with the first by the items of a suite.
 
     Args:
       runs: workdirs, WORKDIR/checkpoints/STEP or URLs; two at least.
-      asked: the suite.
+      request: the suite.
       say: is told of results that are read, and of items that only one run has.
       again: whether kept results are computed anew.
 
@@ -64,39 +72,41 @@ def compare(runs: Sequence[str], asked: Asked, say: Say, again: bool = False) ->
       ValueError: where a run is a sweep or holds no checkpoint, where the suite has nothing to
         compare, and where two runs were not asked the same.
     """
-    suite = asked.suite
+    suite = request.suite
     if not suite.score:
         able = [name for name, row in SUITES.items() if row.score]
         raise ValueError(
-            f'{asked.name} has no score of single items to compare; these have: {", ".join(able)}'
+            f'{request.name} has no score of single items to compare; these have: {", ".join(able)}'
         )
     targets = [one_target(run, say) for run in runs]
-    found = [one for target in targets for one in evaluate_all([target], [asked], again, say)]
-    baseline, *others = found
-    return judged(baseline, others, asked, say)
+    evaluations = [
+        one for target in targets for one in evaluate_all([target], [request], again, say)
+    ]
+    baseline, *others = evaluations
+    return judged(baseline, others, request, say)
 
 
 def one_target(run: str, say: Say) -> Target:
     """Returns the newest checkpoint of a run. Raises ValueError for a sweep's folder."""
-    found = targets_of([run], None, say)
-    if not is_url(run) and found[0].folder.parent.resolve() not in (
+    targets = targets_of([run], None, say)
+    if not is_url(run) and targets[0].folder.parent.resolve() not in (
         Path(run).resolve(),
         *Path(run).resolve().parents,
     ):
         raise ValueError(
             f'{run} is a sweep, and runs are compared. Give its cells, such as '
-            f'{" ".join(target.run for target in found[:2])}; the differences between its variants '
-            f'over seeds are those of python -m eval.report --workdir={run}'
+            f'{" ".join(target.run for target in targets[:2])}; the differences between its '
+            f'variants over seeds are those of python -m eval.report --workdir={run}'
         )
-    return dataclasses.replace(found[0], run=run if is_url(run) else str(Path(run)))
+    return dataclasses.replace(targets[0], run=run if is_url(run) else str(Path(run)))
 
 
 def compare_arms(run: str, say: Say) -> list[str] | None:
     """Returns the verdict on each arm of a sweep with config.tune, from fresh seeds, as a sentence;
     None for what is no such sweep. `say` is told what is not finished.
     """
-    from eval.tables.ablation import progress, read_ablation, sentences
-    from eval.tables.results import gather, read_sweep
+    from lm.study.tables.ablation import progress, read_ablation, sentences
+    from lm.study.tables.results import gather, read_sweep
 
     folder = at_hand(run)
     if not (folder / SWEEP).exists():
@@ -111,14 +121,14 @@ def compare_arms(run: str, say: Say) -> list[str] | None:
 
 
 def judged(
-    baseline: Evaluation, others: Sequence[Evaluation], asked: Asked, say: Say
+    baseline: Evaluation, others: Sequence[Evaluation], request: SuiteRequest, say: Say
 ) -> list[Compared]:
     """Returns what is said of the others against the baseline."""
-    suite, first = asked.suite, baseline.results[asked.label]
-    every, differences = [], []
+    suite, first = request.suite, baseline.results[request.label]
+    pairs_of_each, differences = [], []
     for other in others:
         try:
-            pairs = pairs_of(first, other.results[asked.label], suite)
+            pairs = pairs_of(first, other.results[request.label], suite)
         except ValueError as error:
             raise ValueError(
                 f'{other.run} does not compare with {baseline.run}: {error}'
@@ -128,16 +138,16 @@ def judged(
                 f'NOTE: {len(pairs)} {suite.counted} are compared; {pairs.only_first} more are of '
                 f'{baseline.run} alone, and {pairs.only_second} of {other.run}'
             )
-        every.append(pairs)
+        pairs_of_each.append(pairs)
         differences.append(difference(pairs, suite.scale))
     adjusted = holm([one.p for one in differences])
-    found = []
-    for other, pairs, one, p in zip(others, every, differences, adjusted, strict=True):
+    comparisons = []
+    for other, pairs, one, p in zip(others, pairs_of_each, differences, adjusted, strict=True):
         one = dataclasses.replace(one, p=p)
         verdict = verdict_of(one, suite)
         line = said(other.run, baseline.run, verdict, one, len(pairs), suite)
-        found.append(Compared(other.run, baseline.run, verdict, one, len(pairs), line))
-    return found
+        comparisons.append(Compared(other.run, baseline.run, verdict, one, len(pairs), line))
+    return comparisons
 
 
 def verdict_of(one: Difference, suite: Suite) -> str:
@@ -172,9 +182,9 @@ def main(argv: list[str]) -> None:
             'give two runs at least: python -m eval.compare BASELINE RUN [RUN ...], or one sweep '
             'with config.tune'
         )
-    asked = asked_for(flags.FLAGS.suite, given_options())
-    for one in asked:
-        for compared in compare(runs, one, say, flags.FLAGS.again):
+    requests = read_suites(flags.FLAGS.suite, given_options())
+    for request in requests:
+        for compared in compare(runs, request, say, flags.FLAGS.again):
             print(compared.line)
 
 

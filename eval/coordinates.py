@@ -29,17 +29,16 @@ from absl import app, flags
 from rich.console import Console
 
 from eval.charts import FAILS, PASSES, Chart, save, write_page
-from eval.tables.interval import t_interval
 from lm.config.recipe import Recipe
 from lm.config.resolve import replaced, resolve, with_dtype
 from lm.inference.probes import by_name
 from lm.launch.command import define_config, parse_flags, run_main
 from lm.launch.path_flags import define_path
-from lm.model.base_size import resized
 from lm.model.check import check
 from lm.model.transformer import ACTIVATIONS
 from lm.run.tables import as_table
-from lm.sweep.cells import split_sweep
+from lm.study.plan.cells import split_sweep
+from lm.study.statistics import t_interval
 from lm.training.diagnostics import sown_by_layers
 from lm.training.state import build_learner, hyper_from, init_state
 from lm.training.step import make_train_step
@@ -104,7 +103,7 @@ def sized(recipe: Recipe, along: str, value: int) -> Recipe:
         found = replaced(recipe, {'model.n_layers': value})
     else:
         heads = recipe.model.n_heads if recipe.config.scaling.base_heads else None
-        found = resized(recipe, value, heads)
+        found = replaced(recipe, recipe.sizes_at(value, heads))
     check(found)
     return found
 

@@ -10,9 +10,7 @@ from lm.launch.before_jax import prepare_process
 if __name__ == '__main__':
     prepare_process()  # before JAX is imported
 
-import collections
 import dataclasses
-import math
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -22,7 +20,8 @@ from eval.load import Checkpoint, define_checkpoint, load
 from lm.data.tokenizers import Tokenizer
 from lm.inference.engine import Engine, Request
 from lm.inference.sampling import Sampling
-from lm.inference.text import TextStream
+from lm.inference.scoring import power_of_two
+from lm.inference.text import generate_texts
 from lm.launch.command import parse_flags, run_main
 
 CHECKPOINT = define_checkpoint()
@@ -108,7 +107,7 @@ def requests_of(
 def engine_for(checkpoint: Checkpoint, requests: Sequence[Request]) -> Engine:
     """Makes an engine with as many slots and as much room as the requests need."""
     longest = max((len(one.tokens) + one.max_tokens for one in requests), default=1)
-    capacity = 2 ** math.ceil(math.log2(longest))  # few capacities: few programs
+    capacity = power_of_two(longest)  # few capacities: few programs
     slots = max(1, min(SLOTS, len(requests)))
     return Engine(checkpoint, slots, min(checkpoint.recipe.data.seq_len, capacity))
 
@@ -122,21 +121,9 @@ def continued(
     """
     for request in requests:
         engine.check(request)
-    streams = [TextStream(checkpoint.tokenizer, stop, request.tokens) for request in requests]
-    waiting, running = collections.deque(range(len(requests))), {}
-    while waiting or running:
-        while waiting and engine.free:
-            i = waiting.popleft()
-            running[engine.admit(requests[i])] = i
-        for slot, update in engine.step().items():
-            i = running[slot]
-            piece = streams[i].feed([token.id for token in update.tokens])
-            if streams[i].stopped and not update.finish:
-                engine.release(slot)
-            if streams[i].stopped or update.finish:
-                piece += streams[i].finish()
-                del running[slot]
-            yield i, piece
+    stops = [stop] * len(requests)
+    for i, text, _ in generate_texts(engine, checkpoint.tokenizer, requests, stops):
+        yield i, text
 
 
 def show(

@@ -19,12 +19,12 @@ from pathlib import Path
 
 from absl import app, flags
 
-from eval.tables.text import render
 from lm.launch.command import run_main
 from lm.launch.path_flags import define_path
 from lm.storage.files import write_json
+from lm.study.tables.text import render
 from modules.scaling import rules
-from modules.scaling.rules import Fit
+from modules.scaling.rules import Origin
 
 WITHIN, BEYOND, UNKNOWN = 'within', 'beyond', 'not known'
 
@@ -78,7 +78,7 @@ class Rule:
     read_in: str
 
 
-def rule(name: str, what: str, value: float, unit: str, fit: Fit, **at: float) -> Rule:
+def rule(name: str, what: str, value: float, unit: str, fit: Origin, **at: float) -> Rule:
     """`at` are the quantities that decide whether the rule is within its range."""
     spans, outside = [], []
     for quantity in [quantity for quantity in at if quantity in fit.on]:

@@ -5,7 +5,7 @@ python -m eval.runs [--workdir=DIR[,DIR]] [--format=table|csv|markdown|json] [SQ
     python -m eval.runs "select norm, avg(ce) from runs where status = 'done' group by norm"
 
 Table `runs` has a row for each run or cell: what it is, its config and its results
-(`eval.tables.columns`). A run of an older version has its config in the present form. Table
+(`lm.study.tables.columns`). A run of an older version has its config in the present form. Table
 `metrics` has a row for each cell and recorded step, with every quantity of metrics.jsonl, those of
 layers as lists; join it `using (cell)`, or `using (workdir)` where two sweeps share a cell. `ce` is
 the final validation loss in `runs`, and the training batch's loss in `metrics`.
@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from absl import app, flags
 
-from eval.tables import sql
-from eval.tables.columns import columns
-from eval.tables.results import Record, as_arrow, gather, gather_all, rows_of
-from eval.tables.text import FORMATS, number, render
 from lm.launch.command import run_main
 from lm.launch.path_flags import define_path
+from lm.record.run import Run
+from lm.study.tables import sql
+from lm.study.tables.columns import columns
+from lm.study.tables.results import Record, as_arrow, gather, gather_all
+from lm.study.tables.text import FORMATS, number, render
 
 if TYPE_CHECKING:
     import pandas as pd  # takes a second to import, which only frames are worth
@@ -67,7 +68,7 @@ def metrics_frame(*workdirs: str | Path) -> 'pd.DataFrame':
 def _metrics(records: list[Record]) -> pa.Table:
     merged: dict[tuple[str, int], dict[str, Any]] = {}
     for record in records:
-        for row in rows_of(Path(record['workdir'])):
+        for row in Run(Path(record['workdir'])).rows():
             key = record['workdir'], row['step']
             at_step = merged.setdefault(key, {n: record[n] for n in ('cell', 'workdir')})
             at_step |= {name: v for name, v in row.items() if _is_number(v)}

@@ -166,6 +166,12 @@ def product(
     batch, summed = x.shape[:n_batch], x.shape[x.ndim - len(fan_in) :]
     shape = (*batch, *summed, *features)
     w = matrix(module, name, shape, axes, fan_in, **more)
+    if bias:
+        zeros = declare(nn.initializers.zeros, 'vector', (*axes[:n_batch], *axes[after:]))
+        b = module.param(f'{name}_bias', zeros, (*batch, *features)).astype(dtype)
+    of_result = (*x.shape[: x.ndim - len(fan_in)], *features)
+    if module.is_initializing():  # of which the parameters alone are wanted
+        return jnp.zeros(of_result, dtype)
     if flat:
         flat_x = flattened(x.astype(dtype), n_batch, len(fan_in))
         flat_w = w.reshape(*batch, math.prod(summed), -1).astype(dtype)
@@ -179,12 +185,10 @@ def product(
         matmul = functools.partial(matmul, n_batch=n_batch, n_summed=len(fan_in))
         y = of_gathered(matmul, [[axis] for axis in axes])(x.astype(dtype), w.astype(dtype))
     if bias:
-        zeros = declare(nn.initializers.zeros, 'vector', (*axes[:n_batch], *axes[after:]))
-        b = module.param(f'{name}_bias', zeros, (*batch, *features)).astype(dtype)
         last = (-1,) if flat else features
         ones = [1] * (y.ndim - n_batch - len(last))
         y = y + jnp.broadcast_to(b.reshape(*batch, *ones, *last), y.shape)
-    return y.reshape(*x.shape[: x.ndim - len(fan_in)], *features)
+    return y.reshape(of_result)
 
 
 class Readout(struct.PyTreeNode):

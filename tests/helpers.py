@@ -7,16 +7,17 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from configs import default
 from lm.config.fields import CHOICES, RUN_PATHS, Config, left_out
 from lm.config.resolve import flatten, replaced, resolve
-from lm.devices.mesh import make_mesh, replicated
+from lm.devices.mesh import batch_sharding, make_mesh, replicated, traced_on
+from lm.devices.shardings import state_shardings, step_options
 from lm.model.check import check
 from lm.model.transformer import Transformer, build_model
 from lm.training.state import Hyper, Learner, State, build_learner, hyper_from, init_state
-from lm.training.step import make_train_step
+from lm.training.step import make_eval_step, make_train_step
 from modules.options import Option
 from modules.scaling import PARAMETRIZATIONS
 
@@ -225,4 +226,29 @@ def assert_trees_close(actual: Any, wanted: Any, rtol: float, atol: float) -> No
         ),
         actual,
         wanted,
+    )
+
+
+def jit_train_step(learner: Learner, mesh: Mesh) -> Callable:
+    """Returns the jitted step: state donated, batch cut by rows, metrics replicated."""
+    state = state_shardings(learner, mesh)
+    return jax.jit(
+        traced_on(mesh, make_train_step(learner)),
+        in_shardings=(state, batch_sharding(mesh), replicated(mesh)),
+        out_shardings=(state, replicated(mesh)),
+        donate_argnums=0,
+        compiler_options=step_options(mesh),
+    )
+
+
+def jit_eval_step(learner: Learner, mesh: Mesh) -> Callable:
+    """Returns the jitted evaluation step: batch cut by rows, sums replicated."""
+    return jax.jit(
+        traced_on(mesh, make_eval_step(learner)),
+        in_shardings=(
+            state_shardings(learner, mesh).weights,
+            batch_sharding(mesh),
+            replicated(mesh),
+        ),
+        out_shardings=replicated(mesh),
     )

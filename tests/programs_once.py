@@ -16,7 +16,7 @@ from lm.data import Dataset
 from lm.devices.run_axis import SINGLE
 from lm.run.program import Experiment, Program
 
-ASK = ('train', 'lm.sweep.group')  # modules that make programs
+ASK = ('train', 'lm.study.train.groups')  # modules that make programs
 
 
 @functools.lru_cache(maxsize=8)  # each has memory mapped

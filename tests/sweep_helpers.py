@@ -17,9 +17,9 @@ from eval.runs import gather
 from lm.config.fields import Config
 from lm.config.resolve import build, flatten, resolve, to_dict
 from lm.record.metrics import TIME_FIELDS, read_rows
-from lm.record.workdir import read_json
 from lm.run.program import Experiment, open_text
 from lm.run.wave import Wave
+from lm.storage.files import read_json
 from tests.corpora import write_corpus as write_corpus
 
 TINY = {

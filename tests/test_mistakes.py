@@ -13,7 +13,7 @@ from lm.config.resolve import resolve
 from lm.launch.command import parse_flags
 from lm.launch.exit_status import BAD_INPUT
 from lm.model.check import check
-from lm.sweep.cells import split_sweep
+from lm.study.plan.cells import split_sweep
 from tests import ROOT
 from tests.commands import PATIENCE_SEC
 from tests.mistakes import ANSWERED, NOT_HERE

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from docs import cards, generate
-from eval.evaluation.asked import asked_for
+from eval.evaluation.suite_flags import read_suites
 from eval.evaluation.targets import evaluate_all, targets_of
 from eval.report.page import report
 from lm.launch import exit_status
@@ -18,6 +18,7 @@ from lm.record.metrics import read_rows
 from lm.record.remote.mirror import mirrored
 from lm.storage.buckets import open_bucket
 from lm.storage.files import read_json
+from modules.optim.stages import STAGES
 from tests import ROOT
 from tests.commands import tiny
 from tests.sweep_helpers import base
@@ -48,6 +49,13 @@ class TestStatuses:
         monkeypatch.setitem(generate.STATUSES, path, words)
         with pytest.raises(ValueError, match=r'exit_status\.py: .*: RESUME'):
             generate.statuses()
+
+
+def test_stages_are_listed_in_their_order_with_their_fields():
+    sections = generate.stages().split('\n## ')[1:]
+    named = {text.split()[0]: re.findall(r'`(optim\.\w+)` \|', text) for text in sections}
+    assert list(named) == list(STAGES) and named['optimize'] == []
+    assert named['resize'] == ['optim.match_rms', 'optim.update_clip']
 
 
 @pytest.mark.parametrize('patterns', [(), ('modules/test_positions.py',)])
@@ -114,7 +122,7 @@ class TestFiles:
     def test_of_a_run_that_was_evaluated(self, whole, tmp_path):
         workdir = shutil.copytree(whole, tmp_path / 'run')
         targets = targets_of([str(workdir)], 'all', print)
-        assert list(evaluate_all(targets, asked_for('perplexity:4', {}), False, print))
+        assert list(evaluate_all(targets, read_suites('perplexity:4', {}), False, print))
         assert unlisted(files_in(workdir), 'A run', 'Evaluations') == (set(), set())
         (path, *_) = workdir.glob('evaluations/*/*')
         assert read_json(path).keys() | {'sha256'} == quoted(section('Evaluations'), 3)

@@ -16,11 +16,11 @@ import jax
 import pytest
 
 from configs import default
-from eval.tables.columns import IDENTITY, RESULTS, columns
 from lm.config.resolve import digest, resolve
 from lm.launch.exit_status import DONE
 from lm.run import wave
 from lm.run.program import Program
+from lm.study.tables.columns import IDENTITY, RESULTS, columns
 from lm.training import flops
 from tests.commands import PATIENCE_SEC
 from tests.pages import FRONT_PAGE, TEXT, arguments
@@ -99,7 +99,7 @@ LEFT_OUT = {  # line: why it is not run here
     ),
     'uv run train.py --config=configs/default.py '
     '''--config.sweep="{'optim.name': ('adamw', 'soap'), 'protocol': 'equal_time'}"''': (
-        'three steps are too few; tests/lm/sweep/test_protocols.py has it'
+        'three steps are too few; tests/lm/study/plan/test_protocols.py has it'
     ),
     **{
         f'uv run {line}': 'tests/eval/convert/test_hf.py has a folder of theirs'
@@ -155,7 +155,7 @@ PRELOADED = [  # before each command: most of what importing takes
     'eval.convert.fold',
     'eval.report.page',
     'eval.suites.perplexity',
-    'lm.sweep.engines',
+    'lm.study.train.engines',
 ]
 
 

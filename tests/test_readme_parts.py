@@ -70,6 +70,7 @@ def test_the_parts_sweep_in_one_program(project, tmp_path):
         'norm.length': 2.0,
         'optim.name': 'signum',
         'optim.nesterov': True,
+        'optim.centralized': 1.0,
         'optim.lr': 0.003,
         'loss.name': 'poly',
         'model.d_model': 16,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lm.model.check import check
-from lm.sweep.arms import Ablation
-from lm.sweep.cells import cells, split_sweep
+from lm.study.plan.arms import ArmPlan
+from lm.study.plan.cells import cells, split_sweep
 
 FOLDER = Path(__file__).parent.parent / 'configs' / 'studies'
 NAMES = sorted(path.stem for path in FOLDER.glob('[!_]*.py'))
@@ -31,7 +31,7 @@ def test_cells_can_be_trained(name):
     for given in [(), *((variant,) for variant in VARIANTS.get(name, ()))]:
         base, sweep, tune = split_sweep(study(name).get_config(*given))
         found = cells(base, sweep) if sweep else []
-        found = found if tune is None else Ablation(base, sweep, tune).first
+        found = found if tune is None else ArmPlan(base, sweep, tune).first
         assert len({cell.name for cell in found}) == len(found)
         for cell in itertools.islice(found, 0, None, max(1, len(found) // 6)):
             check(cell.recipe)

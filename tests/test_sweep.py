@@ -20,12 +20,12 @@ from absl.testing import flagsaver
 import train
 from eval.load import load
 from eval.suites.perplexity import perplexity
-from eval.tables.results import TABLE
 from lm.launch.command import parse_flags
 from lm.record.workdir import open_workdir
 from lm.run.wave import Wave
-from lm.sweep import engines
-from lm.sweep.engines import parse_resources
+from lm.study.tables.results import TABLE
+from lm.study.train import engines, groups
+from lm.study.train.engines import parse_resources
 from tests.commands import PATIENCE_SEC, log_of, start_sweep
 from tests.sweep_helpers import (
     MODES,
@@ -122,7 +122,7 @@ class TestTheSameCommandAgain:
     def test_trains_nothing(self, swept, corpus, tmp_path, monkeypatch):
         workdir = copied(swept('loop'), tmp_path / 'again')
         before, results = contents(workdir), table(workdir)
-        monkeypatch.setattr('lm.sweep.group.Program', lambda *_: pytest.fail('made a program'))
+        monkeypatch.setattr(groups, 'Program', lambda *_: pytest.fail('made a program'))
         (workdir / TABLE).unlink()
         assert train_sweep(base(corpus), CELLS, workdir) == DONE
         assert contents(workdir) == before and table(workdir) == results
@@ -248,7 +248,7 @@ class TestAFailure:
         held.enter_context(open_workdir(summary.parent, changed(base(corpus), cell), False))
         held.callback(summary.write_text, text)  # before it lets go
         programs = []
-        monkeypatch.setattr('lm.sweep.group.Program', lambda *setting: programs.append(setting))
+        monkeypatch.setattr(groups, 'Program', lambda *setting: programs.append(setting))
         threading.Timer(1.0, held.close).start()
         assert train_sweep(base(corpus), CELLS, workdir) == DONE and not programs
         assert table(workdir) == table(swept('loop'))

@@ -320,9 +320,9 @@ def test_a_file_touches_its_first_test(project):
     ('file', 'most'),
     [
         ('tpu/hlo.py', 0.1),
-        ('eval/tables/comparison.py', 0.3),
+        ('lm/study/tables/comparison.py', 0.3),
         ('lm/run/wave.py', 0.3),
-        ('lm/sweep/group.py', 0.3),
+        ('lm/study/train/groups.py', 0.3),
         ('modules/norms/batchnorm.py', 0.3),
         ('modules/optim/rotated.py', 0.2),
         ('modules/losses/label_probability.py', 0.2),

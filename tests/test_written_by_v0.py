@@ -16,7 +16,7 @@ from eval.runs import gather
 from eval.suites.perplexity import perplexity
 from lm.config.resolve import resolve
 from lm.record.metrics import FILE, TIME_FIELDS, read_rows
-from lm.record.workdir import read_config
+from lm.record.run import Run
 from train import DONE, train, train_sweep
 
 V0 = Path(__file__).parent / 'fixtures' / 'v0'
@@ -70,7 +70,7 @@ def test_a_checkpoint_is_evaluated_to_what_it_was(copied):
 def test_a_run_goes_on_to_the_rows_it_would_have_had(copied):
     """Catches moments, counters or a schedule that start anew, and a config said to differ."""
     folder = copied('run')
-    assert train(read_config(folder), folder) == DONE
+    assert train(Run(folder).read_recipe(), folder) == DONE
     rows = list(read_rows(folder / FILE))
     wanted = EXPECTED['run']['metrics']
     assert [row['step'] for row in rows] == [row['step'] for row in wanted]
@@ -116,4 +116,4 @@ def test_options_of_then_and_now_are_one_run():
             'train.steps': 3,
         }
     )
-    assert read_config(V0 / 'options') == resolve(raw)
+    assert Run(V0 / 'options').read_recipe() == resolve(raw)

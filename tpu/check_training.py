@@ -31,8 +31,8 @@ from lm.launch.terminal import quiet_libraries
 from lm.model.check import check
 from lm.run.start import with_source_model
 from lm.storage.buckets import is_url
-from lm.sweep import engines
-from lm.sweep.cells import split_sweep
+from lm.study.plan.cells import split_sweep
+from lm.study.train import engines
 from tpu.chips import devices_of_slices
 from tpu.launchers.base import Chips
 

@@ -174,7 +174,7 @@ def _along_axes(axes: str, over: str) -> tuple[int, ...]:
     return tuple(int(n) for n in places[np.ix_(*index.values())].ravel())
 
 
-class Link(NamedTuple):
+class LinkSpeed(NamedTuple):
     """The connection of a group of n devices of one slice.
 
     rate: bytes a second that a device sends and receives at once in a ring, over all dimensions.
@@ -188,7 +188,7 @@ class Link(NamedTuple):
 
 def seconds_of(one: Collective, topology: Topology, devices: Sequence[jax.Device]) -> float:
     """Returns the seconds of one round on links that nothing else uses (jax-ml/scaling-book,
-    sharding.md): with s bytes of result on a device of a group of n, and W = `Link.rate`,
+    sharding.md): with s bytes of result on a device of a group of n, and W = `LinkSpeed.rate`,
 
         all-gather s (n - 1) / n / W, reduce-scatter s (n - 1) / W, all-reduce 2 s (n - 1) / n / W
 
@@ -220,7 +220,7 @@ def _ring_bytes(kind: str, size: float, n: int) -> float:
     return size * (n - 1) / n
 
 
-def link_of(group: Sequence[jax.Device], topology: Topology) -> Link:
+def link_of(group: Sequence[jax.Device], topology: Topology) -> LinkSpeed:
     """Returns the connection of a group of devices, by their places in the torus.
 
     Along a whole ring both directions carry data; along a part of a ring, or a line, one does.
@@ -228,7 +228,7 @@ def link_of(group: Sequence[jax.Device], topology: Topology) -> Link:
     """
     chip = topology.chip
     if chip.platform != 'tpu':
-        return Link(len(group), 1e9 * chip.link, 1.0)
+        return LinkSpeed(len(group), 1e9 * chip.link, 1.0)
     rates, far = [], 1.0
     for dimension, length in enumerate(topology.shape):
         along = sorted({device.coords[dimension] for device in group})
@@ -239,7 +239,7 @@ def link_of(group: Sequence[jax.Device], topology: Topology) -> Link:
         rates.append(1e9 * chip.link * (2 if ring else 1) / apart)
         far = max(far, len(along) / (4 if ring else 2))
     # The two devices of a chip exchange at least as fast as with others.
-    return Link(len(group), sum(rates) or 1e9 * chip.link * 2, far)
+    return LinkSpeed(len(group), sum(rates) or 1e9 * chip.link * 2, far)
 
 
 def transfers(pairs: Sequence[tuple[jax.Device, jax.Device]], topology: Topology) -> float:

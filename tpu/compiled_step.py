@@ -36,7 +36,7 @@ from lm.run.describe import bytes_a_device
 from lm.run.program import Program
 from lm.run.tables import parameter_count
 from lm.training.flops import flops_in_full, flops_per_token, peak_flops
-from modules.kernels.attention.splash import BY_LENGTH, Blocks, share_computed
+from modules.kernels.attention.splash import BY_LENGTH, BlockSizes, share_computed
 from tpu.chips import GIB, Topology
 from tpu.collectives import by_kind, collectives, seconds_of
 from tpu.cost import cost_of, launches, operation_cost
@@ -69,7 +69,7 @@ class DoesNotFit(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class CompiledStep:
     """A compiled step. seconds: compile time."""
 
     blueprint: Blueprint
@@ -105,7 +105,9 @@ def memory_of(topology: Topology) -> int:
     return device_memory_bytes() // (len(topology.devices) if on_cpu else 1)
 
 
-def compile_step(made: Blueprint, topology: Topology, how: str = SINGLE, runs: int = 1) -> Step:
+def compile_step(
+    made: Blueprint, topology: Topology, how: str = SINGLE, runs: int = 1
+) -> CompiledStep:
     """Compiles the program that `train.py` runs; with `how` and `runs`, that of a sweep. Raises
     DoesNotFit where a device has too little memory for it.
     """
@@ -121,7 +123,7 @@ def compile_step(made: Blueprint, topology: Topology, how: str = SINGLE, runs: i
         if 'RESOURCE_EXHAUSTED' not in str(error):
             raise
         raise DoesNotFit(*_needed(str(error))) from error
-    step = Step(made, executable, runs, time.perf_counter() - start)
+    step = CompiledStep(made, executable, runs, time.perf_counter() - start)
     needed, there = peak_bytes(executable, topology), memory_of(topology)
     if needed > there:  # the compilers for GPUs and CPUs do not check
         raise DoesNotFit(needed, there)
@@ -159,7 +161,7 @@ class Rates(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Estimate:
+class StepEstimate:
     """An estimate of one step: bytes, and flops of products, are those of one device. bound: the
     least that it can be, with all products at the peak and the links hidden; the others have
     products at what they reach of it. waiting_seconds: what a device waits for links in the order
@@ -324,7 +326,7 @@ def gib(n_bytes: float) -> str:
     return f'{n_bytes / GIB:.2f}'
 
 
-def summary(found: Estimate) -> str:
+def summary(found: StepEstimate) -> str:
     return (
         f'{gib(found.memory_needed)} of {gib(found.memory_there)} GiB; a step takes about '
         f'{ms(found.step_seconds)} ms, no less than {ms(found.bound_seconds)}: utilisation '
@@ -337,7 +339,7 @@ def cost_words(price: float | None, chip_hours: float) -> str:
     return '' if price is None else f', {price * chip_hours:,.0f} at its price'
 
 
-def estimate(step: Step, topology: Topology, price: float | None = None) -> Estimate:
+def estimate(step: CompiledStep, topology: Topology, price: float | None = None) -> StepEstimate:
     made, recipe = step.blueprint, step.blueprint.recipe
     module = Module(step.executable.as_text())
     rates, sent = rates_of(topology), collectives(module)
@@ -356,7 +358,7 @@ def estimate(step: Step, topology: Topology, price: float | None = None) -> Esti
     for one, sec in zip(sent, seconds, strict=True):
         of_kind[one.kind].append(sec)
     tokens = recipe.data.batch_size * recipe.data.seq_len * step.runs
-    return Estimate(
+    return StepEstimate(
         topology=topology.words,
         mesh=mesh_words(made.mesh),
         chips=max(1, made.mesh.size // (topology.chip.devices_a_chip if topology.chip else 1)),
@@ -392,7 +394,7 @@ def estimate(step: Step, topology: Topology, price: float | None = None) -> Esti
     )
 
 
-def memory_by_kind(step: Step, topology: Topology) -> dict[str, int]:
+def memory_by_kind(step: CompiledStep, topology: Topology) -> dict[str, int]:
     """Returns the bytes of each kind on a device when it holds most. Those that are neither state
     nor text belong to the step.
     """
@@ -420,7 +422,7 @@ def pairs_computed(recipe: Recipe, parts: int = 1) -> float:
     given = recipe.attention.options
     window, every = given.get('window'), given.get('full_every')
     named = recipe.kernels.get('attention')
-    blocks = Blocks(**named.options) if named and named.name == 'splash' else BY_LENGTH
+    blocks = BlockSizes(**named.options) if named and named.name == 'splash' else BY_LENGTH
     total = 0.0
     for block in range(1, recipe.model.n_layers + 1):
         full = window is None or (every and block % every == 0)

@@ -38,7 +38,7 @@ from lm.launch.terminal import LOG_WIDTH
 from lm.model.check import check
 from lm.run.tables import as_table
 from lm.storage.files import write_json
-from lm.sweep.cells import split_sweep
+from lm.study.plan.cells import split_sweep
 from tpu.chips import open_topology
 from tpu.compiled_step import DoesNotFit, blueprint_of, compile_step, estimate, summary
 from tpu.sweep_plan import plan_sweep

@@ -13,7 +13,7 @@ Operation = Callable[[Computation, Instruction], float]  # returns the seconds o
 Link = Callable[[Collective], float]  # returns the seconds of one round on links of its own
 
 
-class Run(NamedTuple):
+class ComputationRun(NamedTuple):
     """One run of a computation. seconds: of operations and waits. sent: seconds of collectives, by
     whether they go between slices. Both include what it calls. waits: its own, by kind.
     """
@@ -51,7 +51,7 @@ class _Schedule:
     def __init__(self, module: Module, operation: Operation, link: Link):
         self.module, self.operation, self.link = module, operation, link
         self.exchanges = exchanges(module)
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, ComputationRun] = {}
 
     def waits(self) -> Counter[str]:
         total = Counter()
@@ -60,12 +60,12 @@ class _Schedule:
                 total[kind] += times * seconds
         return total
 
-    def run(self, name: str) -> Run:
+    def run(self, name: str) -> ComputationRun:
         if name not in self.runs:
             self.runs[name] = self._run(name)
         return self.runs[name]
 
-    def _run(self, name: str) -> Run:
+    def _run(self, name: str) -> ComputationRun:
         starting = defaultdict(list)
         for one in self.exchanges.get(name, ()):
             starting[one.start].append(one)
@@ -88,9 +88,9 @@ class _Schedule:
                 before = (earlier.end for earlier in sending if earlier.between == between)
                 sending.append(Sending(other, between, max(now, *before, 0.0) + seconds))
             now = _wait(one, sending, now, waits)  # for what has no start of its own
-        return Run(now, sent, waits)
+        return ComputationRun(now, sent, waits)
 
-    def _called(self, name: str, one: Instruction) -> Iterator[tuple[Run, float]]:
+    def _called(self, name: str, one: Instruction) -> Iterator[tuple[ComputationRun, float]]:
         """Yields the computations that an instruction runs, each with its rounds."""
         rounds = self.module.rounds
         for inner in NAMES.findall(one.attributes) if one.opcode in CALLERS else ():

@@ -8,17 +8,17 @@ from typing import Any
 from lm.config.fields import RUN_PATHS
 from lm.devices.run_axis import run_axis
 from lm.run.program import runs_that_fit
-from lm.sweep.arms import Ablation
-from lm.sweep.cells import Cell, cells, groups
-from lm.sweep.group import longest
-from lm.sweep.protocols import Means, applied, protocol_of
-from lm.tuning.search import WAVE
+from lm.study.plan.arms import ArmPlan
+from lm.study.plan.cells import Cell, cells, group_by_program
+from lm.study.plan.protocols import Measurements, applied, protocol_of
+from lm.study.plan.search import WAVE
+from lm.study.train.groups import longest
 from tpu.chips import Topology
 from tpu.compiled_step import (
+    CompiledStep,
     DoesNotFit,
-    Estimate,
     Say,
-    Step,
+    StepEstimate,
     blueprint_of,
     compile_step,
     cost_words,
@@ -35,7 +35,7 @@ class GroupPlan:
     name: str
     runs: int
     a_device: int
-    estimate: Estimate
+    estimate: StepEstimate
 
     @property
     def devices(self) -> int:
@@ -140,8 +140,8 @@ def plan_sweep(
     tune: Any = None,
 ) -> SweepPlan:
     """Plans each run on one device, with as many side by side as fit: compiles the program of each
-    group of `lm.sweep.group` until its runs fit. With config.tune a group has the runs of one wave.
-    Raises ValueError for runs that ask for several devices, and where one does not fit.
+    group of `lm.study.train.groups` until its runs fit. With config.tune a group has the runs of
+    one wave. Raises ValueError for runs that ask for several devices, and where one does not fit.
 
     Steps are those that the protocol of the sweep sets. One that asks for text or for measured
     times is left to where it trains.
@@ -152,24 +152,24 @@ def plan_sweep(
         if protocol.row.asks:
             say(f'NOTE: protocol {protocol.name} sets steps where it trains; these are as given')
         else:
-            means = Means(one.devices[0].platform, rows=None, seconds=None)
+            means = Measurements(one.devices[0].platform, rows=None, seconds=None)
             sets = protocol.settled(listed, means).sets
             listed = applied(base, listed, sets)
-    ablation = None if tune is None else Ablation(base, sweep, tune, sets)
-    listed = listed if ablation is None else ablation.first * WAVE
-    for group in groups(listed):
+    arms = None if tune is None else ArmPlan(base, sweep, tune, sets)
+    listed = listed if arms is None else arms.first * WAVE
+    for group in group_by_program(listed):
         plan = _group_plan(group, one)
         say(f'{plan.name}: {plan.a_device} of {plan.runs} runs a device')
         found.append(plan)
-    if ablation is None:
+    if arms is None:
         return SweepPlan(topology, found, price)
-    runs = (ablation.tune.least_budget, ablation.tune.usual_runs)
+    runs = (arms.tune.least_budget, arms.tune.usual_runs)
     waves = tuple(math.ceil(n / WAVE) for n in runs)
-    return TunedPlan(topology, found, price, ablation.words, waves)
+    return TunedPlan(topology, found, price, arms.words, waves)
 
 
 def _group_plan(group: list[Cell], one: Topology) -> GroupPlan:
-    steps: dict[int, Step] = {}
+    steps: dict[int, CompiledStep] = {}
     how = run_axis(group[0].recipe.config.kernels.run_axis, one.devices[0].platform)
     there = memory_of(one)
 

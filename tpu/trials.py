@@ -29,8 +29,8 @@ from modules.numerics import REMAT_POLICIES
 from tpu.chips import Topology
 from tpu.compiled_step import (
     DoesNotFit,
-    Estimate,
     Say,
+    StepEstimate,
     blueprint_of,
     compile_step,
     estimate,
@@ -64,13 +64,13 @@ class Trial:
     """
 
     changes: Mapping[str, Any]
-    estimate: Estimate | None = None
+    estimate: StepEstimate | None = None
     needed: int = 0
     there: int = 0
     refused: str = ''
 
     @classmethod
-    def fitting(cls, changes: Mapping[str, Any], found: Estimate) -> 'Trial':
+    def fitting(cls, changes: Mapping[str, Any], found: StepEstimate) -> 'Trial':
         return cls(changes, found, found.memory_needed, found.memory_there)
 
     @property
@@ -169,7 +169,7 @@ def _mesh_of(recipe: Recipe, topology: Topology) -> Mesh | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidate:
+class SearchCandidate:
     """A change to be searched; seconds and memory are estimates without a compiler."""
 
     changes: dict[str, Any]
@@ -211,7 +211,7 @@ def _rank(trial: Trial) -> tuple[float, float]:
     return trial.estimate.step_seconds, trial.estimate.step_seconds_exposed
 
 
-def candidates(recipe: Recipe, topology: Topology) -> Iterator[Candidate]:
+def candidates(recipe: Recipe, topology: Topology) -> Iterator[SearchCandidate]:
     """Yields all changes that divide batch and model evenly and may fit."""
     n, there = len(topology.devices), memory_of(topology)
     sizes = [2**k for k in range(n.bit_length())]
@@ -231,7 +231,7 @@ def candidates(recipe: Recipe, topology: Topology) -> Iterator[Candidate]:
             activations = kept // parts // (mesh.size // mesh.shape['tensor'])
             memory = held_bytes(layout, mesh) + activations
             if memory <= FITS * there:
-                yield Candidate(changes, _seconds(changed, learner, mesh, topology), memory)
+                yield SearchCandidate(changes, _seconds(changed, learner, mesh, topology), memory)
 
 
 def _seconds(recipe: Recipe, learner: Learner, mesh: Mesh, topology: Topology) -> float:

@@ -25,9 +25,9 @@ from eval.claims.decide import Decided, decide
 from eval.claims.evidence import open_evidence
 from eval.claims.record import read_record
 from eval.claims.train import train_open
-from eval.tables.text import FORMATS, render
 from lm.launch.command import run_main
 from lm.launch.path_flags import define_path
+from lm.study.tables.text import FORMATS, render
 
 
 def read_board(

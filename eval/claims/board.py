@@ -16,8 +16,8 @@ from eval.claims.evidence import MEASURE, OUT_OF_REACH, Evidence
 from eval.claims.left_out import NO_PLACE, WAITS
 from eval.claims.record import FILE, Recorded, board_record
 from eval.claims.register import Entries, note
-from eval.tables.text import markdown
 from lm.storage.files import json_text, write_text
+from lm.study.tables.text import markdown
 
 RESULTS = Path('configs/studies/results')
 RESULT_PAGE = re.compile(r'configs/studies/results/\w+\.md')

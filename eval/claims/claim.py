@@ -12,11 +12,12 @@ each. The docstring has the claim in a line, and under HEADINGS whose it is, wha
 said, what differs here, and what counts, in words.
 """
 
-import ast
 import dataclasses
 import hashlib
+import inspect
 import json
 import math
+import runpy
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def read_claims(folder: Path = FOLDER, only: Iterable[str] = ()) -> list[Claim]:
 
     Raises:
       ValueError: for a folder without claims, a name that none has, and a file that says less or
-        other than a claim does; nothing of it is run.
+        other than a claim does.
     """
     files = {path.stem: path for path in sorted(folder.glob('[!_]*.py'))}
     if not files:
@@ -92,24 +93,18 @@ def read_claims(folder: Path = FOLDER, only: Iterable[str] = ()) -> list[Claim]:
 
 
 def read_claim(path: Path) -> Claim:
-    """Returns the claim of a file, whose constants are literals. Raises ValueError, naming it."""
+    """Returns the claim of a file, a Python module that is run. Raises ValueError, naming it."""
     try:
-        return _claim(path.stem, ast.parse(path.read_text()))
+        return _claim(path.stem, runpy.run_path(str(path)))
     except SyntaxError as error:
         raise ValueError(f'{path}: {error.msg}, line {error.lineno}') from error
-    except ValueError as error:
+    except Exception as error:  # whatever the file raises
         raise ValueError(f'{path}: {error}') from error
 
 
-def _claim(name: str, tree: ast.Module) -> Claim:
-    title, texts = _texts(ast.get_docstring(tree) or '')
-    found = {
-        target.id: _literal(node.value, target.id)
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+def _claim(name: str, module: Mapping[str, Any]) -> Claim:
+    title, texts = _texts(inspect.cleandoc(module['__doc__'] or ''))
+    found = {constant: value for constant, value in module.items() if constant[0] != '_'}
     for constant in found:  # a WITHDRAWN that is misspelt would leave the verdict on the board
         choose(dict.fromkeys(NEEDED + SENTENCES), constant, 'a constant of a claim')
     if missing := [one for one in NEEDED if not found.get(one)]:
@@ -126,13 +121,6 @@ def _sentence(given: Any, name: str) -> str:
     if not isinstance(given, str) or not given.strip() or '\n' in given:
         raise ValueError(f'{name} must be a sentence that says why, on one line; got {given!r}')
     return given.strip()
-
-
-def _literal(node: ast.expr, name: str) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        raise ValueError(f'{name} must be a literal, as it is read without running it') from None
 
 
 def _texts(doc: str) -> tuple[str, dict[str, str]]:

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from eval.claims.claim import Claim, Condition
 from eval.claims.estimates import FAILS, HOLDS, UNDECIDED, Estimate
 from eval.claims.evidence import OPEN, OUT_OF_REACH, STALE, Evidence
-from lm.tuning.curve import student
-from lm.tuning.verdicts import CONFIDENCE, MOST_SEEDS, seeds_for
+from lm.study.statistics import CONFIDENCE, MOST_SEEDS, seeds_needed, student
 
 REPRODUCED, NOT_REPRODUCED, IN_PART = 'reproduced', 'not reproduced', 'in part'
 WITHDRAWN = 'withdrawn'
@@ -92,10 +91,10 @@ def _judged(condition: Condition, own: Evidence) -> Judged:
     found = own.estimate(condition.quantity, condition.of)
     said = found.said(condition.low, condition.high) if found else UNDECIDED
     words = f'{quantity} {condition.range_words} {unit}'.strip()
-    return Judged(condition, words, said, found, seeds_needed(found, condition, said))
+    return Judged(condition, words, said, found, seeds_to_tell(found, condition, said))
 
 
-def seeds_needed(found: Estimate | None, condition: Condition, said: str) -> int | None:
+def seeds_to_tell(found: Estimate | None, condition: Condition, said: str) -> int | None:
     """Returns the seeds that tell a number that is where it seems to be from the nearest end of the
     range, with a chance of 80%; None where no number of them would, as what tuning left open is
     wider, and where that is not known.
@@ -107,5 +106,5 @@ def seeds_needed(found: Estimate | None, condition: Condition, said: str) -> int
     half = student((1 + CONFIDENCE) / 2, found.n - 1) * found.deviation / math.sqrt(found.n)
     side = found.value - found.low if end < found.value else found.high - found.value
     effect = nearest - max(side - half, 0.0)
-    needed = seeds_for(effect, found.deviation) if effect > 0 else MOST_SEEDS + 1
+    needed = seeds_needed(effect, found.deviation) if effect > 0 else MOST_SEEDS + 1
     return needed if needed <= MOST_SEEDS else None

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-from eval.tables.interval import t_interval
+from lm.study.statistics import t_interval
 
 HOLDS, FAILS, UNDECIDED = 'holds', 'fails', 'undecided'
 

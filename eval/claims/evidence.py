@@ -6,11 +6,9 @@ study that takes chips nobody here may hold is named `CONFIG on TOPOLOGY`: witho
 it is out of reach, and has the cost that `tpu.plan` gives it.
 """
 
-import ast
 import dataclasses
 import functools
 import hashlib
-import inspect
 import json
 import math
 import re
@@ -21,20 +19,22 @@ from typing import Any
 
 from eval.claims.estimates import Estimate
 from eval.claims.measures.rows import MEASURES
-from eval.tables.ablation import Ablation, difference, progress, read_ablation
-from eval.tables.results import gather, read_sweep
+from eval.claims.normal_form import digest
 from lm.config.resolve import differences, resolve, with_dtype
 from lm.launch.command import ConfigParser
 from lm.record.upgrade import stored_config
 from lm.record.workdir import SWEEP, without_mesh
 from lm.storage.files import read_json, sealed, write_json
-from lm.sweep.arms import Ablation as Arms
-from lm.sweep.cells import split_sweep
+from lm.study.arm import Ablation
+from lm.study.plan.arms import ArmPlan
+from lm.study.plan.cells import split_sweep
+from lm.study.tables.ablation import difference, progress, read_ablation
+from lm.study.tables.results import gather, read_sweep
 from modules.choices import choose
 
 OPEN, STALE, OUT_OF_REACH = 'open', 'stale', 'out of reach here'
 MEASURE = 'measure:'
-DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef
+CHANGED = '{} has changed since it was computed'
 ON = ' on '  # between the config of a study and the chips that it takes
 Named = Mapping[str, Any]  # what a condition says of its quantity: {'arm': {...}}, {'value': 'x'}
 
@@ -68,7 +68,7 @@ def loss_difference(ablation: Ablation, arm: int, against: int) -> Estimate | No
 
 def speedup(ablation: Ablation, arm: int, against: int) -> Estimate | None:
     """Returns the tokens the baseline needs for the arm's loss over the arm's
-    (`lm.tuning.speedup`); against: the baseline, 0.
+    (`lm.study.speedup`); against: the baseline, 0.
     """
     found = ablation.speedup(arm) if against == 0 else None
     return found and Estimate(found.value, found.low, found.high, len(ablation.arms[arm].fresh))
@@ -81,7 +81,7 @@ QUANTITIES: Mapping[str, Quantity] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Study:
+class StudyEvidence:
     """A tuned sweep.
 
     state: OPEN, STALE, OUT_OF_REACH or '', ended. why: of a state, in words. ablation: None before
@@ -90,7 +90,7 @@ class Study:
 
     name: str
     folder: Path
-    arms: Arms
+    arms: ArmPlan
     state: str
     why: str
     ablation: Ablation | None
@@ -192,7 +192,7 @@ class Study:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measure:
+class MeasureEvidence:
     """A computation, without runs. values: {} before it has been made, and where it is stale."""
 
     name: str
@@ -204,6 +204,11 @@ class Measure:
     runs: int = 0
     fresh: int = 0
     cost: float = 0.0  # seconds, against the minutes of any study
+
+    @property
+    def code(self) -> str:
+        """Returns the digest of what computes it now."""
+        return code_of(self.name.removeprefix(MEASURE))
 
     @property
     def has_records(self) -> bool:
@@ -233,7 +238,7 @@ class Measure:
         return self.values.get(of['value'])
 
 
-Evidence = Study | Measure
+Evidence = StudyEvidence | MeasureEvidence
 
 
 def cores_of(device: str | None) -> int:
@@ -254,15 +259,15 @@ def open_evidence(name: str, workdir: Path) -> Evidence:
     return _open_study(name, workdir)
 
 
-def _open_study(name: str, workdir: Path) -> Study:
+def _open_study(name: str, workdir: Path) -> StudyEvidence:
     config, _, topology = name.partition(ON)
     base, sweep, tune = split_sweep(ConfigParser('config').parse(config))
     if tune is None:
         raise ValueError(f'{config} has no config.tune, so that its arms have no verdicts')
     path, _, given = config.partition(':')
     folder = workdir / '-'.join(filter(None, (Path(path).stem, given)))
-    arms = Arms(base, sweep, tune)
-    study = Study(name, folder, arms, OPEN, 'no run has begun', None, topology)
+    arms = ArmPlan(base, sweep, tune)
+    study = StudyEvidence(name, folder, arms, OPEN, 'no run has begun', None, topology)
     if not (folder / SWEEP).exists():
         return _planned(study) if topology else study
     record = read_sweep(folder)
@@ -274,7 +279,7 @@ def _open_study(name: str, workdir: Path) -> Study:
     return dataclasses.replace(study, state=OPEN if why else '', why=why, ablation=ablation)
 
 
-def _changed(record: Mapping[str, Any], base: Mapping[str, Any], arms: Arms) -> list[str]:
+def _changed(record: Mapping[str, Any], base: Mapping[str, Any], arms: ArmPlan) -> list[str]:
     """Names what makes another study of it than the one on record: fields, or its arms.
 
     A field that an older version did not have is none, and neither is where it is trained: a mesh,
@@ -287,7 +292,7 @@ def _changed(record: Mapping[str, Any], base: Mapping[str, Any], arms: Arms) -> 
     return found if is_same else [*found, 'config.tune or its arms']
 
 
-def _planned(study: Study) -> Study:
+def _planned(study: StudyEvidence) -> StudyEvidence:
     """A study without runs, and what they would cost on the chips that they take."""
     why = f'it takes {study.topology}, and is not planned yet'
     if study.plan.exists():
@@ -302,17 +307,16 @@ def _plain(tune: Mapping[str, Any]) -> Any:
     return json.loads(json.dumps({k: v for k, v in tune.items() if k != 'search_version'}))
 
 
-def _open_measure(name: str, workdir: Path) -> Measure:
+def _open_measure(name: str, workdir: Path) -> MeasureEvidence:
     short = name.removeprefix(MEASURE)
     choose(MEASURES, short, 'measure')
     path = workdir / 'measures' / f'{short}.json'
-    measure = Measure(name, path, OPEN, 'it has not been computed', {})
+    measure = MeasureEvidence(name, path, OPEN, 'it has not been computed', {})
     if not path.exists():
         return measure
     record = read_json(path)
-    if record['code'] != code_of(short):
-        why = f'eval/claims/measures has changed {short} since it was computed'
-        return dataclasses.replace(measure, state=STALE, why=why)
+    if record['code'] != measure.code:
+        return dataclasses.replace(measure, state=STALE, why=CHANGED.format(name))
     values = {key: _estimate(given) for key, given in record['values'].items()}
     sec = record['core_seconds']
     return dataclasses.replace(measure, state='', why='', values=values, core_seconds=sec)
@@ -325,12 +329,9 @@ def _estimate(given: Mapping[str, Any]) -> Estimate:
 
 @functools.cache
 def code_of(name: str) -> str:
-    """Returns the digest of the file that a measure is written in, without what only tells."""
-    tree = ast.parse(Path(inspect.getsourcefile(MEASURES[name].compute)).read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:12]
+    """Returns the digest of a measure, by what it runs through in eval.claims."""
+    function = choose(MEASURES, name, 'measure').function
+    return digest(function.__module__, function.__name__)
 
 
 def compute(name: str, path: Path) -> None:

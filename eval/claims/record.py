@@ -13,7 +13,8 @@ from typing import Any
 from eval.claims.claim import Claim
 from eval.claims.decide import Decided, Judged, conclude
 from eval.claims.estimates import Estimate
-from eval.claims.evidence import OUT_OF_REACH, Evidence
+from eval.claims.evidence import CHANGED, MEASURE, OUT_OF_REACH, STALE, Evidence, code_of
+from eval.claims.measures.rows import MEASURES
 from eval.claims.register import Entries
 from lm.storage.files import read_json
 
@@ -23,8 +24,8 @@ OF_EVIDENCE = ('state', 'why', 'runs', 'core_seconds', 'command', 'trains')
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """Evidence of a study or a measure as a board had it. Fields: those of `Study` and `Measure`;
-    plan_command: of what is out of reach.
+    """Evidence of a study or a measure as a board had it. Fields: as of `StudyEvidence` and
+    `MeasureEvidence`; plan_command: of what is out of reach. code: of a measure, its digest then.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Recorded:
     command: Sequence[str]
     trains: bool
     plan_command: Sequence[str] = ()
+    code: str = ''
 
 
 def board_record(decided: Sequence[Decided], entries: Entries) -> dict[str, Any]:
@@ -55,7 +57,8 @@ def board_record(decided: Sequence[Decided], entries: Entries) -> dict[str, Any]
 
 def _evidence_record(one: Evidence | Recorded) -> dict[str, Any]:
     plan = {'plan_command': one.plan_command} if one.state == OUT_OF_REACH else {}
-    return {name: getattr(one, name) for name in OF_EVIDENCE} | plan
+    code = {'code': one.code} if one.name.startswith(MEASURE) else {}
+    return {name: getattr(one, name) for name in OF_EVIDENCE} | plan | code
 
 
 def _condition_record(one: Judged) -> dict[str, Any]:
@@ -75,7 +78,7 @@ def read_record(path: Path, claims: Sequence[Claim]) -> tuple[dict[str, Decided]
     record = read_json(path)
     if record.keys() != {'evidence', 'claims'}:
         raise ValueError(f'{path} is no {FILE} of eval.claims --pages; it has {", ".join(record)}')
-    evidence = {name: Recorded(name, **fields) for name, fields in record['evidence'].items()}
+    evidence = {name: _evidence(name, fields) for name, fields in record['evidence'].items()}
     decided, entries = {}, {}
     for claim in claims:
         row = record['claims'].get(claim.name)
@@ -90,6 +93,15 @@ def read_record(path: Path, claims: Sequence[Claim]) -> tuple[dict[str, Decided]
         if row['entry']:
             entries[claim.name] = row['entry']
     return decided, entries
+
+
+def _evidence(name: str, fields: Mapping[str, Any]) -> Recorded:
+    """Reads one back; a measure that is computed by other code now is STALE."""
+    found = Recorded(name, **fields)
+    short = name.removeprefix(MEASURE)
+    if short == name or found.state or (short in MEASURES and found.code == code_of(short)):
+        return found
+    return dataclasses.replace(found, state=STALE, why=CHANGED.format(name))
 
 
 def _estimate(numbers: Mapping[str, Any] | None) -> Estimate | None:

@@ -25,11 +25,11 @@ from lm.config.recipe import Recipe, sown_by
 from lm.config.resolve import to_json
 from lm.launch.before_jax import docstring
 from lm.model.check import check
-from lm.run.tables import schedule_listing
 from lm.run.start import check_run
-from lm.sweep.arms import Ablation
-from lm.sweep.cells import cells, find_text, ignored_words
-from lm.sweep.protocols import protocol_of
+from lm.run.tables import schedule_listing
+from lm.study.plan.arms import ArmPlan
+from lm.study.plan.cells import cells, find_text, ignored_words
+from lm.study.plan.protocols import protocol_of
 from modules.choices import choose
 from modules.numerics import REMAT_SUMMARIES
 from modules.options import Declared, Option, options
@@ -76,8 +76,8 @@ def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any, tune: Any = N
     protocol_of(base, sweep)
     words = f'{len(found)} cells start from this' if found else ''
     if tune is not None:
-        ablation = Ablation(base, sweep, tune)
-        found, words = ablation.first, f'{ablation.words}, from this start'
+        arms = ArmPlan(base, sweep, tune)
+        found, words = arms.first, f'{arms.words}, from this start'
     if of_config:
         find_text(found)
         print(to_json(recipe), end='')
@@ -91,7 +91,7 @@ def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any, tune: Any = N
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class PartRow:
     """A name that a field may have. words: one line of what it is. source: such as
     'arXiv:1910.07467' or 'code', several with commas; '' where none is named. options: by config
     path, such as 'norm.eps'. text: all that is said of it.
@@ -104,7 +104,7 @@ class Row:
     options: Mapping[str, Declared]
 
 
-def rows_of(field: str) -> list[Row]:
+def rows_of(field: str) -> list[PartRow]:
     """The rows of the table that `field` names one of; ValueError with the nearest field."""
     choice = choose(CHOICES, field, '--choices')
     rows = []
@@ -115,7 +115,7 @@ def rows_of(field: str) -> list[Row]:
         found = {f'{choice.section}.{n}': declared for n, declared in options(part).items()}
         for term in sown_by(choice, part).values():
             found |= {f'loss.{n}': d for n, d in options(term).items()}
-        rows.append(Row(name, words, text, source, found))
+        rows.append(PartRow(name, words, text, source, found))
     return rows
 
 

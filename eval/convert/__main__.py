@@ -46,9 +46,9 @@ from eval.load import Checkpoint, define_checkpoint, load
 from lm.config.resolve import digest, of_one_run, resolve
 from lm.launch import distributed
 from lm.launch.command import DEFAULT, define_config, parse_flags, run_main
-from lm.launch.path_flags import define_path
 from lm.launch.distributed import is_first, same_everywhere, several
 from lm.launch.exit_status import DONE
+from lm.launch.path_flags import define_path
 from lm.launch.this_host import child_host
 from lm.record.checkpoint import check_path
 from lm.storage.buckets import local_path

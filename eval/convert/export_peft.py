@@ -14,7 +14,7 @@ import numpy as np
 
 from eval.convert import safetensors
 from eval.convert.export_hf import export_checkpoint
-from eval.convert.hf_families import FAMILIES, Place
+from eval.convert.hf_families import FAMILIES, TensorPlace
 from eval.convert.layouts import Layout
 from eval.load import Checkpoint
 from lm.storage.files import write_json
@@ -156,7 +156,7 @@ def _without_factors(checkpoint: Checkpoint) -> Checkpoint:
     return dataclasses.replace(checkpoint, weights=weights.replace(params=params))
 
 
-def _refuse(place: Place, specs: Sequence[ParamSpec], stored: Container[str]) -> None:
+def _refuse(place: TensorPlace, specs: Sequence[ParamSpec], stored: Container[str]) -> None:
     """Raises ValueError for a tensor whose factors PEFT has no place for, or in another form."""
     why = ''
     if '.experts.' in place.row.name:

@@ -5,8 +5,8 @@ The conversion is made and checked in float64 on the CPU, then stored in float32
 """
 
 import contextlib
-import shutil
 import dataclasses
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -24,18 +24,15 @@ from eval.convert.hf_config import (
     NoDropout,
     Positions,
     QueryScalar,
-    Rope,
-    RopeByKind,
     Same,
     SameTwice,
-    Unturned,
-    Window,
 )
+from eval.convert.hf_positions import Rope, RopeByKind, Unturned, Window
 from eval.convert.layouts import Layout
 from modules.choices import choose
 
 
-class Row(NamedTuple):
+class TensorRow(NamedTuple):
     """A tensor of a file. paths: of the arrays that it holds. plus: what ours are more than it."""
 
     name: str
@@ -44,11 +41,11 @@ class Row(NamedTuple):
     plus: float = 0.0
 
 
-def row(name: str, paths: str, axes: str, plus: float = 0.0) -> Row:
+def row(name: str, paths: str, axes: str, plus: float = 0.0) -> TensorRow:
     """Makes a row. 'a/{b,c}' are the paths a/b and a/c."""
     stem, _, several = paths.partition('{')
     names = several.rstrip('}').split(',') if several else ['']
-    return Row(name, tuple(stem + one for one in names), Layout(axes), plus)
+    return TensorRow(name, tuple(stem + one for one in names), Layout(axes), plus)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +58,7 @@ class Family:
     architecture: str
     entries: tuple[Any, ...]
     always: Mapping[str, Any]
-    rows: tuple[Row, ...]
+    rows: tuple[TensorRow, ...]
     prefix: str = 'model.'
     unused: tuple[str, ...] = ('.rotary_emb.inv_freq',)
 
@@ -84,7 +81,7 @@ class Family:
             written |= entry.write(flat)
         return written
 
-    def expected(self, paths: Mapping[str, Any], layers: int) -> Iterator['Place']:
+    def expected(self, paths: Mapping[str, Any], layers: int) -> Iterator['TensorPlace']:
         """Yields the tensors of a model with these parameters, {path: shape}."""
         for one in self.rows:
             if not all(path in paths for path in one.paths):
@@ -95,14 +92,14 @@ class Family:
             for layer in range(layers if '{L}' in one.name else 1):
                 for expert in range(experts):
                     index = (layer,) * ('{L}' in one.name) + (expert,) * ('{E}' in one.name)
-                    yield Place(one.name.format(L=layer, E=expert), one, index)
+                    yield TensorPlace(one.name.format(L=layer, E=expert), one, index)
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """A tensor of one layer and expert: index is where it is in our stacked arrays."""
 
     name: str
-    row: Row
+    row: TensorRow
     index: tuple[int, ...]
 
     def shapes(self, paths: Mapping[str, tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -165,7 +162,7 @@ GPT2_ACTIVATIONS = {
 }
 
 
-def norm(name: str, path: str, plus: float = 0.0, bias: bool = False) -> tuple[Row, ...]:
+def norm(name: str, path: str, plus: float = 0.0, bias: bool = False) -> tuple[TensorRow, ...]:
     """Returns the rows of a norm's gain and, with `bias`, of its bias."""
     rows = (row(f'{name}.weight', f'{path}/scale', 'D -> D', plus),)
     return rows + ((row(f'{name}.bias', f'{path}/bias', 'D -> D'),) if bias else ())
@@ -209,7 +206,7 @@ QK_NORMS = (
 LLAMA_ROWS = (*ENDS, *QKV, *OUT, *GATED, *PRE)
 
 
-def four_norms(plus: float) -> tuple[Row, ...]:
+def four_norms(plus: float) -> tuple[TensorRow, ...]:
     """Returns the norms of Gemma 2 and 3: before and behind each part."""
     return (
         *norm(BLOCK + 'input_layernorm', 'layers/attention_norm_in', plus),

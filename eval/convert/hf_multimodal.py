@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eval.convert.hf_config import FILE
-from eval.convert.safetensors import Stored
+from eval.convert.safetensors import StoredTensor
 
 # The class that fills in what a text_config leaves out: Gemma3TextConfig of transformers.
 GEMMA3_TEXT = {
@@ -51,8 +51,8 @@ def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def text_tensors(
-    raw: Mapping[str, Any], stored: Mapping[str, Stored]
-) -> tuple[dict[str, Stored], list[str]]:
+    raw: Mapping[str, Any], stored: Mapping[str, StoredTensor]
+) -> tuple[dict[str, StoredTensor], list[str]]:
     """Returns (the tensors of the text model by its own names, notes of what was left out).
 
     raw: the config.json of the whole.

@@ -10,7 +10,7 @@ from typing import Any
 from eval.convert.hf_config import Flat, Inner, Positions, Same
 from eval.convert.hf_families import Family
 from eval.convert.hf_files import CONFIG
-from eval.convert.safetensors import Stored
+from eval.convert.safetensors import StoredTensor
 
 # Our fields of the letters in layouts.
 LETTERS = {
@@ -25,7 +25,9 @@ LETTERS = {
 LISTS = ('layer_types', 'no_rope_layers')  # an entry a layer
 
 
-def check_counts(family: Family, raw: Mapping[str, Any], stored: Mapping[str, Stored]) -> None:
+def check_counts(
+    family: Family, raw: Mapping[str, Any], stored: Mapping[str, StoredTensor]
+) -> None:
     """Raises ValueError where config.json has more layers, or more experts whose tensors have
     numbers, than there are tensors, and for a list with an entry a layer that has others.
     """
@@ -44,7 +46,7 @@ def check_counts(family: Family, raw: Mapping[str, Any], stored: Mapping[str, St
             )
 
 
-def count_of(family: Family, letter: str, stored: Mapping[str, Stored]) -> int | None:
+def count_of(family: Family, letter: str, stored: Mapping[str, StoredTensor]) -> int | None:
     """Returns how many numbers stand for a letter in the names of tensors; None for a family whose
     names do not have it. The numbers may be any: a name with 10**9 is one layer.
     """
@@ -77,7 +79,7 @@ def names_of(family: Family, raw: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_shapes(
-    family: Family, fields: Flat, raw: Mapping[str, Any], stored: Mapping[str, Stored]
+    family: Family, fields: Flat, raw: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> None:
     """Raises ValueError for a matrix of the first layer that is of another shape than the config
     says.

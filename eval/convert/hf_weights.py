@@ -15,8 +15,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from eval.convert import mxfp4, safetensors
-from eval.convert.hf_families import Place
-from eval.convert.safetensors import Stored
+from eval.convert.hf_families import TensorPlace
+from eval.convert.safetensors import StoredTensor
 from lm.devices.mesh import param_sharding
 from modules.params import ParamSpec
 
@@ -24,7 +24,7 @@ Shapes = Mapping[str, tuple[int, ...]]  # {'layers/mlp/up': (L, D, F), ...}
 ALIGNMENT = 64  # bytes
 
 
-class Reader:
+class WeightReader:
     """Reads float32 ranges of our parameters, which lie in `places` of the files.
 
     shapes: of all our parameters. packed: tensors of four bits. factors: {path: what the array is
@@ -34,9 +34,9 @@ class Reader:
     def __init__(
         self,
         shapes: Shapes,
-        places: Sequence[Place],
-        stored: Mapping[str, Stored],
-        packed: Mapping[str, Stored],
+        places: Sequence[TensorPlace],
+        stored: Mapping[str, StoredTensor],
+        packed: Mapping[str, StoredTensor],
         factors: Mapping[str, float],
         constants: Mapping[str, float],
     ):
@@ -47,7 +47,7 @@ class Reader:
         self.shapes, self.n_bytes = shapes, 0
         self._stored, self._packed = stored, packed
         self._factors, self._constants = factors, constants
-        self._parts: dict[str, list[tuple[Place, int]]] = {path: [] for path in shapes}
+        self._parts: dict[str, list[tuple[TensorPlace, int]]] = {path: [] for path in shapes}
         for place in places:
             for part, path in enumerate(place.row.paths):
                 self._parts[path].append((place, part))
@@ -80,7 +80,9 @@ class Reader:
             block *= np.float32(self._factors[path])
         return block
 
-    def _fill(self, target: np.ndarray, place: Place, part: int, ranges: Sequence[range]) -> None:
+    def _fill(
+        self, target: np.ndarray, place: TensorPlace, part: int, ranges: Sequence[range]
+    ) -> None:
         """Fills the range of one tensor; target: a view of the block."""
         row, ours = place.row, place.shapes(self.shapes)
         if place.name + mxfp4.BLOCKS in self._packed:
@@ -93,7 +95,9 @@ class Reader:
         if row.plus:
             target += np.float32(row.plus)
 
-    def _unpack(self, target: np.ndarray, place: Place, part: int, ranges: Sequence[range]) -> None:
+    def _unpack(
+        self, target: np.ndarray, place: TensorPlace, part: int, ranges: Sequence[range]
+    ) -> None:
         """Fills a range [E, I, O] of a tensor of four bits, an expert at a time.
 
         A byte has two neighbours along I, and a scale GROUP of them: both lie in the files as
@@ -133,6 +137,6 @@ def aligned(shape: Sequence[int]) -> np.ndarray:
     return buffer[start : start + size].view(np.float32).reshape(shape)
 
 
-def laid_over(reader: Reader, specs: Mapping[str, ParamSpec], mesh: Mesh) -> dict[str, Any]:
+def laid_over(reader: WeightReader, specs: Mapping[str, ParamSpec], mesh: Mesh) -> dict[str, Any]:
     """Returns all parameters {path: array} laid over a mesh."""
     return {path: reader.array(path, specs[path], mesh) for path in reader.shapes}

@@ -19,9 +19,9 @@ from jax.sharding import Mesh
 
 from eval.convert import hf_config, hf_files, hf_multimodal, hf_sizes, mxfp4, safetensors
 from eval.convert.fold import learner_on_cpu, write
-from eval.convert.hf_families import Family, Place, family_of
-from eval.convert.hf_weights import Reader, Shapes, laid_over
-from eval.convert.safetensors import Stored
+from eval.convert.hf_families import Family, TensorPlace, family_of
+from eval.convert.hf_weights import Shapes, WeightReader, laid_over
+from eval.convert.safetensors import StoredTensor
 from lm.config.fields import FIELDS, MeshConfig
 from lm.config.recipe import Recipe
 from lm.config.resolve import (
@@ -140,7 +140,7 @@ def import_folder(
     factors = {}
     if (scalar := fields.get(hf_config.QUERY_SCALAR)) not in (None, recipe.head_dim):
         factors = dict.fromkeys(of_queries(shapes), math.sqrt(recipe.head_dim / scalar))
-    reader = Reader(shapes, places, stored, packed, factors, constants)
+    reader = WeightReader(shapes, places, stored, packed, factors, constants)
     params = laid_over(reader, named_leaves(learner.described.specs), mesh or one_device())
     if raw.get('vocab_size') not in (None, vocab_size):
         notes.append(f'vocab_size={raw["vocab_size"]}, and the table has {vocab_size} rows: taken')
@@ -198,7 +198,7 @@ def recipe_for(fields: Mapping[str, Any], base: Mapping[str, Any], tokenizer: st
     return settle(changed(config, dict.fromkeys(unread(config))))
 
 
-def without_unused(family: Family, stored: Mapping[str, Stored]) -> dict[str, Stored]:
+def without_unused(family: Family, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Returns the tensors that are weights, by the names of the whole model."""
     prefix, kept = family.prefix, {}
     heads = {row.name for row in family.rows if not row.name.startswith(prefix)}
@@ -209,7 +209,7 @@ def without_unused(family: Family, stored: Mapping[str, Stored]) -> dict[str, St
     return kept
 
 
-def table_of(family: Family, stored: Mapping[str, Stored]) -> tuple[int, np.dtype]:
+def table_of(family: Family, stored: Mapping[str, StoredTensor]) -> tuple[int, np.dtype]:
     """Returns the rows of the embedding, which may be more than the vocabulary, and its dtype."""
     name = next(row.name for row in family.rows if row.paths == ('embedding',))
     if name not in stored:
@@ -226,8 +226,8 @@ def shapes_of(learner: Learner) -> Shapes:
 
 
 def places_of(
-    family: Family, recipe: Recipe, shapes: Shapes, stored: Mapping[str, Stored]
-) -> list[Place]:
+    family: Family, recipe: Recipe, shapes: Shapes, stored: Mapping[str, StoredTensor]
+) -> list[TensorPlace]:
     """Returns the places of the tensors that fill arrays of these shapes, as the files have them.
 
     Raises ValueError, with lists, for tensors that are left over, missing, or of another shape.
@@ -257,7 +257,7 @@ def places_of(
     return [expected[name] for name in stored if name in expected]
 
 
-def _is_second_table(family: Family, name: str, stored: Mapping[str, Stored]) -> bool:
+def _is_second_table(family: Family, name: str, stored: Mapping[str, StoredTensor]) -> bool:
     """Whether a tensor is the readout of a model with tied embeddings: the same bytes again."""
     rows = {row.paths: row.name for row in family.rows}
     if name != rows.get(('readout',)):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from eval.convert.safetensors import Stored
+from eval.convert.safetensors import StoredTensor
 
 BLOCKS, SCALES = '_blocks', '_scales'
 NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # of one sign bit, then these three
@@ -26,7 +26,9 @@ def dequantised(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return exact.reshape(*scales.shape[:-1], -1)
 
 
-def unpacked(stored: Mapping[str, Stored]) -> tuple[dict[str, Stored], dict[str, Stored]]:
+def unpacked(
+    stored: Mapping[str, StoredTensor],
+) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
     """Returns (the tensors with one float32 tensor for each pair, the tensors of the pairs).
 
     Raises ValueError for a pair whose shapes do not agree.
@@ -48,5 +50,5 @@ def unpacked(stored: Mapping[str, Stored]) -> tuple[dict[str, Stored], dict[str,
                 )
             n_experts, outputs, groups = shape
             whole = (n_experts, GROUP * groups, outputs)
-            found[stem] = Stored(blocks.file, np.dtype(np.float32), whole, blocks.begin)
+            found[stem] = StoredTensor(blocks.file, np.dtype(np.float32), whole, blocks.begin)
     return found, packed

@@ -3,6 +3,11 @@
 A file is the length of a header in 8 bytes (little-endian), the header, a JSON object {name:
 {dtype, shape, data_offsets}}, and the data. Tensors are read through `numpy.memmap`, so that only
 what is looked at takes memory. Format: https://github.com/huggingface/safetensors.
+
+The library (0.8) would not do. Reading: `get_tensor` copies, float8 has no dtype in its numpy, a
+name that stands twice is read as its last entry, a name may move the cursor of a terminal, and
+most errors name neither tensor nor numbers. Writing: `save_file` takes all tensors at once, where a
+model that is larger than memory is written one tensor at a time.
 """
 
 import json
@@ -47,7 +52,7 @@ DTYPES = {
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """The place of a tensor. begin: the first of its bytes in the file."""
 
     file: Path
@@ -60,7 +65,7 @@ class Stored(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_header(path: Path) -> dict[str, Stored]:
+def read_header(path: Path) -> dict[str, StoredTensor]:
     """Returns {name: where it lies} of one file, in the order of the data.
 
     Raises ValueError for a header that is cut, too long, no JSON object or has a name twice; for a
@@ -114,7 +119,7 @@ def read_header(path: Path) -> dict[str, Stored]:
                 f'{name} is {code}{list(shape)}, {wanted:,} bytes, and its data_offsets '
                 f'{begin}:{end} have {end - begin:,}'
             )
-        found[name] = Stored(path, dtype, tuple(shape), begin + 8 + length)
+        found[name] = StoredTensor(path, dtype, tuple(shape), begin + 8 + length)
     found = dict(sorted(found.items(), key=lambda item: (item[1].begin, item[1].n_bytes)))
     reached, last = 8 + length, 'the header'
     for name, stored in found.items():
@@ -144,7 +149,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def read_folder(folder: Path) -> dict[str, Stored]:
+def read_folder(folder: Path) -> dict[str, StoredTensor]:
     """Returns {name: where it lies} of model.safetensors, or of the files that an index names.
 
     The one file goes first where both are there, as in transformers.
@@ -173,7 +178,7 @@ def read_folder(folder: Path) -> dict[str, Stored]:
             )
         if not is_name(name, MOST_NAME):
             raise ValueError(f'{index} has {shown(name)}, which is no name of a tensor')
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     for file in sorted({*named.values()}):
         if not has_file(folder / file):
             raise ValueError(f'{index} names {file}, which is not there')
@@ -195,7 +200,7 @@ def not_read(folder: Path) -> list[str]:
     return []
 
 
-def mapped(tensor: Stored) -> np.ndarray:
+def mapped(tensor: StoredTensor) -> np.ndarray:
     """Returns a view of the file, whose pages are given back with the last array that shows it."""
     if tensor.n_bytes == 0:
         return np.empty(tensor.shape, tensor.dtype)
@@ -203,7 +208,7 @@ def mapped(tensor: Stored) -> np.ndarray:
     return np.asarray(whole).view(tensor.dtype).reshape(tensor.shape)
 
 
-def opened(tensors: Mapping[str, Stored]) -> Iterator[tuple[str, np.ndarray]]:
+def opened(tensors: Mapping[str, StoredTensor]) -> Iterator[tuple[str, np.ndarray]]:
     """Yields (name, array) of the tensors; an array is a view of the file."""
     for name, tensor in tensors.items():
         yield name, mapped(tensor)

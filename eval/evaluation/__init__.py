@@ -2,5 +2,5 @@
 statistics over checkpoints and seeds, paired comparison, and the page.
 
 Called by `python -m eval` and `python -m eval.compare`. Calls eval.suites, eval.load, eval.charts,
-eval.tables and lm.record.
+lm.study.tables and lm.record.
 """

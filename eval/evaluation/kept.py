@@ -13,13 +13,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from eval.evaluation.asked import Asked
-from eval.suites.base import Result, Suite, Table
+from eval.evaluation.suite_flags import SuiteRequest
+from eval.suites.base import Suite, SuiteResult, Table
 from lm.record.digests import of_record
 from lm.record.machine import git_commit, versions
+from lm.record.names import EVALUATIONS
 from lm.storage.files import Unreadable, first_line, read_json, sealed, write_text
 
-FOLDER = 'evaluations'
 MOST_WORDS = 200  # of an error
 NOT_FINITE = 'float'  # the only key of an object that stands for nan, inf or -inf
 
@@ -48,16 +48,16 @@ def unplain(value: Any) -> Any:
     return [unplain(inner) for inner in value] if isinstance(value, list) else value
 
 
-def path_of(workdir: Path, step: int, asked: Asked) -> Path:
+def path_of(workdir: Path, step: int, request: SuiteRequest) -> Path:
     """Returns the file of a result."""
-    return workdir / FOLDER / str(step) / f'{asked.name}-{asked.digest}.json'
+    return workdir / EVALUATIONS / str(step) / f'{request.name}-{request.digest}.json'
 
 
-def write(path: Path, asked: Asked, meta: Mapping[str, Any], result: Result) -> None:
+def write(path: Path, request: SuiteRequest, meta: Mapping[str, Any], result: SuiteResult) -> None:
     """Writes a result, all or nothing. Raises OSError where the folder cannot be written."""
     record = {
-        'suite': asked.name,
-        'options': dict(asked.options),
+        'suite': request.name,
+        'options': dict(request.options),
         'step': int(path.parent.name),
         'checkpoint': of_record(meta),
         'config': of_record(meta['config']),
@@ -75,7 +75,7 @@ def write(path: Path, asked: Asked, meta: Mapping[str, Any], result: Result) -> 
     write_text(path, json.dumps(sealed(plain(record)), allow_nan=False) + '\n')
 
 
-def read(path: Path, asked: Asked, meta: Mapping[str, Any]) -> Result | None:
+def read(path: Path, request: SuiteRequest, meta: Mapping[str, Any]) -> SuiteResult | None:
     """Returns the result in a file; None where there is none, or one of another checkpoint.
 
     Raises Unreadable where it is damaged.
@@ -85,20 +85,20 @@ def read(path: Path, asked: Asked, meta: Mapping[str, Any]) -> Result | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        mine = (asked.name, plain(dict(asked.options)), of_record(meta))
+        mine = (request.name, plain(dict(request.options)), of_record(meta))
         if (record['suite'], record['options'], record['checkpoint']) != mine:
             return None
-        found = unplain({name: record[name] for name in ('numbers', 'items', 'tables')})
-        tables = {title: Table(**table) for title, table in found['tables'].items()}
-        result = Result(found['numbers'], found['items'], tables)
-        check(result, asked.suite)
+        stored = unplain({name: record[name] for name in ('numbers', 'items', 'tables')})
+        tables = {title: Table(**table) for title, table in stored['tables'].items()}
+        result = SuiteResult(stored['numbers'], stored['items'], tables)
+        check(result, request.suite)
         return result
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         text = first_line(error, MOST_WORDS)
         raise Unreadable(f'{path} cannot be read: it is no result ({text})') from error
 
 
-def check(result: Result, suite: Suite) -> None:
+def check(result: SuiteResult, suite: Suite) -> None:
     """Raises ValueError for a result that no suite has made: other types, columns of other lengths,
     and where items lack what the suite compares.
     """

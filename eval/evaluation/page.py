@@ -13,13 +13,13 @@ import altair as alt
 
 from eval.charts import Chart, environment, in_page, made
 from eval.console.listings import first_sentence
-from eval.evaluation.asked import Asked
+from eval.evaluation.suite_flags import SuiteRequest
 from eval.evaluation.targets import Evaluation
-from eval.evaluation.traces import Trace, rows_of, traces_of
+from eval.evaluation.traces import NumberTrace, rows_of, traces_of
 from eval.suites.base import Table
-from eval.tables.text import number
 from lm.launch.before_jax import docstring
 from lm.storage.files import write_text
+from lm.study.tables.text import number
 
 HERE = Path(__file__).parent
 MOST_NAMED = 4  # runs of a title
@@ -31,38 +31,40 @@ PER_ROW = 3
 
 
 def write_evaluation_page(
-    path: Path, found: Sequence[Evaluation], asked: Sequence[Asked]
+    path: Path, evaluations: Sequence[Evaluation], requests: Sequence[SuiteRequest]
 ) -> dict[str, Chart]:
     """Writes the page to `path`, and returns its charts by the ids of their elements."""
-    found = with_short_names(found)
+    evaluations = with_short_names(evaluations)
     charts: dict[str, Chart] = {}
-    traces, sections = traces_of(found), []
-    for i, one in enumerate(asked):
-        own = [trace for trace in traces if trace.suite == one.label and not trace.is_constant]
-        if any(len(trace.steps) > 1 for trace in own):
-            charts[f'traces_{i}'] = traces_chart(own)
+    traces, sections = traces_of(evaluations), []
+    for i, request in enumerate(requests):
+        of_suite = [
+            trace for trace in traces if trace.suite == request.label and not trace.is_constant
+        ]
+        if any(len(trace.steps) > 1 for trace in of_suite):
+            charts[f'traces_{i}'] = traces_chart(of_suite)
         parts = []
-        for j, (title, table) in enumerate(tables_of(found, one.label).items()):
+        for j, (title, table) in enumerate(tables_of(evaluations, request.label).items()):
             name = f'table_{i}_{j}'
             if table.x and table.y:
                 charts[name] = chart_of(table)
             parts.append(part_of(title, table, name if name in charts else ''))
         sections.append(
             {
-                'name': one.label,
-                'about': first_sentence(docstring(one.suite.function)),
-                'options': ', '.join(f'{name} {value}' for name, value in one.options.items()),
-                'rows': lines(numbers_rows(found, traces, one.label)),
+                'name': request.label,
+                'about': first_sentence(docstring(request.suite.function)),
+                'options': ', '.join(f'{name} {value}' for name, value in request.options.items()),
+                'rows': lines(numbers_rows(evaluations, traces, request.label)),
                 'traces': f'traces_{i}' if f'traces_{i}' in charts else '',
                 'parts': parts,
             }
         )
     content = {
-        'title': title_of(found),
+        'title': title_of(evaluations),
         'made': made(),
         'command': shlex.join(['python', *sys.orig_argv[1:]]),
         'sections': sections,
-        'steps': sorted({one.step for one in found}),
+        'steps': sorted({e.step for e in evaluations}),
     }
     page = environment(HERE).get_template('evaluation.html.j2')
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,25 +72,25 @@ def write_evaluation_page(
     return charts
 
 
-def with_short_names(found: Sequence[Evaluation]) -> list[Evaluation]:
+def with_short_names(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     """Returns the evaluations with the last part of each run's path, where that is its own."""
-    runs = dict.fromkeys(one.run for one in found)
+    runs = dict.fromkeys(one.run for one in evaluations)
     counts = Counter(Path(run).name for run in runs)
     short = {run: Path(run).name if counts[Path(run).name] == 1 else run for run in runs}
-    return [dataclasses.replace(one, run=short[one.run]) for one in found]
+    return [dataclasses.replace(one, run=short[one.run]) for one in evaluations]
 
 
-def title_of(found: Sequence[Evaluation]) -> str:
-    runs = list(dict.fromkeys(one.run for one in found))
+def title_of(evaluations: Sequence[Evaluation]) -> str:
+    runs = list(dict.fromkeys(one.run for one in evaluations))
     return ', '.join(runs) if len(runs) <= MOST_NAMED else f'{len(runs)} runs'
 
 
 def numbers_rows(
-    found: Sequence[Evaluation], traces: Sequence[Trace], label: str
+    evaluations: Sequence[Evaluation], traces: Sequence[NumberTrace], label: str
 ) -> list[dict[str, Any]]:
     """Returns the rows of a suite's numbers: of one checkpoint, or as `rows_of` has them."""
-    if len(found) == 1:
-        numbers = found[0].results[label].numbers
+    if len(evaluations) == 1:
+        numbers = evaluations[0].results[label].numbers
         return [{'number': name, 'value': value} for name, value in numbers.items()]
     rows = rows_of([trace for trace in traces if trace.suite == label])
     return [{name: value for name, value in row.items() if name != 'suite'} for row in rows]
@@ -99,18 +101,18 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return [list(rows[0]), *([number(value) for value in row.values()] for row in rows)]
 
 
-def tables_of(found: Sequence[Evaluation], label: str) -> dict[str, Table]:
+def tables_of(evaluations: Sequence[Evaluation], label: str) -> dict[str, Table]:
     """Returns the tables of a suite by title, of each run's last checkpoint; those of several runs
     are one table, with a column of runs.
     """
-    last = {one.run: one for one in sorted(found, key=lambda one: one.step)}
+    last = {one.run: one for one in sorted(evaluations, key=lambda one: one.step)}
     by_title: dict[str, dict[str, Table]] = {}
     for run, one in last.items():
         for title, table in one.results[label].tables.items():
             by_title.setdefault(title, {})[run] = table
     if len(last) == 1:
-        return {title: table for title, own in by_title.items() for table in own.values()}
-    return {title: _joined(own) for title, own in by_title.items()}
+        return {title: table for title, by_run in by_title.items() for table in by_run.values()}
+    return {title: _joined(by_run) for title, by_run in by_title.items()}
 
 
 def _joined(tables: Mapping[str, Table]) -> Table:
@@ -132,7 +134,7 @@ def part_of(title: str, table: Table, chart: str) -> dict[str, Any]:
     """Returns a table as the template takes it, with at most MOST_ROWS rows; more than FEW_ROWS are
     folded.
     """
-    columns = {name: own for name, own in table.columns.items() if name != JOINED}
+    columns = {name: column for name, column in table.columns.items() if name != JOINED}
     rows = [[number(value) for value in row] for row in zip(*columns.values(), strict=True)]
     shown = rows[:MOST_ROWS]
     return {
@@ -159,25 +161,25 @@ def chart_of(table: Table) -> Chart:
     chart = alt.Chart(alt.Data(values=rows)).properties(width=WIDTH)
     y = alt.Y('y:Q', title=table.y)
     colour = _colour([row['by'] for row in rows], table.by)
-    seen = [alt.Tooltip('by:N', title=table.by or ' ')] if table.by else []
+    tooltips = [alt.Tooltip('by:N', title=table.by or ' ')] if table.by else []
     if all(_is_number(row['x']) for row in rows):
         x = alt.X('x:Q', title=table.x, scale=alt.Scale(zero=False, nice=False))
-        seen += [alt.Tooltip('x:Q', title=table.x), alt.Tooltip('y:Q', title=table.y)]
+        tooltips += [alt.Tooltip('x:Q', title=table.x), alt.Tooltip('y:Q', title=table.y)]
         is_short = len({row['x'] for row in rows}) < 30
         drawn = chart.mark_line(point=is_short).encode(
-            x=x, y=y.scale(zero=False), color=colour, tooltip=seen
+            x=x, y=y.scale(zero=False), color=colour, tooltip=tooltips
         )
         return drawn.properties(height=HEIGHT, usermeta={'log': {'x': 'log x', 'y': 'log y'}})
     names = list(dict.fromkeys(row['x'] for row in rows))
     side = alt.Y('x:N', title=table.x, sort=names, axis=alt.Axis(labelLimit=300))
-    seen += [alt.Tooltip('x:N', title=table.x), alt.Tooltip('y:Q', title=table.y)]
+    tooltips += [alt.Tooltip('x:N', title=table.x), alt.Tooltip('y:Q', title=table.y)]
     bars = chart.mark_bar().encode(
-        x=alt.X('y:Q', title=table.y), y=side, color=colour, tooltip=seen
+        x=alt.X('y:Q', title=table.y), y=side, color=colour, tooltip=tooltips
     )
     return bars.encode(yOffset='by:N') if table.by else bars
 
 
-def traces_chart(traces: Sequence[Trace]) -> Chart:
+def traces_chart(traces: Sequence[NumberTrace]) -> Chart:
     """Draws each number over the steps, a panel each; a line for each run, a colour for a group."""
     several = len({trace.group for trace in traces}) > 1
     panels = []
@@ -191,14 +193,14 @@ def traces_chart(traces: Sequence[Trace]) -> Chart:
             if _is_number(value)
         ]
         y = alt.Y('value:Q', title=name, scale=alt.Scale(zero=False))
-        seen = [alt.Tooltip('run:N'), alt.Tooltip('step:Q'), alt.Tooltip('value:Q')]
+        tooltips = [alt.Tooltip('run:N'), alt.Tooltip('step:Q'), alt.Tooltip('value:Q')]
         panel = alt.Chart(alt.Data(values=rows)).mark_line(point=True)
         panel = panel.encode(
             x=alt.X('step:Q', scale=alt.Scale(nice=False)),
             y=y,
             color=_colour([row['line'] for row in rows], 'line', field='line'),
             detail='run:N',
-            tooltip=seen,
+            tooltip=tooltips,
         )
         panels.append(panel.properties(width=PANEL, height=180))
     chart = alt.concat(*panels, columns=PER_ROW)

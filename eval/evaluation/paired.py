@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.suites.base import Result, Suite
+from eval.suites.base import Suite, SuiteResult
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
@@ -48,7 +48,7 @@ class Difference:
     p: float
 
 
-def pairs_of(first: Result, second: Result, suite: Suite) -> Pairs:
+def pairs_of(first: SuiteResult, second: SuiteResult, suite: Suite) -> Pairs:
     """Returns the items of both by their names.
 
     Raises ValueError where they have none in common, or one has an item twice.

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.evaluation.asked import Asked
 from eval.evaluation.kept import plain
+from eval.evaluation.suite_flags import SuiteRequest
 from eval.evaluation.targets import Evaluation, Say, evaluate_all, targets_of
-from eval.tables.text import render
 from lm.storage.files import write_json
+from lm.study.tables.text import render
 
 
 def evaluate_checkpoints(
     checkpoints: Sequence[str],
-    asked: Sequence[Asked],
+    requests: Sequence[SuiteRequest],
     step: str | None = None,
     again: bool = False,
     out: Path | None = None,
@@ -25,7 +25,7 @@ def evaluate_checkpoints(
 
     Args:
       checkpoints: workdirs, sweeps, WORKDIR/checkpoints/STEP, or URLs.
-      asked: the suites.
+      requests: the suites.
       step: of which checkpoint; 'all'; None: the newest.
       again: whether what is kept is computed too.
       out: JSON file for the numbers.
@@ -41,16 +41,16 @@ def evaluate_checkpoints(
     targets = targets_of(checkpoints, step, say)
     if not all(target.keeps for target in targets) and not out:
         say('NOTE: results are not kept in a bucket; --out=FILE.json keeps the numbers')
-    found = list(evaluate_all(targets, asked, again, say))
-    record, text = of_one(found[0]) if len(found) == 1 else of_many(found)
+    evaluations = list(evaluate_all(targets, requests, again, say))
+    record, text = of_one(evaluations[0]) if len(evaluations) == 1 else of_many(evaluations)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_json(out, plain(record))
-    if page or (out and len(found) > 1):
+    if page or (out and len(evaluations) > 1):
         from eval.evaluation.page import write_evaluation_page  # Altair takes its time
 
         path = page or out.with_suffix('.html')
-        write_evaluation_page(path, found, asked)
+        write_evaluation_page(path, evaluations, requests)
         say(f'page: {path}')
     return text
 
@@ -67,14 +67,14 @@ def of_one(one: Evaluation) -> tuple[dict[str, Any], str]:
     return record, json.dumps(plain(record), indent=2, allow_nan=False)
 
 
-def of_many(found: Sequence[Evaluation]) -> tuple[dict[str, Any], str]:
+def of_many(evaluations: Sequence[Evaluation]) -> tuple[dict[str, Any], str]:
     """Returns the record of several checkpoints, and a table over steps and seeds."""
     from eval.evaluation.traces import rows_of, traces_of  # brings Arrow
 
-    traces = traces_of(found)
+    traces = traces_of(evaluations)
     rows = rows_of(traces)
     record = {
-        'evaluations': [numbers_of(one) for one in found],
+        'evaluations': [numbers_of(one) for one in evaluations],
         'traces': [trace.record for trace in traces],
     }
     return record, render(rows, list(rows[0]), 'table')

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from eval.evaluation import kept
-from eval.evaluation.asked import Asked
+from eval.evaluation.suite_flags import SuiteRequest
 from eval.load import Checkpoint, at_step, find, load
-from eval.suites.base import Result
+from eval.suites.base import SuiteResult
 from lm.config.resolve import flatten, to_dict
 from lm.record.checkpoint import FOLDER, read_meta, steps_in
 from lm.record.digests import DamagedCheckpoint
@@ -44,7 +44,7 @@ class Evaluation:
     run: str
     step: int
     config: Mapping[str, Any]
-    results: Mapping[str, Result]
+    results: Mapping[str, SuiteResult]
 
 
 def targets_of(given: Sequence[str], step: str | None, say: Say) -> list[Target]:
@@ -60,13 +60,13 @@ def targets_of(given: Sequence[str], step: str | None, say: Say) -> list[Target]
     """
     if step not in (None, ALL) and not step.isdecimal():
         raise ValueError(f'--step is a number of updates, or {ALL}; got {step!r}')
-    found: list[Target] = []
+    targets: list[Target] = []
     for path in given:
-        found += _of_url(path, step) if is_url(path) else _of_path(Path(path), step, say)
-    counts = Counter((one.folder.resolve(), one.steps[0]) for one in found)
+        targets += _of_url(path, step) if is_url(path) else _of_path(Path(path), step, say)
+    counts = Counter((target.folder.resolve(), target.steps[0]) for target in targets)
     if twice := [folder.parent for (folder, _), n in counts.items() if n > 1]:
         raise ValueError(f'{twice[0]} is given twice; give each --checkpoint once')
-    return found
+    return targets
 
 
 def _of_url(url: str, step: str | None) -> list[Target]:
@@ -112,7 +112,7 @@ def _check_step(workdir: Path, step: str | None) -> None:
 
 
 def evaluate_all(
-    targets: Sequence[Target], asked: Sequence[Asked], again: bool, say: Say
+    targets: Sequence[Target], requests: Sequence[SuiteRequest], again: bool, say: Say
 ) -> Iterator[Evaluation]:
     """Yields what each target's checkpoint gives, as `evaluate` does; one that cannot be read is
     said and left out where there are others.
@@ -125,7 +125,7 @@ def evaluate_all(
         for step in target.steps:
             try:
                 evaluator = Evaluator(target, step, again, say, loaded)
-                found = evaluator.evaluate(asked)
+                evaluation = evaluator.evaluate(requests)
             except DamagedCheckpoint as error:
                 damaged.append(error)
                 if len(target.steps) > 1:
@@ -134,11 +134,11 @@ def evaluate_all(
                     say(f'{error}; left out')
                 continue
             loaded = evaluator.loaded
-            yield found
+            yield evaluation
             break
     if damaged and len(damaged) == sum(len(target.steps) for target in targets):
-        one = 'none of the checkpoints can be read; the last: ' if len(damaged) > 1 else ''
-        raise ValueError(f'{one}{damaged[-1]}')
+        words = 'none of the checkpoints can be read; the last: ' if len(damaged) > 1 else ''
+        raise ValueError(f'{words}{damaged[-1]}')
 
 
 class Evaluator:
@@ -153,27 +153,27 @@ class Evaluator:
         self.target, self.step, self.again, self.say = target, step, again, say
         self.loaded, self.meta = loaded, read_meta(target.folder, step)
 
-    def evaluate(self, asked: Sequence[Asked]) -> Evaluation:
+    def evaluate(self, requests: Sequence[SuiteRequest]) -> Evaluation:
         """Returns the results of the suites that are asked for; each is kept when it is there."""
-        results = {one.label: self._result(one) for one in asked}
+        results = {request.label: self._result(request) for request in requests}
         config = flatten(to_dict(stored_config(self.meta['config'])))
         return Evaluation(self.target.run, self.step, config, results)
 
-    def _result(self, asked: Asked) -> Result:
-        path = kept.path_of(self.target.folder.parent, self.step, asked)
+    def _result(self, request: SuiteRequest) -> SuiteResult:
+        path = kept.path_of(self.target.folder.parent, self.step, request)
         if self.target.keeps and not self.again:
             try:
-                found = kept.read(path, asked, self.meta)
+                result_kept = kept.read(path, request, self.meta)
             except (Unreadable, OSError) as error:
                 self.say(f'NOTE: {error}; computed anew')
-                found = None
-            if found is not None:
-                self.say(f'NOTE: {asked.label} at step {self.step} is read from {path}')
-                return found
-        result = asked.suite.function(self._checkpoint(), **asked.options)
+                result_kept = None
+            if result_kept is not None:
+                self.say(f'NOTE: {request.label} at step {self.step} is read from {path}')
+                return result_kept
+        result = request.suite.function(self._checkpoint(), **request.options)
         if self.target.keeps:
             try:
-                kept.write(path, asked, self.meta, result)
+                kept.write(path, request, self.meta, result)
             except OSError as error:
                 self.say(f'NOTE: the result is not kept beside the checkpoint ({error})')
         return result

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from eval.evaluation.targets import Evaluation
-from eval.tables.text import number
-from eval.tables.variants import SEEDS
+from lm.study.tables.text import number
+from lm.study.tables.variants import SEEDS
 
 # What runs of a group may differ in besides: it changes no number, or by rounding alone.
 ASIDE = ('mesh.', 'kernels.', 'data.cache_dir', 'data.prefetch')
@@ -21,7 +21,7 @@ MOST_STEPS = 6  # that the table on a terminal has a column of, each
 
 
 @dataclasses.dataclass(frozen=True)
-class Trace:
+class NumberTrace:
     """A number of a suite in each run of a group, by step.
 
     monotonicity: Kendall's tau-b between the number and the step, the mean over `ordered_runs`: the
@@ -109,7 +109,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     return np.unique(values, return_inverse=True)[1]
 
 
-def traces_of(evaluations: Sequence[Evaluation]) -> list[Trace]:
+def traces_of(evaluations: Sequence[Evaluation]) -> list[NumberTrace]:
     """Returns a trace for each number of each suite, and each group of runs."""
     groups = groups_of(evaluations)
     numbers = dict.fromkeys(
@@ -118,17 +118,17 @@ def traces_of(evaluations: Sequence[Evaluation]) -> list[Trace]:
         for label, result in one.results.items()
         for key in result.numbers
     )
-    found = []
+    traces = []
     for label, key in numbers:
         for name, members in groups.items():
             values: dict[str, dict[int, float]] = {}
             for one in sorted(members, key=lambda one: one.step):
-                own = one.results[label].numbers
-                if key in own:
-                    values.setdefault(one.run, {})[one.step] = float(own[key])
+                of_suite = one.results[label].numbers
+                if key in of_suite:
+                    values.setdefault(one.run, {})[one.step] = float(of_suite[key])
             if values:
-                found.append(Trace(label, key, name, values))
-    return found
+                traces.append(NumberTrace(label, key, name, values))
+    return traces
 
 
 def groups_of(evaluations: Sequence[Evaluation]) -> dict[str, list[Evaluation]]:
@@ -137,12 +137,12 @@ def groups_of(evaluations: Sequence[Evaluation]) -> dict[str, list[Evaluation]]:
     """
     groups: dict[tuple, list[Evaluation]] = {}
     for one in evaluations:
-        kept = {
+        alike = {
             path: value
             for path, value in one.config.items()
             if path not in SEEDS and not path.startswith(ASIDE)
         }
-        groups.setdefault(tuple(sorted((path, repr(v)) for path, v in kept.items())), []).append(
+        groups.setdefault(tuple(sorted((path, repr(v)) for path, v in alike.items())), []).append(
             one
         )
     keys = [dict(key) for key in groups]
@@ -152,41 +152,45 @@ def groups_of(evaluations: Sequence[Evaluation]) -> dict[str, list[Evaluation]]:
         values = tuple(key.get(path) for key in keys)
         if len(set(values)) > 1:
             apart.setdefault(values, path)
-    found = {}
+    by_name = {}
     for members in groups.values():
         runs = list(dict.fromkeys(one.run for one in members))
         values = [(p.split('.')[1], members[0].config.get(p)) for p in apart.values()]
         words = ', '.join(f'{name} {number(value)}' for name, value in values)
         name = '' if len(groups) == 1 else runs[0] if len(runs) == 1 else words
-        found[name] = members
-    return found
+        by_name[name] = members
+    return by_name
 
 
-def rows_of(traces: Sequence[Trace]) -> list[dict[str, Any]]:
+def rows_of(traces: Sequence[NumberTrace]) -> list[dict[str, Any]]:
     """Returns the rows of a table: a number at each step, or at the first and last of many, and its
     statistics, where there are any: not of one that is equal everywhere. `of runs` says how many of
     its runs a monotonicity is the mean over, if one is not over all of them.
     """
-    steps = sorted({step for one in traces for step in one.steps})
-    is_partial = any(0 < len(one.ordered_runs) < len(one.values) for one in traces)
-    several, seeds = len({one.group for one in traces}) > 1, any(len(t.values) > 1 for t in traces)
+    steps = sorted({step for trace in traces for step in trace.steps})
+    is_partial = any(0 < len(trace.ordered_runs) < len(trace.values) for trace in traces)
+    several, seeds = (
+        len({trace.group for trace in traces}) > 1,
+        any(len(t.values) > 1 for t in traces),
+    )
     rows = []
-    for one in traces:
-        row: dict[str, Any] = {'suite': one.suite, 'number': one.number}
-        row |= {'runs': one.group} if several else {}
+    for trace in traces:
+        row: dict[str, Any] = {'suite': trace.suite, 'number': trace.number}
+        row |= {'runs': trace.group} if several else {}
         if len(steps) <= MOST_STEPS:
             row |= {
-                f'step {step}': one.mean_at(step) if step in one.steps else None for step in steps
+                f'step {step}': trace.mean_at(step) if step in trace.steps else None
+                for step in steps
             }
         else:
-            row |= {'first': one.mean_at(one.steps[0]), 'last': one.mean_at(one.steps[-1])}
-        measured = {'monotonicity': one.monotonicity} if len(steps) > 1 else {}
+            row |= {'first': trace.mean_at(trace.steps[0]), 'last': trace.mean_at(trace.steps[-1])}
+        measured = {'monotonicity': trace.monotonicity} if len(steps) > 1 else {}
         if is_partial:
-            measured['of runs'] = f'{len(one.ordered_runs)} of {len(one.values)}'
+            measured['of runs'] = f'{len(trace.ordered_runs)} of {len(trace.values)}'
         if seeds:
-            measured |= {'seed std': one.seed_std, 'signal to noise': one.signal_to_noise}
-        if len(one.values) < 2:
+            measured |= {'seed std': trace.seed_std, 'signal to noise': trace.signal_to_noise}
+        if len(trace.values) < 2:
             measured |= dict.fromkeys(measured.keys() - {'monotonicity', 'of runs'})
-        row |= dict.fromkeys(measured) if one.is_constant else measured
+        row |= dict.fromkeys(measured) if trace.is_constant else measured
         rows.append(row)
     return rows

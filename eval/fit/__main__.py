@@ -25,7 +25,7 @@ from absl import app, flags
 from eval.fit.fitting import fit_points, record, text
 from eval.fit.laws import LAWS
 from eval.fit.laws import MOMENTUM as MOMENTUM_OF_PAPER
-from eval.fit.points import Options, from_table, from_workdir
+from eval.fit.points import PointOptions, from_table, from_workdir
 from lm.launch.command import run_main
 from lm.launch.path_flags import define_path
 from lm.storage.files import replacing
@@ -58,7 +58,7 @@ def main(_) -> None:
     law = LAWS[LAW.value]
     usual = 'loss' if TABLE.value else 'ce' if law.curve is None else 'validation_ce'
     column = LOSS.value or usual
-    options = Options(column, SCORE.value, WHERE.value, HOLD_OUT_WHERE.value, MOMENTUM.value)
+    options = PointOptions(column, SCORE.value, WHERE.value, HOLD_OUT_WHERE.value, MOMENTUM.value)
     if TABLE.value:
         points = from_table(law, Path(TABLE.value), options)
     else:

@@ -12,7 +12,7 @@ from eval.charts import COLOURS, Chart, save, write_page
 from eval.fit.fitting import Fitted, about, constant_rows, held_rows, is_outside, judged
 from eval.fit.laws import LOSS, SHARE, D, U
 from eval.fit.points import STEP, Points
-from eval.tables.text import number
+from lm.study.tables.text import number
 
 MOST_LINES = len(COLOURS)
 FITTED, HELD_OUT, THE_LAW = 'fitted', 'held out', 'the law'

@@ -14,7 +14,7 @@ from scipy.stats import binom, norm, t
 
 from eval.fit.laws import Columns, Law
 from eval.fit.points import Points, resampled_together, split
-from eval.tables.text import number, render
+from lm.study.tables.text import number, render
 
 STEP = 1e-30  # of the complex step: nothing is subtracted, so that it costs no digit
 NO_VALUE = 1e30
@@ -27,7 +27,7 @@ BOUNDS = 50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)  # percentiles
 
 
 @dataclasses.dataclass(frozen=True)
-class Fit:
+class FittedLaw:
     """theta [P]; resampled [boots, P]; residuals [points] in `value`, of the points fitted;
     widening: by which intervals are wider than the spread of either (`small_sample_factor`).
     """
@@ -103,7 +103,7 @@ def fit(
     boots: int = 0,
     groups: Sequence[int] | None = None,
     seed: int = 0,
-) -> Fit:
+) -> FittedLaw:
     """Minimises the sum of Huber's loss of value - observed, as arXiv:2203.15556 does.
 
     L-BFGS follows the `starts` points of the law's grid with the lowest sums; Gauss-Newton steps on
@@ -133,7 +133,7 @@ def fit(
     groups = len(y) if groups is None else len(np.unique(groups))
     widening = small_sample_factor(len(y), groups, len(theta))
     residuals = y - law.value(theta, x)
-    return Fit(law, theta, units, resampled, residuals, value * law.delta**2, widening)
+    return FittedLaw(law, theta, units, resampled, residuals, value * law.delta**2, widening)
 
 
 def small_sample_factor(points: int, groups: int, constants: int) -> float:
@@ -239,7 +239,7 @@ def bootstrap(
 class Fitted:
     """A fit and its points. held_interval [2, held points]; resampled: what the bootstrap drew."""
 
-    fit: Fit
+    fit: FittedLaw
     fitted: Points
     held: Points
     held_interval: np.ndarray
@@ -337,7 +337,7 @@ def about(found: Fitted) -> str:
     )
 
 
-def constant_rows(best: Fit) -> list[dict[str, str]]:
+def constant_rows(best: FittedLaw) -> list[dict[str, str]]:
     return [
         {
             'constant': name,

@@ -212,7 +212,7 @@ def effective(log_ratio, decay) -> np.ndarray:
     return np.log1p(-decay * np.expm1(-np.expm1(log_ratio) / decay))
 
 
-class Mixture(Law):
+class MixtureLaw(Law):
     """The loss of one domain, of which the text has the share p:
 
         f(p) = p + c1 p^c2 (1 - p)^c3
@@ -477,7 +477,7 @@ class MultiPower(Law):
 LAWS: dict[str, Law] = {
     law.name: law
     for law in (
-        *(Chinchilla(), Kaplan(), DataConstrained(), Mixture(), TwoParts()),
+        *(Chinchilla(), Kaplan(), DataConstrained(), MixtureLaw(), TwoParts()),
         *(Annealing(), MultiPower(), Downstream()),
     )
 }

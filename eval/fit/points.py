@@ -14,12 +14,10 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from eval.fit.laws import LOSS, MOMENTUM, Columns, Law, N, peak_step
-from eval.tables import sql
-from eval.tables.results import as_arrow, gather, rows_of
-from lm.record.upgrade import stored_config
-from lm.record.workdir import CONFIG
+from lm.record.run import Run
 from lm.run.tables import fractions_at
-from lm.storage.files import read_json
+from lm.study.tables import sql
+from lm.study.tables.results import as_arrow, gather
 from modules.choices import nearest
 
 Row = Mapping[str, Any]
@@ -50,7 +48,7 @@ class Points:
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class PointOptions:
     """loss and score: names of columns. where and held_out: conditions in SQL on runs."""
 
     loss: str
@@ -60,14 +58,14 @@ class Options:
     momentum: float = MOMENTUM
 
 
-def chosen(table: pa.Table, options: Options) -> list[Row]:
+def chosen(table: pa.Table, options: PointOptions) -> list[Row]:
     """The rows for which `where` holds in SQL, with HELD_OUT: whether `held_out` does."""
     held, where = options.held_out or 'false', f' where {options.where}' if options.where else ''
     select = f'select *, coalesce(({held}), false) as {HELD_OUT} from {TABLE}{where}'
     return sql.answer(select, {TABLE: table}).to_pylist()
 
 
-def from_table(law: Law, path: Path, options: Options) -> Points:
+def from_table(law: Law, path: Path, options: PointOptions) -> Points:
     """The points of a CSV or Parquet file. Raises ValueError where it is neither."""
     try:
         table = (pa.parquet.read_table if path.suffix == '.parquet' else pa.csv.read_csv)(path)
@@ -97,7 +95,7 @@ def from_table(law: Law, path: Path, options: Options) -> Points:
     return of_curves(law, found, options, [])
 
 
-def from_workdir(law: Law, workdir: str | Path, options: Options) -> Points:
+def from_workdir(law: Law, workdir: str | Path, options: PointOptions) -> Points:
     """The points of runs that have ended; `left_out` says why the others are left out."""
     rows = chosen(as_arrow(gather(workdir)), options)
     often = collections.Counter(row['cell'] for row in rows)
@@ -108,10 +106,10 @@ def from_workdir(law: Law, workdir: str | Path, options: Options) -> Points:
         return of_runs(law, ended, options, left_out)
     found = []
     for row in ended:
-        folder = Path(row['workdir'])
-        recipe = stored_config(read_json(folder / CONFIG))
+        run = Run(Path(row['workdir']))
+        recipe = run.read_recipe()
         every = recipe.optim.lr * fractions_at(recipe, np.arange(1, recipe.train.steps + 1))
-        found.append((row, every, rows_of(folder)))
+        found.append((row, every, run.rows()))
     return of_curves(law, found, options, left_out)
 
 
@@ -129,7 +127,7 @@ def is_number(value: Any, least: float = -math.inf) -> bool:
     return is_real and math.isfinite(value) and value > least
 
 
-def of_runs(law: Law, rows: Sequence[Row], options: Options, left_out: list[str]) -> Points:
+def of_runs(law: Law, rows: Sequence[Row], options: PointOptions, left_out: list[str]) -> Points:
     """One point a run."""
     columns = {name: options.loss if name == LOSS else name for name in law.columns}
     target = options.loss if law.target == LOSS else options.score
@@ -156,7 +154,7 @@ def of_runs(law: Law, rows: Sequence[Row], options: Options, left_out: list[str]
 def of_curves(
     law: Law,
     curves: Sequence[tuple[Row, np.ndarray, Sequence[Row]]],
-    options: Options,
+    options: PointOptions,
     left_out: list[str],
 ) -> Points:
     """The losses along runs (row, rate at each step, rows with `step` and the loss). The size of a

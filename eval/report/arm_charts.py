@@ -12,9 +12,9 @@ import numpy as np
 from eval.charts import Chart
 from eval.report.figures import CROSS, Rows, by_line, tooltip, with_log, zoom
 from eval.report.tables import UNITS
-from eval.tables.ablation import Ablation, Line
-from lm.tuning.curve import OCTAVE, Means, as_good, fit, is_convex
-from lm.tuning.search import edge
+from lm.study.arm import Ablation, Line
+from lm.study.plan.curve import OCTAVE, Means, as_good, fit, is_convex
+from lm.study.plan.search import edge
 
 SHOWN = 3  # octaves around each best value that a panel shows
 PANEL = {1: (760, 340), 2: (460, 320), 3: (330, 300)}  # width, height, by how many there are

@@ -7,29 +7,28 @@ from typing import Any
 
 import numpy as np
 
-from eval.report.tables import UNITS, Cell
-from eval.tables.ablation import (
+from eval.report.tables import UNITS, TableCell
+from lm.study.arm import Ablation
+from lm.study.plan.search import DIVERGED, EDGE
+from lm.study.statistics import BETTER, CONFIDENCE, UNDECIDED, WORSE, t_interval
+from lm.study.tables.ablation import (
     BASELINE,
     FAILED,
     LENGTH,
     WAITS,
-    Ablation,
-    Result,
+    ArmResult,
     progress,
     results,
     sentences,
     tokens_words,
     variants,
 )
-from eval.tables.columns import columns
-from eval.tables.comparison import CONFIDENCE, Comparison, initial_of, losses_by_lr
-from eval.tables.interval import t_interval
-from eval.tables.results import Record
-from eval.tables.text import number
-from eval.tables.variants import LR, final_loss, has_diverged
-from lm.tuning.search import DIVERGED, EDGE
-from lm.tuning.study import FRESH
-from lm.tuning.verdicts import BETTER, UNDECIDED, WORSE
+from lm.study.tables.columns import columns
+from lm.study.tables.comparison import Comparison, initial_of, losses_by_lr
+from lm.study.tables.results import Record
+from lm.study.tables.text import number
+from lm.study.tables.variants import LR, final_loss, has_diverged
+from lm.study.verdicts import FRESH
 
 MARKS = {BETTER: '▼', WORSE: '▲', UNDECIDED: '≈', FAILED: '✕'}
 ORDER = (BETTER, WORSE, UNDECIDED, FAILED)
@@ -40,7 +39,7 @@ FEW = 3  # verdicts that the answer has as sentences
 @dataclasses.dataclass(frozen=True)
 class ArmRow:
     color: str
-    cells: dict[str, Cell]  # by the head of their column
+    cells: dict[str, TableCell]  # by the head of their column
     verdict: str
     notes: list[str]
 
@@ -57,65 +56,71 @@ def arm_rows(ablation: Ablation, colors: Sequence[str]) -> list[ArmRow]:
     }
     found = []
     for row, color in zip(every, colors, strict=True):
-        cells = {'arm': Cell(row.arm.name)} | _cells(ablation, row)
+        cells = {'arm': TableCell(row.arm.name)} | _cells(ablation, row)
         shown = {head: cell for head, cell in cells.items() if not hidden.get(head)}
         found.append(ArmRow(color, shown, row.said, [_sentence(one) for one in row.remains]))
     return found
 
 
-def _cells(ablation: Ablation, row: Result) -> dict[str, Cell]:
+def _cells(ablation: Ablation, row: ArmResult) -> dict[str, TableCell]:
     return {
         'verdict': _verdict(row),
         'difference': _difference(row),
         'tuned loss': _loss(row, ablation.tune.seeds),
         **{
-            f'best {path.partition(".")[2]}': Cell(number(row.values.get(path), VALUE_DIGITS))
+            f'best {path.partition(".")[2]}': TableCell(number(row.values.get(path), VALUE_DIGITS))
             for path in ablation.tune.fields
         },
-        f'as good {next(iter(ablation.tune.fields)).partition(".")[2]}': Cell(_range(row.as_good)),
-        'sensitivity': Cell('' if math.isnan(row.sensitivity) else f'{row.sensitivity:.3f}'),
+        f'as good {next(iter(ablation.tune.fields)).partition(".")[2]}': TableCell(
+            _range(row.as_good)
+        ),
+        'sensitivity': TableCell('' if math.isnan(row.sensitivity) else f'{row.sensitivity:.3f}'),
         'speed-up': _speedup(row),
-        'steps': Cell('' if row.steps is None else f'{row.steps:,}'),
-        'runs': Cell(str(sum(row.runs)), _shares(*row.runs)),
-        'seconds': Cell(f'{sum(row.seconds):,.0f}', _shares(*(f'{s:,.0f}' for s in row.seconds))),
-        'state': Cell(', '.join(row.states) or WAITS),
+        'steps': TableCell('' if row.steps is None else f'{row.steps:,}'),
+        'runs': TableCell(str(sum(row.runs)), _shares(*row.runs)),
+        'seconds': TableCell(
+            f'{sum(row.seconds):,.0f}', _shares(*(f'{s:,.0f}' for s in row.seconds))
+        ),
+        'state': TableCell(', '.join(row.states) or WAITS),
     }
 
 
-def _verdict(row: Result) -> Cell:
+def _verdict(row: ArmResult) -> TableCell:
     if row.said == FAILED:
         n = row.runs[1]
-        return Cell(f'{MARKS[FAILED]} {FAILED}', (f'{row.diverged} of {n} fresh' if n else 'all',))
+        return TableCell(
+            f'{MARKS[FAILED]} {FAILED}', (f'{row.diverged} of {n} fresh' if n else 'all',)
+        )
     if row.verdict is None:
-        return Cell(row.said)
+        return TableCell(row.said)
     p = f'p {row.verdict.p:.2g}' if row.verdict.p >= 1e-4 else 'p < 0.0001'
-    return Cell(f'{MARKS[row.said]} {row.said}', (p, f'{row.verdict.n} seeds'))
+    return TableCell(f'{MARKS[row.said]} {row.said}', (p, f'{row.verdict.n} seeds'))
 
 
-def _difference(row: Result) -> Cell:
+def _difference(row: ArmResult) -> TableCell:
     if row.verdict is None:
-        return Cell('')
+        return TableCell('')
     low, high = row.verdict.low, row.verdict.high
-    return Cell(f'{row.verdict.difference:+.4f}', (f'{low:+.4f} to {high:+.4f}',))
+    return TableCell(f'{row.verdict.difference:+.4f}', (f'{low:+.4f} to {high:+.4f}',))
 
 
-def _loss(row: Result, seeds: int) -> Cell:
+def _loss(row: ArmResult, seeds: int) -> TableCell:
     """The loss over fresh seeds; until there are any that which the values were chosen by."""
     if math.isnan(row.loss.mean):
-        return Cell('')
+        return TableCell('')
     if not row.is_fresh:
-        return Cell(f'{row.loss.mean:.4f}', ('by the seeds that chose it',))
+        return TableCell(f'{row.loss.mean:.4f}', ('by the seeds that chose it',))
     half = () if math.isnan(row.loss.half) else (f'± {row.loss.half:.4f}',)
     left = (f'{row.loss.n} of {seeds} fresh seeds',) if row.loss.n + row.diverged < seeds else ()
-    return Cell(f'{row.loss.mean:.4f}', half + left)
+    return TableCell(f'{row.loss.mean:.4f}', half + left)
 
 
-def _speedup(row: Result) -> Cell:
+def _speedup(row: ArmResult) -> TableCell:
     if row.speedup is None:
-        return Cell('')
+        return TableCell('')
     low, high = row.speedup.low, row.speedup.high
     ends = (f'from {low:.3g}' * (low > 0), f'to {high:.3g}' * math.isfinite(high))
-    return Cell(str(row.speedup), tuple(filter(None, (' '.join(filter(None, ends)),))))
+    return TableCell(str(row.speedup), tuple(filter(None, (' '.join(filter(None, ends)),))))
 
 
 def _range(ends: tuple[float, float] | None) -> str:
@@ -243,7 +248,7 @@ def comparisons(ablation: Ablation) -> list[Comparison]:
     return found
 
 
-def _nearest(row: Result, records: Sequence[Record]) -> list[Record]:
+def _nearest(row: ArmResult, records: Sequence[Record]) -> list[Record]:
     """The runs with the values that are nearest to the chosen ones."""
 
     def off(record: Record) -> float:

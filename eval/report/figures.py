@@ -13,7 +13,6 @@ import altair as alt
 import numpy as np
 
 from eval.charts import COLOURS, INK, Chart
-from eval.tables.comparison import BETTER, ONE_SEED, WITHIN_NOISE, WORSE, Comparison
 from eval.report.series import Series, smooth, thin_curve
 from eval.report.tables import (
     SHORT_UNITS,
@@ -21,12 +20,14 @@ from eval.report.tables import (
     compared,
     finished,
     lost,
+    needed_text,
     p_text,
     seed_columns,
-    seeds_text,
 )
-from eval.tables.text import number
-from eval.tables.variants import SIZES, WITH_SIZE
+from lm.study.statistics import BETTER, ONE_SEED, WITHIN_NOISE, WORSE
+from lm.study.tables.comparison import Comparison
+from lm.study.tables.text import number
+from lm.study.tables.variants import SIZES, WITH_SIZE
 
 GREEN, ORANGE, GREY = '#009E73', '#D55E00', '#8a929a'
 VERDICTS = {BETTER: GREEN, WORSE: ORANGE, WITHIN_NOISE: GREY, ONE_SEED: GREY}
@@ -40,7 +41,7 @@ Rows = list[dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunLines:
     """A run as charts show it.
 
     line: what runs of one colour share: the name of the variant, or the seed of its only one.
@@ -59,7 +60,7 @@ class Run:
         return told | {'best': self.is_best, 'cell': self.record['cell']}
 
 
-def runs_of(comparisons: Sequence[Comparison], series: All) -> list[Run]:
+def runs_of(comparisons: Sequence[Comparison], series: All) -> list[RunLines]:
     """Returns the runs of all variants, in the order of these."""
     every = [record for c in comparisons for record in c.variant.records]
     seeds, found = seed_columns(every), []
@@ -68,7 +69,7 @@ def runs_of(comparisons: Sequence[Comparison], series: All) -> list[Run]:
             seed = ', '.join(f'{name} {record[name]}' for name in seeds)
             line = c.variant.name if len(comparisons) > 1 or len(every) == 1 else seed
             is_best = record['workdir'] in c.shown
-            found.append(Run(line, record, seed, is_best, series[record['workdir']]))
+            found.append(RunLines(line, record, seed, is_best, series[record['workdir']]))
     return found
 
 
@@ -102,7 +103,7 @@ def by_line(names: Sequence[str], baselines: Collection[str]) -> dict[str, Any]:
     }
 
 
-def lines_of(comparisons: Sequence[Comparison], runs: Iterable[Run]) -> dict[str, Any]:
+def lines_of(comparisons: Sequence[Comparison], runs: Iterable[RunLines]) -> dict[str, Any]:
     """Returns the encodings of the lines of `runs`."""
     names = list(dict.fromkeys(run.line for run in runs))
     baselines = {c.variant.name for c in comparisons if c.variant.is_baseline}
@@ -131,8 +132,8 @@ def charts_of_losses(
     return found
 
 
-def rate_choice(runs: Sequence[Run], with_all: bool = True) -> alt.Parameter | None:
-    """Returns the choice among learning rates, for rows as `Run.row` has them; None for one."""
+def rate_choice(runs: Sequence[RunLines], with_all: bool = True) -> alt.Parameter | None:
+    """Returns the choice of a learning rate, for rows as `RunLines.row` has them; None for one."""
     rates = sorted({run.record['lr'] for run in runs if run.record['lr'] is not None})
     if len(rates) < 2 or all(run.is_best for run in runs):
         return None
@@ -158,7 +159,7 @@ def tooltip(*fields: str) -> list[alt.Tooltip]:
     return [alt.Tooltip(f'{one}:{kinds.get(one, "Q")}') for one in fields]
 
 
-def loss_curves(comparisons: Sequence[Comparison], runs: Sequence[Run]) -> Chart:
+def loss_curves(comparisons: Sequence[Comparison], runs: Sequence[RunLines]) -> Chart:
     """Draws each run's curves, in training and in validation, with a cross where one diverged.
 
     Where there is one variant alone, its seeds have a colour and a name each.
@@ -388,7 +389,7 @@ def differences(comparisons: Sequence[Comparison], metric: str) -> Chart:
     """
     rows = []
     for c in compared(comparisons):
-        needed = seeds_text(c)
+        needed = needed_text(c)
         told = (c.verdict, p_text(c), f'{needed} would settle it' if needed else '')
         row = {'variant': c.variant.name, 'verdict': c.verdict, 'seeds': c.difference.n}
         rows.append(row | _interval(c.difference) | {'told': ', '.join(filter(None, told))})

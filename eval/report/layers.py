@@ -10,11 +10,10 @@ import altair as alt
 import numpy as np
 
 from eval.charts import Chart
-from eval.tables.comparison import Comparison
 from eval.report.figures import (
     AT_RATE,
     All,
-    Run,
+    RunLines,
     by_line,
     lines_of,
     rate_choice,
@@ -24,6 +23,7 @@ from eval.report.figures import (
     with_log,
 )
 from eval.report.series import HeatMap, Series, flat, mean_map, room, thin_map
+from lm.study.tables.comparison import Comparison
 
 DEPTH = 'n_layers'  # the column in which variants that make one line differ
 HEAD = 'variant,layers,step,first,middle,last,last / first,over seeds,most / least,exponent'
@@ -143,7 +143,7 @@ def charts_of_quantities(
 
 
 def _maps(
-    comparisons: Sequence[Comparison], runs: Sequence[Run], kind: str, name: str, steps: int
+    comparisons: Sequence[Comparison], runs: Sequence[RunLines], kind: str, name: str, steps: int
 ) -> Iterator[tuple[dict[str, Any], Any]]:
     """Yields the variant, learning rate and seed of a map, and the map at so many steps: of the
     mean over the seeds of a learning rate, then of each where there are several.
@@ -162,7 +162,7 @@ def _maps(
                 yield told | {'seed': run.seed}, thin_map(own, steps)
 
 
-def _heat(rows: list[dict], runs: Sequence[Run], name: str, y: alt.Y, size: tuple) -> Chart:
+def _heat(rows: list[dict], runs: Sequence[RunLines], name: str, y: alt.Y, size: tuple) -> Chart:
     """Draws `rows` over steps, all variants on one scale of colours: logarithmic where all values
     are positive. A reader chooses learning rate and seed.
     """
@@ -192,7 +192,7 @@ def _heat(rows: list[dict], runs: Sequence[Run], name: str, y: alt.Y, size: tupl
     return with_log(chart.add_params(*params), color='log colours')
 
 
-def layer_maps(maps: Sequence[tuple], runs: Sequence[Run], name: str) -> Chart:
+def layer_maps(maps: Sequence[tuple], runs: Sequence[RunLines], name: str) -> Chart:
     """Draws one quantity over steps and depth, all variants on one scale of colours."""
     rows = [
         told | {'layer': i + 1, 'step': steps, 'y': list(values)}
@@ -203,7 +203,7 @@ def layer_maps(maps: Sequence[tuple], runs: Sequence[Run], name: str) -> Chart:
     return _heat(rows, runs, name, y, (260, 150))
 
 
-def head_maps(maps: Sequence[tuple], runs: Sequence[Run], name: str) -> Chart:
+def head_maps(maps: Sequence[tuple], runs: Sequence[RunLines], name: str) -> Chart:
     """Draws one quantity over steps for each head of each layer, counted from 1."""
     rows = [
         told | {'layer': i + 1, 'head': n + 1, 'place': f'{i + 1}.{n + 1}', 'step': steps, 'y': y}
@@ -251,7 +251,7 @@ def by_depth(found: Sequence[Profile], name: str) -> Chart:
     return with_log(found.resolve_scale(x='independent'), y='log scale')
 
 
-def step_rows(runs: Sequence[Run], name: str) -> list[dict]:
+def step_rows(runs: Sequence[RunLines], name: str) -> list[dict]:
     """Returns the mean, least and greatest over layers at each step of runs at their best rate."""
     rows = []
     for run in runs:

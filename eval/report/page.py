@@ -25,20 +25,15 @@ from eval.report.series import (
 )
 from eval.report.subject import Subject, read_subject
 from eval.report.traced import traced
-from eval.tables.columns import columns
-from eval.tables.comparison import (
-    CONFIDENCE,
-    Comparison,
-    choice_words,
-    compare_rates,
-    compare_variants,
-)
-from eval.tables.results import Record
-from eval.tables.text import markdown, number, render
-from eval.tables.variants import is_list, with_baseline
 from lm.config.resolve import flatten
 from lm.record.workdir import write_text
 from lm.storage.buckets import local_path
+from lm.study.statistics import CONFIDENCE, POWER
+from lm.study.tables.columns import columns
+from lm.study.tables.comparison import Comparison, choice_words, compare_rates, compare_variants
+from lm.study.tables.results import Record
+from lm.study.tables.text import markdown, number, render
+from lm.study.tables.variants import is_list, with_baseline
 
 HERE = Path(__file__).parent
 LOSSES = (
@@ -196,6 +191,7 @@ def _content(
         'unit': tables.UNITS[subject.metric],
         'confidence': f'{CONFIDENCE:.0%}',
         'level': f'{1 - CONFIDENCE:.2g}',
+        'power': f'{POWER:.0%}',
         'what': what,
         'choice': '' if tuned else choice_words(comparisons, by_rate, base),
         'findings': arms.findings(tuned)

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from eval.tables.results import Record, rows_of
+from lm.record.run import Run
+from lm.study.tables.results import Record
 
 POINTS = 300  # of a curve; a figure is about a thousand pixels wide
 RATE_POINTS = 100  # of the learning rate, which has no noise
@@ -78,7 +79,7 @@ def read_series(record: Record) -> Series:
 
     Raises ValueError, naming the file, where it cannot be read.
     """
-    rows = rows_of(Path(record['workdir']))
+    rows = Run(Path(record['workdir'])).rows()
     of_model = [row for row in rows if any(isinstance(v, list) for v in row.values())]
     found: dict[int, dict[str, None]] = {depth: {} for depth in (0, 1, 2)}
     for row in of_model:

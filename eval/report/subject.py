@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.tables.ablation import Ablation, read_ablation, variants
-from eval.tables.results import Record, gather, holds_runs, read_sweep
-from eval.tables.text import number
-from eval.tables.variants import LR, SEEDS, Variant, split
 from lm.config.resolve import flatten
 from lm.record.remote.local_copy import at_hand
 from lm.record.workdir import CONFIG, SWEEP
-from lm.tuning.settings import PER_BYTE_FIELDS, metric_of_axes
+from lm.study.arm import Ablation
+from lm.study.plan.settings import PER_BYTE_FIELDS, metric_of_axes
+from lm.study.tables.ablation import read_ablation, variants
+from lm.study.tables.results import Record, gather, holds_runs, read_sweep
+from lm.study.tables.text import number
+from lm.study.tables.variants import LR, SEEDS, Variant, split
 
 BITS_PER_BYTE = 'bits_per_byte'
 

@@ -11,25 +11,16 @@ import numpy as np
 
 from eval.report.series import Series
 from eval.report.subject import Subject
-from eval.tables.columns import columns
-from eval.tables.comparison import (
-    BETTER,
-    MOST_SEEDS,
-    ONE_SEED,
-    WITHIN_NOISE,
-    WORSE,
-    Comparison,
-    choice_words,
-)
-from eval.tables.interval import Interval
-from eval.tables.results import UNREADABLE, Record, results_of, rows_of
-from eval.tables.text import number
-from eval.tables.variants import LR, SEEDS, has_diverged
 from lm.config.resolve import flatten
-from lm.record.upgrade import stored_config
-from lm.record.workdir import CONFIG, SUMMARY
+from lm.record.names import SUMMARY
+from lm.record.run import Run
 from lm.run.warnings import Detector
-from lm.storage.files import read_json
+from lm.study.statistics import BETTER, ONE_SEED, WITHIN_NOISE, WORSE, Interval, seeds_text
+from lm.study.tables.columns import columns
+from lm.study.tables.comparison import Comparison, choice_words
+from lm.study.tables.results import UNREADABLE, Record
+from lm.study.tables.text import number
+from lm.study.tables.variants import LR, SEEDS, has_diverged
 
 UNITS = {'ce': 'loss, nats per token', 'bits_per_byte': 'bits per byte'}
 SHORT_UNITS = {'ce': 'nats per token', 'bits_per_byte': 'bits per byte'}
@@ -151,12 +142,10 @@ def findings(
     return lines
 
 
-def seeds_text(comparison: Comparison) -> str:
-    """'about 14 seeds', which would settle what is within noise; '' for other verdicts."""
+def needed_text(comparison: Comparison) -> str:
+    """'about 14 seeds', which would find what is within noise; '' for other verdicts."""
     n = comparison.seeds_needed
-    if n is None:
-        return ''
-    return f'about {n} seeds' if n <= MOST_SEEDS else f'more than {MOST_SEEDS} seeds'
+    return '' if n is None else seeds_text(n)
 
 
 def p_text(comparison: Comparison) -> str:
@@ -176,7 +165,7 @@ def _fixed(value: float | None, form: str = '.4f') -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A cell of a table: `text`, and what stands below it in small print."""
 
     text: str
@@ -189,7 +178,7 @@ class Cell:
 @dataclasses.dataclass(frozen=True)
 class VariantRow:
     color: str
-    cells: dict[str, Cell]  # by the head of their column
+    cells: dict[str, TableCell]  # by the head of their column
     verdict: str
     notes: list[str]
 
@@ -208,28 +197,28 @@ def variant_rows(
     }
     rows = []
     for c, color in zip(comparisons, colors, strict=True):
-        cells = {name: Cell(c.variant.name)} | _results(c)
+        cells = {name: TableCell(c.variant.name)} | _results(c)
         shown = {head: cell for head, cell in cells.items() if not is_hidden.get(head)}
         rows.append(VariantRow(color, shown, c.verdict, c.notes))
     return rows
 
 
-def _results(c: Comparison) -> dict[str, Cell]:
+def _results(c: Comparison) -> dict[str, TableCell]:
     verdict = f'{MARKS.get(c.verdict, "")} {c.verdict}'.strip()
     is_baseline = c.variant.is_baseline
     return {
-        'verdict': Cell(
-            'baseline' if is_baseline else verdict, tuple(filter(None, (p_text(c), seeds_text(c))))
+        'verdict': TableCell(
+            'baseline' if is_baseline else verdict, tuple(filter(None, (p_text(c), needed_text(c))))
         ),
-        'difference': Cell('') if is_baseline else _interval_cell(c.difference, '+'),
+        'difference': TableCell('') if is_baseline else _interval_cell(c.difference, '+'),
         'final loss': _interval_cell(c.loss),
         'bits per byte': _interval_cell(c.bits_per_byte),
-        'best lr': Cell(number(c.best_lr)),
-        'seeds': Cell(str(c.loss.n)),
-        'steps': Cell(_steps(c)),
-        'sensitivity': Cell(_fixed(c.sensitivity)),
-        'diverged': Cell(f'{c.diverged} of {len(c.variant.records)}'),
-        'tokens/s': Cell(_fixed(c.tokens_per_sec, ',.0f')),
+        'best lr': TableCell(number(c.best_lr)),
+        'seeds': TableCell(str(c.loss.n)),
+        'steps': TableCell(_steps(c)),
+        'sensitivity': TableCell(_fixed(c.sensitivity)),
+        'diverged': TableCell(f'{c.diverged} of {len(c.variant.records)}'),
+        'tokens/s': TableCell(_fixed(c.tokens_per_sec, ',.0f')),
     }
 
 
@@ -238,9 +227,9 @@ def _steps(c: Comparison) -> str:
     return ', '.join(f'{steps:,}' for steps in found)
 
 
-def _interval_cell(interval: Interval, sign: str = '') -> Cell:
+def _interval_cell(interval: Interval, sign: str = '') -> TableCell:
     has_half = not math.isnan(interval.half)
-    return Cell(_fixed(interval.mean, f'{sign}.4f'), (f'± {interval.half:.4f}',) * has_half)
+    return TableCell(_fixed(interval.mean, f'{sign}.4f'), (f'± {interval.half:.4f}',) * has_half)
 
 
 def cell_row(record: Record, subject: Subject) -> dict[str, Any]:
@@ -303,12 +292,12 @@ def warnings_of(record: Record) -> list[dict[str, Any]]:
     """The warnings in its summary; without one, those that its rows so far give rise to. [] where
     nothing can be read.
     """
-    folder = Path(record['workdir'])
+    run = Run(Path(record['workdir']))
     try:
-        if (folder / SUMMARY).exists():
-            return results_of(folder).get('warnings') or []
-        detector = Detector(stored_config(read_json(folder / CONFIG)), [])
-        return [warning for row in rows_of(folder) for warning in detector.read(row)]
+        if (run.folder / SUMMARY).exists():
+            return run.results().get('warnings') or []
+        detector = Detector(run.read_recipe(), [])
+        return [warning for row in run.rows() for warning in detector.read(row)]
     except (ValueError, OSError):
         return []
 

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.tables.results import Record
-from eval.tables.text import number
-from lm.run.profile import FOLDER, SUMMARY
-from lm.storage.files import Unreadable, read_json
+from lm.record.run import Run
+from lm.study.tables.results import Record
+from lm.study.tables.text import number
 
 DIGITS = 4
 MOST_ROWS = 12  # of operations; summary.json has more
@@ -19,9 +18,8 @@ def traced(records: Sequence[Record], named: Mapping[str, str]) -> list[dict[str
     """
     found = []
     for record in records:
-        try:
-            summary = read_json(Path(record['workdir']) / FOLDER / SUMMARY)
-        except (OSError, Unreadable):
+        summary = Run(Path(record['workdir'])).profile
+        if summary is None:
             continue  # most runs have none
         found.append({'run': named[record['workdir']], **_shown(summary)})
     return found

@@ -34,7 +34,7 @@ TIMEOUT = flags.DEFINE_float(
 )
 KEY = flags.DEFINE_string('key', None, 'Key that clients must send; env: that of EVENKEEL_KEY.')
 
-PACKAGES = ('starlette', 'uvicorn')
+PACKAGES = ('pydantic', 'starlette', 'uvicorn')
 
 
 def main(_) -> None:

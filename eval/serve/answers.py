@@ -8,59 +8,18 @@ from starlette.types import Receive, Scope, Send
 
 from eval.serve.replies import Reply, error, event
 from eval.serve.requests import Refusal
-from eval.serve.scheduler import Call, Piece, Scheduler
+from eval.serve.scheduler import Chunk, Scheduler
 
-BACKLOG = 64  # pieces of each text that wait for a slow reader, before it is dropped
+BACKLOG = 64  # chunks of each text that wait for a slow reader, before it is dropped
 
 
-class Gone(Exception):
+class ClientLeft(Exception):
     """The client has left, or was dropped."""
 
 
-class Inbox:
-    """Pieces that wait for one client, in the thread of the event loop.
-
-    most: how many may wait. too_slow: called when more would.
-    """
-
-    def __init__(self, most: int, too_slow: Callable[[], None]):
-        self._most, self._too_slow = most, too_slow
-        self._items: asyncio.Queue[Piece | Refusal] = asyncio.Queue()
-        self._is_gone = False
-
-    def put(self, item: Piece | Refusal) -> None:
-        if self._is_gone:
-            return
-        if self._items.qsize() == self._most:
-            self._too_slow()
-        if self._items.qsize() < self._most:
-            self._items.put_nowait(item)
-
-    def leave(self) -> None:
-        """Ends the waiting: nobody reads any more."""
-        self._is_gone = True
-        self._items.put_nowait(closed_inbox())
-
-    async def get(self, deadline: float) -> Piece:
-        """Returns the next piece.
-
-        Raises:
-          Refusal: where one ends the call.
-          Gone: where the client has left.
-          TimeoutError: behind the deadline, in seconds of the event loop.
-        """
-        async with asyncio.timeout_at(deadline):
-            item = await self._items.get()
-        if self._is_gone:
-            raise Gone
-        if isinstance(item, Refusal):
-            raise item
-        return item
-
-
 class Answer:
-    """The response of an endpoint: lets the call wait, sends what comes of it, and gives it up as
-    soon as nobody waits for it.
+    """The response of an endpoint: lets a generation wait, sends what comes of it, and gives it up
+    as soon as nobody waits for it.
     """
 
     def __init__(
@@ -73,51 +32,62 @@ class Answer:
     ):
         """Args:
         scheduler: does the work.
-        reply: makes records of pieces.
+        reply: makes records of chunks.
         timeout_sec: from now to the end of the answer.
         listed: holds the answers that are under way.
         abort: cuts the connection of a client.
         """
         self._scheduler, self._reply, self._listed, self._abort = scheduler, reply, listed, abort
-        self._timeout_sec = timeout_sec
+        self._generation, self._timeout_sec = reply.generation, timeout_sec
         self._deadline = asyncio.get_running_loop().time() + timeout_sec
+        # What waits for the client, in the thread of the event loop; None wakes who waits for it.
+        self._inbox: asyncio.Queue[Chunk | Refusal | None] = asyncio.Queue()
+        self._has_left = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        works = [one.work for one in self._reply.wanted]
-        self.inbox = Inbox(BACKLOG * len(works), lambda: self._drop(scope))
+        self._scope = scope
         in_loop = asyncio.get_running_loop().call_soon_threadsafe
-        self._call = Call(works, lambda item: in_loop(self.inbox.put, item))
-        self._scheduler.submit(self._call)
+        self._scheduler.submit(self._generation, lambda item: in_loop(self.put, item))
         self._listed.add(self)
         watching = asyncio.create_task(self._watch(receive))
         try:
-            if self._reply.asked.stream:
+            if self._reply.body.stream:
                 await self._stream(send)
             else:
                 await self._whole(scope, receive, send)
-        except Gone:
+        except ClientLeft:
             pass
         finally:
             watching.cancel()
             self._listed.discard(self)
-            self._scheduler.cancel(self._call)
+            self._scheduler.cancel(self._generation)
 
-    def _drop(self, scope: Scope) -> None:
-        """Cuts a client off that reads too slowly; its slots are free at once."""
-        self._scheduler.cancel(self._call)
-        self._abort(scope)
+    def put(self, item: Chunk | Refusal) -> None:
+        """Takes what comes for the client. Cuts one off that reads too slowly; its slots are free
+        at once.
+        """
+        if self._has_left:
+            return
+        if self._inbox.qsize() < BACKLOG * len(self._generation.rows):
+            self._inbox.put_nowait(item)
+        else:
+            self._scheduler.cancel(self._generation)
+            self._abort(self._scope)
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())['type'] != 'http.disconnect':
             pass
-        self._scheduler.cancel(self._call)
-        self.inbox.leave()
+        self._scheduler.cancel(self._generation)
+        self._has_left = True
+        self._inbox.put_nowait(None)
 
-    async def _next(self) -> Piece:
+    async def _next(self) -> Chunk:
+        """Returns the next chunk. Raises the Refusal that ends the texts, or ClientLeft."""
         try:
-            return await self.inbox.get(self._deadline)
+            async with asyncio.timeout_at(self._deadline):
+                item = await self._inbox.get()
         except TimeoutError:
-            is_started = self._call.is_started
+            is_started = self._generation.is_started
             raise Refusal(
                 504,
                 'generation_timeout' if is_started else 'queue_timeout',
@@ -125,16 +95,21 @@ class Answer:
                 if is_started
                 else f'no slot was free within {self._timeout_sec:g} seconds',
             ) from None
+        if self._has_left:
+            raise ClientLeft
+        if isinstance(item, Refusal):
+            raise item
+        return item
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pieces, left = [], len(self._call.works)
+        chunks, left = [], len(self._generation.rows)
         while left:
-            pieces.append(await self._next())
-            left -= bool(pieces[-1].finish)
-        await JSONResponse(self._reply.whole(pieces))(scope, receive, send)
+            chunks.append(await self._next())
+            left -= bool(chunks[-1].finish)
+        await JSONResponse(self._reply.whole(chunks))(scope, receive, send)
 
     async def _stream(self, send: Send) -> None:
-        piece = await self._next()  # a refusal until here has a status of its own
+        chunk = await self._next()  # a refusal until here has a status of its own
         headers = [
             (b'content-type', b'text/event-stream; charset=utf-8'),
             (b'cache-control', b'no-cache'),
@@ -148,19 +123,14 @@ class Answer:
                 await send({'type': 'http.response.body', 'body': body, 'more_body': more})
 
         try:
-            left = len(self._call.works)
+            left = len(self._generation.rows)
             while True:
-                await write(*self._reply.chunks(piece))
-                left -= bool(piece.finish)
+                await write(*self._reply.records(chunk))
+                left -= bool(chunk.finish)
                 if not left:
                     break
-                piece = await self._next()
-            await write(*self._reply.last_chunks())
+                chunk = await self._next()
+            await write(*self._reply.last_records())
         except Refusal as refusal:
             await write(error(refusal))
         await write('[DONE]', more=False)
-
-
-def closed_inbox() -> Refusal:
-    """Returns what wakes a reader that nobody waits for."""
-    return Refusal(499, 'client_closed', 'the client has left')

@@ -18,24 +18,22 @@ from starlette.types import Scope
 
 from eval.serve.answers import Answer
 from eval.serve.chat import PlainChat, TemplateChat
-from eval.serve.replies import ChatReply, CompletionReply, Reply, Served, Wanted, error
+from eval.serve.replies import ChatReply, CompletionReply, Reply, Served, error
 from eval.serve.replies import special_names as specials
 from eval.serve.requests import (
-    Asked,
+    Body,
     Chat,
+    Completion,
     Refusal,
     invalid,
     is_ids,
     is_text,
     parse_body,
-    parse_chat,
-    parse_completion,
     shown,
 )
-from eval.serve.scheduler import Scheduler, Work, closed, request_failed
+from eval.serve.scheduler import Generation, Scheduler, closed, request_failed
 from lm.data.tokenizers import Tokenizer
 from lm.inference.engine import Request as Row
-from lm.inference.text import TextStream
 
 READERS = 2  # threads that turn prompts into tokens
 CHAT_READERS = 2  # threads of chats alone: a template may take seconds, and prompts do not wait
@@ -120,13 +118,13 @@ class Service:
     def end(self) -> None:
         """Refuses the answers that are under way."""
         for answer in {*self._answers}:
-            answer.inbox.put(closed())
+            answer.put(closed())
 
     async def completions(self, request: Request) -> Answer:
-        return await self._answer(request, parse_completion, CompletionReply)
+        return await self._answer(request, Completion, CompletionReply)
 
     async def chat(self, request: Request) -> Answer:
-        return await self._answer(request, parse_chat, ChatReply)
+        return await self._answer(request, Chat, ChatReply)
 
     async def models(self, request: Request) -> JSONResponse:
         self._authorise(request)
@@ -177,17 +175,12 @@ class Service:
     def _special_ids(self) -> tuple[int, int]:
         return self._tokenizer.bos_id, self._tokenizer.eos_id
 
-    async def _answer(
-        self,
-        request: Request,
-        parse: Callable[[dict[str, Any]], Asked],
-        shape: type[Reply],
-    ) -> Answer:
-        asked = parse(await self._body(request))
-        self._check_model(asked.model)
-        pool = self._chat_readers if isinstance(asked, Chat) else self._readers
-        wanted = await self._in_thread(pool, self.prepared, asked)
-        reply = shape(self._served, self._tokenizer, asked, wanted)
+    async def _answer(self, request: Request, kind: type[Body], shape: type[Reply]) -> Answer:
+        body = kind.parse(await self._body(request))
+        self._check_model(body.model)
+        pool = self._chat_readers if kind is Chat else self._readers
+        generation = await self._in_thread(pool, self.prepare, body)
+        reply = shape(self._served, self._tokenizer, body, generation)
         timeout_sec = self._limits.timeout_sec
         return Answer(self._scheduler, reply, timeout_sec, self._answers, self._abort)
 
@@ -202,52 +195,50 @@ class Service:
             message = f'the prompt was not read within {self._limits.timeout_sec:g} seconds'
             raise Refusal(504, 'queue_timeout', message) from None
 
-    def prepared(self, asked: Asked) -> list[Wanted]:
+    def prepare(self, body: Completion | Chat) -> Generation:
         """Returns the texts that a request wants, prompt by prompt. Raises Refusal."""
-        if isinstance(asked, Chat):
-            echo, stops = False, (*asked.stops, *self._chat.stops)
-            self._check_characters(sum(len(one['content']) for one in asked.messages))
-            text = self._chat.text(asked.messages)
-            self._check_characters(len(text))  # which a template may add
-            prompts = [(None, self._encoded(text, self._chat.encode))]
+        if isinstance(body, Chat):
+            prompts, stops = [self._read_chat(body)], (*body.stops, *self._chat.stops)
         else:
-            echo, stops = asked.echo, asked.stops
-            prompts = [self._read(prompt) for prompt in asked.prompts]
-        found = []
-        for echoed, tokens in prompts:
-            self._check_length(asked, tokens, echo)
-            for _ in range(asked.n):
-                work = self._work(asked, tokens, stops, len(found), echo)
-                found.append(Wanted(work, echoed if echo else None))
-        return found
+            prompts, stops = [self._read(prompt) for prompt in body.prompts], body.stops
+        is_scored = body.echo and body.top is not None
+        rows = []
+        for _, tokens in prompts:
+            self._check_length(body, tokens, is_scored)
+            for _ in range(body.n):
+                rows.append(self._row(body, tokens, len(rows)))
+        echoes = [echo for echo, _ in prompts for _ in range(body.n)]
+        return Generation(rows, self._tokenizer, stops, self._chat.ends, is_scored, echoes)
 
-    def _read(self, prompt: str | tuple[int, ...]) -> tuple[tuple[str, tuple[int, ...]], list[int]]:
+    def _read_chat(self, body: Chat) -> tuple[tuple[str, list[int]], list[int]]:
+        """Returns as `_read` the prompt that the messages of a chat make."""
+        self._check_characters(sum(len(message['content']) for message in body.messages))
+        text = self._chat.text(body.messages)
+        self._check_characters(len(text))  # which a template may add
+        tokens = self._encoded(text, self._chat.encode)
+        return (text, tokens), tokens
+
+    def _read(self, prompt: str | list[int]) -> tuple[tuple[str, list[int]], list[int]]:
         """Returns ((text, ids), tokens) of a prompt; the tokens begin with BOS in any case."""
         if isinstance(prompt, str):
             self._check_characters(len(prompt))
             ids, text = self._encoded(prompt, self._tokenizer.encode), prompt
         else:
             self._check_ids(prompt)
-            ids, text = [*prompt], self._tokenizer.decode(prompt)
+            ids, text = prompt, self._tokenizer.decode(prompt)
         bos = self._tokenizer.bos_id
-        begun = isinstance(prompt, tuple) and prompt[:1] == (bos,)
-        return (text, tuple(ids)), ids if begun else [bos, *ids]
+        return (text, ids), ids if prompt[:1] == [bos] else [bos, *ids]
 
-    def _work(
-        self, asked: Asked, tokens: list[int], stops: tuple[str, ...], place: int, echo: bool
-    ) -> Work:
-        most = asked.max_tokens
+    def _row(self, body: Body, tokens: list[int], place: int) -> Row:
+        most = body.max_tokens
         if most is None:
             most = max(1, self._served.capacity - len(tokens))
-        sampling = dataclasses.replace(asked.sampling, seed=asked.sampling.seed + place)
-        row = Row(tuple(tokens), most, sampling, asked.top or 0)
+        row = Row(tuple(tokens), most, body.sampling(place), body.top or 0)
         try:
             self._check(dataclasses.replace(row, max_tokens=max(1, most)))
         except ValueError as wrong:
             raise Refusal(400, 'invalid_value', str(wrong)) from None
-        ends = self._chat.ends | {self._tokenizer.eos_id}
-        stream = TextStream(self._tokenizer, stops, after=tokens)
-        return Work(row, stream, stops, ends, echo and asked.top is not None)
+        return row
 
     def _encoded(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
         try:
@@ -255,22 +246,22 @@ class Service:
         except ValueError as wrong:
             raise Refusal(400, 'invalid_value', f'prompt: {wrong}') from None
 
-    def _check_length(self, asked: Asked, tokens: list[int], echo: bool) -> None:
+    def _check_length(self, body: Body, tokens: list[int], is_scored: bool) -> None:
         most, what = self._served.capacity, 'the model takes prompts'
-        if echo and asked.top is not None and self._limits.longest_scored < most:
+        if is_scored and self._limits.longest_scored < most:
             most, what = self._limits.longest_scored, 'log-probabilities are given of prompts'
         if len(tokens) > most:
             raise too_long(f'{len(tokens):,}', most, what)
-        if asked.max_tokens is not None and asked.max_tokens > self._served.capacity:
+        if body.max_tokens is not None and body.max_tokens > self._served.capacity:
             words = f'at most {self._served.capacity:,}, the tokens that a text may have here'
-            raise invalid('max_tokens', asked.max_tokens, words)
+            raise invalid('max_tokens', body.max_tokens, words)
 
     def _check_characters(self, count: int) -> None:
         if count > LONGEST_TOKEN * self._served.capacity:
             what = 'the model takes prompts'
             raise too_long(f'{count:,} characters', self._served.capacity, what)
 
-    def _check_ids(self, ids: list[int] | tuple[int, ...]) -> None:
+    def _check_ids(self, ids: list[int]) -> None:
         size = self._tokenizer.vocab_size
         wrong = next((one for one in ids if not 0 <= one < size), None)
         if wrong is not None:

@@ -46,10 +46,6 @@ class PlainChat:
         """Returns the tokens of a prompt, behind BOS."""
         return [self._tokenizer.bos_id, *self._tokenizer.encode(text)]
 
-    def tokens(self, messages: Messages) -> list[int]:
-        """Returns the tokens of the prompt, which begins with BOS."""
-        return self.encode(self.text(messages))
-
     def close(self) -> None:
         """Does nothing; `TemplateChat` has processes to end."""
 
@@ -113,10 +109,6 @@ class TemplateChat:
         # A batch lets other threads run meanwhile.
         (encoded,) = self._library.encode_batch_fast([text], add_special_tokens=False)
         return encoded.ids
-
-    def tokens(self, messages: Messages) -> list[int]:
-        """Returns the tokens of the prompt. Raises Refusal as `text`."""
-        return self.encode(self.text(messages))
 
     def close(self) -> None:
         """Ends the processes that render."""

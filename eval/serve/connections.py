@@ -64,7 +64,7 @@ class Connection(H11Protocol):
             self._check_later()
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """Ends the answers that are under way DRAIN_SEC after a signal, and then itself.
 
     The second signal ends it at once. began: called when it listens.
@@ -108,7 +108,7 @@ class Server(uvicorn.Server):
                 signal.signal(one, handler)
 
 
-def server_of(app: ASGIApp, end: Callable[[], None]) -> Server:
+def server_of(app: ASGIApp, end: Callable[[], None]) -> HttpServer:
     """Returns the server of an application, which logs nothing but what is wrong with itself."""
     config = uvicorn.Config(
         app,
@@ -121,7 +121,7 @@ def server_of(app: ASGIApp, end: Callable[[], None]) -> Server:
         server_header=False,
         timeout_graceful_shutdown=DRAIN_SEC + 2 * CHECK_SEC,
     )
-    return Server(config, end)
+    return HttpServer(config, end)
 
 
 def abort(scope: Scope) -> None:

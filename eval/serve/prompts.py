@@ -25,7 +25,7 @@ def with_alternatives(
     return {'log_p': log_p_BC, 'top': top_BCK, 'ids': ids_BCK}
 
 
-class Prompts:
+class PromptScorer:
     """Scores prompts as evaluation does, many in one program."""
 
     def __init__(self, checkpoint: Checkpoint):

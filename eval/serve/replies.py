@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from eval.serve.requests import Asked, Refusal
-from eval.serve.scheduler import Piece, Work
+from eval.serve.requests import Body, Refusal
+from eval.serve.scheduler import Chunk, Generation
 from lm.data.tokenizers import BYTES, ByteTokenizer, Tokenizer
 from lm.inference.engine import Token
 from lm.inference.text import UNFINISHED
@@ -46,28 +46,16 @@ class Served:
         }
 
 
-@dataclasses.dataclass(frozen=True)
-class Wanted:
-    """A text that is wanted, and what its answer repeats of its prompt: text and token ids, as the
-    client gave them; None: nothing.
-    """
-
-    work: Work
-    echo: tuple[str, tuple[int, ...]] | None
-
-
 class Reply:
-    """Makes the answer to one request from the pieces of its texts."""
+    """Makes the answer to one request from the chunks of its texts."""
 
     prefix, whole_object, chunk_object = '', '', ''
 
-    def __init__(
-        self, served: Served, tokenizer: Tokenizer, asked: Asked, wanted: Sequence[Wanted]
-    ):
-        self.asked, self.wanted = asked, wanted
+    def __init__(self, served: Served, tokenizer: Tokenizer, body: Body, generation: Generation):
+        self.body, self.generation = body, generation
         self._tokenizer = tokenizer
         self._begun: set[int] = set()
-        self._offsets = [0] * len(wanted)  # characters of the tokens so far
+        self._offsets = [0] * len(generation.rows)  # characters of the tokens so far
         self._made = 0
         self._head = {
             'id': f'{self.prefix}-{secrets.token_hex(12)}',
@@ -77,45 +65,44 @@ class Reply:
             'system_fingerprint': served.fingerprint,
         }
 
-    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def whole(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
         """Returns the answer that is not streamed."""
         choices = [
-            self.choice(joined([piece for piece in pieces if piece.place == place]))
-            for place in range(len(self.wanted))
+            self.choice(joined([chunk for chunk in chunks if chunk.place == place]))
+            for place in range(len(self.generation.rows))
         ]
         return self._head | {'choices': choices, 'usage': self.usage()}
 
-    def chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
-        """Yields the chunks of a stream that a piece makes."""
-        choice = self.delta(piece)
-        if piece.text or piece.finish or choice.get('logprobs') or choice.get('text'):
-            yield self._chunk([choice])
+    def records(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        """Yields the records of a stream that a chunk makes."""
+        choice = self.delta(chunk)
+        if chunk.text or chunk.finish or choice.get('logprobs') or choice.get('text'):
+            yield self._record([choice])
 
-    def last_chunks(self) -> Iterator[dict[str, Any]]:
-        """Yields the chunk behind the texts, if the client has asked for it."""
-        if self.asked.include_usage:
-            yield self._chunk([]) | {'usage': self.usage()}
+    def last_records(self) -> Iterator[dict[str, Any]]:
+        """Yields the record behind the texts, if the client has asked for it."""
+        if self.body.stream_options.get('include_usage'):
+            yield self._record([]) | {'usage': self.usage()}
 
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        more = {'usage': None} if self.asked.include_usage else {}
+    def _record(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        more = {'usage': None} if self.body.stream_options.get('include_usage') else {}
         return self._head | {'object': self.chunk_object, 'choices': choices} | more
 
     def usage(self) -> dict[str, int]:
         """Returns the tokens of the prompts, each counted once, and those made so far."""
-        prompts = self.wanted[:: self.asked.n]
-        read = sum(len(one.work.request.tokens) for one in prompts)
+        read = sum(len(row.tokens) for row in self.generation.rows[:: self.body.n])
         return {
             'prompt_tokens': read,
             'completion_tokens': self._made,
             'total_tokens': read + self._made,
         }
 
-    def choice(self, piece: Piece) -> dict[str, Any]:
+    def choice(self, chunk: Chunk) -> dict[str, Any]:
         """Returns a text of an answer that is not streamed."""
         raise NotImplementedError
 
-    def delta(self, piece: Piece) -> dict[str, Any]:
-        """Returns what a chunk adds to a text."""
+    def delta(self, chunk: Chunk) -> dict[str, Any]:
+        """Returns what a record of a stream adds to a text."""
         raise NotImplementedError
 
     def spelling(self, token: int) -> str:
@@ -126,9 +113,9 @@ class Reply:
             return f'bytes:\\x{token:02x}'
         return self._tokenizer.decode([token])
 
-    def ends(self, piece: Piece) -> str | None:
-        self._made += len(piece.tokens)
-        return piece.finish or None
+    def ends(self, chunk: Chunk) -> str | None:
+        self._made += len(chunk.tokens)
+        return chunk.finish or None
 
 
 class CompletionReply(Reply):
@@ -136,22 +123,22 @@ class CompletionReply(Reply):
 
     prefix, whole_object, chunk_object = 'cmpl', 'text_completion', 'text_completion'
 
-    def choice(self, piece: Piece) -> dict[str, Any]:
-        echo = self.wanted[piece.place].echo
-        is_first = piece.place not in self._begun
-        self._begun.add(piece.place)
-        text, entries = piece.text, [*piece.tokens]
-        if echo and is_first:
-            text = echo[0] + text
-            scored = piece.prompt or []
+    def choice(self, chunk: Chunk) -> dict[str, Any]:
+        is_first = chunk.place not in self._begun
+        self._begun.add(chunk.place)
+        text, entries = chunk.text, [*chunk.tokens]
+        if self.body.echo and is_first:
+            prompt, ids = self.generation.echoes[chunk.place]
+            text = prompt + text
+            scored = chunk.prompt or []
             # A prompt that itself begins with BOS shows it, and nothing was there to predict it.
-            unscored = [Token(one, math.nan, ()) for one in echo[1][: len(echo[1]) - len(scored)]]
-            entries = [*unscored, *scored, *entries] if piece.prompt is not None else entries
+            unscored = [Token(one, math.nan, ()) for one in ids[: len(ids) - len(scored)]]
+            entries = [*unscored, *scored, *entries] if chunk.prompt is not None else entries
         return {
-            'index': piece.place,
+            'index': chunk.place,
             'text': text,
-            'logprobs': None if self.asked.top is None else self._logprobs(piece.place, entries),
-            'finish_reason': self.ends(piece),
+            'logprobs': None if self.body.top is None else self._logprobs(chunk.place, entries),
+            'finish_reason': self.ends(chunk),
         }
 
     delta = choice
@@ -187,38 +174,38 @@ class ChatReply(Reply):
     prefix, whole_object = 'chatcmpl', 'chat.completion'
     chunk_object = 'chat.completion.chunk'
 
-    def choice(self, piece: Piece) -> dict[str, Any]:
-        message = {'role': 'assistant', 'content': piece.text, 'refusal': None}
+    def choice(self, chunk: Chunk) -> dict[str, Any]:
+        message = {'role': 'assistant', 'content': chunk.text, 'refusal': None}
         return {
-            'index': piece.place,
+            'index': chunk.place,
             'message': message,
-            'logprobs': self._logprobs(piece),
-            'finish_reason': self.ends(piece),
+            'logprobs': self._logprobs(chunk),
+            'finish_reason': self.ends(chunk),
         }
 
-    def delta(self, piece: Piece) -> dict[str, Any]:
+    def delta(self, chunk: Chunk) -> dict[str, Any]:
         return {
-            'index': piece.place,
-            'delta': {'content': piece.text} if piece.text else {},
-            'logprobs': self._logprobs(piece),
-            'finish_reason': self.ends(piece),
+            'index': chunk.place,
+            'delta': {'content': chunk.text} if chunk.text else {},
+            'logprobs': self._logprobs(chunk),
+            'finish_reason': self.ends(chunk),
         }
 
-    def chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
-        if piece.place not in self._begun:
-            self._begun.add(piece.place)
+    def records(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        if chunk.place not in self._begun:
+            self._begun.add(chunk.place)
             delta = {'role': 'assistant', 'content': ''}
-            first = {'index': piece.place, 'delta': delta, 'logprobs': None, 'finish_reason': None}
-            yield self._chunk([first])
-        yield from super().chunks(piece)
+            first = {'index': chunk.place, 'delta': delta, 'logprobs': None, 'finish_reason': None}
+            yield self._record([first])
+        yield from super().records(chunk)
 
-    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
-        if self.asked.top is None or not piece.tokens:
+    def _logprobs(self, chunk: Chunk) -> dict[str, Any] | None:
+        if self.body.top is None or not chunk.tokens:
             return None
         content = [
             self._entry(token.id, token.log_p)
             | {'top_logprobs': [self._entry(*one) for one in token.top]}
-            for token in piece.tokens
+            for token in chunk.tokens
         ]
         return {'content': content, 'refusal': None}
 
@@ -230,14 +217,14 @@ class ChatReply(Reply):
         return {'token': name, 'logprob': finite(log_p), 'bytes': known}
 
 
-def joined(pieces: Sequence[Piece]) -> Piece:
-    """Returns the pieces of one text as one."""
-    prompts = [piece.prompt for piece in pieces if piece.prompt is not None]
-    return Piece(
-        pieces[0].place,
-        ''.join(piece.text for piece in pieces),
-        [token for piece in pieces for token in piece.tokens],
-        pieces[-1].finish,
+def joined(chunks: Sequence[Chunk]) -> Chunk:
+    """Returns the chunks of one text as one."""
+    prompts = [chunk.prompt for chunk in chunks if chunk.prompt is not None]
+    return Chunk(
+        chunks[0].place,
+        ''.join(chunk.text for chunk in chunks),
+        [token for chunk in chunks for token in chunk.tokens],
+        chunks[-1].finish,
         prompts[0] if prompts else None,
     )
 

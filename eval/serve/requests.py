@@ -1,15 +1,27 @@
-"""Requests of clients: JSON in the form of OpenAI's interface, checked, as dataclasses.
+"""Requests of clients: JSON in the form of OpenAI's interface, checked.
 
 A field that would change the answer and is not served is refused by name, and one that is not known
 too; those that change nothing, or stand at the value that changes nothing, are taken.
 """
 
-import dataclasses
+import itertools
 import json
 import math
 import secrets
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
+
+from annotated_types import Len
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    StringConstraints,
+    ValidationError,
+)
 
 from lm.inference.engine import MOST_ALTERNATIVES
 from lm.inference.sampling import SEEDS, Sampling
@@ -26,144 +38,6 @@ KINDS = {  # of errors, by status; others are 'invalid_request_error'
     500: 'server_error',
     503: 'server_error',
     504: 'timeout_error',
-}
-
-
-class Refusal(Exception):
-    """An answer that is an error. code: a word that programs compare. retry_after: seconds."""
-
-    def __init__(self, status: int, code: str, message: str, retry_after: int | None = None):
-        super().__init__(message)
-        self.status, self.code = status, code
-        self.message = message[:LONGEST_MESSAGE].encode(errors='backslashreplace').decode()
-        self.kind = KINDS.get(status, 'invalid_request_error')
-        self.retry_after = retry_after
-
-
-@dataclasses.dataclass(frozen=True)
-class Asked:
-    """The fields that both kinds of request have.
-
-    top: likeliest tokens that are reported with each; None: no log-probabilities. max_tokens: None
-    for as many as fit.
-    """
-
-    model: str | None
-    max_tokens: int | None
-    sampling: Sampling
-    n: int
-    stops: tuple[str, ...]
-    top: int | None
-    stream: bool
-    include_usage: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Completion(Asked):
-    """Prompts to be continued, as text or as token ids; echo: the answer repeats them."""
-
-    prompts: tuple[str | tuple[int, ...], ...]
-    echo: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Chat(Asked):
-    """Messages to be answered: ({'role', 'content'}, ...)."""
-
-    messages: tuple[dict[str, str], ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Field:
-    """A field that is served: what it may be, in words and as a function, and its value when it is
-    left out or null.
-    """
-
-    words: str
-    holds: Callable[[Any], bool]
-    default: Any = None
-
-
-def number(least: float, most: float, default: float) -> Field:
-    def holds(value: Any) -> bool:
-        return type(value) in (int, float) and least <= value <= most
-
-    return Field(f'a number from {least:g} to {most:g}', holds, default)
-
-
-def integer(least: int, most: int, default: int | None = None) -> Field:
-    words = f'a whole number from {least:,} to {most:,}'
-    return Field(words, lambda value: type(value) is int and least <= value <= most, default)
-
-
-def flag() -> Field:
-    return Field('true or false', lambda value: type(value) is bool, False)
-
-
-def is_text(value: Any) -> bool:
-    """Whether a value is a string, without halves of characters, which have no UTF-8 form."""
-    try:
-        return isinstance(value, str) and value.encode() is not None
-    except UnicodeEncodeError:
-        return False
-
-
-def is_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(one) is int for one in value)
-
-
-def is_stop(value: Any) -> bool:
-    many = value if isinstance(value, list) else [value]
-    return len(many) <= MOST_STOPS and all(
-        is_text(one) and 1 <= len(one) <= LONGEST_STOP for one in many
-    )
-
-
-def is_prompt(value: Any) -> bool:
-    if not isinstance(value, list):
-        return is_text(value)
-    return bool(value) and (is_ids(value) or all(map(is_text, value)) or all(map(is_ids, value)))
-
-
-def is_options(value: Any) -> bool:
-    known = {'include_usage', 'include_obfuscation'}
-    return isinstance(value, dict) and value.keys() <= known and all(
-        type(one) is bool for one in value.values()
-    )  # fmt: skip
-
-
-FIELDS = {
-    'model': Field('a string', is_text),
-    'temperature': number(0, 100, 1.0),
-    'top_p': Field(
-        'a number above 0, of at most 1', lambda v: type(v) in (int, float) and 0 < v <= 1, 1.0
-    ),
-    'top_k': integer(-1, 2**31 - 1, 0),
-    'min_p': number(0, 1, 0.0),
-    'n': integer(1, MOST_CHOICES, 1),
-    'seed': integer(-SEEDS // 2, SEEDS - 1),
-    'stop': Field(
-        f'a string of 1 to {LONGEST_STOP} characters, or a list of at most {MOST_STOPS} such',
-        is_stop,
-        [],
-    ),
-    'stream': flag(),
-    'stream_options': Field('{"include_usage": true or false}', is_options, {}),
-}
-COMPLETION = FIELDS | {
-    'prompt': Field(
-        'a string, a list of strings, token ids, or a list of lists of them', is_prompt
-    ),
-    'max_tokens': integer(0, 2**31 - 1, 16),
-    'echo': flag(),
-    'logprobs': integer(0, MOST_ALTERNATIVES),
-}
-CHAT = FIELDS | {
-    'messages': Field('a list of messages', lambda value: isinstance(value, list) and bool(value)),
-    'max_tokens': integer(1, 2**31 - 1),
-    'max_completion_tokens': integer(1, 2**31 - 1),
-    'logprobs': flag(),
-    'top_logprobs': integer(0, MOST_ALTERNATIVES, 0),
 }
 NEUTRAL = {  # fields that are not served, and what they may be all the same
     'audio': (),
@@ -201,6 +75,194 @@ IGNORED = {  # they say who asks, or how it is billed and cached
 ROLES = ('system', 'developer', 'user', 'assistant')
 
 
+class Refusal(Exception):
+    """An answer that is an error. code: a word that programs compare. retry_after: seconds."""
+
+    def __init__(self, status: int, code: str, message: str, retry_after: int | None = None):
+        super().__init__(message)
+        self.status, self.code = status, code
+        self.message = message[:LONGEST_MESSAGE].encode(errors='backslashreplace').decode()
+        self.kind = KINDS.get(status, 'invalid_request_error')
+        self.retry_after = retry_after
+
+
+def described(words: str, default: Any = None, **bounds: Any) -> Any:
+    """Returns a field; an error says in `words` what it may be."""
+    return Field(default, description=words, **bounds)
+
+
+def number(least: float, most: float, default: float) -> Any:
+    return described(f'a number from {least:g} to {most:g}', default, ge=least, le=most)
+
+
+def integer(least: int, most: int, default: int | None = None) -> Any:
+    return described(f'a whole number from {least:,} to {most:,}', default, ge=least, le=most)
+
+
+def flag() -> Any:
+    return described('true or false', False)
+
+
+def check_text(text: str) -> str:
+    """Returns a text. Raises ValueError for halves of characters, which have no UTF-8 form."""
+    text.encode()
+    return text
+
+
+def check_options(raw: Any) -> Any:
+    if isinstance(raw, dict) and not raw.keys() <= {'include_usage', 'include_obfuscation'}:
+        raise ValueError('an option of streams that is not known')
+    return raw
+
+
+# One error of a field is told. To make one for each entry of a megabyte takes seconds.
+type Text = Annotated[str, AfterValidator(check_text)]
+type Ids = Annotated[list[int], FailFast()]
+type Some[T] = Annotated[list[T], FailFast(), Len(1)]
+type Prompt = Annotated[
+    Text | Some[Text] | Some[int] | Some[Ids], Field(union_mode='left_to_right')
+]
+type Stop = Annotated[Text, StringConstraints(min_length=1, max_length=LONGEST_STOP)]
+
+
+class Body(BaseModel):
+    """Fields that both kinds of request have. A field that is null is one that is left out.
+
+    Each kind has `top`, the likeliest tokens that are reported with each; None: no
+    log-probabilities.
+    """
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    model: Text | None = described('a string')
+    temperature: float = number(0, 100, 1.0)
+    top_p: float = described('a number above 0, of at most 1', 1.0, gt=0, le=1)
+    top_k: int = integer(-1, 2**31 - 1, 0)
+    min_p: float = number(0, 1, 0.0)
+    n: int = integer(1, MOST_CHOICES, 1)
+    seed: int | None = integer(-SEEDS // 2, SEEDS - 1)
+    stop: Stop | Annotated[list[Stop], Len(0, MOST_STOPS)] = described(
+        f'a string of 1 to {LONGEST_STOP} characters, or a list of at most {MOST_STOPS} such', []
+    )
+    stream: bool = flag()
+    stream_options: Annotated[dict[str, bool], BeforeValidator(check_options)] = described(
+        '{"include_usage": true or false}', {}
+    )
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Self:
+        """Returns the request of a JSON object. Raises Refusal for the first field of it whose
+        value is not served, and for what is missing or does not fit together.
+        """
+        given = {
+            name: value
+            for name, value in raw.items()
+            if not (value is None or name in IGNORED or value in NEUTRAL.get(name, ()))
+        }
+        unknown = next((name for name in given if name not in cls.model_fields), None)
+        before = itertools.takewhile(lambda name: name != unknown, given)
+        try:
+            body = cls.model_validate({name: given[name] for name in before})
+        except ValidationError as error:
+            wrong = {entry['loc'][0] for entry in error.errors(include_url=False)}
+            name = next(name for name in given if name in wrong)
+            raise invalid(name, given[name], cls.model_fields[name].description) from None
+        if unknown in NEUTRAL:
+            raise unsupported(unknown, given[unknown])
+        if unknown is not None:
+            hint = nearest(unknown, cls.model_fields) if len(unknown) <= MOST_SHOWN else ''
+            message = f'there is no field {shown(unknown)} here.{hint}'
+            raise Refusal(400, 'unknown_parameter', message)
+        body._check()
+        if body.seed is None:
+            body.seed = secrets.randbits(32)
+        return body
+
+    def _check(self) -> None:
+        """Raises Refusal where the fields do not fit together."""
+        if self.stream_options and not self.stream:
+            raise invalid('stream_options', self.stream_options, 'left out without stream')
+
+    def sampling(self, place: int) -> Sampling:
+        """Returns how the tokens of a text are drawn; each text of a request has another seed."""
+        return Sampling(
+            temperature=self.temperature,
+            top_k=max(0, self.top_k),
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed + place,
+        )
+
+
+class Completion(Body):
+    """The body of /v1/completions: prompts to go on from; with `echo` the answer repeats them."""
+
+    prompt: Prompt | None = described(
+        'a string, a list of strings, token ids, or a list of lists of them'
+    )
+    max_tokens: int = integer(0, 2**31 - 1, 16)
+    echo: bool = flag()
+    logprobs: int | None = integer(0, MOST_ALTERNATIVES)
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if is_one else self.prompt
+
+    @property
+    def top(self) -> int | None:
+        return self.logprobs
+
+    def _check(self) -> None:
+        if self.prompt is None:
+            raise missing('prompt is missing: text to go on from')
+        if self.max_tokens == 0 and not self.echo:
+            raise invalid('max_tokens', 0, 'at least 1 without echo')
+        super()._check()
+        if len(self.prompts) * self.n > MOST_CHOICES:
+            raise Refusal(
+                400,
+                'too_many_choices',
+                f'a request may ask for {MOST_CHOICES} texts; got {len(self.prompts)} prompts '
+                f'times n={self.n}. Send several requests.',
+            )
+
+
+class Chat(Body):
+    """The body of /v1/chat/completions: messages [{'role', 'content'}, ...] to answer.
+
+    max_tokens: None for as many as fit.
+    """
+
+    messages: list[Any] | None = described('a list of messages', min_length=1)
+    max_tokens: int | None = integer(1, 2**31 - 1)
+    max_completion_tokens: int | None = integer(1, 2**31 - 1)
+    logprobs: bool = flag()
+    top_logprobs: int = integer(0, MOST_ALTERNATIVES, 0)
+    echo: ClassVar[bool] = False
+
+    @property
+    def top(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
+
+    def _check(self) -> None:
+        if self.messages is None:
+            raise missing('messages is missing: what to answer')
+        if self.top_logprobs and not self.logprobs:
+            raise invalid('top_logprobs', self.top_logprobs, '0 without logprobs')
+        newer, older = self.max_completion_tokens, self.max_tokens
+        if newer is not None and older not in (None, newer):
+            words = f'max_completion_tokens, its newer name, which is {newer}'
+            raise invalid('max_tokens', older, words)
+        self.max_tokens = older if newer is None else newer
+        self.messages = [parse_message(raw, i) for i, raw in enumerate(self.messages)]
+        super()._check()
+
+
 def parse_body(data: bytes) -> dict[str, Any]:
     """Returns the JSON object of a body. Raises Refusal for anything else."""
     try:
@@ -213,81 +275,7 @@ def parse_body(data: bytes) -> dict[str, Any]:
     return raw
 
 
-def parse_completion(raw: Mapping[str, Any]) -> Completion:
-    """Returns what the body of /v1/completions asks. Raises Refusal."""
-    given = checked(raw, COMPLETION)
-    prompt = given['prompt']
-    if prompt is None:
-        raise Refusal(400, 'missing_required_parameter', 'prompt is missing: text to go on from')
-    many = [prompt] if isinstance(prompt, str) or type(prompt[0]) is int else prompt
-    if given['max_tokens'] == 0 and not given['echo']:
-        raise invalid('max_tokens', 0, 'at least 1 without echo')
-    common = shared(given, given['max_tokens'], given['logprobs'])
-    count_choices(len(many), common['n'])
-    prompts = tuple(one if isinstance(one, str) else tuple(one) for one in many)
-    return Completion(**common, prompts=prompts, echo=given['echo'])
-
-
-def parse_chat(raw: Mapping[str, Any]) -> Chat:
-    """Returns what the body of /v1/chat/completions asks. Raises Refusal."""
-    given = checked(raw, CHAT)
-    if given['messages'] is None:
-        raise Refusal(400, 'missing_required_parameter', 'messages is missing: what to answer')
-    if given['top_logprobs'] and not given['logprobs']:
-        raise invalid('top_logprobs', given['top_logprobs'], '0 without logprobs')
-    most, old = given['max_completion_tokens'], given['max_tokens']
-    if most is not None and old is not None and most != old:
-        raise invalid('max_tokens', old, f'max_completion_tokens, its newer name, which is {most}')
-    top = given['top_logprobs'] if given['logprobs'] else None
-    messages = tuple(message(one, i) for i, one in enumerate(given['messages']))
-    return Chat(**shared(given, old if most is None else most, top), messages=messages)
-
-
-def shared(given: Mapping[str, Any], max_tokens: int | None, top: int | None) -> dict[str, Any]:
-    """Returns the fields of an `Asked`."""
-    stop = given['stop']
-    if given['stream_options'] and not given['stream']:
-        raise invalid('stream_options', given['stream_options'], 'left out without stream')
-    seed = secrets.randbits(32) if given['seed'] is None else given['seed']
-    return {
-        'model': given['model'],
-        'max_tokens': max_tokens,
-        'sampling': Sampling(
-            temperature=given['temperature'],
-            top_k=max(0, given['top_k']),
-            top_p=given['top_p'],
-            min_p=given['min_p'],
-            seed=seed,
-        ),
-        'n': given['n'],
-        'stops': (stop,) if isinstance(stop, str) else tuple(stop),
-        'top': top,
-        'stream': given['stream'],
-        'include_usage': given['stream_options'].get('include_usage', False),
-    }
-
-
-def checked(raw: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
-    """Returns the value of each field, its default where it is left out. Raises Refusal for values
-    and fields that are not served.
-    """
-    for name, value in raw.items():
-        if value is None or name in IGNORED:
-            continue
-        if name in NEUTRAL:
-            if value not in NEUTRAL[name]:
-                raise unsupported(name, value)
-        elif name not in fields:
-            hint = nearest(name, fields) if len(name) <= MOST_SHOWN else ''
-            message = f'there is no field {shown(name)} here.{hint}'
-            raise Refusal(400, 'unknown_parameter', message)
-        elif not fields[name].holds(value):
-            raise invalid(name, value, fields[name].words)
-    given = {name: value for name, value in raw.items() if value is not None}
-    return {name: given.get(name, field.default) for name, field in fields.items()}
-
-
-def message(raw: Any, place: int) -> dict[str, str]:
+def parse_message(raw: Any, place: int) -> dict[str, str]:
     """Returns {'role', 'content'} of a message of a chat. Raises Refusal."""
     name = f'messages[{place}]'
     if not isinstance(raw, dict):
@@ -308,15 +296,20 @@ def message(raw: Any, place: int) -> dict[str, str]:
     return {'role': role, 'content': content}
 
 
-def count_choices(prompts: int, n: int) -> None:
-    """Raises Refusal where a request asks for too many texts."""
-    if prompts * n > MOST_CHOICES:
-        raise Refusal(
-            400,
-            'too_many_choices',
-            f'a request may ask for {MOST_CHOICES} texts; got {prompts} prompts times n={n}. '
-            'Send several requests.',
-        )
+def is_text(value: Any) -> bool:
+    """Whether a value is a string, without halves of characters, which have no UTF-8 form."""
+    try:
+        return isinstance(value, str) and check_text(value) == value
+    except UnicodeEncodeError:
+        return False
+
+
+def is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(one) is int for one in value)
+
+
+def missing(message: str) -> Refusal:
+    return Refusal(400, 'missing_required_parameter', message)
 
 
 def invalid(name: str, value: Any, words: str) -> Refusal:

@@ -1,14 +1,14 @@
-"""The thread that owns the engine: calls wait, take turns for slots, and get texts in pieces."""
+"""The thread that owns the engine: clients wait, take turns for slots, and get texts in chunks."""
 
 import collections
 import contextlib
-import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from eval.serve.requests import Refusal
+from lm.data.tokenizers import Tokenizer
 from lm.inference.engine import Request, Token, Update
 from lm.inference.text import TextStream
 
@@ -28,29 +28,7 @@ class SlotEngine(Protocol):
     def release(self, slot: int) -> None: ...
 
 
-@dataclasses.dataclass
-class Work:
-    """A text that is wanted.
-
-    request: what the engine continues; its max_tokens may be 0. stream: turns its tokens into text,
-    up to one of the stop strings. ends: tokens that end it, EOS among them. scored: the tokens of
-    its prompt are wanted with their log-probabilities.
-    """
-
-    request: Request
-    stream: TextStream
-    stops: tuple[str, ...]
-    ends: frozenset[int]
-    scored: bool
-
-    @property
-    def generates(self) -> bool:
-        """Whether the text takes a slot: the likeliest next token alone is found by scoring."""
-        likeliest = self.request.sampling.temperature == 0 and self.request.max_tokens == 1
-        return self.request.max_tokens > 0 and not (self.scored and likeliest)
-
-
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """The newest part of a text.
 
     finish: '' while more is to come, else 'stop' or 'length'. prompt: the tokens of the prompt
@@ -64,26 +42,88 @@ class Piece(NamedTuple):
     prompt: list[Token] | None = None
 
 
-class Call:
-    """The texts that one client wants together. `receive` gets their pieces, or the Refusal that
-    ends them all; the scheduler's thread calls it.
+class Generation:
+    """The texts that one client wants together, and how far they are.
+
+    rows: what the engine continues for each text. streams: turn the tokens of each into text.
+    receive: gets their chunks, or the Refusal that ends them all; the scheduler's thread calls it.
     """
 
-    def __init__(self, works: Sequence[Work], receive: Callable[[Piece | Refusal], None]):
-        self.works, self.receive = works, receive
-        places = range(len(works))
-        self.to_score = collections.deque(i for i in places if works[i].scored)
-        unscored = [i for i in places if not works[i].scored]
-        self.to_start = collections.deque(i for i in unscored if works[i].generates)
-        self.to_echo = collections.deque(i for i in unscored if not works[i].generates)
+    receive: Callable[[Chunk | Refusal], None]
+
+    def __init__(
+        self,
+        rows: Sequence[Request],
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        ends: frozenset[int] = frozenset(),
+        is_scored: bool = False,
+        echoes: Sequence[tuple[str, Sequence[int]]] = (),
+    ):
+        """Args:
+        rows: of each text, prompt and sampling; their max_tokens may be 0.
+        tokenizer: the run's.
+        stops: strings that end a text.
+        ends: tokens that end a text, beside EOS.
+        is_scored: the tokens of the prompts are wanted with their log-probabilities.
+        echoes: text and token ids of each prompt, as the client gave them; (): none is repeated.
+        """
+        self.rows, self.echoes, self._stops = rows, echoes, stops
+        self._ends, self._is_scored = ends | {tokenizer.eos_id}, is_scored
+        self.streams = [TextStream(tokenizer, stops, after=row.tokens) for row in rows]
+        places = range(len(rows))
+        self.to_score = collections.deque(places if is_scored else ())
+        unscored = () if is_scored else places
+        self.to_start = collections.deque(i for i in unscored if self.takes_slot(i))
+        self.to_echo = collections.deque(i for i in unscored if not self.takes_slot(i))
         self.is_started = False
+
+    def takes_slot(self, place: int) -> bool:
+        """Whether a text takes a slot: the likeliest next token alone is found by scoring."""
+        row = self.rows[place]
+        is_next_alone = row.sampling.temperature == 0 and row.max_tokens == 1
+        return row.max_tokens > 0 and not (self._is_scored and is_next_alone)
+
+    def extend(self, place: int, tokens: Sequence[Token], finish: str) -> Chunk:
+        """Returns what new tokens add to a text; nothing from a stop string or an ending token on.
+
+        finish: why the engine ends the text; '' where it goes on.
+        """
+        stream, shown, text = self.streams[place], [], ''
+        if not self._stops and self._ends.isdisjoint(token.id for token in tokens):
+            shown, text = [*tokens], stream.feed(token.id for token in tokens)
+        else:  # where it ends is found token by token
+            for token in tokens:
+                if token.id in self._ends:
+                    finish = 'stop'
+                    break
+                shown.append(token)
+                text += stream.feed([token.id])
+                if stream.stopped:
+                    finish = 'stop'
+                    break
+        if finish:
+            text += stream.finish()
+        return Chunk(place, text, shown, finish)
+
+    def end_scored(self, place: int, tokens: list[Token]) -> Chunk:
+        """Returns a scored prompt, with the next token if that is all of the text.
+
+        An ending token is among the tokens here: who asks for one token behind a prompt counts on
+        it (lm-eval takes all but the last for the prompt's).
+        """
+        stream = self.streams[place]
+        made = tokens[-1:] if self.rows[place].max_tokens else []
+        text = stream.feed(token.id for token in made) + stream.finish()
+        is_stopped = stream.stopped or not self._ends.isdisjoint(token.id for token in made)
+        return Chunk(place, text, made, 'stop' if is_stopped else 'length', tokens[:-1])
 
 
 class Scheduler:
-    """Lets calls wait, first come first served, and gives their texts the engine's slots in turns:
-    a call of many texts holds up no other. All work is done in one thread.
+    """Lets generations wait, first come first served, and gives their texts the engine's slots in
+    turns: one of many texts holds up no other. All work is done in one thread.
 
-    An error in the work for one call ends that call alone; one that `step` of the engine raises
+    An error in the work for a generation ends that one alone; one that `step` of the engine raises
     ends the thread.
     """
 
@@ -96,24 +136,25 @@ class Scheduler:
     ):
         """Args:
         engine: nobody else may use it.
-        score: as `eval.serve.prompts.Prompts`.
-        most_waiting: calls that may wait for their first turn.
+        score: as `eval.serve.prompts.PromptScorer`.
+        most_waiting: generations that may wait for their first turn.
         failed: is called with the error that ends the thread: the engine's, never a client's.
         """
         self._engine, self._score, self._most_waiting = engine, score, most_waiting
         self._failed = failed
         self._changed = threading.Condition()
-        self._calls: collections.deque[Call] = collections.deque()  # with texts that wait
-        self._left: list[Call] = []  # cancelled since the last turn
+        self._queue: collections.deque[Generation] = collections.deque()  # with texts that wait
+        self._left: list[Generation] = []  # cancelled since the last turn
         self._is_open = True
-        self._running: dict[int, tuple[Call, int]] = {}  # by slot, the text: its call and place
+        self._running: dict[int, tuple[Generation, int]] = {}  # by slot, the text: with its place
         self._thread = threading.Thread(target=self._run, name='engine', daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, call: Call) -> None:
-        """Lets a call wait. Raises Refusal where too many do, or the thread has ended."""
+    def submit(self, generation: Generation, receive: Callable[[Chunk | Refusal], None]) -> None:
+        """Lets a generation wait. Raises Refusal where too many do, or the thread has ended."""
+        generation.receive = receive
         with self._changed:
             if not self._is_open:
                 raise closed()
@@ -124,13 +165,13 @@ class Scheduler:
                     f'{self._most_waiting} requests wait already. Come again later.',
                     RETRY_SEC,
                 )
-            self._calls.append(call)
+            self._queue.append(generation)
             self._changed.notify()
 
-    def cancel(self, call: Call) -> None:
-        """Gives up what is left of a call; its slots are free before the next step."""
+    def cancel(self, generation: Generation) -> None:
+        """Gives up what is left of a generation; its slots are free before the next step."""
         with self._changed:
-            self._left.append(call)
+            self._left.append(generation)
             self._changed.notify()
 
     def close(self) -> None:
@@ -150,7 +191,7 @@ class Scheduler:
             }
 
     def _waiting(self) -> int:
-        return sum(not call.is_started for call in self._calls)
+        return sum(not generation.is_started for generation in self._queue)
 
     def _run(self) -> None:
         last = closed()
@@ -166,67 +207,69 @@ class Scheduler:
             self._failed(error)
         with self._changed:
             self._is_open = False
-            calls = {*self._calls, *(call for call, _ in self._running.values())} - {*self._left}
-        for call in calls:
+            running = {generation for generation, _ in self._running.values()}
+        for generation in {*self._queue, *running} - {*self._left}:
             with contextlib.suppress(Exception):  # an event loop that has ended
-                call.receive(last)
+                generation.receive(last)
 
     @contextlib.contextmanager
-    def _for_call(self, call: Call) -> Iterator[None]:
-        """Lets an error of the block end one call."""
+    def _for_client(self, generation: Generation) -> Iterator[None]:
+        """Lets an error of the block end one generation."""
         try:
             yield
         except Exception as error:
-            self._refuse(call, error)
+            self._refuse(generation, error)
 
-    def _refuse(self, call: Call, error: Exception) -> None:
-        """Ends a call by the error that the work for it has raised, and logs why."""
+    def _refuse(self, generation: Generation, error: Exception) -> None:
+        """Ends a generation by the error that the work for it has raised, and logs why."""
         is_refused = isinstance(error, ValueError)
         _logger.error('a request has failed: %s', error, exc_info=None if is_refused else error)
         with contextlib.suppress(Exception):
-            call.receive(
+            generation.receive(
                 Refusal(400, 'invalid_value', str(error)) if is_refused else request_failed()
             )
-        self.cancel(call)
+        self.cancel(generation)
 
     def _rest(self) -> bool:
         """Waits until there is something to do; returns whether the thread goes on."""
         with self._changed:
-            while self._is_open and not (self._calls or self._left or self._running):
+            while self._is_open and not (self._queue or self._left or self._running):
                 self._changed.wait()
             return self._is_open
 
     def _drop(self) -> None:
         with self._changed:
             left, self._left = {*self._left}, []
-            self._calls = collections.deque(call for call in self._calls if call not in left)
-        for slot in [slot for slot, (call, _) in self._running.items() if call in left]:
+            self._queue = collections.deque(
+                generation for generation in self._queue if generation not in left
+            )
+        for slot in [slot for slot, (generation, _) in self._running.items() if generation in left]:
             self._engine.release(slot)
             del self._running[slot]
 
     def _end_empty(self) -> None:
         """Ends texts of no tokens, whose answers repeat their prompts alone."""
-        for call, place in self._take(lambda call: call.to_echo, SCORED_AT_ONCE):
-            with self._for_call(call):
-                call.receive(Piece(place, '', [], 'length'))
+        for generation, place in self._take(lambda texts: texts.to_echo, SCORED_AT_ONCE):
+            with self._for_client(generation):
+                generation.receive(Chunk(place, '', [], 'length'))
 
     def _score_some(self) -> None:
-        taken = self._take(lambda call: call.to_score, SCORED_AT_ONCE)
-        by_top: dict[int, list[tuple[Call, int]]] = {}
-        for call, place in taken:
-            by_top.setdefault(call.works[place].request.top, []).append((call, place))
+        taken = self._take(lambda texts: texts.to_score, SCORED_AT_ONCE)
+        by_top: dict[int, list[tuple[Generation, int]]] = {}
+        for generation, place in taken:
+            by_top.setdefault(generation.rows[place].top, []).append((generation, place))
         for top, texts in by_top.items():
-            for call, place, tokens in self._scores(texts, top):
-                with self._for_call(call):
-                    call.receive(self._scored(call, place, tokens))
+            for generation, place, tokens in self._scores(texts, top):
+                with self._for_client(generation):
+                    generation.receive(self._scored(generation, place, tokens))
 
     def _scores(
-        self, texts: Sequence[tuple[Call, int]], top: int
-    ) -> Iterator[tuple[Call, int, list[Token]]]:
-        """Yields calls and places with the tokens of their prompts; one by one if that fails, so
-        that the prompt to blame is the only one that ends.
+        self, texts: Sequence[tuple[Generation, int]], top: int
+    ) -> Iterator[tuple[Generation, int, list[Token]]]:
+        """Yields generations and places with the tokens of their prompts; one by one if that fails,
+        so that the prompt to blame is the only one that ends.
         """
-        rows = [call.works[place].request.tokens for call, place in texts]
+        rows = [generation.rows[place].tokens for generation, place in texts]
         try:
             scores = self._score(rows, top)
         except Exception as error:
@@ -239,83 +282,54 @@ class Scheduler:
         for text in texts:
             yield from self._scores([text], top)
 
-    def _scored(self, call: Call, place: int, tokens: list[Token]) -> Piece:
-        """Returns the piece of a scored prompt, with the next token if that is all of the text.
-
-        An ending token is among the tokens here: who asks for one token behind a prompt counts on
-        it (lm-eval takes all but the last for the prompt's).
-        """
-        work = call.works[place]
-        if work.generates:
-            with self._changed:
-                call.to_start.append(place)
-                if call not in self._calls:
-                    self._calls.append(call)
-            return Piece(place, '', [], '', tokens[:-1])
-        made = tokens[-1:] if work.request.max_tokens else []
-        text = work.stream.feed(token.id for token in made) + work.stream.finish()
-        ends = work.stream.stopped or not work.ends.isdisjoint(token.id for token in made)
-        return Piece(place, text, made, 'stop' if ends else 'length', tokens[:-1])
+    def _scored(self, generation: Generation, place: int, tokens: list[Token]) -> Chunk:
+        if not generation.takes_slot(place):
+            return generation.end_scored(place, tokens)
+        with self._changed:
+            generation.to_start.append(place)
+            if generation not in self._queue:
+                self._queue.append(generation)
+        return Chunk(place, '', [], '', tokens[:-1])
 
     def _admit(self) -> None:
-        for call, place in self._take(lambda call: call.to_start, self._engine.free):
-            with self._for_call(call):
-                self._running[self._engine.admit(call.works[place].request)] = (call, place)
+        for generation, place in self._take(lambda texts: texts.to_start, self._engine.free):
+            with self._for_client(generation):
+                self._running[self._engine.admit(generation.rows[place])] = (generation, place)
 
     def _take(
-        self, texts_of: Callable[[Call], collections.deque[int]], most: int
-    ) -> list[tuple[Call, int]]:
-        """Takes up to `most` texts from their calls, one of each in turn."""
+        self, texts_of: Callable[[Generation], collections.deque[int]], most: int
+    ) -> list[tuple[Generation, int]]:
+        """Takes up to `most` texts from their generations, one of each in turn."""
         taken, passed = [], 0
         with self._changed:
-            while len(taken) < most and passed < len(self._calls):
-                call = self._calls.popleft()
-                if texts := texts_of(call):
-                    taken.append((call, texts.popleft()))
-                    call.is_started, passed = True, 0
+            while len(taken) < most and passed < len(self._queue):
+                generation = self._queue.popleft()
+                if texts := texts_of(generation):
+                    taken.append((generation, texts.popleft()))
+                    generation.is_started, passed = True, 0
                 else:
                     passed += 1
-                if call.to_score or call.to_start or call.to_echo:
-                    self._calls.append(call)
+                if generation.to_score or generation.to_start or generation.to_echo:
+                    self._queue.append(generation)
         return taken
 
     def _step(self) -> None:
         if not self._running:
             return
         for slot, update in self._engine.step(self._fail).items():
-            call, place = self._running[slot]
+            generation, place = self._running[slot]
             if update.finish:
                 del self._running[slot]
-            with self._for_call(call):
-                piece = piece_of(call.works[place], place, *update)
-                if piece.finish and not update.finish:  # the engine does not know yet
+            with self._for_client(generation):
+                chunk = generation.extend(place, *update)
+                if chunk.finish and not update.finish:  # the engine does not know yet
                     del self._running[slot]
                     self._engine.release(slot)
-                call.receive(piece)
+                generation.receive(chunk)
 
     def _fail(self, slot: int, error: Exception) -> None:
-        call, _ = self._running.pop(slot)
-        self._refuse(call, error)
-
-
-def piece_of(work: Work, place: int, tokens: Sequence[Token], finish: str) -> Piece:
-    """Returns what new tokens add to a text; nothing from a stop string or an ending token on."""
-    kept, text = [], ''
-    if not work.stops and work.ends.isdisjoint(token.id for token in tokens):
-        kept, text = [*tokens], work.stream.feed(token.id for token in tokens)
-    else:  # where it ends is found token by token
-        for token in tokens:
-            if token.id in work.ends:
-                finish = 'stop'
-                break
-            kept.append(token)
-            text += work.stream.feed([token.id])
-            if work.stream.stopped:
-                finish = 'stop'
-                break
-    if finish:
-        text += work.stream.finish()
-    return Piece(place, text, kept, finish)
+        generation, _ = self._running.pop(slot)
+        self._refuse(generation, error)
 
 
 def request_failed() -> Refusal:

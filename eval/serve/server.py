@@ -9,7 +9,7 @@ from collections.abc import Callable
 from eval.serve.app import Limits, Service
 from eval.serve.chat import chat_of
 from eval.serve.connections import abort, server_of
-from eval.serve.prompts import Prompts
+from eval.serve.prompts import PromptScorer
 from eval.serve.replies import Served
 from eval.serve.scheduler import Scheduler
 from lm.inference.engine import Engine
@@ -84,7 +84,7 @@ class Server:
           ValueError: where the positions of the model end before `capacity`, or its chat template
             cannot be read.
         """
-        engine, prompts = Engine(checkpoint, slots, capacity), Prompts(checkpoint)
+        engine, prompts = Engine(checkpoint, slots, capacity), PromptScorer(checkpoint)
         self.served = served_as(path, checkpoint, engine.capacity)
         self._failures: list[BaseException] = []
         self.service = Service(

@@ -1,4 +1,4 @@
-"""Suites: each row maps a loaded checkpoint to a `Result`.
+"""Suites: each row maps a loaded checkpoint to a `SuiteResult`.
 
 Called by `python -m eval` and tests, as `from eval import perplexity`. Calls eval.load, lm.run's
 evaluation, lm.inference and lm.data.

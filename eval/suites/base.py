@@ -16,9 +16,20 @@ class Table:
     y: str = ''
     by: str = ''  # a column that tells the lines or bars of the chart apart
 
+    @classmethod
+    def from_rows(
+        cls, heads: Sequence[str], rows: Sequence[Sequence[Any]], **chart: str
+    ) -> 'Table':
+        """Returns the table of rows, with a column for each head; without rows it has none.
+
+        chart: x, y and by.
+        """
+        columns = zip(heads, map(list, zip(*rows, strict=True)), strict=True) if rows else ()
+        return cls(dict(columns), **chart)
+
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class SuiteResult:
     """Numbers of one checkpoint, with what they are made of.
 
     `numbers` are recorded, printed, and traced over checkpoints. `items` has an entry for each
@@ -34,13 +45,13 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """A row of SUITES: `function(checkpoint, **options) -> Result`.
+    """A row of SUITES: `function(checkpoint, **options) -> SuiteResult`.
 
     The options are keywords of the function, each with its default and an `Option`
     (`modules.options`), and a flag --NAME.OPTION each.
     """
 
-    function: Callable[..., Result]
+    function: Callable[..., SuiteResult]
     #: The option that --suite=NAME:VALUE gives.
     argument: str = ''
     #: Columns of `items` whose ratio of sums is compared: a score, and what it is counted in, ''

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from eval.load import Checkpoint, open_data
-from eval.suites.base import Result
+from eval.suites.base import SuiteResult
 from lm.config.mixture import by_source
 from lm.inference.bytes import Covers, Tree, log_prefixes, log_weights
 from lm.inference.scoring import power_of_two
@@ -25,7 +25,7 @@ def bytes_(
     *,
     documents: Annotated[int, Option('validation documents, of each source of a mixture', 1)] = 16,
     length: Annotated[int, Option('bytes of each, from its beginning', 1)] = 256,
-) -> Result:
+) -> SuiteResult:
     """bits_per_byte by exact probabilities of bytes, and by tokens on the same text.
 
     The probability of a text sums over all its covers, not over the tokenizer's encoding alone
@@ -48,7 +48,7 @@ def bytes_(
         bits.append(-log_prefixes(tree, log_ps)[-1] / math.log(2))
         token_bits.append(-log_weights(tree, log_ps)[tree.trunk[-1]] / math.log(2))
     n_bytes = [len(tree.text) for tree in trees]
-    return Result(
+    return SuiteResult(
         {
             'bits_per_byte': sum(bits) / sum(n_bytes),
             'bits_per_byte_by_tokens': sum(token_bits) / sum(n_bytes),
@@ -76,7 +76,7 @@ def _fitting(covers: Covers, text: bytes, most: int) -> Tree:
         text = _beginning(text.decode(), int(too_deep.min()) - 1)
 
 
-class Part(NamedTuple):
+class TreeSegment(NamedTuple):
     """Tokens that are read in one go, behind those that the cache holds, and their nodes."""
 
     tokens: list[int]
@@ -125,24 +125,24 @@ def read(checkpoint: Checkpoint, trees: Sequence[Tree]) -> Iterator[list[np.ndar
         yield from found
 
 
-def parts_of(tree: Tree, bos_id: int) -> list[Part]:
+def parts_of(tree: Tree, bos_id: int) -> list[TreeSegment]:
     """Returns in what parts the nodes of a tree are read, each node at least once."""
     on_trunk = dict(zip(tree.trunk, range(len(tree.trunk)), strict=True))
     has_child = set(tree.parents) | {tree.trunk[-1]}
-    branches: dict[int, list[Part]] = {}
+    branches: dict[int, list[TreeSegment]] = {}
     for node in range(len(tree.parents)):
         if node in on_trunk or node in has_child:
             continue
         path = [node]
         while (parent := tree.parents[path[0]]) not in on_trunk:
             path.insert(0, parent)
-        part = Part([tree.tokens[n] for n in path], path, is_kept=False)
+        part = TreeSegment([tree.tokens[n] for n in path], path, is_kept=False)
         branches.setdefault(parent, []).append(part)
-    parts = [Part([bos_id], [0], is_kept=True)]
+    parts = [TreeSegment([bos_id], [0], is_kept=True)]
     for node in tree.trunk[1:]:
         parts += branches.get(tree.parents[node], [])
         if not parts[-1].is_kept or len(parts[-1].tokens) == LONGEST:
-            parts.append(Part([], [], is_kept=True))
+            parts.append(TreeSegment([], [], is_kept=True))
         parts[-1].tokens.append(tree.tokens[node])
         parts[-1].nodes.append(node)
     return parts + branches.get(tree.trunk[-1], [])

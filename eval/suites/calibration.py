@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eval.load import Checkpoint
-from eval.suites.base import Result, Table
+from eval.suites.base import SuiteResult, Table
 from eval.suites.calibration_errors import (
     Bins,
     binned,
@@ -23,7 +23,7 @@ from eval.suites.calibration_errors import (
     interval,
 )
 from eval.suites.calibrators import CALIBRATORS, events_of
-from eval.suites.reading import Row, validation_rows
+from eval.suites.reading import TargetRow, validation_rows
 from lm.inference.scoring import Scorer
 from modules.options import Option
 
@@ -44,7 +44,7 @@ def calibration(
     calibrator: Annotated[
         str, Option('fitted beside the temperature', choices=('none', *CALIBRATORS))
     ] = 'none',
-) -> Result:
+) -> SuiteResult:
     """Measures how far the probability of the likeliest token is from how often it is right.
 
     ece has bins of equal width, ece_adaptive and the debiased l2_debiased of equal mass; intervals
@@ -88,7 +88,7 @@ def calibration(
         calibrated = calibrated_events(calibrator, found, unit, is_fitted)
         numbers['held_out_ece_calibrated'] = expected_error(binned(*calibrated, widths).whole)
         diagram[f'the half held out, by {calibrator}'] = calibrated
-    return Result(
+    return SuiteResult(
         {name: float(value) for name, value in numbers.items() if np.isfinite(value)},
         items_of(rows, found),
         {'Reliability': reliability(diagram, widths)},
@@ -138,15 +138,17 @@ def with_intervals(events: Events, classes: Bins, bins: int, resamples: int) -> 
 def of_classes(
     found: dict[str, np.ndarray], classes: np.ndarray, unit: np.ndarray, edges: np.ndarray
 ) -> Bins:
-    """Returns the bins of each class, that of a token being the event that it comes next."""
+    """Returns the bins of all classes as those of one, whose error is the mean of theirs; the event
+    of a class is that its token comes next.
+    """
     each = [
         binned(found['of_classes'][:, i], found['next'] == token, unit, edges)
         for i, token in enumerate(classes)
     ]
-    return side_by_side(each)
+    return Bins(*(np.concatenate(sums, -1) for sums in zip(*each, strict=True)))
 
 
-def units_of(rows: Sequence[Row]) -> np.ndarray:
+def units_of(rows: Sequence[TargetRow]) -> np.ndarray:
     """Returns the number of the document of each target, or of its row where there is only one.
 
     Raises ValueError where there is one of either: nothing can be fitted on the one half.
@@ -176,14 +178,14 @@ def halves(unit: np.ndarray) -> np.ndarray:
     return np.array(first)[unit]
 
 
-def frequent_tokens(rows: Sequence[Row], most: int) -> np.ndarray:
+def frequent_tokens(rows: Sequence[TargetRow], most: int) -> np.ndarray:
     """Returns the tokens that are most often targets, at most so many."""
     targets = np.concatenate([row.tokens[1:][row.is_target] for row in rows])
     values, counts = np.unique(targets, return_counts=True)
     return values[np.argsort(-counts, kind='stable')[:most]].astype(np.int32)
 
 
-def scored(scorer: Scorer, rows: Sequence[Row]) -> dict[str, np.ndarray]:
+def scored(scorer: Scorer, rows: Sequence[TargetRow]) -> dict[str, np.ndarray]:
     """Returns the scores of all targets, [M, ...] by name, in the order of the rows."""
     found = scorer([row.tokens for row in rows])
     return {
@@ -194,7 +196,9 @@ def scored(scorer: Scorer, rows: Sequence[Row]) -> dict[str, np.ndarray]:
     }
 
 
-def temperature_of(checkpoint: Checkpoint, rows: Sequence[Row], is_fitted: np.ndarray) -> float:
+def temperature_of(
+    checkpoint: Checkpoint, rows: Sequence[TargetRow], is_fitted: np.ndarray
+) -> float:
     """Returns the temperature of the least mean loss over the targets that `is_fitted` names."""
     scorer = Scorer(checkpoint, functools.partial(slopes_at, BETAS))
     found = scored(scorer, list(only(rows, is_fitted)))
@@ -202,7 +206,7 @@ def temperature_of(checkpoint: Checkpoint, rows: Sequence[Row], is_fitted: np.nd
     return fitted_temperature(BETAS, slopes, curvatures)
 
 
-def only(rows: Sequence[Row], chosen: np.ndarray) -> Iterator[Row]:
+def only(rows: Sequence[TargetRow], chosen: np.ndarray) -> Iterator[TargetRow]:
     """Yields the rows that have chosen targets, with no others; chosen [M] is over all targets."""
     edges = np.cumsum([row.is_target.sum() for row in rows])[:-1]
     for row, own in zip(rows, np.split(chosen, edges), strict=True):
@@ -258,12 +262,7 @@ def token_statistics(
     }
 
 
-def side_by_side(each: Sequence[Bins]) -> Bins:
-    """Returns the bins of several classes as those of one: its error is the mean of theirs."""
-    return Bins(*(np.concatenate(sums, -1) for sums in zip(*each, strict=True)))
-
-
-def items_of(rows: Sequence[Row], found: dict[str, np.ndarray]) -> dict[str, list]:
+def items_of(rows: Sequence[TargetRow], found: dict[str, np.ndarray]) -> dict[str, list]:
     """Returns, of each row, its sums over targets."""
     starts = np.cumsum([0, *(row.is_target.sum() for row in rows)])
     sizes = np.diff(starts)

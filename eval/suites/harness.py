@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from eval.load import Checkpoint
-from eval.suites.base import Result, Table
+from eval.suites.base import SuiteResult, Table
 from lm.config.resolve import flatten
 from lm.record.digests import of_arrays, of_record
 from lm.storage.files import expand_home, first_line
@@ -40,7 +40,7 @@ def harness(
         int, Option('examples before each question; -1: as the task has it', -1)
     ] = -1,
     cache: Annotated[str, Option('folder that keeps the answers, by checkpoint; empty: none')] = '',
-) -> Result:
+) -> SuiteResult:
     """every metric of tasks of lm-evaluation-harness, as TASK/METRIC with TASK/METRIC_stderr.
 
     Requests are documents: BOS, the context, and what is scored or generated, cut on the left to
@@ -152,7 +152,7 @@ def _cache_of(checkpoint: Checkpoint, folder: str) -> str:
     return str(place / f'{checkpoint.step}-{digest[:16]}')
 
 
-def _result(found: Mapping[str, Any]) -> Result:
+def _result(found: Mapping[str, Any]) -> SuiteResult:
     numbers, rows = {}, []
     for task, metrics in found['results'].items():
         for key, value in metrics.items():
@@ -166,8 +166,7 @@ def _result(found: Mapping[str, Any]) -> Result:
                 error = error if isinstance(error, int | float) else None
                 rows.append((task, metric, float(value), error, metrics.get('sample_len')))
     names = ('task', 'metric', 'value', 'standard error', 'documents')
-    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)) if rows else {}
-    return Result(numbers, _items(found), {'Tasks': Table(columns)})
+    return SuiteResult(numbers, _items(found), {'Tasks': Table.from_rows(names, rows)})
 
 
 def _items(found: Mapping[str, Any]) -> dict[str, list]:

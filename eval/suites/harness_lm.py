@@ -3,7 +3,6 @@
 Imports lm_eval, of the extra `harness`: only eval.suites.harness imports this file, when it is run.
 """
 
-import collections
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from eval.load import Checkpoint
 from lm.inference.engine import Engine, Request
 from lm.inference.sampling import Sampling
 from lm.inference.scoring import Scorer
-from lm.inference.text import TextStream
+from lm.inference.text import generate_texts
 from modules.choices import nearest
 
 AT_ONCE = 1024  # rows that are scored, then kept in the harness's cache, before others
@@ -125,14 +124,19 @@ class CheckpointLM(TemplateLM):
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Returns how each context goes on, up to a stop string, EOS or `max_gen_toks`."""
         del disable_tqdm
-        asked = [self._asked(request) for request in requests]
+        asked = [self._engine_request(request) for request in requests]
+        rows, stops = [row for row, _ in asked], [stop for _, stop in asked]
+        longest_first = sorted(range(len(rows)), key=lambda i: len(rows[i].tokens))[::-1]
+        tokenizer, texts = self._checkpoint.tokenizer, [''] * len(rows)
+        for i, text, has_ended in generate_texts(
+            self._engine, tokenizer, rows, stops, longest_first
+        ):
+            texts[i] += text
+            if has_ended:
+                self._keep('generate_until', requests[i].args, texts[i])
+        return texts
 
-        def done(i, text):
-            self._keep('generate_until', requests[i].args, text)
-
-        return continued(self._engine, self._checkpoint, asked, done)
-
-    def _asked(self, request: Instance) -> tuple[Request, tuple[str, ...]]:
+    def _engine_request(self, request: Instance) -> tuple[Request, tuple[str, ...]]:
         """Returns what the engine is asked, and the stop strings.
 
         Raises ValueError for an option that is not known, which another text would follow from.
@@ -176,39 +180,3 @@ class CheckpointLM(TemplateLM):
     def tokenizer_name(self) -> str:
         """Raises ValueError: only chat templates ask for it."""
         raise ValueError(CHAT)
-
-
-def continued(
-    engine: Engine,
-    checkpoint: Checkpoint,
-    asked: Sequence[tuple[Request, tuple[str, ...]]],
-    done=lambda i, text: None,
-) -> list[str]:
-    """Returns the text that goes on from each request, up to its stop strings.
-
-    Args:
-      engine: with free slots only, of the checkpoint.
-      checkpoint: whose tokenizer decodes.
-      asked: requests, each with its stop strings.
-      done: is called with the number and the text of each that has ended.
-    """
-    waiting = collections.deque(sorted(range(len(asked)), key=lambda i: len(asked[i][0].tokens)))
-    running: dict[int, tuple[int, TextStream]] = {}
-    texts = [''] * len(asked)
-    while waiting or running:
-        while waiting and engine.free:
-            i = waiting.pop()
-            request, stops = asked[i]
-            stream = TextStream(checkpoint.tokenizer, stops, request.tokens[1:])
-            running[engine.admit(request)] = (i, stream)
-        for slot, update in engine.step().items():
-            i, stream = running[slot]
-            texts[i] += stream.feed(token.id for token in update.tokens)
-            if update.finish:
-                texts[i] += stream.finish()
-            elif stream.stopped:
-                engine.release(slot)
-            if update.finish or stream.stopped:
-                del running[slot]
-                done(i, texts[i])
-    return texts

@@ -1,13 +1,13 @@
 """Regression in context: what a model predicts from pairs alone, beside what algorithms would."""
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from eval.load import Checkpoint
-from eval.suites.base import Result, Table
+from eval.suites.base import SuiteResult, Table
 from lm.config.mixture import source_of
 from lm.data import regression
 from lm.data.regression import REGRESSIONS, Regression, Tasks
@@ -45,7 +45,7 @@ def in_context(
     checkpoint: Checkpoint,
     *,
     tasks: Annotated[int, Option('regressions that are drawn anew', 2)] = 512,
-) -> Result:
+) -> SuiteResult:
     """Squared error of a linear regression from the pairs in the context, beside gradient descent.
 
     A model trained on synthetic:linear_regression reads fresh tasks x1 y1 x2 y2 ... (Garg et al.
@@ -86,7 +86,7 @@ def in_context(
     numbers = {'is_number': is_number, 'nats_model': float(nats[MODEL][-1])}
     numbers |= {'nats_posterior': float(nats[POSTERIOR][-1])}
     table = {'Nats of y by pairs in the context': by_pairs(nats, 'nats')}
-    return Result(dict(result.numbers) | numbers, result.items, dict(result.tables) | table)
+    return SuiteResult(dict(result.numbers) | numbers, result.items, dict(result.tables) | table)
 
 
 def regression_of(checkpoint: Checkpoint) -> Regression:
@@ -173,7 +173,7 @@ def posterior_nats(tasks: Tasks, w_variance: float) -> np.ndarray:
     return (squared_NP + np.log(2 * np.pi * variance_NP)) / 2 - np.log(regression.SPACING)
 
 
-def compared(predictions: dict[str, np.ndarray], clean_NP: np.ndarray) -> Result:
+def compared(predictions: dict[str, np.ndarray], clean_NP: np.ndarray) -> SuiteResult:
     """Returns the errors of all, and how far the model is from each algorithm."""
     model_NP = predictions[MODEL]
     errors = {name: (values - clean_NP) ** 2 for name, values in predictions.items()}
@@ -197,7 +197,7 @@ def compared(predictions: dict[str, np.ndarray], clean_NP: np.ndarray) -> Result
         'item': [f'task {i}' for i in range(n)],
         'squared error': errors[MODEL][:, last].tolist(),
     }
-    return Result(numbers, items, tables)
+    return SuiteResult(numbers, items, tables)
 
 
 def correlations(a_NP: np.ndarray, b_NP: np.ndarray) -> np.ndarray:
@@ -209,9 +209,10 @@ def correlations(a_NP: np.ndarray, b_NP: np.ndarray) -> np.ndarray:
 
 def by_pairs(values: dict[str, np.ndarray], what: str, first: int = 0) -> Table:
     """Returns a table of values [P] by predictor, from `first` pairs on."""
-    columns: dict[str, list[Any]] = {'pairs': [], what: [], 'prediction': []}
-    for name, of_pairs in values.items():
-        for k, value in enumerate(of_pairs[first:].tolist(), first):
-            for column, one in zip(columns.values(), (k, value, name), strict=True):
-                column.append(one)
-    return Table(columns, x='pairs', y=what, by='prediction')
+    rows = [
+        (n_pairs, value, name)
+        for name, values_P in values.items()
+        for n_pairs, value in enumerate(values_P[first:].tolist(), first)
+    ]
+    heads = ('pairs', what, 'prediction')
+    return Table.from_rows(heads, rows, x='pairs', y=what, by='prediction')

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.stats
 
 from eval.load import Checkpoint, open_data
-from eval.suites.base import Result, Table
+from eval.suites.base import SuiteResult, Table
 from lm.config.mixture import by_source
 from lm.devices.mesh import replicated, traced_on
 from lm.devices.shardings import state_shardings
@@ -40,7 +40,7 @@ def influence(
     documents: Annotated[int, Option('training documents, at equal distances', 2)] = 64,
     checkpoints: Annotated[int, Option('steps of the run, up to this one', 1)] = 5,
     validation: Annotated[int, Option('validation documents, at equal distances', 1)] = 64,
-) -> Result:
+) -> SuiteResult:
     """Scores of training documents by which data are chosen: EL2N, VoG and TracIn; means and ranks.
 
     A document is read from its beginning, up to data.seq_len tokens. el2n: the mean over tokens of
@@ -73,7 +73,7 @@ def influence(
         'tokens': [len(tokens) for _, tokens in named],
         'text': [' '.join(decode(own[: 4 * TEXT].tolist()).split())[:TEXT] for _, own in named],
     }
-    return Result(numbers, items, {'Documents of most self-influence': most(items)})
+    return SuiteResult(numbers, items, {'Documents of most self-influence': most(items)})
 
 
 def spaced_steps(checkpoint: Checkpoint, most: int) -> list[int]:

@@ -1,16 +1,14 @@
 """Layers: what the loss is without each block, and how far the blocks turn the residual stream."""
 
-import functools
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from eval.load import Checkpoint, open_data
-from eval.suites.base import Result, Table
-from lm import data
-from lm.devices.mesh import batch_parts, put_batch, traced_on
+from eval.suites.base import SuiteResult, Table
+from eval.suites.reading import jit_statistic, validation_batches
 from lm.inference.blocks import with_blocks
 from lm.inference.probes import by_name
 from lm.inference.scoring import fetched
@@ -18,7 +16,6 @@ from lm.model.transformer import ACTIVATIONS, AFTER_MLP, EMBEDDING
 from lm.training.state import Hyper, Learner, Weights
 from lm.training.step import Batch, activations, target_weights, token_sums
 from modules.options import Option
-
 
 TITLES = {
     'removal': 'loss increase',
@@ -32,7 +29,7 @@ def layers(
     *,
     tokens: Annotated[int, Option('validation tokens read, about; 0: all', 0)] = 16_384,
     gap: Annotated[int, Option('most blocks that angular distances span; 0: any number', 0)] = 0,
-) -> Result:
+) -> SuiteResult:
     """Measures what each block adds, and how far it turns the residual stream.
 
     removal_ is the loss without one block less the loss, in nats a token; angle_ is (1 / pi) arccos
@@ -42,18 +39,12 @@ def layers(
     """
     c = checkpoint
     L = c.recipe.model.n_layers
-    parts = batch_parts(c.mesh)
-    size = -(-c.recipe.microbatch // parts) * parts
-    limit = -(-tokens // (size * c.recipe.data.seq_len))
-    batches = data.evaluation_batches(open_data(c).validation, batch_size=size, limit=limit)
-    loss = jax.jit(traced_on(c.mesh, functools.partial(ce_of_blocks, c.learner)))
-    turned = jax.jit(traced_on(c.mesh, functools.partial(turns_of, c.learner)))
+    loss, turned = jit_statistic(c, ce_of_blocks), jit_statistic(c, turns_of)
     kept = [np.ones(L, bool), *~np.eye(L, dtype=bool)]
     ce, sums, n_tokens = np.zeros(L + 1), np.zeros((2, L + 1, L + 1)), 0.0
-    for batch in batches:
-        rows = put_batch(c.mesh, batch)
-        ce += list(fetched(loss(c.weights, rows, c.hyper, one) for one in kept))
-        of_batch, n = jax.device_get(turned(c.weights, rows, c.hyper))
+    for batch in validation_batches(c, open_data(c).validation, tokens):
+        ce += list(fetched(loss(c.weights, batch, c.hyper, kept_L) for kept_L in kept))
+        of_batch, n = jax.device_get(turned(c.weights, batch, c.hyper))
         sums, n_tokens = sums + of_batch, n_tokens + float(n)
     angle, influence = sums / n_tokens
     of_blocks = {
@@ -71,7 +62,7 @@ def layers(
         'Loss without each block': Table(columns, x='layer', y=TITLES['removal']),
         'Angular distance of the streams before blocks': distances(angle, gap or L),
     }
-    return Result(numbers, {}, tables)
+    return SuiteResult(numbers, {}, tables)
 
 
 def ce_of_blocks(
@@ -120,10 +111,10 @@ def distances(angle_LL: np.ndarray, gap: int) -> Table:
     on), for all l and n up to `gap`.
     """
     n_streams = len(angle_LL)
-    columns: dict[str, list[Any]] = {'layer': [], 'blocks apart': [], 'angular distance': []}
-    for n in range(1, min(gap, n_streams - 1) + 1):
-        for first in range(n_streams - n):
-            columns['layer'].append(first + 1)
-            columns['blocks apart'].append(n)
-            columns['angular distance'].append(float(angle_LL[first, first + n]))
-    return Table(columns, x='layer', y='angular distance', by='blocks apart')
+    rows = [
+        (first + 1, n, float(angle_LL[first, first + n]))
+        for n in range(1, min(gap, n_streams - 1) + 1)
+        for first in range(n_streams - n)
+    ]
+    heads = ('layer', 'blocks apart', 'angular distance')
+    return Table.from_rows(heads, rows, x='layer', y='angular distance', by='blocks apart')

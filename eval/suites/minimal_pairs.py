@@ -11,7 +11,7 @@ import numpy as np
 import scipy.stats
 
 from eval.load import Checkpoint
-from eval.suites.base import Result, Table
+from eval.suites.base import SuiteResult, Table
 from lm.data.formats import format_of, json_lines
 from lm.data.globs import find_files
 from lm.inference.scoring import Scorer
@@ -39,7 +39,7 @@ def minimal_pairs(
     ] = '',
     limit: Annotated[int, Option('pairs of each paradigm; 0: all', 0)] = 0,
     end: Annotated[bool, Option('whether the end of the document is scored too')] = False,
-) -> Result:
+) -> SuiteResult:
     """accuracy on minimal pairs: log p(good sentence) > log p(bad sentence), each a document.
 
     A sentence's score is the sum of log p of its tokens after BOS, without EOS unless `end`. The
@@ -61,7 +61,7 @@ def minimal_pairs(
 
     accuracies, by_mean = by_paradigm(is_right), by_paradigm(is_right_by_mean)
     test = scipy.stats.binomtest(int(is_right.sum()), len(pairs), alternative='greater')
-    return Result(
+    return SuiteResult(
         {
             'accuracy': float(accuracies.mean()),
             'standard_error': math.sqrt(np.sum(accuracies * (1 - accuracies) / counts))

@@ -1,6 +1,5 @@
 """Neural collapse: how far features before one next token are one, and their means a frame."""
 
-import functools
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -9,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from eval.load import Checkpoint, open_data
-from eval.suites.base import Result, Table
-from lm import data
-from lm.devices.mesh import batch_parts, put_batch, traced_on
+from eval.suites.base import SuiteResult, Table
+from eval.suites.reading import jit_statistic, validation_batches
 from lm.inference.scoring import fetched
 from lm.training.state import Hyper, Learner, Weights
 from lm.training.step import Batch, activations, target_weights
@@ -24,7 +22,7 @@ def neural_collapse(
     tokens: Annotated[int, Option('validation tokens read, about; 0: all', 0)] = 65_536,
     classes: Annotated[int, Option('most frequent next tokens that are classes', 2)] = 1024,
     least: Annotated[int, Option('tokens of a class, at least', 2)] = 10,
-) -> Result:
+) -> SuiteResult:
     """Measures NC1 to NC4 of the last features h, whose class is the token that comes next.
 
     nc1: (s_c^2 + s_d^2) / (2 |m_c - m_d|^2), mean over pairs of classes, with means m_c and s_c^2
@@ -61,36 +59,32 @@ def neural_collapse(
         'cosine with the readout': cosines_C.tolist(),
     }
     tables = {'Classes': Table(columns, x='tokens', y='cosine with the readout')}
-    return Result({name: float(x) for name, x in numbers.items()}, {}, tables)
+    return SuiteResult({name: float(x) for name, x in numbers.items()}, {}, tables)
 
 
 class Features:
     """The last features of the validation split, batch by batch."""
 
     def __init__(self, checkpoint: Checkpoint, tokens: int):
-        self._checkpoint = c = checkpoint
-        parts = batch_parts(c.mesh)
-        self._size = -(-c.recipe.microbatch // parts) * parts
-        self._limit = -(-tokens // (self._size * c.recipe.data.seq_len))
-        self._split = open_data(c).validation
+        self._checkpoint, self._tokens = checkpoint, tokens
+        self._split = open_data(checkpoint).validation
 
     def totals(self, statistic: Callable[..., Any], *more: Any) -> tuple[Any, ...]:
         """Returns the sums of statistic(learner, weights, batch, hyper, *more), in float64."""
-        each = self._each(statistic, more, self._limit)
-        found = [np.float64(x) for x in next(each)]
-        for one in each:
-            found = [total + np.float64(x) for total, x in zip(found, one, strict=True)]
-        return tuple(found)
+        each = self._each(statistic, more, self._tokens)
+        sums = [np.float64(x) for x in next(each)]
+        for of_batch in each:
+            sums = [total + np.float64(x) for total, x in zip(sums, of_batch, strict=True)]
+        return tuple(sums)
 
     def first(self, statistic: Callable[..., Any], *more: Any) -> Any:
         """Returns the statistic of the first batch."""
-        return next(self._each(statistic, more, 1))
+        return next(self._each(statistic, more, tokens=1))
 
-    def _each(self, statistic, more, limit):
+    def _each(self, statistic, more, tokens):
         c = self._checkpoint
-        run = jax.jit(traced_on(c.mesh, functools.partial(statistic, c.learner)))
-        batches = data.evaluation_batches(self._split, batch_size=self._size, limit=limit)
-        return fetched(run(c.weights, put_batch(c.mesh, one), c.hyper, *more) for one in batches)
+        run, batches = jit_statistic(c, statistic), validation_batches(c, self._split, tokens)
+        return fetched(run(c.weights, batch, c.hyper, *more) for batch in batches)
 
 
 def read(learner: Learner, weights: Weights, batch: Batch, hyper: Hyper) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from eval.load import Checkpoint, open_data
-from eval.suites.base import Result
+from eval.suites.base import SuiteResult
 from lm.config.mixture import MixedRows, by_source, mean_by_share
 from lm.data import Rows
 
@@ -14,7 +14,7 @@ START = 256  # stands before the first byte of a document
 BASE = 257
 
 
-def ngram(checkpoint: Checkpoint) -> Result:
+def ngram(checkpoint: Checkpoint) -> SuiteResult:
     """bits_per_byte of an interpolated Kneser-Ney byte model of the run's training split.
 
     A mixture has one model of all text of its sources, whatever their shares; the bits on each
@@ -26,7 +26,7 @@ def ngram(checkpoint: Checkpoint) -> Result:
         for name, rows in by_source(dataset.validation).items()
     }
     per_byte = {name: bits / n_bytes for name, (bits, n_bytes) in found.items()}
-    return Result(
+    return SuiteResult(
         {
             f'ngram{ORDER}_bits_per_byte': mean_by_share(per_byte, dataset.validation),
             'bytes': sum(n_bytes for _, n_bytes in found.values()),

@@ -12,11 +12,10 @@ from typing import Annotated, Any
 import numpy as np
 
 from eval.load import Checkpoint, open_data
-from eval.suites.base import Result, Table
-from lm import data
-from lm.config.mixture import by_source
+from eval.suites.base import SuiteResult, Table
+from eval.suites.reading import validation_batches
+from lm.config.mixture import MixedRows, by_source
 from lm.data import Rows
-from lm.devices.mesh import batch_parts, put_batch
 from lm.inference.scoring import Scorer, fetched, jit_score_batch, log_probabilities
 from lm.run.evaluate import validation_losses
 from modules.options import Option
@@ -28,7 +27,7 @@ Documents = Annotated[int, Option('how many are read, the first of each source; 
 
 
 @dataclasses.dataclass
-class Document:
+class ScoredDocument:
     """A document of the split: nats of its tokens, how many they are, and its text's bytes."""
 
     domain: str
@@ -40,14 +39,16 @@ class Document:
 
 
 @dataclasses.dataclass(frozen=True)
-class Counts:
+class SplitSize:
     """Target tokens and bytes of the part of a split that is read."""
 
     n_tokens: int
     n_bytes: int
 
 
-def perplexity(checkpoint: Checkpoint, *, stride: Stride = 0, documents: Documents = 0) -> Result:
+def perplexity(
+    checkpoint: Checkpoint, *, stride: Stride = 0, documents: Documents = 0
+) -> SuiteResult:
     """validation_ce in nats per token, bits_per_byte, and perplexity = exp(validation_ce).
 
     The validation split counts, every token once. Without a stride it is read as in training: rows
@@ -73,46 +74,43 @@ def perplexity(checkpoint: Checkpoint, *, stride: Stride = 0, documents: Documen
             f'{checkpoint.recipe.data.validation_fraction}.'
         )
     score = functools.partial(by_windows, stride=stride) if stride else by_rows
-    found: list[Document] = []
-    sums, counts = {}, {}
-    for name, rows in sources.items():
-        most = min(documents or rows.n_documents, rows.n_documents)
-        nats_D, tokens_D = score(checkpoint, rows, most)
-        own = list(described(checkpoint, name, rows, nats_D, tokens_D))
-        sums[name] = [{'ce': math.fsum(nats_D), 'tokens': tokens_D.sum()}]
-        counts[name] = (
-            Counts(sum(one.tokens for one in own), sum(one.bytes for one in own))
-            if most < rows.n_documents
-            else Counts(rows.n_tokens, rows.n_bytes)
+    scored: list[ScoredDocument] = []
+    sums, sizes = {}, {}
+    for source, rows in sources.items():
+        n_documents = min(documents or rows.n_documents, rows.n_documents)
+        nats_D, tokens_D = score(checkpoint, rows, n_documents)
+        of_source = list(scored_documents(checkpoint, source, rows, nats_D, tokens_D))
+        sums[source] = [{'ce': math.fsum(nats_D), 'tokens': tokens_D.sum()}]
+        sizes[source] = (
+            SplitSize(sum(doc.tokens for doc in of_source), sum(doc.bytes for doc in of_source))
+            if n_documents < rows.n_documents
+            else SplitSize(rows.n_tokens, rows.n_bytes)
         )
-        found += own
-    read = counts[''] if '' in counts else dataclasses.replace(split, parts=(*counts.values(),))
-    losses = validation_losses(sums, read)
-    numbers = losses | {'tokens': read.n_tokens, 'bytes': read.n_bytes}
-    table = by_domain(found, checkpoint.recipe.data.source)
-    return Result(numbers, items_of(found), {'Bits per byte by domain': table})
+        scored += of_source
+    is_mixture = isinstance(split, MixedRows)
+    size = dataclasses.replace(split, parts=(*sizes.values(),)) if is_mixture else sizes['']
+    numbers = validation_losses(sums, size) | {'tokens': size.n_tokens, 'bytes': size.n_bytes}
+    table = by_domain(scored, checkpoint.recipe.data.source)
+    return SuiteResult(numbers, items_of(scored), {'Bits per byte by domain': table})
 
 
-def by_rows(checkpoint: Checkpoint, rows: Rows, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (nats, target tokens) of the first `most` documents [D], read in the rows and batches
-    of the training loop.
+def by_rows(checkpoint: Checkpoint, rows: Rows, n_documents: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (nats, target tokens) of the first documents [D], read in the rows and batches of the
+    training loop.
     """
-    mesh, recipe, bos_id = checkpoint.mesh, checkpoint.recipe, checkpoint.tokenizer.bos_id
-    owners_RT = [rows.documents_of(i)[1:] for i in range(len(rows))]
-    read = [i for i, owner_T in enumerate(owners_RT) if np.any((owner_T >= 0) & (owner_T < most))]
-    parts = batch_parts(mesh)
-    size = -(-(recipe.data.batch_size // recipe.train.microbatches) // parts) * parts
-    masks = recipe.data.mask_documents
-    step = jit_score_batch(checkpoint.learner, mesh, log_probabilities, masks)
-    batches = data.evaluation_batches(Selected(rows, read), batch_size=size, limit=0)
-    scores = fetched(step(checkpoint.weights, put_batch(mesh, batch)) for batch in batches)
-    log_p_T = itertools.chain.from_iterable(one['log_p'] for one in scores)
-    nats_D, tokens_D = np.zeros(most), np.zeros(most, np.int64)
-    for i, log_p in zip(read, log_p_T, strict=False):  # the last batch is padded
-        owner, token = owners_RT[i], rows[i]['tokens'][1:]
-        counts = (owner >= 0) & (owner < most) & (token != bos_id)
-        np.add.at(nats_D, owner[counts], -log_p[counts])
-        np.add.at(tokens_D, owner[counts], 1)
+    bos_id, masks = checkpoint.tokenizer.bos_id, checkpoint.recipe.data.mask_documents
+    document_RT = [rows.documents_of(i)[1:] for i in range(len(rows))]
+    is_counted_RT = [(document_T >= 0) & (document_T < n_documents) for document_T in document_RT]
+    chosen = [i for i, is_counted_T in enumerate(is_counted_RT) if is_counted_T.any()]
+    step = jit_score_batch(checkpoint.learner, checkpoint.mesh, log_probabilities, masks)
+    batches = validation_batches(checkpoint, Selected(rows, chosen), tokens=0)
+    scores = fetched(step(checkpoint.weights, batch) for batch in batches)
+    log_p_RT = itertools.chain.from_iterable(of_batch['log_p'] for of_batch in scores)
+    nats_D, tokens_D = np.zeros(n_documents), np.zeros(n_documents, np.int64)
+    for i, log_p_T in zip(chosen, log_p_RT, strict=False):  # the last batch is padded
+        is_target_T = is_counted_RT[i] & (rows[i]['tokens'][1:] != bos_id)
+        np.add.at(nats_D, document_RT[i][is_target_T], -log_p_T[is_target_T])
+        np.add.at(tokens_D, document_RT[i][is_target_T], 1)
     return nats_D, tokens_D
 
 
@@ -131,12 +129,12 @@ class Selected:
 
 
 def by_windows(
-    checkpoint: Checkpoint, rows: Rows, most: int, stride: int
+    checkpoint: Checkpoint, rows: Rows, n_documents: int, stride: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (nats, target tokens) of the first `most` documents [D], each read alone."""
+    """Returns (nats, target tokens) of the first documents [D], each read alone."""
     score, bos_id = Scorer(checkpoint), checkpoint.tokenizer.bos_id
-    nats_D, tokens_D = np.zeros(most), np.zeros(most, np.int64)
-    documents = itertools.islice(rows.documents(with_marks=True), most)
+    nats_D, tokens_D = np.zeros(n_documents), np.zeros(n_documents, np.int64)
+    documents = itertools.islice(rows.documents(with_marks=True), n_documents)
     windows = (
         (number, *window)
         for number, tokens in enumerate(documents)
@@ -144,10 +142,10 @@ def by_windows(
     )
     while group := list(itertools.islice(windows, max(1, AT_ONCE // rows.seq_len))):
         scores = score([tokens for _, tokens, _ in group])
-        for (number, tokens, before), own in zip(group, scores, strict=True):
-            counts = tokens[1 + before :] != bos_id
-            nats_D[number] -= own['log_p'][before:][counts].sum(dtype=np.float64)
-            tokens_D[number] += counts.sum()
+        for (number, tokens, before), of_window in zip(group, scores, strict=True):
+            is_target = tokens[1 + before :] != bos_id
+            nats_D[number] -= of_window['log_p'][before:][is_target].sum(dtype=np.float64)
+            tokens_D[number] += is_target.sum()
     return nats_D, tokens_D
 
 
@@ -159,9 +157,9 @@ def windows_of(tokens: np.ndarray, length: int, stride: int) -> Iterator[tuple[n
         yield tokens[start : start + length + 1], (length - stride if start else 0)
 
 
-def described(
+def scored_documents(
     checkpoint: Checkpoint, domain: str, rows: Rows, nats_D: np.ndarray, tokens_D: np.ndarray
-) -> Iterator[Document]:
+) -> Iterator[ScoredDocument]:
     """Yields the documents of a source, which have these nats and target tokens."""
     decode = checkpoint.tokenizer.decode
     for number, (tokens, nats, n) in enumerate(
@@ -169,33 +167,33 @@ def described(
     ):
         text = decode(tokens.tolist()).encode()
         digest = hashlib.blake2b(text, digest_size=8).hexdigest()
-        yield Document(domain, number, nats, n, len(text), digest)
+        yield ScoredDocument(domain, number, nats, n, len(text), digest)
 
 
-def items_of(documents: Sequence[Document]) -> dict[str, list[Any]]:
+def items_of(documents: Sequence[ScoredDocument]) -> dict[str, list[Any]]:
     """Returns a column of each quantity. A document is named by its text, so that runs with other
     tokenizers, or with the text in another mixture, name it equally.
     """
-    seen: Counter[str] = Counter()
+    copies: Counter[str] = Counter()
     names = []
-    for one in documents:
-        seen[one.digest] += 1
-        again = f'-{seen[one.digest]}' if seen[one.digest] > 1 else ''
-        names.append(f'{one.digest}{again}')
+    for document in documents:
+        copies[document.digest] += 1
+        number = copies[document.digest]
+        names.append(f'{document.digest}-{number}' if number > 1 else document.digest)
     fields = ('domain', 'number', 'nats', 'tokens', 'bytes')
-    return {'item': names} | {name: [getattr(one, name) for one in documents] for name in fields}
+    return {'item': names} | {field: [getattr(d, field) for d in documents] for field in fields}
 
 
-def by_domain(documents: Sequence[Document], source: str) -> Table:
+def by_domain(documents: Sequence[ScoredDocument], source: str) -> Table:
     """Returns the table of domains, the sources of a mixture; `source` names a single one."""
     rows = []
-    for domain in dict.fromkeys(one.domain for one in documents):
-        own = [one for one in documents if one.domain == domain]
+    for domain in dict.fromkeys(document.domain for document in documents):
+        of_domain = [document for document in documents if document.domain == domain]
         nats, tokens, n_bytes = (
-            sum(getattr(one, name) for one in own) for name in ('nats', 'tokens', 'bytes')
+            sum(getattr(document, field) for document in of_domain)
+            for field in ('nats', 'tokens', 'bytes')
         )
         bits = nats / math.log(2) / n_bytes if n_bytes else math.nan
-        rows.append((domain or source, len(own), tokens, n_bytes, bits))
+        rows.append((domain or source, len(of_domain), tokens, n_bytes, bits))
     heads = ('domain', 'documents', 'tokens', 'bytes', 'bits per byte')
-    columns = dict(zip(heads, map(list, zip(*rows, strict=True)), strict=True))
-    return Table(columns, x='domain', y='bits per byte')
+    return Table.from_rows(heads, rows, x='domain', y='bits per byte')

@@ -1,16 +1,45 @@
-"""The validation split in rows that `Scorer` takes, read as perplexity reads it."""
+"""The validation split as suites read it: batches of the training loop, and rows for `Scorer`."""
 
+import functools
 import itertools
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from eval.load import Checkpoint, open_data
+from lm import data
 from lm.config.mixture import MixedRows, by_source
+from lm.devices.mesh import batch_parts, put_batch, traced_on
 
 
-class Row(NamedTuple):
+def batch_rows(checkpoint: Checkpoint) -> int:
+    """Returns the rows of a batch: those of a microbatch, or as many more as the mesh cuts."""
+    parts = batch_parts(checkpoint.mesh)
+    return -(-checkpoint.recipe.microbatch // parts) * parts
+
+
+def validation_batches(checkpoint: Checkpoint, split: Any, tokens: int) -> Iterator[dict[str, Any]]:
+    """Yields the first batches of a split, on the devices.
+
+    Args:
+      checkpoint: as `load` gives it.
+      split: rows of tokens.
+      tokens: how many are read, about; 0: all.
+    """
+    size = batch_rows(checkpoint)
+    limit = -(-tokens // (size * checkpoint.recipe.data.seq_len))
+    for batch in data.evaluation_batches(split, batch_size=size, limit=limit):
+        yield put_batch(checkpoint.mesh, batch)
+
+
+def jit_statistic(checkpoint: Checkpoint, statistic: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the jitted statistic(learner, weights, batch, hyper, ...) without its learner."""
+    return jax.jit(traced_on(checkpoint.mesh, functools.partial(statistic, checkpoint.learner)))
+
+
+class TargetRow(NamedTuple):
     """A row of T + 1 tokens. Of its tokens 1 to T: whether each is a target, and the number of its
     document, counted from 0 over all rows.
     """
@@ -20,7 +49,7 @@ class Row(NamedTuple):
     document: np.ndarray  # int [T]
 
 
-def validation_rows(checkpoint: Checkpoint, tokens: int) -> list[Row]:
+def validation_rows(checkpoint: Checkpoint, tokens: int) -> list[TargetRow]:
     """Returns the first rows of the validation split that hold so many targets, at least one row.
 
     A row has what `suites.perplexity` has as context: whole rows, or with data.mask_documents its
@@ -45,7 +74,7 @@ def validation_rows(checkpoint: Checkpoint, tokens: int) -> list[Row]:
     return found
 
 
-def rows_of(rows, mask_documents: bool, bos_id: int) -> Iterator[Row]:
+def rows_of(rows, mask_documents: bool, bos_id: int) -> Iterator[TargetRow]:
     """Yields the rows of a split, in order; a row that begins without bos_id goes on with the
     document before it.
     """
@@ -62,4 +91,4 @@ def rows_of(rows, mask_documents: bool, bos_id: int) -> Iterator[Row]:
         for start, stop in itertools.pairwise([0, *edges, length]):
             if stop - start > 1:
                 own = tokens[start:stop]
-                yield Row(own, own[1:] != bos_id, document[start + 1 : stop])
+                yield TargetRow(own, own[1:] != bos_id, document[start + 1 : stop])

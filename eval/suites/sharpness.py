@@ -11,10 +11,10 @@ import numpy as np
 import optax
 
 from eval.load import Checkpoint, open_data
-from eval.suites.base import Result, Table
+from eval.suites.base import SuiteResult, Table
 from lm import data
 from lm.config.recipe import Recipe
-from lm.config.resolve import AUTO, replaced, unread_options
+from lm.config.resolve import AUTO, replaced, without_unread
 from lm.devices.shardings import abstract_state
 from lm.inference.blocks import each_block, sequence_of
 from lm.inference.scoring import score_batch
@@ -53,7 +53,7 @@ def sharpness(
     box: Annotated[
         float, Option('how far logit_sharpness moves a logit, times its size and 1', 0, 1)
     ] = 5e-4,
-) -> Result:
+) -> SuiteResult:
     """Measures how strongly the loss of some validation rows curves, and how far blocks stretch.
 
     sharpness is the largest eigenvalue of the Hessian of the mean loss in the stored weights that
@@ -69,7 +69,7 @@ def sharpness(
     in_weights, of_hessian = curvature(checkpoint, batch, eigenvalues, iterations)
     in_logits = of_logits(checkpoint, batch, box)
     stretched, of_blocks = lipschitz(checkpoint, batch, rounds)
-    return Result(in_weights | in_logits | stretched, {}, of_hessian | of_blocks)
+    return SuiteResult(in_weights | in_logits | stretched, {}, of_hessian | of_blocks)
 
 
 def curvature(
@@ -98,9 +98,8 @@ def curvature(
         measure('preconditioned_sharpness', scales)
         lr = learning_rate(c.recipe, c.hyper, c.step - 1)
         numbers['preconditioned_sharpness_times_lr'] = lr * numbers['preconditioned_sharpness']
-    what, value, how = map(list, zip(*lines, strict=True))
-    columns = {'what': what, 'value': value, 'how': how}
-    return numbers, {'Eigenvalues of the Hessian': Table(columns)}
+    table = Table.from_rows(('what', 'value', 'how'), lines)
+    return numbers, {'Eigenvalues of the Hessian': table}
 
 
 def lipschitz(
@@ -129,8 +128,7 @@ def plain(checkpoint: Checkpoint, implementation: str) -> Learner:
     c = checkpoint
     chosen = {f'kernels.{operation}': AUTO for operation in OPERATIONS}
     chosen |= {'kernels.implementation': implementation, 'model.dtype': 'float32'}
-    recipe = replaced(c.recipe, chosen)
-    recipe = replaced(recipe, dict.fromkeys(unread_options(recipe)))  # of kernels left behind
+    recipe = without_unread(replaced(c.recipe, chosen))
     return build_learner(recipe, c.model.vocab_size, c.learner.bos_id, c.model.kernels.platform)
 
 
@@ -176,11 +174,17 @@ def spectrum_of(
             name = 'gradient of this model'
             return scale(along(jax.grad(of_counted), counted, scale(v), name, OF_GRADIENTS)[1])
 
-        keys = jax.random.split(jax.random.key(0), len(counted))
-        start = [jax.random.normal(k, w.shape) for k, w in zip(keys, counted, strict=True)]
-        return lanczos(product, start, steps)
+        return lanczos(product, random_like(counted), steps)
 
     return lambda *arguments: ritz(*jax.device_get(run(*arguments)))
+
+
+def random_like(tree: Any) -> Any:
+    """Returns the same normal numbers for each tree of these shapes."""
+    leaves, structure = jax.tree.flatten(tree)
+    keys = jax.random.split(jax.random.key(0), len(leaves))
+    drawn = [jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(structure, drawn)
 
 
 def leaves_with(*trees: Any) -> Iterator[tuple[Any, ...]]:
@@ -272,10 +276,7 @@ def stretches(
     _, filled = activations(learner, variables, batch, (ACTIVATIONS,), hyper)
     streams = learner.recipe.placement.row.split(filled[ACTIVATIONS][EMBEDDING])
     sequence = sequence_of(learner, batch['segments'][:, :-1])
-    leaves, structure = jax.tree.flatten(streams)
-    keys = jax.random.split(jax.random.key(0), len(leaves))
-    drawn = [jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
-    start, found = jax.tree.unflatten(structure, drawn), []
+    start, found = random_like(streams), []
 
     @functools.partial(jax.jit, static_argnums=0)
     def stretch(apply, own, number, streams, sequence):

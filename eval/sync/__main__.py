@@ -26,12 +26,12 @@ from pathlib import Path
 from absl import app, flags
 
 from eval.sync import follower
-from eval.sync.records import runs_in
 from eval.sync.trackers import tracker
 from lm.launch import streams
 from lm.launch.exit_status import BAD_INPUT, DONE
 from lm.launch.path_flags import define_path
 from lm.record.metrics import FILE
+from lm.record.run import runs_in
 
 BELOW_TRAINING = 10  # niceness
 
@@ -75,10 +75,10 @@ def main() -> int:
 
 def check(workdir: Path, is_to_come: bool) -> None:
     """Raises ValueError where there is nothing to send. is_to_come: rows may be there later."""
-    folders = runs_in(workdir)
-    if not folders:
+    runs = runs_in(workdir)
+    if not runs:
         raise ValueError(f'{workdir} holds no run and no sweep; give a --workdir of train.py')
-    if not is_to_come and not any((folder / FILE).exists() for folder in folders):
+    if not is_to_come and not any((run.folder / FILE).exists() for run in runs):
         raise ValueError(f'{workdir} has no rows yet: there is no {FILE}. --follow waits for them')
 
 

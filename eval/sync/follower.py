@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from eval.sync.marks import Mark, digest_of, file_name, read_mark
-from eval.sync.records import COMPLETE, Run, Step, Tail, read_run, read_summary, runs_in
+from eval.sync.marks import TrackerMark, digest_of, file_name, read_mark
+from eval.sync.records import COMPLETE, StepTail, StepValues, TrackedRun, read_source, read_summary
 from eval.sync.trackers import Session, Tracker
 from lm.record.metrics import FILE
 from lm.record.names import CONFIG, LOCK, SUMMARY, SWEEP
+from lm.record.run import Run, runs_in
 from lm.storage.files import Unreadable, first_line, is_locked, locked
 
 PACE_SEC = 5.0  # between rounds
@@ -33,10 +34,10 @@ WATCHED = (CONFIG, FILE, SUMMARY)
 class Followed:
     """A run that is followed."""
 
-    tail: Tail
+    tail: StepTail
     stats: tuple = ()  # of its files, when it was last served
-    run: Run | None = None
-    mark: Mark | None = None
+    source: TrackedRun | None = None
+    mark: TrackerMark | None = None
     closed: float = -float('inf')  # when its session had to make room
 
 
@@ -61,11 +62,11 @@ class Follower:
 
         is_last: nothing is put off to a later round.
         """
-        folders = runs_in(self._workdir)
+        folders = [run.folder for run in runs_in(self._workdir)]
         start = folders.index(self._last) + 1 if self._last in folders else 0
         has_more, failures = False, 0
         for folder in folders[start:] + folders[:start]:
-            followed = self._followed.setdefault(folder, Followed(Tail(folder)))
+            followed = self._followed.setdefault(folder, Followed(StepTail(Run(folder))))
             try:
                 has_more |= self._serve(folder, followed, is_last)
                 failures = 0 if self.errors.pop(folder, None) is None else failures
@@ -84,7 +85,7 @@ class Follower:
             return False
         if followed.mark is None or stats[:1] != followed.stats[:1]:
             self._recognise(folder, followed)
-        mark, summary = followed.mark, read_summary(folder)
+        mark, summary = followed.mark, read_summary(Run(folder))
         steps, has_more = followed.tail.read()
         if not has_more and summary.get('status') in COMPLETE:
             steps += followed.tail.rest()
@@ -112,14 +113,14 @@ class Follower:
 
     def _recognise(self, folder: Path, followed: Followed) -> None:
         """Reads which run the folder holds; one of another config than before is a new one."""
-        run, mark = read_run(folder), read_mark(self._path(folder))
-        if mark is None or mark.config != run.digest:
+        source, mark = read_source(Run(folder)), read_mark(self._path(folder))
+        if mark is None or mark.config != source.digest:
             self._close(folder)
-            mark = Mark.new(self._name, self._tracker.where, run)
+            mark = TrackerMark.new(self._name, self._tracker.where, source)
             mark.write(self._path(folder))
         elif followed.mark is not None:
             return  # the mesh may have changed
-        followed.run, followed.mark, followed.tail = run, mark, Tail(folder)
+        followed.source, followed.mark, followed.tail = source, mark, StepTail(source.run)
 
     def _path(self, folder: Path) -> Path:
         return folder / file_name(self._name, self._tracker.where)
@@ -135,20 +136,20 @@ class Follower:
             self._close(oldest)
             self._followed[oldest].closed = time.monotonic()
         mark = followed.mark
-        session = self._tracker.open(followed.run, mark.run, mark.began)
+        session = self._tracker.open(followed.source, mark.run, mark.began)
         self._sessions[folder] = session
         there = session.last_step()
         if there is not None and there < mark.step:
-            followed.tail, mark.summary = Tail(folder), ''
+            followed.tail, mark.summary = StepTail(Run(folder)), ''
         mark.step = mark.step if there is None else there
         return session
 
     def _send(
-        self, folder: Path, followed: Followed, session: Session, steps: Sequence[Step]
+        self, folder: Path, followed: Followed, session: Session, steps: Sequence[StepValues]
     ) -> None:
         """Sends steps that the tracker lacks: those behind the last one that it has."""
         self._sessions.move_to_end(folder)
-        new: list[Step] = []
+        new: list[StepValues] = []
         for step in steps:
             if step.step > (new[-1].step if new else followed.mark.step):
                 new.append(step)
@@ -171,7 +172,7 @@ class Follower:
         if session := self._sessions.pop(folder, None):
             with contextlib.suppress(Exception):
                 session.close()
-        self._followed[folder] = Followed(Tail(folder))
+        self._followed[folder] = Followed(StepTail(Run(folder)))
         self.errors[folder] = text = first_line(error, MOST_WORDS) or type(error).__name__
         if text not in self._said:
             self._say(f'{self._name}: {folder.name}: {text}')
@@ -233,7 +234,7 @@ def only_follower(workdir: Path, name: str, where: str) -> Iterator[None]:
 
 def is_training(workdir: Path) -> bool:
     """Whether a process holds a run of the folder."""
-    folders = {workdir, *runs_in(workdir)}
+    folders = {workdir, *(run.folder for run in runs_in(workdir))}
     return any(is_locked(folder / LOCK) for folder in folders)
 
 

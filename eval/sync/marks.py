@@ -13,14 +13,14 @@ import re
 import secrets
 from pathlib import Path
 
-from eval.sync.records import MOST_SECONDS, MOST_STEPS, Run
+from eval.sync.records import MOST_SECONDS, MOST_STEPS, TrackedRun
 from lm.storage.files import Unreadable, read_json, sealed, write_json
 
 NOTHING = -1  # the step of a run of which no row was sent
 
 
 @dataclasses.dataclass
-class Mark:
+class TrackerMark:
     """Says what a tracker has of a run. run: its name there; began: where its time axis starts."""
 
     tracker: str
@@ -32,21 +32,21 @@ class Mark:
     summary: str = ''  # the digest of what was sent of summary.json
 
     @classmethod
-    def new(cls, tracker: str, where: str, run: Run) -> 'Mark':
+    def new(cls, tracker: str, where: str, source: TrackedRun) -> 'TrackerMark':
         """Returns the mark of a run that the tracker does not have; two runs of one config, in two
         folders, are two.
         """
-        name = f'{run.digest}-{secrets.token_hex(4)}'
-        return cls(tracker, where, name, run.digest, run.began)
+        name = f'{source.digest}-{secrets.token_hex(4)}'
+        return cls(tracker, where, name, source.digest, source.began)
 
     def write(self, path: Path) -> None:
         write_json(path, sealed(dataclasses.asdict(self)))
 
 
-def read_mark(path: Path) -> Mark | None:
+def read_mark(path: Path) -> TrackerMark | None:
     """Returns what is noted, None if nothing is. Raises Unreadable for a damaged file."""
     try:
-        mark = Mark(**read_json(path))
+        mark = TrackerMark(**read_json(path))
         check(mark)
         return mark
     except FileNotFoundError:
@@ -55,9 +55,9 @@ def read_mark(path: Path) -> Mark | None:
         raise Unreadable(f'{error}. Delete {path}: all rows then go to a new run there') from error
 
 
-def check(mark: Mark) -> None:
+def check(mark: TrackerMark) -> None:
     """Raises TypeError for a mark that nobody has written: of other types, or out of bounds."""
-    for field in dataclasses.fields(Mark):
+    for field in dataclasses.fields(TrackerMark):
         value = getattr(mark, field.name)
         if type(value) is not field.type and (type(value), field.type) != (int, float):
             raise TypeError(f'its {field.name} is no {field.type.__name__}')

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.sync.marks import NOTHING, without_password
-from eval.sync.records import Run, Step, is_mesh
+from eval.sync.records import StepValues, TrackedRun, is_mesh
 from lm.storage.files import open_regular
 
 TAG = 'evenkeel.run'
@@ -74,20 +74,20 @@ class Mlflow:
         self._experiment: str | None = None
         self.where = f'{without_password(uri)} ({self._project})'
 
-    def open(self, run: Run, name: str, began: float) -> 'MlflowSession':
+    def open(self, source: TrackedRun, name: str, began: float) -> 'MlflowSession':
         if self._experiment is None:
             found = self.client.get_experiment_by_name(self._project)
             ours = found.experiment_id if found else self.client.create_experiment(self._project)
             self._experiment = ours
         query = f"tags.`{TAG}` = '{name}'"
         there = self.client.search_runs([self._experiment], query, max_results=1)
-        tags = {TAG: name, 'evenkeel.workdir': str(run.folder.absolute())}
-        if run.sweep:
-            tags['evenkeel.sweep'] = run.sweep
-        how = {'tags': tags, 'run_name': run.name, 'start_time': round(began * 1000)}
+        tags = {TAG: name, 'evenkeel.workdir': str(source.run.folder.absolute())}
+        if source.run.sweep:
+            tags['evenkeel.sweep'] = source.run.sweep
+        how = {'tags': tags, 'run_name': source.run.name, 'start_time': round(began * 1000)}
         one = there[0] if there else self.client.create_run(self._experiment, **how)
         session = MlflowSession(self.client, one, began, is_new=not there)
-        session.describe(run.config)
+        session.describe(source.config)
         return session
 
 
@@ -120,7 +120,7 @@ class MlflowSession:
     def last_step(self) -> int | None:
         return NOTHING if self._is_new else None
 
-    def send(self, steps: Sequence[Step]) -> None:
+    def send(self, steps: Sequence[StepValues]) -> None:
         from mlflow.entities import Metric
 
         if not self._is_running:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.sync.marks import NOTHING, without_password
-from eval.sync.records import Run, Step
+from eval.sync.records import StepValues, TrackedRun
 from lm.storage.files import open_regular
 
 OFFLINE = 'offline'
@@ -65,22 +65,22 @@ class Wandb:
         server = given or os.environ.get('WANDB_BASE_URL') or 'https://api.wandb.ai'
         self.where = f'{without_password(server)} ({project or self._project})'
 
-    def open(self, run: Run, name: str, began: float) -> 'WandbSession':
-        before = _last_step(run.folder, name) if self._mode == OFFLINE else None
+    def open(self, source: TrackedRun, name: str, began: float) -> 'WandbSession':
+        before = _last_step(source.run.folder, name) if self._mode == OFFLINE else None
         opened = self._wandb.init(
             entity=self._entity,
             project=self._project,
             id=name,
-            name=run.name,
-            group=run.sweep,
-            dir=str(run.folder.absolute()),
+            name=source.run.name,
+            group=source.run.sweep,
+            dir=str(source.run.folder.absolute()),
             mode=self._mode,
             resume='allow',
             reinit='create_new',
             settings=self._settings,
         )
         opened.config.update(
-            {path: x for path, x in run.config.items() if x is not None}, allow_val_change=True
+            {path: x for path, x in source.config.items() if x is not None}, allow_val_change=True
         )
         return WandbSession(opened, began, before)
 
@@ -95,7 +95,7 @@ class WandbSession:
     def last_step(self) -> int:
         return self._before
 
-    def send(self, steps: Sequence[Step]) -> None:
+    def send(self, steps: Sequence[StepValues]) -> None:
         for step in steps:
             at = {'_timestamp': self._began + step.seconds}
             self._run.log(step.values | at, step=step.step, commit=True)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from eval.sync.marks import without_password
-from eval.sync.records import Run, Step
+from eval.sync.records import StepValues, TrackedRun
 from eval.sync.to_mlflow import Mlflow
 from eval.sync.to_wandb import Wandb
 from lm.launch.tracking import PACKAGES
@@ -21,7 +21,7 @@ class Session(Protocol):
     def last_step(self) -> int | None:
         """The last step that the tracker has, NOTHING for none; None if only the mark knows."""
 
-    def send(self, steps: Sequence[Step]) -> None:
+    def send(self, steps: Sequence[StepValues]) -> None:
         """Sends all numbers of these steps, which rise; returns once the tracker has taken them.
 
         Steps of which it has a part already, as of a process that was killed, are completed:
@@ -44,7 +44,7 @@ class Tracker(Protocol):
 
     def __init__(self, uri: str | None, project: str | None): ...
 
-    def open(self, run: Run, name: str, began: float) -> Session:
+    def open(self, source: TrackedRun, name: str, began: float) -> Session:
         """Opens the run that is called `name` there, which may be new."""
 
 

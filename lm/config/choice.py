@@ -40,14 +40,8 @@ class Choice:
         for text in value.split('+') if self.several else [value]:
             name, given = parse(path, text) if self.inline else (text, {})
             known = {**({AUTO: None} if self.auto else {}), **self.table}
-            names = listed(name.strip('()[]') if self.several else name)
-            if self.several and len(names) > 1:
-                raise ValueError(joined_by_plus(path, names))
-            if set(names) <= known.keys() and len(names) > 1:
-                raise ValueError(
-                    f'{path} is one name; got {value!r}. Several are a sweep: '
-                    f'{sweep_flag({path: names})}'
-                )
+            if name not in known:
+                self._refuse_list(path, value, name, known)
             part = choose(known, name, path)
             found.append((name, part, check_inline(path, part, name, given) if given else {}))
         names = [name for name, *_ in found]
@@ -56,6 +50,17 @@ class Choice:
         if len(names) > 1 and {'none', AUTO} & set(names):
             raise ValueError(f'{path}={value} joins {names} by +, of which one stands alone')
         return found
+
+    def _refuse_list(self, path: str, value: str, text: str, known: Mapping[str, Any]) -> None:
+        """Raises ValueError for several names with commas between them."""
+        names = listed(text.strip('()[]') if self.several else text)
+        if self.several and len(names) > 1:
+            raise ValueError(joined_by_plus(path, names))
+        if set(names) <= known.keys() and len(names) > 1:
+            raise ValueError(
+                f'{path} is one name; got {value!r}. Several are a sweep: '
+                f'{sweep_flag({path: names})}'
+            )
 
 
 def shares_of(path: str, value: str) -> dict[str, float]:

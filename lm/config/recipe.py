@@ -33,6 +33,7 @@ ATTRIBUTES = {
     'optim.decay_rule': 'decay',
     'scaling.name': 'scaling',
 }
+SECTIONS = ('model', 'optim', 'data', 'train', 'mesh')  # that a Recipe has beside its parts
 NORM_SITES = ('model.norm', 'model.embedding_norm', 'model.final_norm', 'model.qk_norm')
 
 
@@ -129,7 +130,7 @@ class Recipe:
             yield from (one for one in listed if isinstance(one, Part))
         yield from self.kernels.values()
 
-    @property
+    @functools.cached_property
     def readers(self) -> dict[str, list[Part]]:
         """{path of an option: the parts that read it}; options behind a name have no path."""
         found: dict[str, list[Part]] = {}
@@ -201,6 +202,58 @@ class Recipe:
         """Coordinates of the residual stream: model.d_model, less those that the norm drops."""
         return self.model.d_model - self.norm.row.drops
 
+    @functools.cached_property
+    def base(self) -> 'Recipe':
+        """The model that a parametrisation scales against: this one at scaling.base_width, with
+        scaling.base_heads or heads of equal width; itself where no width is given.
+
+        Raises ValueError where a size of it would not be whole.
+        """
+        scaling = self.config.scaling
+        if scaling.base_width is None:
+            return self
+        sizes = self.sizes_at(scaling.base_width, scaling.base_heads)
+        if all(vars(self.model)[path.split('.')[1]] == size for path, size in sizes.items()):
+            return self
+        # Its heads may have another width than longrope's factors are for, which add no parameter.
+        return recipe_of(changed(self.config, sizes | {'attention.rope_scaling': 'none'}))
+
+    def sizes_at(self, width: int, n_heads: int | None) -> dict[str, int]:
+        """Returns {path: size} of this model at another width. MLPs, all heads together, and key
+        and value heads grow alike; the depth stays, since all blocks have the same shapes.
+
+        n_heads: None: as many as keep the head width. Raises ValueError where a size would not be
+        whole.
+        """
+        model = self.model
+
+        def scaled(name: str, by: int, over: int) -> int:
+            now = vars(model)[name]
+            size, rest = divmod(now * by, over)
+            if rest or not size:
+                raise ValueError(
+                    f'at a width of {width} this model would have {now * by / over:g} for '
+                    f'model.{name}={now}, which must be whole. Choose a width that divides evenly, '
+                    'or the number of heads of the base model (scaling.base_heads).'
+                )
+            return size
+
+        heads = scaled('n_heads', width, model.d_model) if n_heads is None else n_heads
+        head_dim, rest = divmod(self.attention_width * width, model.d_model * heads)
+        if rest or not head_dim:
+            together = self.attention_width * width / model.d_model
+            raise ValueError(
+                'the number of heads (scaling.base_heads) must divide the width; got '
+                f'{heads} heads for a width of {together:g}'
+            )
+        return {
+            'model.d_model': width,
+            'model.d_ff': scaled('d_ff', width, model.d_model),
+            'model.n_heads': heads,
+            'model.head_dim': head_dim,
+            'model.n_kv_heads': scaled('n_kv_heads', heads, model.n_heads),
+        }
+
     @property
     def microbatch(self) -> int:
         """Sequences of a microbatch."""
@@ -265,8 +318,21 @@ def recipe_of(config: Config) -> Recipe:
             found['auxiliaries'] = tuple(
                 _part(config, path, name, row, 'loss', {}) for terms in sown for name, row in terms
             )
-    sections = {name: vars(config)[name] for name in ('model', 'optim', 'data', 'train', 'mesh')}
+    sections = {name: vars(config)[name] for name in SECTIONS}
     return Recipe(config, **sections, **found, kernels=kernels)
+
+
+def changed(config: Config, values: Mapping[str, Any]) -> Config:
+    """Returns the config with {'optim.lr': 0.01, ...} changed."""
+    by_section: dict[str, dict[str, Any]] = {}
+    for path, value in values.items():
+        section_name, name = path.split('.')
+        by_section.setdefault(section_name, {})[name] = value
+    sections = {
+        name: dataclasses.replace(vars(config)[name], **fields)
+        for name, fields in by_section.items()
+    }
+    return dataclasses.replace(config, **sections)
 
 
 def _part(

@@ -15,9 +15,16 @@ from ml_collections import ConfigDict
 
 from lm.config.choice import AUTO, joined_by_plus
 from lm.config.fields import CHOICES, FIELDS, Config, watches
-from lm.config.mixture import settled
+from lm.config.mixture import SOURCE_LEFT_OPEN, settled
 from lm.config.other_programs import absent
-from lm.config.recipe import Recipe, recipe_of, rows_at, sown_by
+from lm.config.recipe import (
+    SECTIONS,
+    Recipe,
+    changed,
+    recipe_of,
+    rows_at,
+    sown_by,
+)
 from lm.config.suggestions import MANY_RUNS, field_hint
 from modules.choices import nearest
 from modules.options import options, typed
@@ -33,7 +40,7 @@ def resolve(raw: Mapping[str, Any]) -> Recipe:
 
     Raises ValueError for an unknown field or name (with the nearest one), a field that is missing
     or of another type, an option that no chosen part reads, and a sweep, whose runs
-    `lm.sweep.cells` resolves.
+    `lm.study.plan.cells` resolves.
     """
     return settle(build(raw))
 
@@ -63,8 +70,8 @@ def build(raw: Mapping[str, Any]) -> Config:
                 f'this config describes many runs (config.{name}), and one is wanted here'
             )
     known = dataclasses.fields(Config)
+    names = [*MANY_RUNS, *(field.name for field in known)]
     for name in raw:
-        names = [*MANY_RUNS, *(field.name for field in known)]
         if name not in names:
             hint = nearest(name, names) or field_hint(name, FIELDS)
             raise ValueError(f'config has no field {name}.{hint}')
@@ -107,7 +114,9 @@ def settle(config: Config) -> Recipe:
         several = any(CHOICES[part.path].inline for part in parts)
         if flat[path] is None and not several and len(set(defaults)) == 1:
             values[path] = defaults[0]
-    return recipe_of(changed(config, values))
+    settled_config = changed(config, values)  # the parts have these values already
+    sections = {name: vars(settled_config)[name] for name in SECTIONS}
+    return dataclasses.replace(recipe, config=settled_config, **sections)
 
 
 def unsettled(recipe: Recipe) -> dict[str, Any]:
@@ -129,6 +138,11 @@ def unread_options(recipe: Recipe) -> list[str]:
         for path, value in flatten(recipe).items()
         if FIELDS[path].of_parts and value is not None and path not in readers
     ]
+
+
+def without_unread(recipe: Recipe) -> Recipe:
+    """Returns the recipe without options that no chosen part reads, as of kernels left behind."""
+    return replaced(recipe, dict.fromkeys(unread_options(recipe)))
 
 
 def without_auto(config: Config) -> Config:
@@ -160,7 +174,8 @@ def without_auto(config: Config) -> Config:
     if config.attention.norm_values is None and 'norm_values' in needs:
         values['attention.norm_values'] = needs['norm_values']
     source = config.data.source
-    if (said := absent(source)) and ':' not in source and not Path(source).exists():
+    is_known = source == SOURCE_LEFT_OPEN or ':' in source
+    if not is_known and (said := absent(source)) and not Path(source).exists():
         raise ValueError(f'data.source={source}: {said}.')
     if config.data.mixture is not None:
         values |= settled(config.data.mixture, config.data.source)
@@ -184,19 +199,6 @@ def unread(path: str, value: Any, config: Config) -> str:
         f'{path}={value} is read by no part of this config ({chosen}), so that it would change '
         f'nothing. It is read with {readers}. Leave it out, or None.'
     )
-
-
-def changed(config: Config, values: Mapping[str, Any]) -> Config:
-    """Returns the config with {'optim.lr': 0.01, ...} changed."""
-    by_section: dict[str, dict[str, Any]] = {}
-    for path, value in values.items():
-        section_name, name = path.split('.')
-        by_section.setdefault(section_name, {})[name] = value
-    sections = {
-        name: dataclasses.replace(vars(config)[name], **fields)
-        for name, fields in by_section.items()
-    }
-    return dataclasses.replace(config, **sections)
 
 
 def replaced(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:

@@ -1,14 +1,13 @@
 """Suggestions in error messages: the field, value or sweep that was probably meant."""
 
 import ast
-import functools
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lm.config.other_programs import SYNONYMS, absent, is_of_many_runs, preset
+from lm.config.other_programs import absent, foreign, is_of_many_runs, preset
 from modules.choices import closest, did_you_mean, nearest
 
 MANY_RUNS = ('sweep', 'tune')  # what a config has besides sections: of several runs
@@ -26,7 +25,8 @@ def field_hint(path: str, known: Collection[str]) -> str:
     by_name: dict[str, list[str]] = {}
     for field in known:
         by_name.setdefault(field.rpartition('.')[2], []).append(field)
-    usual = SYNONYMS.get(str(path).lower()) or SYNONYMS.get(name, ())
+    synonyms = foreign().fields
+    usual = synonyms.get(str(path).lower()) or synonyms.get(name, ())
     usual = [field for field in usual if field in known]
     found = [*dict.fromkeys([*by_name.get(name, ()), *usual])]
     if not found and (said := absent(name)):
@@ -56,7 +56,7 @@ def sweep_hint(text: str, known: Collection[str]) -> str:
     match = re.fullmatch(r'\s*\{?\s*([\w.]+)\s*[:=]\s*[\[(]?([^()\[\]{}:=]+)[\])]?\s*\}?\s*', text)
     if match and match[1] in known:
         return f'Did you mean {sweep_flag({match[1]: listed(match[2])})}?'
-    meant = _literal(_quoted(text))
+    meant = literal(_quoted(text))
     if isinstance(meant, dict):
         return f'Did you mean {sweep_flag(meant)}?'
     return f'Such as {sweep_flag(EXAMPLE)}.'
@@ -68,7 +68,7 @@ def tune_hint(given: Any, known: Collection[str]) -> str:
     """
     meant = None
     if isinstance(given, str):
-        meant = _literal(f'{{{_quoted(given).strip("{}")}}}')
+        meant = literal(f'{{{_quoted(given).strip("{}")}}}')
         given = given.strip('{[()]}').split(',')
     if not isinstance(meant, dict):
         names = given if isinstance(given, list | tuple | set) else ()
@@ -93,12 +93,12 @@ def _part_of_a_dict(parts: Mapping[str, str], known: Collection[str]) -> str:
     parts: {'tune.optim.lr': 'None'}, and 'tune' where it is given whole too.
     """
     name = next(path for path in parts if '.' in path).partition('.')[0]
-    whole = _literal(parts.get(name, ''))
+    whole = literal(parts.get(name, ''))
     meant = whole if isinstance(whole, dict) else {}
     for path, text in parts.items():
         if path.startswith(f'{name}.'):
             inner = path.partition('.')[2]
-            value = listed(text.strip('()[]')) if name == 'sweep' else _literal(text)
+            value = listed(text.strip('()[]')) if name == 'sweep' else literal(text)
             meant = meant | {_only_field(inner, known) or inner: value}
     if name == 'tune' and not any(path in known for path in meant):
         meant = TUNE_EXAMPLE | meant
@@ -108,11 +108,11 @@ def _part_of_a_dict(parts: Mapping[str, str], known: Collection[str]) -> str:
 
 def listed(text: str) -> tuple[Any, ...]:
     """Returns (0.001, 0.003) for '1e-3, 3e-3'; words that are no Python literals stay text."""
-    return tuple(_literal(word.strip()) for word in text.split(',') if word.strip())
+    return tuple(literal(word.strip()) for word in text.split(',') if word.strip())
 
 
-@functools.lru_cache(1024)  # each name of each cell of a sweep goes through here, many times
-def _literal(word: str) -> Any:
+def literal(word: str) -> Any:
+    """Returns the value of a Python literal; another word stays text."""
     try:
         return ast.literal_eval(word)
     except (SyntaxError, ValueError):

@@ -1,6 +1,6 @@
 """Text in, batches out: `open_dataset(cfg.data)` prepares the text once, and opens it.
 
-lm.inference, lm.run, lm.sweep and eval may call this room. It may call lm.config and lm.storage.
+lm.inference, lm.run, lm.study and eval may call this room. It may call lm.config and lm.storage.
 """
 
 from lm.data import tokenizers

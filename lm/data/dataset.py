@@ -40,7 +40,7 @@ class Dataset:
     report: dict
 
 
-class Part(NamedTuple):
+class MixturePart(NamedTuple):
     """A source of a mixture. cfg: the data section that has this source alone."""
 
     ingredient: Ingredient
@@ -81,13 +81,13 @@ def _check(cfg: DataConfig) -> Plan:
     return tokenizers.plan(cfg.tokenizer)
 
 
-def _parts(cfg: DataConfig) -> list[Part]:
+def _parts(cfg: DataConfig) -> list[MixturePart]:
     """Opens the sources of cfg.mixture. Raises ValueError, naming the one that cannot be."""
     found = []
     for one in parse(cfg.mixture):
         with _named(one.name):
             alone = dataclasses.replace(cfg, source=one.source, mixture=None)
-            found.append(Part(one, alone, open_source(one.source, cfg.text_field)))
+            found.append(MixturePart(one, alone, open_source(one.source, cfg.text_field)))
     return found
 
 
@@ -147,7 +147,7 @@ def _open(cfg: DataConfig, source: Source, plan: Plan, say: Callable, wait: bool
     return Dataset(tokenizer, **rows, digest=name, report=report)
 
 
-def _shared_plan(plan: Plan, parts: Sequence[Part], say: Callable) -> Plan:
+def _shared_plan(plan: Plan, parts: Sequence[MixturePart], say: Callable) -> Plan:
     """Returns a plan whose tokenizer is there: trained once per content, kept in the cache."""
     if not plan.is_trained:
         return plan
@@ -162,7 +162,9 @@ def _shared_plan(plan: Plan, parts: Sequence[Part], say: Callable) -> Plan:
     return Plan(plan.vocab_size, f'trained {name}'.encode(), lambda texts: tokenizer)
 
 
-def _train(plan: Plan, alone: Mapping[str, Part], scans: Path, folder: Path, say: Callable) -> None:
+def _train(
+    plan: Plan, alone: Mapping[str, MixturePart], scans: Path, folder: Path, say: Callable
+) -> None:
     """Trains in the order of digests: neither names nor order nor shares make another tokenizer.
     scans: a folder that keeps the scan of each source, so that a killed process loses one at most.
     """
@@ -188,7 +190,7 @@ def _digest(*parts: str) -> str:
     return cache.digest_of(*(part.encode() for part in (str(prepared.FORMAT), *parts)))
 
 
-def _mixed(parts: Sequence[Part], datasets: Sequence[Dataset]) -> Dataset:
+def _mixed(parts: Sequence[MixturePart], datasets: Sequence[Dataset]) -> Dataset:
     """Joins the datasets of all sources; the report also has each one's under `sources`."""
     names = tuple(part.ingredient.name for part in parts)
     shares = Shares([part.ingredient.weight for part in parts])

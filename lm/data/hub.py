@@ -140,7 +140,7 @@ def choose_files(
     return files
 
 
-class Config(NamedTuple):
+class HubConfig(NamedTuple):
     """One of a card's `configs`. field: where the card has its data_files, for errors."""
 
     data_files: Any
@@ -148,7 +148,7 @@ class Config(NamedTuple):
     is_default: bool
 
 
-def _read_configs(name: str, card: Any) -> dict[str, Config]:
+def _read_configs(name: str, card: Any) -> dict[str, HubConfig]:
     """Returns the `configs` of a card that name files, by their names."""
     if not isinstance(card, Mapping):
         raise _malformed(name, 'the head', 'fields', card)
@@ -165,7 +165,7 @@ def _read_configs(name: str, card: Any) -> dict[str, Config]:
             raise _malformed(name, f'configs[{i}].config_name', 'a name', config_name)
         if (data_files := config.get('data_files')) is not None:
             field, is_default = f'configs[{i}].data_files', bool(config.get('default'))
-            by_name[str(config_name)] = Config(data_files, field, is_default)
+            by_name[str(config_name)] = HubConfig(data_files, field, is_default)
     return by_name
 
 
@@ -185,7 +185,7 @@ class Entry(NamedTuple):
     globs: Any
 
 
-def _list_entries(config: Config) -> list[Entry]:
+def _list_entries(config: HubConfig) -> list[Entry]:
     """Returns the entries of `data_files`: a glob, {SPLIT: globs}, or a list of globs or of
     {split, path: globs}.
     """
@@ -205,7 +205,7 @@ def _list_entries(config: Config) -> list[Entry]:
             return [Entry(config.field, None, globs)]
 
 
-def _select_training(paths: Sequence[str], config: Config, name: str) -> list[str]:
+def _select_training(paths: Sequence[str], config: HubConfig, name: str) -> list[str]:
     """Returns the files of the split `train` of one of a card's `configs`; without splits, those
     that look like no other split's.
     """

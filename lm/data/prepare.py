@@ -265,7 +265,7 @@ class Pieces:
     def write(self, folder: Path) -> None:
         """Writes the folder of prepared data."""
         dtype = dtype_of(self.tokenizer)
-        streams = {split: prepared.Stream(dtype) for split in SPLITS}
+        streams = {split: prepared.TokenStream(dtype) for split in SPLITS}
         writer = prepared.record_writer(folder / RECORDS, dtype)
         for i in range(len(self.found.pieces)):
             self._make(i, _damage_of_piece, wait=True)  # again if it is not as it was written

@@ -58,7 +58,7 @@ def damage(folder: Path, names: Sequence[str] = (RECORDS, INDEX, REPORT, TOKENIZ
     return ''
 
 
-class Stream:
+class TokenStream:
     """The tokens of a split, of piece after piece, taken off in chunks."""
 
     def __init__(self, dtype: type):

@@ -46,7 +46,7 @@ USABLE = 0.9  # share of memory; the rest is for programs, batches and XLA's own
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidate:
+class MeshCandidate:
     """A mesh, and what a device holds and sends on it.
 
     words: the axes. held: bytes of the state with its gradient. kept: bytes that the backward pass
@@ -115,7 +115,7 @@ def chosen(
 
 def _candidates(
     recipe: Recipe, learner: Learner, devices: list[jax.Device], runs: int
-) -> list[Candidate]:
+) -> list[MeshCandidate]:
     """Returns the meshes that model, batch and hosts allow, with what they need."""
     n, layout, kept = len(devices), state_layout(learner), kept_bytes(learner)
     divisors = [size for size in range(1, n + 1) if n % size == 0]
@@ -136,7 +136,7 @@ def _candidates(
         parts = mesh.size // (mesh.shape['run'] * mesh.shape['tensor'])
         moved = moved_bytes(recipe, learner, mesh)
         held = held_bytes(layout, mesh)
-        found.append(Candidate(asked, mesh_words(mesh), held, kept // parts, moved))
+        found.append(MeshCandidate(asked, mesh_words(mesh), held, kept // parts, moved))
     if not found:
         raise ValueError(f'mesh.axes=auto finds no mesh of {n} devices: {refusals[0]}')
     return found

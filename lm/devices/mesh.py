@@ -27,14 +27,7 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None, runs:
     """
     devices = jax.devices() if devices is None else devices
     n = len(devices)
-    sizes = {
-        'run': config.run,
-        'data': config.data,
-        'fsdp': config.fsdp,
-        'expert': config.expert,
-        'context': config.context,
-        'tensor': config.tensor,
-    }
+    sizes = {axis: getattr(config, axis) for axis in AXES}
     _check_sizes(sizes, n)
     most = min(runs, n if sizes['run'] == -1 else sizes['run'])
     rest = [axis for axis, size in sizes.items() if size == -1 and axis != 'run']

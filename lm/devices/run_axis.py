@@ -101,6 +101,8 @@ def take(all_R: Any, run: jax.Array) -> Any:
 class Single:
     """The layout of one run, whose arrays are passed on as they are, without a copy.
 
+    It has the functions of `Stacked`, for a program that serves both; there is one slot alone.
+
     states, scalars, batch: the shardings of a state, of small arrays and of a batch.
     """
 
@@ -120,19 +122,15 @@ class Single:
         return of_one
 
     def shapes(self, of_one: Any, slots: int) -> Any:
-        del slots
         return of_one
 
     def empty(self, of_one: Any, slots: int) -> None:
         """Returns None: one run needs no stacked buffer."""
-        del of_one, slots
 
     def put(self, states: Any, state: Any, slot: int) -> Any:
-        del states, slot
         return state
 
     def take(self, states: Any, slot: int) -> Any:
-        del slot
         return states
 
     def stack(self, of_each: Sequence[Any]) -> Any:
@@ -143,7 +141,6 @@ class Single:
         return self.stack(of_each)
 
     def pick(self, fetched: Any, slot: int) -> Any:
-        del slot
         return fetched
 
 

@@ -1,4 +1,4 @@
-"""Jits the step, the evaluation and the initial state with shardings over a mesh."""
+"""Shapes and shardings of a state and a batch over a mesh, and the jitted initial state."""
 
 import functools
 from collections.abc import Callable
@@ -7,12 +7,11 @@ import jax
 from jax.sharding import Mesh
 
 from lm.config.recipe import Recipe
-from lm.devices.mesh import batch_sharding, param_sharding, replicated, traced_on
+from lm.devices.mesh import param_sharding, replicated, traced_on
 from lm.model.objectives import batch_fields
 from lm.training.state import Learner, State, hyper_from, init_state
-from lm.training.step import make_eval_step, make_train_step
-from lm.training.update import optimizer
-from modules.optim import state_specs
+from lm.training.update import average_of, optimizer
+from modules.optim import state_specs, unboxed
 
 # The initial state is computed once, in 5 ms. At the usual level it compiles longer than the step:
 # 4.2 s for four layers, and 1.8 s at this one.
@@ -35,28 +34,35 @@ def batch_shapes(recipe: Recipe, *leading: int) -> dict[str, jax.ShapeDtypeStruc
     return dict.fromkeys(batch_fields(recipe), rows)
 
 
-def state_shapes(learner: Learner) -> State:
-    """Returns shapes and types of the state; nothing is computed."""
-    recipe = learner.recipe
-    return jax.eval_shape(lambda: init_state(learner, hyper_from(recipe), jax.random.key(0)))
+def weights_layout(learner: Learner) -> tuple[State, State]:
+    """Returns (shapes and types, a ParamSpec or WHOLE for each) of a state without what training
+    alone has: its step and the optimizer's state are None. Nothing is computed.
 
-
-@functools.lru_cache(maxsize=8)  # a run asks three times, and each traces the model
-def state_layout(learner: Learner) -> tuple[State, State]:
-    """Returns (shapes and types, a ParamSpec or WHOLE for each). Parameters, their average and the
-    optimizer's state have specs; the rest is WHOLE.
+    Parameters and their average have specs; the rest is WHOLE.
     """
-    recipe, described, shapes = learner.recipe, learner.described, state_shapes(learner)
-    reparam, stats = jax.tree.map(lambda _: WHOLE, (shapes.reparam, shapes.stats))
+    recipe, described = learner.recipe, learner.described
+    _, reparam = jax.eval_shape(described.reparam.init, described.used_shapes)
+    init_average = average_of(recipe, described, hyper_from(recipe)).init
+    average = jax.eval_shape(init_average, described.shapes)
+    shapes = State(None, described.shapes, reparam, described.stats, None, average)
+    reparam, stats = jax.tree.map(lambda _: WHOLE, (reparam, described.stats))
+    of_average = state_specs(average, described.shapes, described.specs)
+    return shapes, State(None, described.specs, reparam, stats, None, of_average)
 
-    def boxed(params):
-        return optimizer(recipe, described, hyper_from(recipe)).init(params)
 
-    opt_state, average = (
-        state_specs(kept, described.shapes, described.specs)
-        for kept in (jax.eval_shape(boxed, described.shapes), shapes.average)
+@functools.lru_cache(maxsize=8)  # a run asks three times
+def state_layout(learner: Learner) -> tuple[State, State]:
+    """Returns `weights_layout` with the step, which is WHOLE, and the optimizer's state."""
+    recipe, described = learner.recipe, learner.described
+    transform = optimizer(recipe, described, hyper_from(recipe))
+    boxed = jax.eval_shape(transform.init, described.shapes)
+    shapes, specs = weights_layout(learner)
+    step = jax.ShapeDtypeStruct((), jax.numpy.int32)
+    of_optimizer = state_specs(boxed, described.shapes, described.specs)
+    return (
+        shapes.replace(step=step, opt_state=unboxed(boxed)),
+        specs.replace(step=WHOLE, opt_state=of_optimizer),
     )
-    return shapes, State(WHOLE, described.specs, reparam, stats, opt_state, average)
 
 
 def laid_out(shapes: State, specs: State, mesh: Mesh) -> State:
@@ -79,6 +85,11 @@ def abstract_state(learner: Learner, mesh: Mesh) -> State:
     return laid_out(*state_layout(learner), mesh)
 
 
+def abstract_weights(learner: Learner, mesh: Mesh) -> State:
+    """Returns `abstract_state` of what a model is run with: without that of its optimizer."""
+    return laid_out(*weights_layout(learner), mesh)
+
+
 def jit_init(learner: Learner, mesh: Mesh) -> Callable:
     """Returns `init(key, hyper) -> State`, sharded as the step takes it."""
     on_cpu = mesh.devices.flat[0].platform == 'cpu'
@@ -92,28 +103,3 @@ def jit_init(learner: Learner, mesh: Mesh) -> Callable:
 def step_options(mesh: Mesh) -> dict[str, str] | None:
     """Returns the compiler options of a step on devices of this kind; None for none."""
     return STEP_OPTIONS.get(mesh.devices.flat[0].device_kind)
-
-
-def jit_train_step(learner: Learner, mesh: Mesh) -> Callable:
-    """Returns the jitted step: state donated, batch cut by rows, metrics replicated."""
-    state = state_shardings(learner, mesh)
-    return jax.jit(
-        traced_on(mesh, make_train_step(learner)),
-        in_shardings=(state, batch_sharding(mesh), replicated(mesh)),
-        out_shardings=(state, replicated(mesh)),
-        donate_argnums=0,
-        compiler_options=step_options(mesh),
-    )
-
-
-def jit_eval_step(learner: Learner, mesh: Mesh) -> Callable:
-    """Returns the jitted evaluation step: batch cut by rows, sums replicated."""
-    return jax.jit(
-        traced_on(mesh, make_eval_step(learner)),
-        in_shardings=(
-            state_shardings(learner, mesh).weights,
-            batch_sharding(mesh),
-            replicated(mesh),
-        ),
-        out_shardings=replicated(mesh),
-    )

@@ -6,7 +6,6 @@ it would be alone, whatever its slot and its neighbours, to rounding.
 
 import collections
 import dataclasses
-import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -16,7 +15,8 @@ import numpy as np
 from lm.inference.decoding import init_cache
 from lm.inference.load import Checkpoint
 from lm.inference.sampling import Sampling, Samplings
-from lm.inference.slots import AT_ONCE, MOST_ALTERNATIVES, Made, resized, split
+from lm.inference.scoring import power_of_two
+from lm.inference.slots import AT_ONCE, MOST_ALTERNATIVES, Made, resized, split_layers
 
 CHUNK = 256  # tokens of a prompt that are read at once
 BUDGET = 1024  # tokens of prompts that a step reads while others wait for theirs
@@ -107,7 +107,7 @@ class Engine:
         self._programs = checkpoint.programs
         self._rooms = self._programs.rooms(self._variables, slots, self.capacity)
         self._room = next(iter(self._rooms))
-        self._layers = split(init_cache(learner, self._variables, slots, self._room).layers)
+        self._layers = split_layers(init_cache(learner, self._variables, slots, self._room).layers)
         self._rows: list[_Row | None] = [None] * slots
         self._filling: collections.deque[int] = collections.deque()  # slots, first come first
 
@@ -246,7 +246,7 @@ class Engine:
 
     def _read(self, slot: int, start: int, part: list[int]) -> None:
         """Reads tokens of a row behind the first `start`, padded to a power of two."""
-        length = max(SHORTEST, 2 ** math.ceil(math.log2(len(part))))
+        length = power_of_two(max(SHORTEST, len(part)))
         tokens_1T = np.zeros((1, length), np.int32)
         tokens_1T[0, : len(part)] = part
         self._make_room(start + len(part))

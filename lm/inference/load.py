@@ -15,10 +15,10 @@ from jax.sharding import Mesh
 from lm import data
 from lm.config.fields import MeshConfig
 from lm.config.recipe import Recipe
-from lm.config.resolve import AUTO, replaced, unread_options
+from lm.config.resolve import AUTO, replaced, without_unread
 from lm.data.progress import said_meanwhile
 from lm.devices.mesh import make_mesh
-from lm.devices.shardings import abstract_state
+from lm.devices.shardings import abstract_weights
 from lm.inference.decoding import Cache, extend, init_cache
 from lm.inference.probes import (
     Activations,
@@ -43,6 +43,7 @@ from lm.storage.filling import check_complete
 from lm.training.state import Hyper, Learner, Weights, build_learner, hyper_from
 from modules.kernels import PLATFORM_BOUND
 
+PROGRAMS_KEPT = 32  # of functions and learners
 SHARE = 0.25  # the rest is for activations and for weights in another type
 to_stderr = functools.partial(print, file=sys.stderr)
 
@@ -132,7 +133,7 @@ class Checkpoint:
         Args:
           tokens_BT: token ids, each row one document.
         """
-        return self._lens(self.weights, tokens_BT)
+        return jit_of(lens, self.learner)(self.weights, tokens_BT)
 
     def measure(self, tokens_BT: jax.Array) -> dict[str, jax.Array]:
         """Returns by name what `train.diagnose_every` records of the forward pass of each layer [L]
@@ -141,15 +142,7 @@ class Checkpoint:
         Args:
           tokens_BT: token ids, each row one document.
         """
-        return self._measure(self.weights, tokens_BT)
-
-    @functools.cached_property
-    def _lens(self):
-        return jax.jit(functools.partial(lens, self.learner))
-
-    @functools.cached_property
-    def _measure(self):
-        return jax.jit(functools.partial(measure, self.learner))
+        return jit_of(measure, self.learner)(self.weights, tokens_BT)
 
     def init_cache(self, batch: int, capacity: int) -> Cache:
         """Returns an empty cache, with which `extend` reads rows in parts.
@@ -176,7 +169,7 @@ class Checkpoint:
         Returns:
           (logits [B, T, V] of the token after each, the cache with these tokens).
         """
-        return self._extend(self.variables, cache, tokens_BT, counts_B)
+        return jit_of(extend, self.learner)(self.variables, cache, tokens_BT, counts_B)
 
     @functools.cached_property
     def end_ids(self) -> tuple[int, ...]:
@@ -190,17 +183,21 @@ class Checkpoint:
         """Returns the functions that all engines of this checkpoint run, compiled once."""
         return Programs(self.learner)
 
-    @functools.cached_property
-    def _extend(self):
-        return jax.jit(functools.partial(extend, self.learner))
-
-    @functools.cached_property
+    @property
     def observe(self) -> Callable[..., tuple[jax.Array, Activations]]:
         """Returns observe(weights, tokens [B, T], shifts=None) -> (logits, activations), a pure
         function to be differentiated in the weights or in the shifts
         (`lm.inference.probes.observe`).
         """
-        return jax.jit(functools.partial(observe, self.learner))
+        return jit_of(observe, self.learner)
+
+
+@functools.lru_cache(PROGRAMS_KEPT)
+def jit_of(function: Callable[..., Any], learner: Learner) -> Callable[..., Any]:
+    """Returns the jitted function(learner, ...) without its first argument. The checkpoints that
+    share a learner (`at_step`) share its programs.
+    """
+    return jax.jit(functools.partial(function, learner))
 
 
 def find(path: str | Path) -> tuple[Path, int]:
@@ -308,10 +305,7 @@ def at_step(checkpoint: Checkpoint, step: int) -> Checkpoint:
     meta = read_meta(folder, step)
     if any(meta[name] != checkpoint.meta[name] for name in ('config', 'vocab_size')):
         return _load(folder, step, to_stderr, checkpoint.mesh)
-    shapes = abstract_state(checkpoint.learner, checkpoint.mesh)
-    stored, average = read_weights(folder, step, shapes)
-    weights = checkpoint.learner.evaluated(stored, average, checkpoint.hyper)
-    path = folder / str(step)
+    path, weights = folder / str(step), weights_at(checkpoint, step)
     return dataclasses.replace(checkpoint, path=path, step=step, meta=meta, weights=weights)
 
 
@@ -324,7 +318,7 @@ def _load(folder: Path, step: int, say: Callable[[str], None], mesh: Mesh | None
     mesh = mesh or mesh_at_hand(learner)
     hyper, path = hyper_from(recipe), folder / str(step)
     with said_meanwhile(lambda: f'loading the weights of {path}'):
-        stored, average = read_weights(folder, step, abstract_state(learner, mesh))
+        stored, average = read_weights(folder, step, abstract_weights(learner, mesh))
     weights = learner.evaluated(stored, average, hyper)
     return Checkpoint(path, recipe, step, meta, learner, mesh, hyper, weights, tokenizer)
 
@@ -334,7 +328,7 @@ def weights_at(checkpoint: Checkpoint, step: int) -> Weights:
 
     Raises DamagedCheckpoint where they cannot be read.
     """
-    shapes = abstract_state(checkpoint.learner, checkpoint.mesh)
+    shapes = abstract_weights(checkpoint.learner, checkpoint.mesh)
     stored, average = read_weights(checkpoint.path.parent, step, shapes)
     return checkpoint.learner.evaluated(stored, average, checkpoint.hyper)
 
@@ -359,6 +353,5 @@ def with_kernels_of(platform: str, recipe: Recipe, say: Callable[[str], None]) -
     except ValueError as error:
         say(f'{error}. Computed here with kernels.implementation=auto.')
         unbound = ('implementation', *PLATFORM_BOUND)
-        changed = replaced(recipe, {f'kernels.{name}': AUTO for name in unbound})
-        return replaced(changed, dict.fromkeys(unread_options(changed)))  # of kernels left behind
+        return without_unread(replaced(recipe, {f'kernels.{name}': AUTO for name in unbound}))
     return recipe

@@ -73,13 +73,13 @@ def unrolled(learner: Learner) -> Learner:
     return dataclasses.replace(learner, model=learner.model.clone(recipe=recipe))
 
 
-def split(layers: Any) -> Any:
+def split_layers(layers: Any) -> Any:
     """Makes a tuple of arrays, one a layer, of each array of a cache."""
     return jax.tree.map(tuple, layers)
 
 
-def joined(layers: Any) -> Any:
-    """Stacks what `split` made."""
+def stack_layers(layers: Any) -> Any:
+    """Stacks what `split_layers` made."""
     return jax.tree.map(jnp.stack, layers, is_leaf=lambda x: isinstance(x, tuple))
 
 
@@ -108,12 +108,12 @@ def read(
 ) -> Any:
     """Returns the layers with `count` tokens of the row in `slot` behind the `start` it has."""
     own = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, slot, 1), layers)
-    cache = Cache(joined(own), jnp.full(1, start), capacity)
+    cache = Cache(stack_layers(own), jnp.full(1, start), capacity)
     _, cache = extend(learner, variables, cache, tokens_1T, jnp.full(1, count))
     return jax.tree.map(
         lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, slot, 0),
         layers,
-        split(cache.layers),
+        split_layers(cache.layers),
     )
 
 
@@ -135,7 +135,7 @@ def decode(
     Args:
       learner: its layers are unrolled.
       variables: as `learner.variables` gives them.
-      layers: the cache of each layer (`split`).
+      layers: the cache of each layer (`split_layers`).
       capacity: the most tokens that a row may have.
       last_B: the last token of each row, which is not in the cache.
       length_B: the tokens of each row that are in the cache.
@@ -157,10 +157,10 @@ def decode(
     def one(carry):
         i, cache, last_B, left_B, made = carry
         goes_B = left_B > 0
-        cache = cache.replace(layers=joined(cache.layers))
+        cache = cache.replace(layers=stack_layers(cache.layers))
         counts_B = goes_B.astype(jnp.int32)
         logits_B1V, cache = extend(learner, variables, cache, last_B[:, None], counts_B)
-        cache = cache.replace(layers=split(cache.layers))
+        cache = cache.replace(layers=split_layers(cache.layers))
         logits_BV = logits_B1V[:, 0]
         token_B = draw(logits_BV, samplings, place_B + i)
         found = Made(jnp.where(goes_B, token_B, -1), *described(logits_BV, token_B, most, kept))

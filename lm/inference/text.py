@@ -1,8 +1,10 @@
 """Text of tokens that come one after another."""
 
-from collections.abc import Iterable, Sequence
+import collections
+from collections.abc import Iterable, Iterator, Sequence
 
 from lm.data.tokenizers import Tokenizer
+from lm.inference.engine import Engine, Request
 
 UNFINISHED = '\ufffd'  # what bytes that are no character, or not yet, are decoded as
 
@@ -74,3 +76,42 @@ class TextStream:
             if any(stop.startswith(text[-length:]) for stop in self._stops):
                 return length
         return 0
+
+
+def generate_texts(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    requests: Sequence[Request],
+    stops: Sequence[Sequence[str]],
+    order: Iterable[int] | None = None,
+) -> Iterator[tuple[int, str, bool]]:
+    """Continues requests, as many at a time as the engine has slots.
+
+    Args:
+      engine: with free slots only.
+      tokenizer: the run's.
+      requests: rows to be continued.
+      stops: strings that end the text of each request.
+      order: numbers of the requests, as they enter; None: as they are given.
+
+    Yields:
+      (the number of a request, text that follows, whether that is the end of it).
+    """
+    waiting = collections.deque(range(len(requests)) if order is None else order)
+    running: dict[int, tuple[int, TextStream]] = {}
+    while waiting or running:
+        while waiting and engine.free:
+            i = waiting.popleft()
+            stream = TextStream(tokenizer, stops[i], requests[i].tokens)
+            running[engine.admit(requests[i])] = i, stream
+        for slot, update in engine.step().items():
+            i, stream = running[slot]
+            text = stream.feed(token.id for token in update.tokens)
+            if update.finish:
+                text += stream.finish()
+            elif stream.stopped:
+                engine.release(slot)
+            has_ended = bool(update.finish) or stream.stopped
+            if has_ended:
+                del running[slot]
+            yield i, text, has_ended

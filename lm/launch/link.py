@@ -3,6 +3,12 @@ secret of the job, then JSON lines. Standard library only.
 
 Whoever connects is a stranger until then. Nothing that a stranger sends is parsed as JSON, answered
 but by a nonce, or written to the log; strangers are counted.
+
+`multiprocessing.connection` would not do, because its reads and writes have no time-out: a
+stranger that connects and says nothing holds `Listener.accept` in the challenge, and no member is
+greeted until it has gone. Half a message holds `recv_bytes` though `poll` has returned True, and a
+peer that reads nothing holds `send_bytes`. With a time-out on the socket, `recv_bytes` raises
+BlockingIOError where it would have waited.
 """
 
 import contextlib

@@ -20,7 +20,7 @@ _outlives = False  # whether this program goes on without its output
 _loss = ''  # why standard output is gone
 
 
-class Stream(io.FileIO):
+class StandardStream(io.FileIO):
     """A descriptor that turns into the null device at the first error of a write. Then other
     writers to it, such as C++ libraries and children, are heard no more either.
     """
@@ -48,7 +48,7 @@ class Stream(io.FileIO):
         """Called after the first error: by default nothing else happens."""
 
 
-class Output(Stream):
+class Output(StandardStream):
     """Standard output: without it a program ends, unless it outlives it."""
 
     def lost(self, error: OSError) -> None:
@@ -69,7 +69,7 @@ class Output(Stream):
 
 
 def open_streams() -> None:
-    """Puts a Stream in the place of each of Python's own, with the encoding that it had.
+    """Puts a StandardStream in the place of each of Python's own, with the encoding that it had.
 
     A character that it lacks is escaped. A stream that is closed counts as /dev/null: its
     descriptor would otherwise be that of the next file that is opened, into which libraries that
@@ -83,17 +83,17 @@ def open_streams() -> None:
             os.set_inheritable(null, True)
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115
-    for name, kind in (('stdout', Output), ('stderr', Stream)):
+    for name, kind in (('stdout', Output), ('stderr', StandardStream)):
         before = getattr(sys, name)
         if before is None:
             setattr(sys, name, open(os.devnull, 'w'))  # noqa: SIM115
-        elif before is getattr(sys, f'__{name}__') and not isinstance(_raw(before), Stream):
+        elif before is getattr(sys, f'__{name}__') and not isinstance(_raw(before), StandardStream):
             stream = _text(kind(before.fileno()), before)
             setattr(sys, name, stream)
             setattr(sys, f'__{name}__', stream)
 
 
-def _text(raw: Stream, before: TextIO) -> TextIO:
+def _text(raw: StandardStream, before: TextIO) -> TextIO:
     """Returns a text stream over `raw` that buffers and encodes as the one before it."""
     return io.TextIOWrapper(
         raw if before.write_through else io.BufferedWriter(raw),

@@ -5,8 +5,8 @@ JAX's runtime ends all processes without a word when one is gone, or waits for i
 with the coordinator, and when a child ends, or a link breaks, all are told who it was, end their
 own children and leave with one status.
 
-The children of a sweep whose cells are dealt to hosts (`lm.sweep.hosts`) say that they are apart:
-then a host that ends, or is lost, ends no other, and the job ends when all have.
+The children of a sweep whose cells are dealt to hosts (`lm.study.train.hosts`) say that they are
+apart: then a host that ends, or is lost, ends no other, and the job ends when all have.
 """
 
 import contextlib

@@ -2,61 +2,15 @@
 
 from lm.config.fields import Config
 from lm.config.recipe import Recipe, recipe_of
-from lm.config.resolve import replaced, unread_options, without_auto
+from lm.config.resolve import unread_options, without_auto
 from modules.scaling.parametrization import DEPTH, WIDTH
-
-
-def base_of(recipe: Recipe) -> Recipe:
-    """Returns the recipe at scaling.base_width, with scaling.base_heads or heads of equal width."""
-    width = recipe.config.scaling.base_width
-    return recipe if width is None else resized(recipe, width, recipe.config.scaling.base_heads)
-
-
-def resized(recipe: Recipe, width: int, n_heads: int | None) -> Recipe:
-    """Returns the recipe at another width. MLPs, all heads together, and key and value heads grow
-    alike.
-
-    n_heads: None: as many as keep the head width. The depth stays, since all blocks have the same
-    shapes. Raises ValueError where a size would not be whole.
-    """
-    model = recipe.model
-
-    def scaled(name: str, by: int, over: int) -> int:
-        now = vars(model)[name]
-        found, rest = divmod(now * by, over)
-        if rest or not found:
-            raise ValueError(
-                f'at a width of {width} this model would have {now * by / over:g} for model.{name}='
-                f'{now}, which must be whole. Choose a width that divides evenly, or the number of '
-                'heads of the base model (scaling.base_heads).'
-            )
-        return found
-
-    heads = scaled('n_heads', width, model.d_model) if n_heads is None else n_heads
-    head_dim, rest = divmod(recipe.attention_width * width, model.d_model * heads)
-    if rest or not head_dim:
-        together = recipe.attention_width * width / model.d_model
-        raise ValueError(
-            'the number of heads (scaling.base_heads) must divide the width; got '
-            f'{heads} heads for a width of {together:g}'
-        )
-    return replaced(
-        recipe,
-        {
-            'model.d_model': width,
-            'model.d_ff': scaled('d_ff', width, model.d_model),
-            'model.n_heads': heads,
-            'model.head_dim': head_dim,
-            'model.n_kv_heads': scaled('n_kv_heads', heads, model.n_heads),
-        },
-    )
 
 
 def base_head_dim(recipe: Recipe) -> int | None:
     """Returns the head width at which q k / H equals q k / sqrt(H); None for logits not per H."""
     if not recipe.scaling.row.logits_per_width:
         return None
-    return 1 if recipe.scaling.row.against_one else base_of(recipe).head_dim
+    return 1 if recipe.scaling.row.against_one else recipe.base.head_dim
 
 
 def base_blocks(recipe: Recipe) -> int:
@@ -110,4 +64,4 @@ def check_base(recipe: Recipe) -> None:
             f'{path}={vars(scaling)[path.split(".")[1]]} {why}, so that it would change nothing. '
             'Leave it out, or None.'
         )
-    base_of(recipe)
+    _ = recipe.base  # refuses sizes that are not whole

@@ -46,7 +46,7 @@ def _changed_fields(objectives: Sequence[Part]) -> tuple[str, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixture:
+class ObjectiveMixture:
     """Draws one objective for each row, by shares; all documents of the row have it."""
 
     functions: tuple[Callable[..., Document], ...]
@@ -75,16 +75,18 @@ def documents(segments: np.ndarray) -> Iterator[slice]:
             yield slice(start, stop)
 
 
-def _mixture(parts: Sequence[Part], tokenizer: Any, loss_on: Mapping[str, str]) -> Mixture:
+def _mixture(parts: Sequence[Part], tokenizer: Any, loss_on: Mapping[str, str]) -> ObjectiveMixture:
     marks = Marks(tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size)
     functions = (
         functools.partial(part.row.of_document, marks=marks, **{**part.options, **loss_on})
         for part in parts
     )
-    return Mixture(tuple(functions), tuple(part.share for part in parts), _changed_fields(parts))
+    return ObjectiveMixture(
+        tuple(functions), tuple(part.share for part in parts), _changed_fields(parts)
+    )
 
 
-def training_mixture(recipe: Recipe, tokenizer: Any) -> Mixture | None:
+def training_mixture(recipe: Recipe, tokenizer: Any) -> ObjectiveMixture | None:
     """Returns the mixture of data.objective; None where it leaves rows as they are."""
     return None if leaves_rows(recipe) else _mixture(recipe.objective, tokenizer, {})
 
@@ -109,7 +111,7 @@ class Mapped:
     """Rows of the validation split as an objective has them."""
 
     rows: Any
-    mixture: Mixture
+    mixture: ObjectiveMixture
 
     def __len__(self) -> int:
         return len(self.rows)

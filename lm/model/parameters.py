@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from lm.config.recipe import Recipe
-from lm.config.resolve import replaced
-from lm.model.base_size import base_blocks, base_of, width_growth
+from lm.model.base_size import base_blocks, width_growth
 from lm.model.transformer import Transformer
 from modules.params import LORA, NORM, ParamSpec, named_leaves, path_name, split
 from modules.reparam import Reparam, chain, multiplied, reparametrise
@@ -57,6 +56,7 @@ class Description:
 
     reparam: the map to the weights that the model uses. used_shapes, used_specs, init_stds: those
     weights, and their standard deviations at the start. trainable: whether training changes it.
+    stats: the shapes of what layers carry beside the parameters, by collection.
     """
 
     used_shapes: Any
@@ -68,6 +68,7 @@ class Description:
     trainable: Any
     reparam: Reparam
     init_stds: Any
+    stats: Any
 
     def after_update(self, params: Any, reparam: Any) -> tuple[Any, Any]:
         """Applies the map of the reparametrisation after an update to what is trained."""
@@ -81,7 +82,7 @@ def describe_params(recipe: Recipe, model: Transformer) -> Description:
 
     Raises ValueError where nothing is trainable, or a matrix has no rule of the parametrisation.
     """
-    used, used_specs = _declared(recipe, model)
+    used, used_specs, stats = _declared(recipe, model)
     base = _shapes_in_base(recipe, model, used, used_specs)
     chosen = {part.name: part.options for part in recipe.reparam}
 
@@ -117,13 +118,17 @@ def describe_params(recipe: Recipe, model: Transformer) -> Description:
         trainable=trainable,
         reparam=reparam,
         init_stds=jax.tree_util.tree_map_with_path(initial_std, used_specs, used_scalings),
+        stats=stats,
     )
 
 
-def _declared(recipe: Recipe, model: Transformer) -> tuple[Any, Any]:
-    """Returns (shapes, specs) of the weights that a model uses."""
+def _declared(recipe: Recipe, model: Transformer) -> tuple[Any, Any, Any]:
+    """Returns (shapes, specs) of the weights that a model uses, and the shapes of what its layers
+    carry.
+    """
     key = jax.random.key(0)
-    return split(jax.eval_shape(lambda: initial_parameters(recipe, model, key)[0]))
+    boxes, stats = jax.eval_shape(lambda: initial_parameters(recipe, model, key))
+    return *split(boxes), stats
 
 
 def _shapes_in_base(recipe: Recipe, model: Transformer, shapes: Any, specs: Any) -> Any:
@@ -134,9 +139,7 @@ def _shapes_in_base(recipe: Recipe, model: Transformer, shapes: Any, specs: Any)
         )
     if recipe.config.scaling.base_width is None:
         return shapes
-    # Its heads may have another width than longrope's factors are for, which add no parameter.
-    unscaled = {'attention.rope_scaling': 'none'}
-    base = replaced(base_of(recipe), unscaled)
+    base = recipe.base
     return _declared(base, Transformer(base, model.vocab_size, model.kernels))[0]
 
 
@@ -186,8 +189,10 @@ def starts_at_0(recipe: Recipe, path: str, spec: ParamSpec) -> bool:
 
 def initial_parameters(recipe: Recipe, model: Transformer, key: jax.Array) -> tuple[Any, Any]:
     """Returns (boxed parameters at unit scale, the collections that layers carry)."""
-    found = model.init(key, jnp.zeros((1, recipe.data.seq_len), jnp.int32))
-    return found['params'], {name: found[name] for name in (STATS, BACKWARD_STATS) if name in found}
+    tokens_1T = jnp.zeros((1, recipe.data.seq_len), jnp.int32)
+    variables = model.init(key, tokens_1T, method='activations')  # logits make no parameters
+    stats = {name: variables[name] for name in (STATS, BACKWARD_STATS) if name in variables}
+    return variables['params'], stats
 
 
 def optimizer_of(spec: ParamSpec) -> str:

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -46,17 +45,18 @@ EMBEDDING, AFTER_ATTENTION, AFTER_MLP, FINAL = 'embedding', 'after_attention', '
 OF_BLOCKS = (AFTER_ATTENTION, AFTER_MLP)
 
 
-def norm_maker(
+def make_norm(
     part: Part,
     kernels: Kernels,
     axis: str,
     site: str,
+    name: str,
     valid: jax.Array | None = None,
     order: jax.Array | int = 0,
-) -> Callable[[str], nn.Module]:
-    """Returns make(name), which builds a norm over `axis` with the options of `part`."""
+) -> nn.Module:
+    """Builds the norm `name` over `axis` with the options of `part`."""
     wiring = {'site': site, 'valid': valid, 'order': order, 'rms_norm': kernels.rms_norm}
-    return lambda name: part.build(axis=axis, name=name, **wiring)
+    return part.build(axis=axis, name=name, **wiring)
 
 
 def groups_of_blocks(recipe: Recipe) -> list[Blocks]:
@@ -70,11 +70,13 @@ def observed(module: nn.Module, name: str, streams: Any) -> Any:
 
     Nothing is computed where ACTIVATIONS is not mutable and no SHIFTS are given.
     """
+    if module.is_initializing():
+        return streams
     streams = jax.tree.map(lambda x_BTD: sharded(x_BTD, 'BTD'), streams)
     (x_BTD, *rest), structure = jax.tree.flatten(streams)
     if module.has_variable(SHIFTS, name):
         x_BTD = x_BTD + module.get_variable(SHIFTS, name)
-    if module.is_mutable_collection(ACTIVATIONS) and not module.is_initializing():
+    if module.is_mutable_collection(ACTIVATIONS):
         module.put_variable(ACTIVATIONS, name, x_BTD)
     return jax.tree.unflatten(structure, [x_BTD, *rest])
 
@@ -155,7 +157,7 @@ class Block(nn.Module):
 
         def qk_norm(name, over_what):
             axis, valid = over[over_what]
-            return norm_maker(recipe.qk_norm, self.kernels, axis, 'qk', valid)(name)
+            return make_norm(recipe.qk_norm, self.kernels, axis, 'qk', name, valid)
 
         layer = {'block': block, 'is_full': is_full(block, **recipe.attention.options)}
         return recipe.attention.build(
@@ -192,8 +194,8 @@ class Block(nn.Module):
         return self.recipe.placement.row.init_gain(self.recipe.model.n_layers)
 
     def norms(self, sublayer: str, valid, order):
-        make = norm_maker(self.recipe.norm, self.kernels, 'embed', sublayer, valid, order)
-        return lambda name: make(f'{sublayer}_{name}')
+        site = self.recipe.norm, self.kernels, 'embed', sublayer
+        return lambda name: make_norm(*site, f'{sublayer}_{name}', valid, order)
 
 
 class Transformer(nn.Module):
@@ -253,8 +255,8 @@ class Transformer(nn.Module):
         recipe, model, placement = self.recipe, self.recipe.model, self.recipe.placement.row
         table_VD, x_BTD = self.embed(tokens_BT, sequence)
         valid_BT1 = sequence.valid_BT1
-        norm = norm_maker(recipe.embedding_norm, self.kernels, 'embed', 'embedding', valid_BT1)
-        x_BTD = norm('embedding_norm')(x_BTD.astype(DTYPES[model.dtype]))
+        site = recipe.embedding_norm, self.kernels, 'embed', 'embedding'
+        x_BTD = make_norm(*site, 'embedding_norm', valid_BT1)(x_BTD.astype(DTYPES[model.dtype]))
         streams = placement.split(x_BTD)
         streams, first = observed(self, EMBEDDING, streams), 1
         for group in groups_of_blocks(recipe):
@@ -262,9 +264,9 @@ class Transformer(nn.Module):
             numbers_L = jnp.arange(first, first + group.count, dtype=jnp.float32)
             streams, _ = blocks(streams, numbers_L, sequence)
             first += group.count
-        order = 2 * model.n_layers
-        norm = norm_maker(recipe.final_norm, self.kernels, 'embed', 'final', valid_BT1, order)
-        x_BTD = observed(self, FINAL, placement.join(streams, norm('final_norm')))
+        site = recipe.final_norm, self.kernels, 'embed', 'final'
+        norm = make_norm(*site, 'final_norm', valid_BT1, order=2 * model.n_layers)
+        x_BTD = observed(self, FINAL, placement.join(streams, norm))
         return self.readout_of(x_BTD, table_VD)
 
     def embed(self, tokens_BT, sequence):

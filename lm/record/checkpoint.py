@@ -194,7 +194,7 @@ def _read_state_items(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the items and the meta of a checkpoint, without waiting for other processes."""
     path, meta = folder / str(step), read_meta(folder, step)
-    weights, training = _stored_weights(shapes), _training(shapes)
+    weights = _stored_weights(shapes)
     with _damage_named(path):
         # The model first: another model has another state of its optimizer too.
         check_tree(meta['tree'], state_record(shapes), path)
@@ -203,6 +203,7 @@ def _read_state_items(
             how = ocp.checkpoint_utils.construct_restore_args(weights)
             items['weights'] = ocp.args.PyTreeRestore(weights, how, partial_restore=True)
         if with_training:
+            training = _training(shapes)
             if 'training_tree' in meta:  # records of older versions lack it
                 check_tree(meta['training_tree'], tree_record(training), path, 'optimizer')
             items['training'] = ocp.args.StandardRestore(training)

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lm.storage.files import open_regular, parse_json, write_text
+from lm.storage.files import Unreadable, open_regular, parse_json, write_text
 
 FILE = 'metrics.jsonl'
 DAMAGED_LINES = 'metrics_damaged.jsonl'
+MOST_BYTES = (
+    1 << 20
+)  # of lines that `Tail` reads at once: what a run may hold in memory, and its turn
 NOT_FINITE = 'not_finite'  # in a line of the file: what the nulls beside it were, by their tags
 TIME_FIELDS = ('tokens_per_sec', 'mfu', 'step_sec', 'data_wait_sec')  # differ from run to run
 
@@ -82,12 +85,17 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
         return
     with open_regular(path) as file:
         for line in file:
-            try:
-                row = parse_json(line)
-            except ValueError:
-                row = None
-            is_row = isinstance(row, dict) and isinstance(row.get('step'), int)
-            yield line, row if is_row else None
+            row = _object(line)
+            yield line, row if row and isinstance(row.get('step'), int) else None
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    """Returns the object in a line; None for one that is damaged."""
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -98,6 +106,49 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     for row in rows:
         row.pop(NOT_FINITE, None)
     return rows
+
+
+class Tail:
+    """Reads the lines of a metrics.jsonl as they are appended; no file is open between two reads.
+
+    A run that goes on from a checkpoint writes the file anew, without later rows. It is then read
+    from its start, and `restarts` is one more.
+    """
+
+    def __init__(self, path: Path):
+        self._path, self.restarts = path, 0
+        self._offset, self._line = 0, b''  # read so far, and the last line of that
+
+    def _restart(self) -> None:
+        self._offset, self._line = 0, b''
+        self.restarts += 1
+
+    def read(self) -> tuple[list[dict[str, Any]], bool]:
+        """Returns (the objects in new lines, as they stand there; whether more is there). Damaged
+        lines are left out. Raises Unreadable where the file cannot be read.
+        """
+        try:
+            file = open_regular(self._path)
+        except FileNotFoundError:
+            self._restart()
+            return [], False
+        except OSError as error:
+            raise Unreadable(f'{self._path} cannot be read ({error.strerror})') from error
+        with file:
+            file.seek(self._offset - len(self._line))
+            if file.read(len(self._line)) != self._line:
+                self._restart()
+                file.seek(0)
+            data = file.read(MOST_BYTES)
+            if b'\n' not in data and len(data) == MOST_BYTES:
+                data += file.readline()
+        whole = data[: data.rfind(b'\n') + 1]
+        lines = whole.splitlines(keepends=True)
+        if lines:
+            self._offset, self._line = self._offset + len(whole), lines[-1]
+        return [row for line in lines if (row := _object(line)) is not None], len(
+            data
+        ) >= MOST_BYTES
 
 
 def without_nan(value: Any) -> Any:

@@ -3,5 +3,7 @@
 CONFIG = 'config.json'
 SWEEP = 'sweep.json'
 SUMMARY = 'summary.json'
+PROFILE = 'profile'  # a folder: traced steps and their summary
+EVALUATIONS = 'evaluations'  # a folder: results of suites
 LOCK = '.lock'
 FINAL = ('done', 'diverged')  # a cell of a sweep that failed is tried again

@@ -15,14 +15,14 @@ from lm.config.resolve import differences, to_dict
 from lm.launch.distributed import from_first, gathered, has_own_disks, is_first
 from lm.record.checkpoint import FOLDER, check_path, read_meta, steps_in
 from lm.record.digests import DamagedCheckpoint
-from lm.record.names import CONFIG, FINAL, LOCK, SUMMARY, SWEEP
+from lm.record.names import CONFIG, LOCK, SUMMARY, SWEEP
+from lm.record.run import Run
 from lm.record.upgrade import stored_config
 from lm.storage.files import InUse as InUse
 from lm.storage.files import (
     Unreadable,
     json_text,
     locked,
-    read_json,
     sealed,
     write_json,
     write_text,
@@ -101,7 +101,7 @@ def _config_before(path: Path, say: Callable[[str], None]) -> Recipe | None:
     if not (path / CONFIG).exists():
         return None
     try:
-        return read_config(path)
+        return Run(path).read_recipe()
     except Unreadable as error:
         say(f'NOTE: {error}. It is written anew when the run goes on.')
     for step in reversed(steps_in(path / FOLDER)):
@@ -164,36 +164,6 @@ def write_config(path: Path, recipe: Recipe) -> None:
     text = json_text(sealed(to_dict(recipe)))
     if not (path / CONFIG).is_file() or (path / CONFIG).read_bytes() != text.encode():
         write_text(path / CONFIG, text)
-
-
-def read_config(path: Path) -> Recipe:
-    """Returns the config of a run. Raises ValueError if there is none, Unreadable if damaged."""
-    try:
-        raw = read_json(path / CONFIG)
-    except FileNotFoundError as error:
-        raise ValueError(f'{path} holds no run: there is no {path / CONFIG}') from error
-    try:
-        return stored_config(raw)
-    except ValueError as error:
-        raise ValueError(f'{path / CONFIG}: {error}') from error
-
-
-def is_final(folder: Path) -> bool:
-    """Whether the run has ended for good; one with a damaged summary goes on."""
-    return status_of(folder) in FINAL
-
-
-def status_of(folder: Path) -> str | None:
-    """Returns the status in the summary of a run; None if it cannot be read."""
-    return read_summary(folder).get('status')
-
-
-def read_summary(folder: Path) -> dict[str, Any]:
-    """Returns the summary of a run; an empty one if it cannot be read."""
-    try:
-        return read_json(folder / SUMMARY)
-    except (FileNotFoundError, NotADirectoryError, Unreadable):
-        return {}
 
 
 def record_failure(folder: Path, error: Exception, say: Callable[[str], None]) -> None:

@@ -22,9 +22,10 @@ from lm.record.checkpoint import TreeMismatch, fields_that_differ, read_meta
 from lm.record.checkpoints import DAMAGED, LOSS, Checkpoints
 from lm.record.code import Code, extend_code_history, find_other_code
 from lm.record.machine import device_name, git_commit, peak_memory_bytes, versions
-from lm.record.metrics import FILE, NoRecorder, Recorder, Throughput, read_rows, without_nan
+from lm.record.metrics import NoRecorder, Recorder, Throughput, without_nan
+from lm.record.run import Run
 from lm.record.upgrade import stored_config
-from lm.record.workdir import CONFIG, SUMMARY, read_summary, status_of, write_config
+from lm.record.workdir import CONFIG, SUMMARY, write_config
 from lm.run.evaluate import objective_loss_name
 from lm.run.program import TOKENIZER, Experiment
 from lm.run.tables import optimizer_state_bytes, parameter_count
@@ -109,7 +110,7 @@ class Journal:
             )
         self.counters = Counters(**meta['counters'])
         self.step = self.saved_step = int(state.step)
-        self.other_code = find_other_code(self.counters.code, read_summary(self.workdir))
+        self.other_code = find_other_code(self.counters.code, Run(self.workdir).summary)
         self.last = from_first(self._newest_values() if is_first() else None)
         self.terminal.say(f'resuming after step {self.step}')
         source = self.recipe.train.init_from
@@ -120,7 +121,7 @@ class Journal:
     def _newest_values(self) -> dict[str, Any]:
         """The newest of every value recorded up to the present step; with `validated_step`."""
         newest: dict[str, Any] = {}
-        for row in read_rows(self.workdir / FILE):
+        for row in Run(self.workdir).rows():
             if row['step'] <= self.step:
                 validated = {'validated_step': row['step']} if LOSS in row else {}
                 newest |= _without_lists(row) | validated
@@ -136,11 +137,11 @@ class Journal:
 
     def _refuse_to_start_over(self) -> None:
         """Raises CheckpointsLost where step 1 would write over what a run has recorded."""
-        aside, rows = self.checkpoints.set_aside(), read_rows(self.workdir / FILE)
+        aside, rows = self.checkpoints.set_aside(), Run(self.workdir).rows()
         last, every = rows[-1]['step'] if rows else 0, self.recipe.train.checkpoint_every
         # A run may have been killed before its first checkpoint was written, until the second one
         # is due, which waits for the first.
-        had_one = 0 < 2 * every < last or status_of(self.workdir) == 'done'
+        had_one = 0 < 2 * every < last or Run(self.workdir).status == 'done'
         if not aside and not had_one:
             return
         where = f'{self.checkpoints.folder} holds none'
@@ -167,7 +168,7 @@ class Journal:
             return
         self.recorder = Recorder(self.workdir, self.step, self.counters.rows, self.terminal.say)
         self.detector = Detector(self.recipe, self.counters.warnings)
-        for row in read_rows(self.workdir / FILE):
+        for row in Run(self.workdir).rows():
             self.detector.recall(row)
 
     def evaluates(self) -> bool:

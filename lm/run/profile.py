@@ -16,11 +16,10 @@ from lm.config.recipe import Recipe
 from lm.config.traced_steps import traced_steps
 from lm.launch.distributed import is_first
 from lm.record.machine import device_name
+from lm.record.names import PROFILE, SUMMARY
 from lm.run import trace
 from lm.storage.files import first_line, write_json
 
-FOLDER = 'profile'
-SUMMARY = 'summary.json'
 FAILURES = OSError, RuntimeError, ValueError  # of the profiler, or of writing
 SAID = 5  # operations that a terminal shows
 
@@ -53,13 +52,17 @@ class Tracer:
 
     def missed(self, step: int, workdir: Path) -> list[str]:
         """Returns a note where a run goes on after the first step, and that was never traced."""
-        if self._asked is None or step < self._asked.first or (workdir / FOLDER / SUMMARY).exists():
+        if (
+            self._asked is None
+            or step < self._asked.first
+            or (workdir / PROFILE / SUMMARY).exists()
+        ):
             return []
         return [f'NOTE: train.profile: step {self._asked.first} is past, so that none is traced']
 
     def begin(self, workdir: Path) -> None:
         """Begins the trace, in place of an earlier one."""
-        self._folder = workdir / FOLDER
+        self._folder = workdir / PROFILE
         if not is_first():
             return
         options = jax.profiler.ProfileOptions()

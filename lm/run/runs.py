@@ -15,8 +15,8 @@ from lm.launch.exit_status import DIVERGED, DONE, SIGNALLED
 from lm.launch.terminal import Terminal
 from lm.record.code import running_code
 from lm.record.machine import device_name, versions
+from lm.record.run import Run
 from lm.record.trial import try_checkpoint
-from lm.record.workdir import status_of
 from lm.run.journal import Journal
 from lm.run.program import build_without_text, locate_data
 from lm.run.start import check_run
@@ -74,7 +74,7 @@ def try_storage(recipe: Recipe, workdir: Path) -> None:
     """Raises OSError where the folder cannot hold the run's checkpoints; called by all processes.
     A run that is done, and may have none to write, is left alone.
     """
-    if not from_first(status_of(workdir) == Status.DONE if is_first() else None):
+    if not from_first(Run(workdir).status == Status.DONE if is_first() else None):
         record = {'config': to_dict(recipe), 'versions': versions(), 'code': running_code()}
         try_checkpoint(workdir, record)
 

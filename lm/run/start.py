@@ -14,7 +14,7 @@ from flax.traverse_util import unflatten_dict
 from lm import data
 from lm.config.fields import Config
 from lm.config.mixture import source_of
-from lm.config.other_programs import ABSENT, word
+from lm.config.other_programs import foreign, word
 from lm.config.recipe import Recipe
 from lm.config.resolve import build, changed, flatten, of_one_run, to_dict, unsettled
 from lm.config.suggestions import MANY_RUNS
@@ -34,7 +34,7 @@ from lm.record.checkpoint import (
 )
 from lm.record.digests import DamagedCheckpoint
 from lm.record.remote.local_copy import of_workdir
-from lm.record.workdir import read_config
+from lm.record.run import Run
 from lm.run.program import TOKENIZER, Experiment, locate_data
 from lm.storage.buckets import below, is_url
 from lm.storage.files import expand_home
@@ -74,7 +74,8 @@ def find_source(path: str) -> tuple[Path, int]:
     try:
         return find(path)
     except ValueError as error:
-        said = f'{ABSENT[word(path)]}.' if word(path) in ABSENT else error
+        absent = foreign().absent.get(word(path))
+        said = f'{absent}.' if absent else error
         raise ValueError(
             f'train.init_from={path}: {said} A run that has begun goes on without it, from its own '
             'checkpoints: give its folder by --workdir.'
@@ -98,7 +99,7 @@ def with_source_model(
     # From config.json: to read a checkpoint starts JAX; hosts have not joined yet.
     try:
         folder, _ = find_source(start.train.init_from)
-        there = read_config(folder.parent)
+        there = Run(folder.parent).read_recipe()
         tokenizer = _choose_tokenizer(folder.parent, there, start)
     except ValueError:
         there = None if workdir is None else _read_begun_run(start.train.init_from, workdir)
@@ -128,7 +129,7 @@ def _read_begun_run(source: str, workdir: str | Path) -> Recipe | None:
     """
     try:
         folder, _ = find(workdir)
-        there = read_config(folder.parent)
+        there = Run(folder.parent).read_recipe()
     except ValueError:
         return None
     return there if there.train.init_from == source else None

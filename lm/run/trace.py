@@ -28,7 +28,7 @@ ADDED |= {'rematted_computation', 'Transformer.activations'}
 FORWARD, BACKWARD, UPDATE = 'forward', 'backward', 'update'
 
 
-class Span(NamedTuple):
+class TracedSpan(NamedTuple):
     """Something that took from `start` to `end`. step: of the run, where it belongs to one."""
 
     name: str
@@ -52,7 +52,7 @@ class Trace:
     """Operations by device, and what the process did meanwhile, by name."""
 
     devices: Mapping[str, Sequence[Op]]
-    spans: Mapping[str, Sequence[Span]]
+    spans: Mapping[str, Sequence[TracedSpan]]
 
 
 class Sources(NamedTuple):
@@ -95,7 +95,7 @@ def trace_of(profile: jax.profiler.ProfileData) -> Trace:
                         stats = dict(event.stats)
                         step = int(stats.get('step_num', stats.get('step', 0)))
                         spans[event.name].append(
-                            Span(event.name, event.start_ns, event.end_ns, step)
+                            TracedSpan(event.name, event.start_ns, event.end_ns, step)
                         )
     return Trace(devices, spans)
 
@@ -159,13 +159,13 @@ def summarize(trace: Trace, known: Sources) -> dict[str, Any]:
     }
 
 
-def _steps(trace: Trace) -> list[Span]:
+def _steps(trace: Trace) -> list[TracedSpan]:
     """Returns the traced steps one after another, from the first one's start."""
     begun = {span.step: span.start for span in trace.spans.get(STEP, ())}
     fetched = [(span.end, span.step) for span in trace.spans.get(FETCH, ()) if span.step in begun]
     found, start = [], min(begun.values(), default=0.0)
     for end, step in sorted(fetched):
-        found.append(Span(STEP, start, end, step))
+        found.append(TracedSpan(STEP, start, end, step))
         start = end
     return found
 

@@ -38,20 +38,6 @@ class Seen(NamedTuple):
     head: int | None = None
 
 
-def is_warnings(value: Any) -> bool:
-    """Whether it is a list of warnings, as `Detector` gives them and JSON holds them."""
-    return isinstance(value, list) and all(map(_is_warning, value))
-
-
-def _is_warning(value: Any) -> bool:
-    match value:
-        case {'kind': str(), 'step': int(), 'layer': layer, 'head': head, 'seen': str(), 'help': h}:
-            places = all(one is None or isinstance(one, int) for one in (layer, head))
-            lines = isinstance(h, list) and all(isinstance(one, list | tuple) for one in h)
-            return places and lines and all(list(map(type, one)) == [str, str] for one in h)
-    return False
-
-
 class Detector:
     """Detects what goes wrong, from the rows of metrics.jsonl in their order.
 

@@ -18,7 +18,7 @@ import numpy as np
 from lm import data
 from lm.devices.mesh import share_of_process
 from lm.launch.distributed import Stopping, from_first, is_first, several
-from lm.record.workdir import status_of
+from lm.record.run import Run
 from lm.run import evaluate
 from lm.run.journal import Diverged, Journal
 from lm.run.program import Program
@@ -86,7 +86,7 @@ class Wave:
         state = journal.restore(self.experiment.state_shapes, run.continue_changed, run.start_over)
         if state is None:
             state = initial_state(run.recipe, self.experiment, run.terminal.say)
-        if journal.finished and is_first() and status_of(run.folder) is None:
+        if journal.finished and is_first() and Run(run.folder).status is None:
             journal.summarize(Status.DONE)  # it was killed before it wrote its summary
         self.states = self.program.put(self.states, state, len(self.slots))
         self.slots.append(Slot(journal, Status.DONE if journal.finished else Status.TRAINING))

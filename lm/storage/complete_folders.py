@@ -18,25 +18,27 @@ MARK = '.whole'
 
 
 @dataclasses.dataclass(frozen=True)
-class Mark:
+class FolderMark:
     """`files` maps each name, relative to the folder, to its size in bytes."""
 
     token: str
     files: Mapping[str, int]
 
 
-def complete_folders(bucket: Bucket, listing: Mapping[str, Stored]) -> dict[str, Mark]:
+def complete_folders(bucket: Bucket, listing: Mapping[str, Stored]) -> dict[str, FolderMark]:
     """Returns the fully uploaded folders of a listing (`Bucket.list`), with their marks."""
     folders = [name.removesuffix(f'/{MARK}') for name in listing if name.endswith(f'/{MARK}')]
     marks = each(lambda folder: read_mark(bucket, folder, listing), folders)
     return {folder: mark for folder, mark in zip(folders, marks, strict=True) if mark is not None}
 
 
-def read_mark(bucket: Bucket, folder: str, listing: Mapping | None = None) -> Mark | None:
+def read_mark(bucket: Bucket, folder: str, listing: Mapping | None = None) -> FolderMark | None:
     """Returns the mark of a folder, or None if it is not complete by the listing of the bucket."""
     try:
         record = parse_json(bucket.read(f'{folder}/{MARK}')[0])
-        mark = Mark(str(record['token']), {str(k): int(v) for k, v in record['files'].items()})
+        mark = FolderMark(
+            str(record['token']), {str(k): int(v) for k, v in record['files'].items()}
+        )
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None
     listing = bucket.list(folder) if listing is None else listing
@@ -77,7 +79,7 @@ def files_in(path: Path) -> list[str]:
     return sorted(one.relative_to(path).as_posix() for one in path.rglob('*') if one.is_file())
 
 
-def fetch(bucket: Bucket, folder: str, mark: Mark, path: Path) -> None:
+def fetch(bucket: Bucket, folder: str, mark: FolderMark, path: Path) -> None:
     """Writes a complete folder to `path`. Raises FileNotFoundError if it changes meanwhile."""
     for parent in {(path / name).parent for name in mark.files} | {path}:
         parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from lm.training.state import Hyper, Learner, State
 from lm.training.step import (
     Batch,
     activations,
-    asked_of,
+    batch_functions,
     differentiated,
     loss_sums,
     microbatched,
@@ -56,8 +56,8 @@ def make_diagnose(learner: Learner) -> Callable[[State, Batch, Hyper], Found]:
         grads, (sown, seen, means) = jax.grad(loss, has_aux=True)(used)
         (stored_grads,) = to_stored(grads)
         parts = microbatched(batch, learner.recipe.train.microbatches)
-        asked = asked_of(learner, state, hyper, parts, total)
-        new, *_ = optimizer_step(learner, state, hyper, stored_grads, means, asked)
+        functions = batch_functions(learner, state, hyper, parts, total)
+        new, *_ = optimizer_step(learner, state, hyper, stored_grads, means, functions)
         changes = jax.tree.map(jnp.subtract, new.params, state.params)
         found = {
             **of_layers(learner, sown, used, grads),

@@ -6,7 +6,7 @@ The page reads from the whole to its parts: the step, its gradient, the optimize
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +14,10 @@ import optax
 
 from lm.model.parameters import optimizer_of
 from lm.training.state import Hyper, Learner, State, Weights
-from lm.training.update import (
-    average_of,
-    decay_shares,
-    ghost_radius,
-    numbered_rows,
-    of_rms,
-    optimizer,
-    peaks_of,
-    shrunk,
-)
+from lm.training.update import average_of, numbered_rows, peaks_of, update_stages
 from modules.losses import by_chunks, logits_loss, tokens_at_a_time, with_error_probability
-from modules.optim import with_share
+from modules.optim import BatchFunctions
+from modules.optim.stages import apply_stages
 from modules.parallel.axes import pieces
 from modules.params import named_leaves
 from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
@@ -62,9 +54,9 @@ def make_train_step(learner: Learner) -> Callable[[State, Batch, Hyper], tuple[S
         sums, grads, stats = _sum_over_parts(loss, used, state.stats, parts)
         (grads,) = to_stored(grads)
         means = {name: sums[name] / total for name in sums if name != 'tokens'}
-        asked = asked_of(learner, state, hyper, parts, total)
+        functions = batch_functions(learner, state, hyper, parts, total)
         passed = state.replace(reparam=reparam, stats=stats)
-        new, updates, seen = optimizer_step(learner, passed, hyper, grads, means, asked)
+        new, updates, seen = optimizer_step(learner, passed, hyper, grads, means, functions)
         metrics = {
             **means,
             **seen,
@@ -143,53 +135,29 @@ def _sum_over_parts(loss, used, stats, parts):
     backward = {name: tree for name, tree in stats.items() if name == BACKWARD_STATS}
     carried = {name: tree for name, tree in stats.items() if name != BACKWARD_STATS}
 
-    def one(carried, backward, part):
+    def run_part(carried, backward, part):
         (grads, backward), (sums, carried) = grad(used, backward, carried, part)
         return (grads, sums), carried, backward
 
     first = jax.tree.map(lambda rows: rows[0], parts)
     if len(jax.tree.leaves(parts)[0]) == 1:
-        (grads, sums), carried, backward = one(carried, backward, first)
+        (grads, sums), carried, backward = run_part(carried, backward, first)
         return sums, grads, carried | backward
 
     def add(carry, part):
         total, carried, backward = carry
-        found, carried, backward = one(carried, backward, part)
-        return (jax.tree.map(jnp.add, total, found), carried, backward), None
+        more, carried, backward = run_part(carried, backward, part)
+        return (jax.tree.map(jnp.add, total, more), carried, backward), None
 
-    shapes, *_ = jax.eval_shape(one, carried, backward, first)
+    shapes, *_ = jax.eval_shape(run_part, carried, backward, first)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     ((grads, sums), carried, backward), _ = jax.lax.scan(add, (zeros, carried, backward), parts)
     return sums, grads, carried | backward
 
 
-class Asked(NamedTuple):
-    """Functions of the stored parameters that an optimizer may ask of a batch, beside its gradient.
-
-    What is not asked for is not computed. Each microbatch has what layers carried at the step's
-    start; in the gradient's own pass that goes from one to the next.
-
-    rows: the batch in its microbatches [n, B / n, ...]; weights [n, B / n, T]: of target tokens.
-    value_fn(params): the objective; share_fn(params, rows): what these rows add to it.
-    activations_fn(params, rows): (x [b, T, D], readout), which make the logits.
-    of_logits(logits [b, T, V], rows): the share again, without what layers add to the loss.
-    tokens_at_a_time: how many tokens' logits shall be made at most; 0: all.
-    """
-
-    rows: Any
-    weights: jax.Array
-    value_fn: Callable[[Any], jax.Array]
-    share_fn: Callable[[Any, Any], jax.Array]
-    activations_fn: Callable[[Any, Any], tuple[jax.Array, Any]]
-    of_logits: Callable[[jax.Array, Any], jax.Array]
-    tokens_at_a_time: int
-
-    def logits_fn(self, params: Any, rows: Any) -> jax.Array:
-        x_BTD, readout = self.activations_fn(params, rows)
-        return readout(x_BTD)
-
-
-def asked_of(learner: Learner, state: State, hyper: Hyper, parts: Batch, total: jax.Array) -> Asked:
+def batch_functions(
+    learner: Learner, state: State, hyper: Hyper, parts: Batch, total: jax.Array
+) -> BatchFunctions:
     """Returns functions that run the training pass with what the step's start carries.
 
     parts: the batch in microbatches; total: its target tokens.
@@ -206,34 +174,45 @@ def asked_of(learner: Learner, state: State, hyper: Hyper, parts: Batch, total: 
         return sums['objective'] / total
 
     def value_fn(params):
-        own = functools.partial(share, variables(params))
+        share_of_rows = functools.partial(share, variables(params))
         if learner.recipe.train.microbatches > 1:
-            own = jax.checkpoint(own)  # or the map keeps what all of them need to go backward
-        return jnp.sum(jax.lax.map(own, parts))
+            # Or the map keeps what all of them need to go backward.
+            share_of_rows = jax.checkpoint(share_of_rows)
+        return jnp.sum(jax.lax.map(share_of_rows, parts))
 
     def activations_fn(params, rows):
         return activations(learner, variables(params), rows, TRAINING, hyper)[0]
 
-    def of_logits(logits_BTV, rows):
+    def logits_fn(params, rows):
+        x_BTD, readout = activations_fn(params, rows)
+        return readout(x_BTD)
+
+    def share_from_logits(logits_BTV, rows):
         weights_BT = target_weights(rows, learner.bos_id)
         labels_BT, numbers = rows['tokens'][:, 1:], loss.numbers(hyper)
         sums = loss.row(logits_BTV, lambda x: x, labels_BT, weights_BT, **numbers)
         return sums['objective'] / total
 
     weights = jax.vmap(lambda rows: target_weights(rows, learner.bos_id))(parts)
-    return Asked(
+    return BatchFunctions(
         rows=parts,
         weights=weights,
         value_fn=value_fn,
         share_fn=lambda params, rows: share(variables(params), rows),
         activations_fn=activations_fn,
-        of_logits=of_logits,
+        logits_fn=logits_fn,
+        share_from_logits=share_from_logits,
         tokens_at_a_time=chunk_of(learner, weights[0].shape, learner.model.vocab_size),
     )
 
 
 def optimizer_step(
-    learner: Learner, state: State, hyper: Hyper, grads: Any, means: Metrics, asked: Asked
+    learner: Learner,
+    state: State,
+    hyper: Hyper,
+    grads: Any,
+    means: Metrics,
+    functions: BatchFunctions,
 ) -> tuple[State, Any, Metrics]:
     """Computes the next state from the gradient of the stored weights.
 
@@ -241,61 +220,25 @@ def optimizer_step(
     (`modules.reparam`), `seen` is recorded by name. The new state keeps `stats`, and `reparam` but
     for that map. means: `objective` and the other terms of the loss, per target token of the batch.
     """
-    recipe, described = learner.recipe, learner.described
-    grads = shrunk(described.specs, grads, hyper)
-    rows, peaks = numbered_rows(recipe, hyper), peaks_of(hyper)
-    fraction = rows['optim.schedule'](state.step, hyper['train.steps'])
-    transform = optimizer(recipe, described, hyper)
-    average = average_of(recipe, described, hyper)
-    decay = rows['optim.decay_rule']
-    in_gradient = recipe.decay.row.in_gradient
-    if in_gradient:
-        shares = decay_shares(described, decay, hyper, fraction, peaks)
-        grads = jax.tree.map(lambda g, share, w: g + share * w, grads, shares, state.params)
-    direction, opt_state = transform.update(
+    recipe, described, params = learner.recipe, learner.described, state.params
+    schedule = numbered_rows(recipe, hyper)['optim.schedule']
+    fraction = schedule(state.step, hyper['train.steps'])
+    updates, opt_state, seen = apply_stages(
+        update_stages(recipe, described, hyper, fraction),
         grads,
         state.opt_state,
-        state.params,
+        params,
         value=means['objective'],
         grad=grads,
         means=means,
-        rows=asked.rows,
-        value_fn=asked.value_fn,
-        share_fn=asked.share_fn,
-        logits_fn=asked.logits_fn,
-        of_logits=asked.of_logits,
+        **functions._asdict(),
     )
-
-    def scaled(spec, direction, weight, scaling, share, trained):
-        if not trained:
-            return jnp.zeros_like(weight)
-        direction, decayed = with_share(direction)
-        direction = of_rms(spec, direction, hyper)
-        change = -peaks[optimizer_of(spec)] * fraction * scaling.lr_factor * direction
-        if in_gradient or not scaling.decay_factor:
-            return change
-        return change - share * decayed * weight
-
-    updates = jax.tree.map(
-        scaled,
-        described.specs,
-        direction,
-        state.params,
-        described.scalings,
-        decay_shares(described, decay, hyper, fraction, peaks),
-        described.trainable,
-    )
-    seen = {}
-    if (most := hyper.get('optim.ghost_radius')) is not None:
-        radius = ghost_radius(asked, state.params, updates)
-        updates = jax.tree.map(lambda u: most / jnp.maximum(radius, most) * u, updates)
-        seen['ghost_radius'] = radius
-    updates, kept = average.steer(updates, state.params, state.average, fraction)
-    params = optax.apply_updates(state.params, updates)
-    params, reparam = described.after_update(params, state.reparam)
+    average = average_of(recipe, described, hyper)
+    updates, kept = average.steer(updates, params, state.average, fraction)
+    params, reparam = described.after_update(optax.apply_updates(params, updates), state.reparam)
     kept = average.follow(params, kept)
     new = State(state.step + 1, params, reparam, state.stats, opt_state, kept)
-    return new, updates, seen | {'lr': peaks['optim.name'] * fraction}
+    return new, updates, seen | {'lr': peaks_of(hyper)['optim.name'] * fraction}
 
 
 def token_sums(learner: Learner, variables: Any, batch: Batch, hyper: Hyper) -> Metrics:

@@ -119,6 +119,8 @@ class MultiHead(nn.Module):
 
     def turned(self, y_BNTH, sequence):
         """Turns [B, N, T, H] by its positions; a cache may hold more tokens than are read here."""
+        if self.is_initializing():
+            return y_BNTH
         return self.rotate(y_BNTH, sequence.positions_BT, capacity=sequence.capacity)
 
     def gated(self, x_BTD, mixed_BTNH):

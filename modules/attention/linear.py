@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from modules.attention.base import CACHE, MultiHead
 from modules.kernels.attention.base import MASKED, share_heads
 from modules.kernels.attention.observed import statistics_of
-from modules.kernels.linear_attention.base import State
+from modules.kernels.linear_attention.base import AttentionSums
 from modules.sequence import Sequence
 from modules.statistics import at_least_float32
 
@@ -91,7 +91,7 @@ class LinearAttention(MultiHead):
             mixed_BNTH, _ = attend(*features, v_BKTH, EPS, sequence.segments_BT)
             return mixed_BNTH
         kept = self.kept(v_BKTH)
-        state = since_first(State(*(one.value for one in kept)), sequence)
+        state = since_first(AttentionSums(*(one.value for one in kept)), sequence)
         mixed_BNTH, state = attend(*features, v_BKTH, EPS, state=state)
         for one, value in zip(kept, (state.products_BKFH, state.keys_BKF), strict=True):
             one.value = value
@@ -142,7 +142,7 @@ class NaLaAttention(LinearAttention):
     features_per_width = 2
 
 
-def since_first(state: State, sequence: Sequence) -> State:
+def since_first(state: AttentionSums, sequence: Sequence) -> AttentionSums:
     """Zeroes the state of rows that are read from their first token on."""
     goes_on_B = (sequence.positions_BT[:, 0] > 0).astype(state.keys_BKF.dtype)
     goes_on_B = jnp.broadcast_to(goes_on_B, state.keys_BKF.shape[:1])

@@ -134,6 +134,8 @@ class SoftmaxAttention(MultiHead):
 
     def attend(self, q_BNTH, k_BKSH, v_BKSH, sequence, arrays):
         """Returns what the kernel computes, or the specification for queries behind a cache."""
+        if self.is_initializing():  # of which the parameters alone are wanted
+            return q_BNTH
         scores, is_full = self.scores(), self.is_full()
         if sequence.capacity is not None:
             arrays = arrays | {'is_full': is_full}

@@ -1,30 +1,31 @@
 """Optimizers, schedules and averages of the weights.
 
-An optimizer is an optax GradientTransformation that turns gradients into a direction; the train
-step multiplies it by the learning rate and applies weight decay, each as the parametrisation says.
+An optimizer is an optax GradientTransformation that turns gradients into a direction; stages behind
+it multiply that by the learning rate and apply weight decay, each as the parametrisation says.
 An optimizer that scales its own weight decay returns a Direction in place of an array
 (`modules.optim.base`). A row of `OPTIMIZERS` maps the specs of the parameters, and its numbers,
 which may be tracers, to one. Its `update` gets optax's extra arguments: `value`, the loss; `means`,
-the mean of each of its terms over the target tokens; `grad`, the gradient before clipping; and
-functions, which cost nothing if they are not called:
+the mean of each of its terms over the target tokens; `grad`, the gradient before clipping; and the
+fields of `BatchFunctions`, functions that cost nothing if they are not called.
 
-    value_fn(params)           the loss of the batch, as `value`
-    share_fn(params, rows)     what some rows add to it; `rows` has all, in microbatches [n, b, ...]
-    logits_fn(params, rows)    their logits [b, T, V]
-    of_logits(logits, rows)    their share from these, without what layers add to the loss
-
-All have gradients. For `jax.jvp`, logits_fn and of_logits need kernels.attention=reference; the
-gradient of value_fn has it with blocked too, but value_fn itself has none where the loss is taken
-by chunks. Names of functions of parameters end with `_fn`; an optimizer of some roles gets them as
-functions of its own parameters (`by_role`). `of_family` states what an optimizer needs of a model,
-and what it does without. A leaf of its state that is not shaped like its parameter is described by
-a box (`modules.optim.base.state_specs`).
+Names of functions of parameters end with `_fn`; an optimizer of some roles gets them as functions
+of its own parameters (`by_role`). `of_family` states what an optimizer needs of a model, and what
+it does without. A leaf of its state that is not shaped like its parameter is described by a box
+(`modules.optim.base.state_specs`).
+The stages of an update, of which the optimizer is one, are rows of `modules.optim.stages.STAGES`.
 A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fraction of its peak.
 A row of `AVERAGES` says which weights evaluation uses (`modules.optim.averages`).
 """
 
 from modules.optim.averages import AVERAGES, Average, of_trained
-from modules.optim.base import Direction, by_role, state_specs, unboxed, with_share
+from modules.optim.base import (
+    BatchFunctions,
+    Direction,
+    by_role,
+    state_specs,
+    unboxed,
+    with_share,
+)
 from modules.optim.beyond_gradients import cge, gauss_newton, sophia, sven
 from modules.optim.classic import adamw, scale, sgd
 from modules.optim.low_rank import apollo, fira, galore
@@ -38,6 +39,7 @@ __all__ = [
     'OPTIMIZERS',
     'SCHEDULES',
     'Average',
+    'BatchFunctions',
     'Direction',
     'by_role',
     'of_trained',

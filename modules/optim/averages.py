@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from modules.facts import demands_nothing, marks
-from modules.optim.base import below_1
+from modules.optim.base import below_1, divide_or_zero
 from modules.options import Option
 
 Kept = dict[str, Any]  # by name: a tree like the parameters, or a scalar
@@ -154,7 +154,7 @@ def schedule_free(
         largest = jnp.maximum(kept['largest'], fraction)
         weight = count**schedule_free_power * largest**schedule_free_lr_power
         total = kept['total'] + weight
-        c = jnp.where(total > 0, weight / jnp.where(total > 0, total, 1.0), 0.0)
+        c = divide_or_zero(weight, total)
         moves = jax.tree.map(
             lambda u, y, z: c * (z - y) + (1 - b * (1 - c)) * u, updates, params, kept['z']
         )

@@ -112,8 +112,8 @@ class PerParameter(NamedTuple):
 class Direction(NamedTuple):
     """An update of one parameter with its own share of the weight decay."""
 
-    of: jax.Array  #: the update
-    decayed: Any  #: the share, which broadcasts with the weight
+    value: jax.Array  #: the update
+    decay_share: Any = 1.0  #: broadcasts with the weight
 
 
 def with_share(direction: jax.Array | Direction) -> Direction:
@@ -122,7 +122,45 @@ def with_share(direction: jax.Array | Direction) -> Direction:
     Args:
       direction: an update of one parameter, with or without a share of its own.
     """
-    return direction if isinstance(direction, Direction) else Direction(direction, 1.0)
+    return direction if isinstance(direction, Direction) else Direction(direction)
+
+
+def map_updates(function: Callable[[Any, jax.Array], jax.Array], facts: Any, updates: Any) -> Any:
+    """Returns function(fact, update) for each parameter; a Direction keeps its share of the decay.
+
+    Args:
+      function: of one parameter.
+      facts: a leaf for each parameter, such as its ParamSpec.
+      updates: an array or a Direction for each.
+    """
+
+    def apply(fact, update):
+        if isinstance(update, Direction):
+            return update._replace(value=function(fact, update.value))
+        return function(fact, update)
+
+    return jax.tree.map(apply, facts, updates)
+
+
+class BatchFunctions(NamedTuple):
+    """Functions of the stored parameters and a batch, beside its gradient.
+
+    What is not called is not computed. Each microbatch has what layers carried at the step's start;
+    in the gradient's own pass that goes from one to the next. All have gradients. For `jax.jvp`,
+    logits_fn and share_from_logits need kernels.attention=reference; the gradient of value_fn has
+    it with blocked too, but value_fn itself has none where the loss is taken by chunks.
+    """
+
+    rows: Any  #: the batch in its microbatches [n, b, ...]
+    weights: jax.Array  #: [n, b, T], of target tokens
+    value_fn: Callable[[Any], jax.Array]  #: (params) -> the loss of the batch
+    share_fn: Callable[[Any, Any], jax.Array]  #: (params, some rows) -> what they add to it
+    #: (params, rows) -> (x [b, T, D], the readout that makes the logits of it)
+    activations_fn: Callable[[Any, Any], tuple[jax.Array, Any]]
+    logits_fn: Callable[[Any, Any], jax.Array]  #: (params, rows) -> their logits [b, T, V]
+    #: (logits, rows) -> their share from these, without what layers add to the loss
+    share_from_logits: Callable[[jax.Array, Any], jax.Array]
+    tokens_at_a_time: int  #: how many tokens' logits shall be made at most; 0: all
 
 
 Kept = dict[str, Any]  # what is stored for one parameter: {name: an array like it, or one in a box}
@@ -223,33 +261,35 @@ def by_role(
     Raises:
       ValueError: for a parameter that no optimizer covers, and for a role that no parameter has.
     """
-    found = named_leaves(specs)
-    present = {spec.role for spec in found.values()}
+    by_path = named_leaves(specs)
+    present = {spec.role for spec in by_path.values()}
     if unused := sorted(set(roles) - present):
         raise ValueError(f'an optimizer is given for {unused}, and no parameter has that role')
-    uncovered = [path for path, spec in found.items() if spec.role not in roles]
+    uncovered = [path for path, spec in by_path.items() if spec.role not in roles]
     if uncovered and others is None:
         raise ValueError(f'no optimizer covers {", ".join(uncovered)}; name its role, or others')
     labels = jax.tree.map(lambda spec: spec.role if spec.role in roles else 'others', specs)
     if trained is not None:
         labels = jax.tree.map(lambda label, t: label if t else FROZEN, labels, trained)
 
-    def own(label):
+    def labelled(label):
         return jax.tree.map(lambda s, of: s if of == label else optax.MaskedNode(), specs, labels)
 
     makers = dict(roles) | ({} if others is None else {'others': others})
     if trained is not None:
         makers = {label: make for label, make in makers.items() if label in jax.tree.leaves(labels)}
-    transforms = {label: make(own(label)) for label, make in makers.items()}
+    transforms = {label: make(labelled(label)) for label, make in makers.items()}
     transforms |= {} if trained is None else {FROZEN: optax.set_to_zero()}
     partition = optax.partition(transforms, labels)
 
-    def update(grads, state, params=None, **more):
-        def of_part(function):
-            return lambda part, *rest: function(filled(part, params), *rest)
+    def update(grads, state, params=None, **batch):
+        def take_part(name, value):
+            if not name.endswith('_fn'):
+                return value
+            return lambda part, *rest: value(filled(part, params), *rest)
 
-        given = {name: of_part(one) if name.endswith('_fn') else one for name, one in more.items()}
-        return partition.update(grads, state, params, **given)
+        batch = {name: take_part(name, value) for name, value in batch.items()}
+        return partition.update(grads, state, params, **batch)
 
     return optax.GradientTransformationExtraArgs(partition.init, update)
 
@@ -283,6 +323,12 @@ def along(
             f'the {name} cannot be differentiated in forward mode, which is asked for; choose '
             f'kernels.attention={able}. JAX says: {error}'
         ) from error
+
+
+def divide_or_zero(numerator: Any, denominator: jax.Array) -> jax.Array:
+    """Returns the quotient, and 0 where the denominator is 0 or below."""
+    is_positive = denominator > 0
+    return jnp.where(is_positive, numerator / jnp.where(is_positive, denominator, 1.0), 0.0)
 
 
 def unboxed(opt_state: Any) -> Any:

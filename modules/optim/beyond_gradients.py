@@ -170,22 +170,22 @@ def gauss_newton(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def gauss_newton_product(params: Any, v: Any, asked: dict[str, Any]) -> Any:
-    """Returns J^T H J v, summed over microbatches; `asked`: the extra arguments of `update`."""
+def gauss_newton_product(params: Any, v: Any, batch: dict[str, Any]) -> Any:
+    """Returns J^T H J v, summed over microbatches; `batch`: the extra arguments of `update`."""
 
     def add(total, rows):
         def logits_fn(params):
-            return asked['logits_fn'](params, rows)
+            return batch['logits_fn'](params, rows)
 
         def slope(logits):
-            return jax.grad(asked['of_logits'])(logits, rows)
+            return jax.grad(batch['share_from_logits'])(logits, rows)
 
         logits, moved = along(logits_fn, params, v)
         _, bent = jax.jvp(slope, (logits,), (moved,))
         (found,) = jax.vjp(logits_fn, params)[1](bent)
         return optax.tree.add(total, found), None
 
-    return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, v), asked['rows'])[0]
+    return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, v), batch['rows'])[0]
 
 
 def whole_groups(recipe: Any, part: Any) -> None:

@@ -14,6 +14,7 @@ from modules.optim.base import (
     B2,
     Eps,
     Momentum,
+    divide_or_zero,
     from_0,
     of_family,
     per_parameter,
@@ -247,7 +248,7 @@ def _with_norms_of(others, matrices):
     norm, wanted = (
         jnp.linalg.norm(one, axis=(-2, -1), keepdims=True) for one in (matrices, others)
     )
-    return matrices * jnp.where(norm > 0, wanted / jnp.where(norm > 0, norm, 1.0), 0.0)
+    return matrices * divide_or_zero(wanted, norm)
 
 
 @of_family('adam', roles=('hidden',))

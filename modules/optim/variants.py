@@ -17,6 +17,7 @@ from modules.optim.base import (
     Momentum,
     Nesterov,
     above_0,
+    divide_or_zero,
     of_family,
     per_parameter,
     up_to_1,
@@ -60,7 +61,7 @@ def normalized_gd(specs: Any) -> optax.GradientTransformationExtraArgs:
                 'words that are not meant; give `update` the means of the batch'
             )
         q = means['error_probability']
-        factor = jnp.where(q > 0, 1 / jnp.where(q > 0, q, 1.0), 0.0)
+        factor = divide_or_zero(1, q)
         return jax.tree.map(lambda g: factor * g, grads), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
@@ -232,7 +233,7 @@ def without_radial(
         return direction
     p_IO, g_IO, w_IO = (as_matrices(spec, x) for x in (direction, grad, weight))
     unit = (-1,) if spec.role == 'embedding' else (-2,)
-    found, share = p_IO, jnp.ones((*p_IO.shape[:-2], 1, 1), p_IO.dtype)
+    projected_IO, share = p_IO, jnp.ones((*p_IO.shape[:-2], 1, 1), p_IO.dtype)
     for axes in ((-2, -1), unit):
         size = math.prod(w_IO.shape[axis] for axis in axes)
         cosine = jnp.abs(jnp.sum(g_IO * w_IO, axes, keepdims=True))
@@ -241,7 +242,8 @@ def without_radial(
         fires = jnp.max(cosine, (-2, -1), keepdims=True) < delta / math.sqrt(size)
         along_IO = w_IO / (jnp.linalg.norm(w_IO, axis=axes, keepdims=True) + eps)
         radial_IO = along_IO * jnp.sum(along_IO * p_IO, axes, keepdims=True)
-        found, share = jnp.where(fires, p_IO - radial_IO, found), jnp.where(fires, ratio, share)
+        projected_IO = jnp.where(fires, p_IO - radial_IO, projected_IO)
+        share = jnp.where(fires, ratio, share)
     batch = share.shape[:-2]
     share = share.reshape(*batch, *(1,) * (weight.ndim - len(batch)))
-    return Direction(from_matrices(spec, found, weight.shape), share)
+    return Direction(from_matrices(spec, projected_IO, weight.shape), share)

@@ -4,9 +4,9 @@ Batches count tokens, losses are in nats, compute is 6 N D FLOPs. N leaves embed
 Law and in Kaplan's rules, and counts all parameters in Chinchilla's. All arguments must be positive
 and finite, or a ValueError names the one that is not.
 
-The `Fit` of a rule says what it was fitted on, and where its constants were read. Power laws of the
-critical batch in tokens (arXiv:2410.21676, arXiv:2505.13738) are left out: only their exponents,
-near 0.47, could be confirmed, and not the factors before them.
+The `Origin` of a rule says what it was fitted on, and where its constants were read. Power laws of
+the critical batch in tokens (arXiv:2410.21676, arXiv:2505.13738) are left out: only their
+exponents, near 0.47, could be confirmed, and not the factors before them.
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import NamedTuple
 FLOPS_OF_A_PF_DAY = 1e15 * 24 * 3600
 
 
-class Fit(NamedTuple):
+class Origin(NamedTuple):
     """Source of a rule and the range of its experiments."""
 
     source: str
@@ -54,39 +54,39 @@ BESIROGLU_SURFACE = LossSurface(a=482.01, alpha=0.3478, b=2085.43, beta=0.3658)
 
 KAPLAN_RANGE = {'parameters': (768, 1.5e9), 'tokens': (22e6, 23e9)}
 CHINCHILLA_RANGE = {'parameters': (70e6, 16e9), 'tokens': (5e9, 500e9)}
-STEP_LAW = Fit(
+STEP_LAW = Origin(
     'arXiv:2503.04715',
     "the authors' 1000 bootstrap fits; range: their dense runs (github step-law/steplaw)",
     {'parameters': (2.14e8, 1.08e9), 'tokens': (4e9, 1e11), 'batch_tokens': (2**15, 2**22)},
 )
-LINEAR_SGD = Fit(
+LINEAR_SGD = Origin(
     'arXiv:1706.02677',
     "quotes of the paper's rule and figure 1: 64 to 8192 images, SGD, rates for 256",
     {'batch_ratio': (1 / 4, 32)},
 )
-SQRT_SGD = Fit(
+SQRT_SGD = Origin(
     'arXiv:1705.08741',
     "the authors' code and commands: up to 4096 images, rates for 128 (github eladhoffer/bigBatch)",
     {'batch_ratio': (1, 32)},
 )
-SQRT_ADAM = Fit('arXiv:2205.10287', "the paper's abstract, which has the power alone")
-NOISE_SCALE = Fit('arXiv:1812.06162', 'notes of others that quote its equation')
-KAPLAN = Fit(
+SQRT_ADAM = Origin('arXiv:2205.10287', "the paper's abstract, which has the power alone")
+NOISE_SCALE = Origin('arXiv:1812.06162', 'notes of others that quote its equation')
+KAPLAN = Origin(
     'arXiv:2001.08361', 'the text of the paper, section 5.1 and tables 5 and 6', KAPLAN_RANGE
 )
-HOFFMANN = Fit(
+HOFFMANN = Origin(
     'arXiv:2203.15556',
     'the text of the paper (A, B); exponents unrounded, from github '
     'epoch-research/analyzing-chinchilla',
     CHINCHILLA_RANGE,
 )
-BESIROGLU = Fit(
+BESIROGLU = Origin(
     'arXiv:2404.10102',
     "the authors' notebook and data (github epoch-research/analyzing-chinchilla)",
     {'parameters': (5.7e7, 1.62e10), 'tokens': (8.1e8, 3.2e11)},
 )
-TWENTY = Fit('arXiv:2203.15556', 'the text of the paper, table 3 (approach 1)', CHINCHILLA_RANGE)
-ONE_EPOCH = Fit('arXiv:1906.06669', 'others that cite it, not the paper: not checked')
+TWENTY = Origin('arXiv:2203.15556', 'the text of the paper, table 3 (approach 1)', CHINCHILLA_RANGE)
+ONE_EPOCH = Origin('arXiv:1906.06669', 'others that cite it, not the paper: not checked')
 
 
 def step_law_rate(parameters: float, tokens: float) -> float:

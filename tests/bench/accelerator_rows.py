@@ -42,7 +42,7 @@ from tests.bench.row_kernels import CLOSE, NORM_CASES, ROW_CASES, distance, time
 from tests.bench.step import evenkeel_step, plain_step
 from tests.bench.sweep import SHAPE
 from tpu.chips import CHIPS, Topology, chips_of, open_topology, shapes_of
-from tpu.compiled_step import Step, blueprint_of, compile_step, estimate
+from tpu.compiled_step import CompiledStep, blueprint_of, compile_step, estimate
 from tpu.environment import HERE
 
 PLATFORM = jax.default_backend()
@@ -219,7 +219,7 @@ def recipe_of(name: str, tiny: bool, **changes: Any) -> Recipe:
     return resolve(config)
 
 
-def step_of(recipe: Recipe) -> Step:
+def step_of(recipe: Recipe) -> CompiledStep:
     """The step, compiled for the devices here."""
     here = open_topology(HERE)
     return compile_step(blueprint_of(recipe, here, print), here)
@@ -278,7 +278,7 @@ def train(model: str, tiny: bool, changes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def rates(step: Step, seconds: float) -> dict[str, float]:
+def rates(step: CompiledStep, seconds: float) -> dict[str, float]:
     recipe = step.blueprint.recipe
     tokens = step.runs * recipe.data.batch_size * recipe.data.seq_len / seconds
     peak, _ = peak_flops(step.blueprint.mesh.size)

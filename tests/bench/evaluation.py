@@ -29,10 +29,11 @@ def cases(changes: dict[str, object], steps: int) -> Timed:
     from configs import default
     from lm.config.resolve import resolve
     from lm.devices.mesh import make_mesh, put_batch
-    from lm.devices.shardings import jit_eval_step, jit_init, jit_train_step
+    from lm.devices.shardings import jit_init
     from lm.inference.load import Checkpoint
     from lm.inference.scoring import Scorer, fetched, jit_score_batch, log_probabilities
     from lm.training.state import build_learner, hyper_from
+    from tests.helpers import jit_eval_step, jit_train_step
 
     config = default.get_config()
     config.update_from_flattened_dict(changes)

@@ -29,9 +29,9 @@ from modules.kernels.rms_norm import RMS_NORM_KERNELS
 from modules.kernels.softmax import SOFTMAX_KERNELS
 from modules.losses import LOSSES, by_chunks, logits_loss, tokens_at_a_time
 from modules.products import Readout
-from tpu.chips import CHIPS, GPUS, TPUS
 from tests.program_text import moves
 from tests.programs import ENVIRONMENT, compiled, printed_by
+from tpu.chips import CHIPS, GPUS, TPUS
 
 MODULE = 'tests.bench.kernels'
 EPS = 1e-6

@@ -24,9 +24,9 @@ from lm.devices.run_axis import SINGLE
 from lm.devices.shardings import jit_init
 from lm.run.program import Program
 from lm.training.state import hyper_from
-from tpu.compiled_step import Step, blueprint_of, compile_step, estimate
-from tpu.environment import HERE
 from tpu.chips import open_topology
+from tpu.compiled_step import CompiledStep, blueprint_of, compile_step, estimate
+from tpu.environment import HERE
 
 STEPS, WARMUP_STEPS = 10, 3
 DOCUMENT = 1024  # tokens, on average
@@ -47,7 +47,7 @@ CONFIGS = {
 }
 
 
-def measured(step: Step, how: str = SINGLE, steps: int = STEPS) -> tuple[float, dict]:
+def measured(step: CompiledStep, how: str = SINGLE, steps: int = STEPS) -> tuple[float, dict]:
     """(seconds of a step on random documents, the median of `steps`; its last metrics)."""
     made, runs, program = step.blueprint, range(step.runs), Program(step.blueprint, how)
     recipe, random = made.recipe, np.random.default_rng(0)

@@ -15,8 +15,8 @@ if __name__ == '__main__':
 import argparse
 import importlib
 
-from lm.config.resolve import replaced, resolve
 from lm.config.fields import Config
+from lm.config.resolve import replaced, resolve
 from tpu.chips import Topology, open_topology
 from tpu.trials import Trial, attempt
 

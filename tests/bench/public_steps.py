@@ -31,9 +31,9 @@ from lm.model.check import check
 from lm.training.flops import attention_flops
 from tpu.chips import Topology, open_topology
 from tpu.compiled_step import (
+    CompiledStep,
     DoesNotFit,
-    Estimate,
-    Step,
+    StepEstimate,
     blueprint_of,
     compile_step,
     estimate,
@@ -276,7 +276,7 @@ class Planned(NamedTuple):
     remat: str
     needed: int
     there: int
-    estimate: Estimate | None
+    estimate: StepEstimate | None
 
 
 def planned(row: Row, base: Config, programs: Path | None) -> list[Planned]:
@@ -311,13 +311,13 @@ def _planned(
             file.write_text(json.dumps(kept))
     elif 'memory' in kept:
         with gzip.open(file.with_suffix('.hlo.gz'), 'rt') as text:
-            step = Step(made, Kept(text.read(), kept['memory']), 1, kept['seconds'])
+            step = CompiledStep(made, Kept(text.read(), kept['memory']), 1, kept['seconds'])
     fits = kept['needed'] <= kept['there']
     found = estimate(step, topology) if fits else None
     return Planned(remat, kept['needed'], kept['there'], found)
 
 
-def keep(step: Step, topology: Topology) -> dict[str, Any]:
+def keep(step: CompiledStep, topology: Topology) -> dict[str, Any]:
     """Returns what `Kept` and the table need of a compiled step, beside its text."""
     report = step.executable.memory_analysis()
     memory = {name: getattr(report, name) for name in dir(report) if name.endswith('_in_bytes')}
@@ -340,7 +340,7 @@ def seconds_at(tflops: float, tokens: float, parameters: int, attention: float) 
     return tokens * (6 * parameters + attention) / (1e12 * tflops)
 
 
-def measured_seconds(row: Row, found: Estimate, base: Config) -> float:
+def measured_seconds(row: Row, found: StepEstimate, base: Config) -> float:
     if row.measured.seconds is not None:
         return row.measured.seconds
     attention = attention_flops(replaced(base, row.changes(row.remat[0])))

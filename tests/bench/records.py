@@ -23,12 +23,12 @@ import jax
 
 from configs import default
 from lm.config.resolve import resolve, to_dict
+from lm.launch.terminal import Terminal
 from lm.record import digests
-from lm.record.metrics import Recorder
 from lm.record.checkpoints import Checkpoints
+from lm.record.metrics import Recorder
 from lm.run.program import Experiment, Program, open_text
 from lm.run.runs import RunSpec
-from lm.launch.terminal import Terminal
 from lm.run.wave import Wave
 
 TIMES, STEPS, WARMUP_STEPS = 15, 10, 5

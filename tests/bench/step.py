@@ -45,8 +45,9 @@ def evenkeel_step(shape, changes=None):
     import numpy as np
 
     from lm.devices.mesh import make_mesh, put_batch
-    from lm.devices.shardings import abstract_state, jit_init, jit_train_step
+    from lm.devices.shardings import abstract_state, jit_init
     from lm.training.state import hyper_from
+    from tests.helpers import jit_train_step
 
     learner, vocab = bench_learner(shape, changes), shape[5]
     hyper, mesh = hyper_from(learner.recipe), make_mesh(learner.recipe.mesh)
@@ -100,8 +101,8 @@ def measure(case: str, name: str, changes: dict | None = None) -> dict[str, floa
     """One case in this process."""
     import jax
 
-    from lm.training.flops import flops_per_token, gemm_flops
     from lm.record.machine import peak_memory_bytes
+    from lm.training.flops import flops_per_token, gemm_flops
 
     shape = SHAPES[name]
     made = evenkeel_step(shape, changes) if case == 'evenkeel' else plain_step(shape)

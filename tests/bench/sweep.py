@@ -27,8 +27,8 @@ import time
 from pathlib import Path
 
 from configs import default
-from lm.sweep.cells import cells
 from lm.config.resolve import resolve
+from lm.study.plan.cells import cells
 
 RATES = tuple(10 ** (-4 + i / 3) for i in range(8))
 SEEDS = (0, 1)

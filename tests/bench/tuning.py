@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm.tuning.curve import PER_OCTAVE
-from lm.tuning.search import EDGE, SCAN, STEPS, UNBOUNDED, Point, Search, picks, replay
-from lm.tuning.study import FRESH, Study
-from lm.tuning.verdicts import BETTER, HOLM, UNDECIDED, WORSE
+from lm.study.plan.curve import PER_OCTAVE
+from lm.study.plan.search import EDGE, SCAN, STEPS, UNBOUNDED, Point, Search, picks, replay
+from lm.study.statistics import BETTER, HOLM, UNDECIDED, WORSE
+from lm.study.verdicts import FRESH, Study
 
 CURVATURE = 0.010  # nats an octave^2: median of 160 published curves
 EFFECT = 2.5  # deviations over seeds, of two of the arms

@@ -79,7 +79,7 @@ def half_square(logits, row):
     return 0.5 * jnp.sum(jnp.square(logits))
 
 
-def asked_of(params, grads):
+def batch_of(params, grads):
     """The quadratic as that of four rows, one at a time."""
     value = loss(params)
     return {
@@ -90,7 +90,7 @@ def asked_of(params, grads):
         'value_fn': loss,
         'share_fn': lambda params, row: half_square(logits(params, row), row),
         'logits_fn': logits,
-        'of_logits': half_square,
+        'share_from_logits': half_square,
     }
 
 
@@ -115,7 +115,7 @@ def descent(name: str, given, start, specs=SPECS, steps=STEPS, lr=0.1, decay=0.0
     def one(carry, _):
         params, state = carry
         value, grads = jax.value_and_grad(loss)(params)
-        direction, state = tx.update(grads, state, params, **asked_of(params, grads))
+        direction, state = tx.update(grads, state, params, **batch_of(params, grads))
         params = jax.tree.map(update, params, direction)
         return (params, state), value
 

@@ -8,10 +8,10 @@ import pytest
 
 from eval import compare as program
 from eval.compare import compare, main, said, verdict_of
-from eval.evaluation.asked import asked_for
 from eval.evaluation.paired import Difference
+from eval.evaluation.suite_flags import read_suites
 from eval.suites import SUITES
-from eval.suites.base import Result, Suite
+from eval.suites.base import Suite, SuiteResult
 from tests.commands import tiny
 from train import DONE, train
 
@@ -19,7 +19,7 @@ N = 60
 SHIFTS = {'base': 0.0, 'same': 0.0, 'low': -0.1, 'high': 0.1}  # nats a byte
 
 
-def documents(checkpoint) -> Result:
+def documents(checkpoint) -> SuiteResult:
     """Returns items whose nats a byte the folder's name decides; 'few' lacks the last twenty."""
     name = checkpoint.path.parents[1].name
     rng = np.random.default_rng(7)
@@ -28,7 +28,7 @@ def documents(checkpoint) -> Result:
     nats = n_bytes * (hard + own + SHIFTS.get(name, 0.0))
     kept = slice(0, 40 if name == 'few' else N)
     names = [f'{"x" if name == "others" else ""}{i}' for i in range(N)]
-    return Result({}, {'item': names[kept], 'nats': nats[kept], 'bytes': n_bytes[kept]})
+    return SuiteResult({}, {'item': names[kept], 'nats': nats[kept], 'bytes': n_bytes[kept]})
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def runs(whole, tmp_path, monkeypatch):
 
 
 def compared(folder, *names, suite='documents', say=lambda line: None):
-    (asked,) = asked_for(suite, {})
+    (asked,) = read_suites(suite, {})
     return compare([str(folder / name) for name in names], asked, say)
 
 

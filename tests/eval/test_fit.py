@@ -12,7 +12,7 @@ import pytest
 from eval.charts import spec_of
 from eval.fit import fitting
 from eval.fit.figures import MOST_LINES, figure, write_figures
-from eval.fit.fitting import Fit, Fitted, fit, fit_points, jacobian, judged, record, text
+from eval.fit.fitting import Fitted, FittedLaw, fit, fit_points, jacobian, judged, record, text
 from eval.fit.laws import (
     LAWS,
     annealing_curve,
@@ -21,8 +21,15 @@ from eval.fit.laws import (
     multi_power_curve,
     peak_step,
 )
-from eval.fit.points import Options, Points, from_table, from_workdir, resampled_together, split
-from eval.tables.text import number
+from eval.fit.points import (
+    PointOptions,
+    Points,
+    from_table,
+    from_workdir,
+    resampled_together,
+    split,
+)
+from lm.study.tables.text import number
 from tests.eval import sweep_fixture as fixture
 
 STARTS, BOOTS = 2, 40
@@ -167,7 +174,7 @@ def count_hits(law: str, fits: int, noise: float) -> dict[str, list[bool]]:
             _, theta = fitting.polish(LAWS[law], exact.theta, x, noisy)
             resampled = fitting.bootstrap(LAWS[law], theta, x, noisy, 2 * BOOTS, None, seed)
         residuals = noisy - LAWS[law].value(theta, x)
-        found = Fit(LAWS[law], theta, exact.units, resampled, residuals, 0.0, widening)
+        found = FittedLaw(LAWS[law], theta, exact.units, resampled, residuals, 0.0, widening)
         for name, (_, low, high) in found.constants().items():
             if name in constants.keys() - GIVEN:
                 hits.setdefault(name, []).append(low <= constants[name] <= high)
@@ -212,10 +219,10 @@ def test_intervals_are_widened_for_few_runs():
         assert found.widening == factor(30, count, 4)
     theta = np.array([0.2, 0.8, 1.0, 3.0])
     spread = np.linspace(-0.1, 0.1, 39)[:, None] * np.array([1.0, 0, 0, 0])
-    made = Fit(LAWS['downstream'], theta, {}, theta + spread, np.zeros(3), 0.0, 2.0)
+    made = FittedLaw(LAWS['downstream'], theta, {}, theta + spread, np.zeros(3), 0.0, 2.0)
     assert made.constants()['floor'] == pytest.approx((0.2, 0.0, 0.4))
     errors = np.linspace(-0.1, 0.1, 41)
-    certain = Fit(LAWS['downstream'], theta, {}, np.array([theta] * 4000), errors, 0.0, 2.0)
+    certain = FittedLaw(LAWS['downstream'], theta, {}, np.array([theta] * 4000), errors, 0.0, 2.0)
     low, high = certain.predicted_interval({'loss': np.array([2.0])}, 0)
     middle = certain.predict({'loss': np.array([2.0])})
     np.testing.assert_allclose([middle - low, high - middle], 0.19, atol=0.02)
@@ -257,7 +264,7 @@ def test_runs_held_out_of_a_table_are_the_largest(law, tmp_path):
         rows = csv.writer(file)
         rows.writerow(['run', *columns, 'loss'])
         rows.writerows(zip(range(len(loss)), *columns.values(), loss, strict=True))
-    _, held = split(from_table(LAWS[law], path, Options('loss')), LAWS[law], 0.05, False)
+    _, held = split(from_table(LAWS[law], path, PointOptions('loss')), LAWS[law], 0.05, False)
     first, second = LAWS[law].axes
     largest = columns[first] == columns[first].max()
     assert (held.columns[first] == columns[first].max()).all()
@@ -361,7 +368,9 @@ def table_of_curves(path):
 @pytest.mark.full
 def test_the_largest_runs_are_held_out_and_predicted(tmp_path):
     """A quarter of the 30 by N D, to the noise; a figure and JSON of it."""
-    points = from_table(LAWS['chinchilla'], table_of_sizes(tmp_path / 't.csv'), Options('loss'))
+    points = from_table(
+        LAWS['chinchilla'], table_of_sizes(tmp_path / 't.csv'), PointOptions('loss')
+    )
     found = fit_points(LAWS['chinchilla'], points, 0.25, STARTS, BOOTS, 0)
     assert len(found.held.runs) == 8 and found.held.size.min() >= found.fitted.size.max()
     written = json.loads(json.dumps(record(found)))
@@ -408,7 +417,7 @@ def test_resamples_determine_the_constants(monkeypatch):
 @pytest.mark.full
 def test_a_schedule_is_predicted_from_the_others(tmp_path):
     """The learning rates stand in the table; blocks of runs are resampled where these are few."""
-    options = Options('loss', held_out="run = 'wsd'")
+    options = PointOptions('loss', held_out="run = 'wsd'")
     points = from_table(LAWS['annealing'], table_of_curves(tmp_path / 't.csv'), options)
     assert points.at['step'].min() == 20  # behind the warm-up
     found = fit_points(LAWS['annealing'], points, None, STARTS, 3, 0)
@@ -467,7 +476,7 @@ def made(law, columns, target, low=2.9, high=3.1):
     names = np.array([f'r{i}' for i in range(n)])
     points = Points(names, columns, target * 1.0, np.arange(n), columns, np.zeros(n, bool), [])
     theta = np.zeros(len(law.constants))
-    best = Fit(law, theta, law.units(columns), theta[None], np.zeros(n - 2), 0.0)
+    best = FittedLaw(law, theta, law.units(columns), theta[None], np.zeros(n - 2), 0.0)
     held = points.take(np.arange(n - 2, n))
     interval = np.repeat([[low], [high]], 2, axis=1)
     return Fitted(best, points.take(np.arange(n - 2)), held, interval, 'runs')
@@ -529,19 +538,19 @@ def test_cells_of_one_name_in_two_sweeps_are_two_runs(sweep, tmp_path):
     """Catches runs that are held out or resampled as one."""
     for name in 'ab':
         shutil.copytree(sweep, tmp_path / name)
-    once = from_workdir(LAWS['chinchilla'], sweep, Options('ce'))
-    twice = from_workdir(LAWS['chinchilla'], tmp_path, Options('ce'))
+    once = from_workdir(LAWS['chinchilla'], sweep, PointOptions('ce'))
+    twice = from_workdir(LAWS['chinchilla'], tmp_path, PointOptions('ce'))
     assert len(set(twice.runs)) == 2 * len(set(once.runs)) == len(twice.runs)
 
 
 def test_runs_of_a_sweep(sweep):
     """Runs that have not ended are named and left out; `where` chooses."""
-    points = from_workdir(LAWS['chinchilla'], sweep, Options('ce'))
+    points = from_workdir(LAWS['chinchilla'], sweep, PointOptions('ce'))
     assert len(points.runs) == 20 and len(points.left_out) == 4
     assert any(line.endswith(': diverged') for line in points.left_out)
     found = fit_points(LAWS['chinchilla'], points, 0.2, STARTS, 0, 0)
     assert found.fit.constants()['E'][0] == pytest.approx(1.69, rel=1e-3)
-    fewer = from_workdir(LAWS['chinchilla'], sweep, Options('ce', where="norm = 'rmsnorm'"))
+    fewer = from_workdir(LAWS['chinchilla'], sweep, PointOptions('ce', where="norm = 'rmsnorm'"))
     assert 0 < len(fewer.runs) < 12
 
 
@@ -553,11 +562,11 @@ def test_learning_rates_of_a_sweep_are_those_of_its_configs(sweep):
 
 
 def from_workdir_curves(sweep, where):
-    return from_workdir(LAWS['annealing'], sweep, Options('validation_ce', where=where))
+    return from_workdir(LAWS['annealing'], sweep, PointOptions('validation_ce', where=where))
 
 
 def test_input_that_cannot_be_fitted(tmp_path, sweep):
-    law, options = LAWS['chinchilla'], Options('loss')
+    law, options = LAWS['chinchilla'], PointOptions('loss')
 
     def points(change):
         return from_table(law, table_of_sizes(tmp_path / 't.csv', change), options)
@@ -589,7 +598,7 @@ def test_input_that_cannot_be_fitted(tmp_path, sweep):
     with pytest.raises(ValueError, match=r'a has a row of step 0; they count from 1'):
         from_table(LAWS['annealing'], tmp_path / 's.csv', options)
     curves = table_of_curves(tmp_path / 'c.csv')
-    held = from_table(LAWS['annealing'], curves, Options('loss', held_out="run != 'constant'"))
+    held = from_table(LAWS['annealing'], curves, PointOptions('loss', held_out="run != 'constant'"))
     with pytest.raises(ValueError, match=r'needs a run whose learning rate falls'):
         split(held, LAWS['annealing'], 0.0, True)
 

@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from eval import runs
-from eval.tables import results
-from eval.tables.columns import IDENTITY, RESULTS, SHORT, columns, schema
-from eval.tables.text import render
 from lm.config.fields import FIELDS
 from lm.config.resolve import resolve
 from lm.record.metrics import read_rows
-from lm.sweep.cells import cells, groups
-from lm.sweep.ledger import open_sweep
+from lm.study.plan.cells import cells, group_by_program
+from lm.study.tables import results
+from lm.study.tables.columns import IDENTITY, RESULTS, SHORT, columns, schema
+from lm.study.tables.text import render
+from lm.study.train.ledger import open_sweep
 from tests import ROOT
 from tests.commands import PATIENCE_SEC
 from tests.eval import sweep_fixture as fixture
@@ -172,7 +172,7 @@ def test_a_run_of_an_unknown_version_has_what_it_knew(tmp_path):
 def test_a_cell_that_waits_has_what_follows_from_its_changes(tmp_path):
     """Not what its sweep's base has there."""
     raw = tiny_raw()
-    grouped = groups(cells(raw, {'model.placement': ('pre', 'post', 'wide')}))
+    grouped = group_by_program(cells(raw, {'model.placement': ('pre', 'post', 'wide')}))
     open_sweep(tmp_path, resolve(raw), grouped, False)
     found = {record['placement']: record for record in runs.gather(tmp_path)}
     assert {record['status'] for record in found.values()} == {'waiting'}

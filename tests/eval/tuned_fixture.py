@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from lm.config.resolve import flatten
-from lm.sweep.arms import study_of
-from lm.tuning.curve import PER_OCTAVE
-from lm.tuning.search import Point
-from lm.tuning.settings import Grid, Tune, read
-from lm.tuning.study import Study
+from lm.study.arm import Ablation, Arm
+from lm.study.plan.curve import PER_OCTAVE
+from lm.study.plan.search import Point
+from lm.study.plan.settings import Grid, Tune, read
+from lm.study.verdicts import Study
 from tests.eval import sweep_fixture as fixture
 
 LR, CURVATURE = 0.01, 0.02  # centre of all arms; nats an octave^2
@@ -49,7 +49,8 @@ def simulate(losses: Sequence[Loss], asked: Mapping[str, Any], most: float = mat
     tune = read(asked)
     known: list[dict[Point, float]] = [{} for _ in losses]
     while True:
-        study = study_of(tune, [grid(tune)] * len(losses), known, [True] * len(losses))
+        arms = [Arm('', {}, grid(tune), losses=own) for own in known]
+        study = Ablation(tune, 'ce', arms).study
         if study.open is None or sum(map(len, known)) >= most:
             return study
         for own, loss, points in zip(known, losses, study.open[1], strict=True):

@@ -7,7 +7,7 @@ import pytest
 
 from eval import runs
 from eval.report.page import report
-from eval.tables import results
+from lm.study.tables import results
 from tests.eval import sweep_fixture as fixture
 
 AXES = {'model.norm': fixture.NORMS, 'optim.lr': (0.003, 0.01), 'train.seed': (0, 1)}

@@ -20,16 +20,17 @@ from eval.convert import __main__ as convert
 from eval.convert import export_hf, export_peft, import_hf, safetensors
 from eval.convert.export_hf import OTHER_FILES, TOKENIZER_FILES
 from eval.evaluation import kept
-from eval.evaluation.asked import Asked
+from eval.evaluation.suite_flags import SuiteRequest
 from eval.load import load
-from eval.suites.base import Result
-from eval.tables.results import write_table
+from eval.suites.base import SuiteResult
 from lm.data import open_dataset, prepared
 from lm.data.tokenizers import load as load_tokenizer
 from lm.inference.load import find
-from lm.record.workdir import open_workdir, read_config
+from lm.record.run import Run
+from lm.record.workdir import open_workdir
 from lm.storage.files import quiet
 from lm.storage.filling import MARK, filling
+from lm.study.tables.results import write_table
 from tests.commands import tiny
 from tests.corpora import write_corpus
 from tests.eval.convert.test_hf import base, saved, with_tokenizer
@@ -86,7 +87,7 @@ def like(run, beside):
             with pytest.raises(ValueError), open_workdir(out, load(run).recipe, True, quiet):
                 pass
             return REFUSED
-        assert load(out).step == load(run).step and read_config(out) is not None
+        assert load(out).step == load(run).step and Run(out).read_recipe() is not None
         names = {path.name for path in (out / 'tokenizer').iterdir()}
         assert beside <= names and load_tokenizer(out / 'tokenizer')
         return WHOLE
@@ -156,12 +157,12 @@ def is_figure(path):
     return path.read_bytes().rstrip().endswith(ends[path.suffix])
 
 
-ASKED, META = Asked('perplexity', 'perplexity', {}), {'config': {}}
+ASKED, META = SuiteRequest('perplexity', 'perplexity', {}), {'config': {}}
 
 
 def write_kept(out):
     items = {'item': ['a', 'b'], 'nats': [1.0, 2.0], 'tokens': [1, 1], 'bytes': [2, 3]}
-    kept.write(kept.path_of(out, 4, ASKED), ASKED, META, Result({'loss': 1.5}, items, {}))
+    kept.write(kept.path_of(out, 4, ASKED), ASKED, META, SuiteResult({'loss': 1.5}, items, {}))
 
 
 def of_kept(out):

@@ -17,7 +17,7 @@ import pytest
 
 from lm.record.metrics import read_rows
 from lm.storage.files import read_json
-from lm.sweep.group import MOST_RUNS, OTHER_FILES
+from lm.study.train.groups import MOST_RUNS, OTHER_FILES
 from tests.commands import PATIENCE_SEC, ROOT, command, finished, log_of, start_run, start_sweep
 from tests.sweep_helpers import statuses, write_corpus
 from tests.xla import ONE_DEVICE

@@ -19,17 +19,16 @@ from lm.config.resolve import resolve
 from lm.data import tokenizers
 from lm.record.checkpoint import FOLDER, read_meta, steps_in
 from lm.record.metrics import Recorder
+from lm.record.run import Run
 from lm.record.workdir import (
     LOCK,
     open_workdir,
-    read_config,
     record_failure,
-    status_of,
     write_config,
 )
 from lm.storage.files import Unreadable, read_json, sealed, write_json
-from lm.sweep.cells import cells
-from lm.sweep.ledger import open_sweep
+from lm.study.plan.cells import cells
+from lm.study.train.ledger import open_sweep
 from tests.commands import TWELVE
 from tests.eval import sweep_fixture as fixture
 from tests.sweep_helpers import base, write_corpus
@@ -177,12 +176,12 @@ def resume_sweep(workdir):
     tree['data'] |= {'source': 'python'}
     open_sweep(workdir, resolve(tree), [cells(tree, AXES)], True, lambda text: None)
     for path in sorted(workdir.glob('*')):
-        status_of(path)
+        _ = Run(path).status
 
 
 def resume(workdir):
     """What a run reads before it trains."""
-    recipe = read_config(workdir)
+    recipe = Run(workdir).read_recipe()
     with open_workdir(workdir, recipe, True, lambda text: None, wait_until=0.0):
         Recorder(workdir, 8, 3, lambda text: None)
         for step in steps_in(workdir / FOLDER):
@@ -301,7 +300,7 @@ def test_what_train_writes_is_sealed(tmp_path):
     for name in ('config.json', 'summary.json'):
         assert 'sha256' in json.loads((tmp_path / name).read_text())
         assert 'sha256' not in read_json(tmp_path / name)
-    assert read_config(tmp_path) == recipe and status_of(tmp_path) == 'failed'
+    assert Run(tmp_path).read_recipe() == recipe and Run(tmp_path).status == 'failed'
 
 
 @pytest.mark.parametrize('file', [tokenizers.LIBRARY_FILE, tokenizers.OWN_FILE])

@@ -14,13 +14,13 @@ import sqlite3
 import pytest
 
 from eval.evaluation import kept
-from eval.evaluation.asked import Asked
 from eval.evaluation.page import write_evaluation_page
 from eval.evaluation.paired import difference, pairs_of
 from eval.evaluation.program import of_many, of_one
+from eval.evaluation.suite_flags import SuiteRequest
 from eval.evaluation.targets import Evaluation
 from eval.suites import SUITES
-from eval.suites.base import Result, Suite, Table
+from eval.suites.base import Suite, SuiteResult, Table
 from eval.sync import to_mlflow, to_wandb
 from eval.sync.follower import Follower, send_all
 from eval.sync.marks import file_name, read_mark
@@ -30,7 +30,7 @@ from tests.faults.test_untrusted import MOST_SEC, Waits
 from tests.hostile_models import NO_JSON, STRANGE_FILES
 
 META = {'config': {}, 'step': 5}
-ASKED = Asked('spoiled', 'spoiled', {})
+ASKED = SuiteRequest('spoiled', 'spoiled', {})
 HUGE = 10**400
 
 
@@ -61,7 +61,7 @@ def suite(monkeypatch):
 def result():
     items = {'item': ['a', 'b', 'c'], 'nats': [1.0, 2.0, math.nan], 'bytes': [3, 4, 5]}
     table = Table({'domain': ['x', 'y'], 'bits': [1.5, math.inf]}, 'domain', 'bits')
-    return Result({'loss': 1.5, 'n': 3}, items, {'By domain': table})
+    return SuiteResult({'loss': 1.5, 'n': 3}, items, {'By domain': table})
 
 
 def put(*path):

@@ -19,7 +19,7 @@ from lm.config.fields import MeshConfig
 from lm.config.resolve import settle
 from lm.devices.check_mesh import check_devices
 from lm.devices.mesh import batch_sharding, make_mesh, replicated, traced_on
-from lm.devices.shardings import batch_shapes, state_shapes
+from lm.devices.shardings import batch_shapes, state_layout
 from lm.inference.load import with_kernels_of
 from lm.model.check import check
 from lm.model.kernels import chosen_kernels, fused_attention
@@ -28,7 +28,7 @@ from lm.training.step import make_train_step
 from modules.kernels import kernels_for
 from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend, refuse_scores
 from modules.kernels.attention.splash import (
-    Blocks,
+    BlockSizes,
     blocks_of,
     dealt_places,
     share_computed,
@@ -139,11 +139,15 @@ def test_blocks_of_splash_are_those_given():
     run = jax.jit(functools.partial(forward_and_gradients, 'splash', PLAIN, True, **given))
     right = jitted('reference', PLAIN, True, *arrays)
     assert_close(run(*arrays), right, ROUNDING['float32'])
-    sizes = sizes_of(blocks_of(512, given=Blocks(**given)), 512)
+    sizes = sizes_of(blocks_of(512, given=BlockSizes(**given)), 512)
     assert [sizes[f'block_{name}'] for name in ('q', 'kv', 'kv_compute')] == [128, 256, 128]
-    assert share_computed(512, None, given=Blocks(**given)) == 6 / 8
-    assert share_computed(512, 129, given=Blocks(**given)) == 5 / 8
-    assert blocks_of(640, given=Blocks(**given)) == (128, 128, 128)  # rows that 256 does not divide
+    assert share_computed(512, None, given=BlockSizes(**given)) == 6 / 8
+    assert share_computed(512, 129, given=BlockSizes(**given)) == 5 / 8
+    assert blocks_of(640, given=BlockSizes(**given)) == (
+        128,
+        128,
+        128,
+    )  # rows that 256 does not divide
 
 
 @pytest.mark.default_rows('cudnn')
@@ -400,7 +404,7 @@ def test_a_step_for_gpus_calls_cudnn(monkeypatch, mask_documents):
     learner = build_learner(config, VOCAB, BOS, 'gpu')
     hyper = jax.eval_shape(lambda: hyper_from(config))
     traced = jax.jit(make_train_step(learner)).trace(
-        state_shapes(learner), batch_shapes(config), hyper
+        state_layout(learner)[0], batch_shapes(config), hyper
     )
     text = traced.lower(lowering_platforms=('cuda',)).as_text()
     calls = set(re.findall(r'@__cudnn\$(\w+)', text))

@@ -13,7 +13,7 @@ from modules.attention.linear import (
     EPS,
 )
 from modules.kernels.linear_attention import LINEAR_ATTENTION_KERNELS
-from modules.kernels.linear_attention.base import State, quadratic
+from modules.kernels.linear_attention.base import AttentionSums, quadratic
 from modules.kernels.linear_attention.chunked import chunked
 from tests.helpers import assert_trees_close
 
@@ -31,7 +31,7 @@ def draw(length, batch=2, features=3, seed=0):
     heads = [(HEADS, features), (KV_HEADS, features)] * 2 + [(KV_HEADS, 5), (HEADS, 5)]
     arrays = [rng.normal(size=(batch, n, length, f)) for n, f in heads]
     arrays[2:4] = [np.abs(a) for a in arrays[2:4]]
-    grads = State(
+    grads = AttentionSums(
         jnp.float32(rng.normal(size=(batch, KV_HEADS, features, 5))),
         jnp.float32(rng.normal(size=(batch, KV_HEADS, features))),
     )

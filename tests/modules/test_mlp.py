@@ -150,28 +150,21 @@ def test_training_drops_what_comes_after_an_expert_is_full(expert_capacity):
     np.testing.assert_allclose(filled[AUXILIARY]['balance_loss'][0], balance, rtol=1e-5)
 
 
-def test_balance_is_of_the_tokens_that_count():
-    """By hand, of two choices a token. Catches a share without its k, and padding in a mean."""
-    probs_ME = np.float32([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], [1, 0, 0, 0]])
-    mask_ME, valid_M1 = np.float32([[1, 1, 0, 0], [0, 0, 1, 1], [0] * 4]), np.float32([[1, 1, 0]]).T
-    assert moe().balance(probs_ME, mask_ME, valid_M1) == pytest.approx(1)
-    mask_ME[1] = mask_ME[0]
-    probs_ME[1] = probs_ME[0]
-    assert moe().balance(probs_ME, mask_ME, valid_M1) == pytest.approx(4 * 0.5 * (0.4 + 0.3))
-    every = moe().balance(probs_ME[:2], mask_ME[:2], None)
-    assert every == pytest.approx(4 * 0.5 * (0.4 + 0.3))
-
-
-@pytest.mark.full
-def test_balance_is_one_where_all_are_alike():
-    layer = moe()
-    x, params, stats = draw(layer)
-    params = params | {'router': 0 * params['router']}
-    _, filled = train(layer, params, stats, x)
-    np.testing.assert_allclose(filled[AUXILIARY]['balance_loss'][0], 1.0, rtol=0.1)
-    params['router'] = params['router'].at[:].set(jnp.eye(WIDTH, EXPERTS) * 50)
-    _, filled = train(layer, params, stats, jnp.abs(x).at[:, 0].add(9).at[:, 1].add(8))
-    np.testing.assert_allclose(filled[AUXILIARY]['balance_loss'][0], 2.0, rtol=0.1)
+def test_balance_counts_each_choice_as_a_share_of_all():
+    """E sum_e mean(p_e) share_e in float64, 1 where all experts are alike; padding does not count.
+    Catches shares of tokens, which add up to k in place of 1, and means over padding.
+    """
+    rng = np.random.default_rng(0)
+    probs, valid = rng.dirichlet(np.ones(EXPERTS), TOKENS), np.arange(TOKENS)[:, None] >= 3
+    chosen = np.argsort(-probs)[:, :2]
+    mask = np.eye(EXPERTS)[chosen].sum(1) * valid
+    shares = np.bincount(chosen[3:].ravel(), minlength=EXPERTS) / chosen[3:].size
+    wanted = EXPERTS * np.sum(probs[3:].mean(0) * shares)
+    layer = moe(experts_per_token=2)
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(layer.balance(probs, mask, valid), wanted, rtol=1e-12)
+        alike = np.full((TOKENS, EXPERTS), 1 / EXPERTS)
+        np.testing.assert_allclose(layer.balance(alike, 2 * alike, None), 1.0, rtol=1e-12)
 
 
 @pytest.mark.full

@@ -8,8 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from modules.optim import state_specs, unboxed, with_share
+from modules.optim import by_role, state_specs, unboxed, with_share
 from modules.optim.classic import adamw, scale
+from modules.optim.stages import apply_decay
 from modules.optim.variants import adafactor, adamp, sgdp, without_radial
 from modules.params import ParamSpec
 from tests.modules.optim_trajectories import assert_follows, trajectory
@@ -31,7 +32,7 @@ def first_step(make, spec, grad, weight):
         return tx.update({'w': grad}, unboxed(tx.init({'w': weight})), {'w': weight})
 
     direction, state = jax.jit(step)(grad, weight)
-    return with_share(direction['w']).of, state
+    return with_share(direction['w']).value, state
 
 
 PROJECTING = {
@@ -104,8 +105,29 @@ def test_the_whole_matrix_where_the_units_do_not_fire():
     spec = ParamSpec('hidden', ('embed', 'mlp'), ('embed',))
     project = jax.jit(functools.partial(without_radial, spec))
     found = project(grad + weight, grad, weight, 0.1, 1e-8, 0.25)
-    np.testing.assert_allclose(found.of, grad, atol=1e-6)
-    np.testing.assert_array_equal(found.decayed, 0.25)
+    np.testing.assert_allclose(found.value, grad, atol=1e-6)
+    np.testing.assert_array_equal(found.decay_share, 0.25)
+
+
+def test_a_projected_matrix_loses_a_share_of_its_decay():
+    """In float64, beside the closed form: the gradient of one layer has no part along its weight,
+    that of the other no other part. Catches a share that is lost, also between two optimizers.
+    """
+    specs = {'up': STACKED, 'scale': ParamSpec('vector', ('layer', 'embed'))}
+    with jax.enable_x64(True):
+        params = {'up': np.ones((2, 1, 2, 2)), 'scale': np.ones((2, 2))}
+        grads = {
+            'up': np.float64([[[[1, 1], [-1, -1]]], [[[2, 2], [2, 2]]]]),
+            'scale': np.ones((2, 2)),
+        }
+        spare = functools.partial(adamp, eps=1e-30, adamp_decay_ratio=0.25)
+        tx = by_role(specs, others=adamp, hidden=spare)
+        direction, _ = tx.update(grads, unboxed(tx.init(params)), params)
+        decay = apply_decay({name: jnp.float64(0.5) for name in specs})
+        found, _ = decay.update(direction, decay.init(params), params)
+    shares = np.array([0.25, 1.0]).reshape(2, 1, 1, 1)
+    np.testing.assert_allclose(found['up'], np.sign(grads['up']) - 0.5 * shares, rtol=1e-12)
+    np.testing.assert_allclose(found['scale'], 1 - 0.5, rtol=1e-6)
 
 
 SCALED = {

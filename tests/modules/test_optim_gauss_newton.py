@@ -18,9 +18,13 @@ from tests.fixtures.optim import problem
 VECTOR = {'x': ParamSpec('vector', ('embed',))}
 
 
-def asked(value_fn, logits_fn, of_logits, rows, params):
+def extra_arguments(value_fn, logits_fn, share_from_logits, rows, params):
     value, grad = jax.value_and_grad(value_fn)(params)
-    functions = {'value_fn': value_fn, 'logits_fn': logits_fn, 'of_logits': of_logits}
+    functions = {
+        'value_fn': value_fn,
+        'logits_fn': logits_fn,
+        'share_from_logits': share_from_logits,
+    }
     return {'value': value, 'grad': grad, 'rows': rows, **functions}
 
 
@@ -32,7 +36,7 @@ def test_follows_its_authors_code(case, mu, gamma):
     """
     rows, offsets = problem.normals('rows', 12, 5), problem.normals('offsets', 12)
 
-    def of_logits(logits, part):
+    def share_from_logits(logits, part):
         del part
         return mu * jax.nn.logsumexp(logits)
 
@@ -41,13 +45,13 @@ def test_follows_its_authors_code(case, mu, gamma):
         return (rows @ params['x'] - offsets) / mu
 
     def value_fn(params):
-        return of_logits(logits_fn(params, None), None)
+        return share_from_logits(logits_fn(params, None), None)
 
     tx = gauss_newton(VECTOR, gauss_newton_gamma=gamma, gauss_newton_tries=40)
 
     def one(carry, _):
         params, state = carry
-        more = asked(value_fn, logits_fn, of_logits, jnp.zeros((1, 1)), params)
+        more = extra_arguments(value_fn, logits_fn, share_from_logits, jnp.zeros((1, 1)), params)
         delta, state = tx.update(more['grad'], state, params, **more)
         params = optax.tree.sub(params, delta)
         return (params, state), (jnp.append(params['x'], state.gamma), value_fn(params))
@@ -84,7 +88,7 @@ def logits_fn(params, rows):
     return jnp.tanh(rows['x'] @ params['hidden']) @ params['readout']
 
 
-def of_logits(logits, rows):
+def share_from_logits(logits, rows):
     """With a z-loss."""
     log_z = jax.nn.logsumexp(logits, -1)
     picked = jnp.take_along_axis(logits, rows['label'][..., None], -1)[..., 0]
@@ -92,7 +96,7 @@ def of_logits(logits, rows):
 
 
 def value_fn(params):
-    return of_logits(logits_fn(params, ROWS), ROWS)
+    return share_from_logits(logits_fn(params, ROWS), ROWS)
 
 
 def flat(tree):
@@ -127,7 +131,7 @@ def test_the_product_is_that_of_the_dense_matrix():
     }
     with jax.enable_x64(True):
         params, v = jax.tree.map(jnp.asarray, (PARAMS, v))
-        more = {'logits_fn': logits_fn, 'of_logits': of_logits, 'rows': ROWS}
+        more = {'logits_fn': logits_fn, 'share_from_logits': share_from_logits, 'rows': ROWS}
         found = gauss_newton_product(params, v, more)
         wanted = dense(params) @ flat(v)
     np.testing.assert_allclose(flat(found), wanted, atol=1e-10)
@@ -145,7 +149,7 @@ def test_the_step_is_the_dense_solution(role):
         tx = by_role(SPECS, lambda specs: optax.set_to_zero(), hidden=gauss_newton)
     with jax.enable_x64(True):
         params = jax.tree.map(jnp.asarray, PARAMS)
-        more = asked(value_fn, logits_fn, of_logits, ROWS, params)
+        more = extra_arguments(value_fn, logits_fn, share_from_logits, ROWS, params)
         clipped = jax.tree.map(jnp.zeros_like, params)
         found, state = tx.update(clipped, unboxed(tx.init(params)), params, **more)
         matrix, g = dense(params)[np.ix_(own, own)], flat(more['grad'])[own]
@@ -166,7 +170,9 @@ def test_a_step_that_climbs_is_tried_again():
     def attempt(tries):
         tx = gauss_newton(VECTOR, gauss_newton_gamma=1e4, gauss_newton_tries=tries)
         params = {'x': jnp.float32([1.0])}
-        more = asked(steep, lambda p, part: p['x'] * 0, lambda z, part: jnp.sum(z), ROWS, params)
+        more = extra_arguments(
+            steep, lambda p, part: p['x'] * 0, lambda z, part: jnp.sum(z), ROWS, params
+        )
         delta, state = tx.update(more['grad'], tx.init(params), params, **more)
         return float(delta['x'][0]), float(state.gamma)
 

@@ -14,7 +14,7 @@ from modules.numerics import REMAT_POLICIES
 from tests.helpers import tiny_config, tiny_learner
 from tpu import compiled_step, trials
 from tpu.chips import CHIPS, Topology
-from tpu.compiled_step import DoesNotFit, Estimate, Rates, _needed, pairs_computed
+from tpu.compiled_step import DoesNotFit, Rates, StepEstimate, _needed, pairs_computed
 from tpu.rates import attention_share
 from tpu.sweep_plan import GroupPlan, SweepPlan, TunedPlan
 from tpu.trials import helpful_changes, try_changes
@@ -207,9 +207,9 @@ def test_a_program_that_the_compiler_lets_pass_is_held_against_memory(monkeypatc
 @pytest.mark.parametrize('links, bound', [(1.0, 2.0), (3.0, 3.0)])
 def test_a_bound_has_products_at_the_peak_and_all_links(links, bound):
     """Catches one that is the step's own."""
-    given = dict.fromkeys((field.name for field in dataclasses.fields(Estimate)), 1.0)
+    given = dict.fromkeys((field.name for field in dataclasses.fields(StepEstimate)), 1.0)
     given |= {'rates': Rates(10.0, 1.0, ''), 'model_flops': 12.0, 'link_seconds': links}
-    found = Estimate(**given | {'operation_seconds': 4.0, 'bound_operation_seconds': 2.0})
+    found = StepEstimate(**given | {'operation_seconds': 4.0, 'bound_operation_seconds': 2.0})
     assert found.bound_seconds == bound < found.step_seconds
     assert found.mfu_bound == pytest.approx(12 / 10 / bound)
 

@@ -96,7 +96,7 @@ def order(hosts: Sequence[dict], slices: int) -> list[int]:
 
 
 def host_flags(first: dict, count: int | str, number: int | str) -> list[str]:
-    """Returns the flags of process `number`. first: process 0's `Host.about`."""
+    """Returns the flags of process `number`. first: process 0's `RayHost.about`."""
     if count == 1:
         return ['--num_processes=1']
     port, watch_port = first['ports']
@@ -127,7 +127,7 @@ def address() -> str:
     return ray.util.get_node_ip_address()
 
 
-class Host:
+class RayHost:
     """The actor of one host, which starts train.py there and reads its output. The trainer is a
     process of its own, as its variables must be set before it imports JAX.
     """
@@ -233,7 +233,7 @@ class Launch(base.Launch):
         self._reserve()
         strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         actors = [
-            self.ray.remote(Host)
+            self.ray.remote(RayHost)
             .options(scheduling_strategy=strategy(self.group, i), **actor_options(bundle))
             .remote()
             for i, bundle in enumerate(self.group.bundle_specs)

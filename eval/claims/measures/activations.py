@@ -1,9 +1,11 @@
 """Moments: what layers of an activation do to mean and variance of what they get."""
 
+from collections.abc import Iterator
+
 import jax
 import numpy as np
 
-from eval.claims.estimates import Estimate, exact, over_seeds
+from eval.claims.lab import measure
 from modules.activations import ACTIVATIONS
 
 REACH, POINTS = 12.0, 400_001  # of the integral over a normal variable
@@ -11,7 +13,12 @@ LAYERS, WIDTH, INPUTS, SEEDS = 32, 512, 1024, 10
 STEP = 1e-4  # of the variance, for its slope
 
 
-def self_normalizing() -> dict[str, Estimate]:
+@measure(
+    *('mean', 'variance', 'slope'),
+    *(f'variance_behind_{LAYERS}_layers_of_{name}' for name in ('selu', 'gelu')),
+    trains=False,
+)
+def self_normalizing() -> Iterator[float | list[float]]:
     """Returns the moments behind a layer of selu, whose inputs are normal, and behind LAYERS.
 
     mean, variance: E f(z) and Var f(z), z ~ N(0, 1), as layers of mean 0 and variance 1 with
@@ -22,12 +29,9 @@ def self_normalizing() -> dict[str, Estimate]:
     """
     mean, variance = _moments(1.0)
     low, high = (np.array(_moments(1 + sign * STEP)) for sign in (-1, 1))
-    slope = np.linalg.norm((high - low) / (2 * STEP))
-    found = {'mean': exact(mean), 'variance': exact(variance), 'slope': exact(float(slope))}
+    yield from (mean, variance, np.linalg.norm((high - low) / (2 * STEP)))
     for name in ('selu', 'gelu'):
-        deep = over_seeds(_deep_variance(name, seed) for seed in range(SEEDS))
-        found[f'variance_behind_{LAYERS}_layers_of_{name}'] = deep
-    return found
+        yield [_deep_variance(name, seed) for seed in range(SEEDS)]
 
 
 def _f(name: str, x: np.ndarray) -> np.ndarray:

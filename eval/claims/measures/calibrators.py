@@ -1,10 +1,10 @@
 """Calibrators on drawn logits whose true probabilities are known."""
 
-import functools
+from collections.abc import Iterator
 
 import numpy as np
 
-from eval.claims.estimates import Estimate, over_seeds
+from eval.claims.lab import measure
 from eval.suites.calibration import BETAS, slopes_at
 from eval.suites.calibration_errors import binned, equal_width, expected_error, fitted_temperature
 from eval.suites.calibrators import CALIBRATORS, Map, fit_h
@@ -21,24 +21,19 @@ LINKS = {
 }
 
 
-def overconfident_logits() -> dict[str, Estimate]:
+@measure(*(f'ece_of_h_less_temperature_{link}' for link in LINKS))
+def overconfident_logits() -> Iterator[list[float]]:
     """Returns the ECE of the likeliest event after `h` less that after a temperature, by link.
 
     Events of a place are drawn by softmax(z), z normal, and the model's logits are LINKS of z. Both
     are fitted on FITTED places, the temperature by the loss as the suite `calibration` does, and
-    judged on JUDGED others. ece_of_: before, and after each (arXiv:2506.17968).
+    judged on JUDGED others (arXiv:2506.17968).
     """
-    found = {}
-    for name in LINKS:
-        each = [_errors(name, seed) for seed in range(SEEDS)]
-        of = {kind: [errors[kind] for errors in each] for kind in each[0]}
-        differences = np.subtract(of['h'], of['temperature'])
-        found[f'ece_of_h_less_temperature_{name}'] = over_seeds(differences)
-        found |= {f'ece_{name}_{kind}': over_seeds(values) for kind, values in of.items()}
-    return found
+    for link in LINKS:
+        yield [_h_less_temperature(link, seed) for seed in range(SEEDS)]
 
 
-def _drawn(link: str, places: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _draw(link: str, places: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """(the model's log p [M, E], likeliest first; the place of the event that came true [M])."""
     z_ME = SPREAD * rng.standard_normal((places, EVENTS))
     z_ME = -np.sort(-z_ME, 1)  # the links keep the order
@@ -50,15 +45,11 @@ def _log_softmax(z_ME: np.ndarray) -> np.ndarray:
     return z_ME - np.log(np.sum(np.exp(z_ME), 1, keepdims=True))
 
 
-def _errors(link: str, seed: int) -> dict[str, float]:
+def _h_less_temperature(link: str, seed: int) -> float:
     rng = np.random.default_rng(seed)
-    fitted, (log_p_ME, place_M) = _drawn(link, FITTED, rng), _drawn(link, JUDGED, rng)
-    maps = {
-        'before': np.exp,
-        'temperature': _temperature(*fitted),
-        'h': fit_h(*fitted, STEPS),
-    }
-    return {name: _ece(to_p(log_p_ME), place_M) for name, to_p in maps.items()}
+    fitted, (log_p_ME, place_M) = _draw(link, FITTED, rng), _draw(link, JUDGED, rng)
+    maps = fit_h(*fitted, STEPS), _temperature(*fitted)
+    return np.subtract(*(_ece(to_p(log_p_ME), place_M) for to_p in maps))
 
 
 def _temperature(log_p_ME: np.ndarray, place_M: np.ndarray) -> Map:
@@ -75,28 +66,26 @@ def _ece(p_ME: np.ndarray, place_M: np.ndarray) -> float:
     )
 
 
-def blind_correctness() -> dict[str, Estimate]:
+@measure('confidence_less_accuracy_even', 'confidence_less_accuracy_balanced')
+def blind_correctness() -> Iterator[list[float]]:
     """Returns mean confidence less accuracy after `correctness`, of logits that say nothing.
 
     The likeliest event comes true with chance ACCURACY whatever the logits are. `even`: all places
     weigh as much; `balanced`: as the code beside arXiv:2404.13016 weighs them. Judged on places
     that were not fitted; the same places and start for both.
     """
-    found = {}
-    for kind, name in (('even', 'correctness'), ('balanced', 'correctness_balanced')):
-        gaps = map(functools.partial(_gap, name), range(BLIND_SEEDS))
-        found[f'confidence_less_accuracy_{kind}'] = over_seeds(gaps)
-    return found
+    for name in ('correctness', 'correctness_balanced'):
+        yield [_gap(name, seed) for seed in range(BLIND_SEEDS)]
 
 
 def _gap(name: str, seed: int) -> float:
     rng = np.random.default_rng(seed)
 
-    def drawn(places):
-        log_p_ME, _ = _drawn('scaled', places, rng)
+    def draw(places):
+        log_p_ME, _ = _draw('scaled', places, rng)
         others_M = rng.integers(1, EVENTS, places)
         return log_p_ME, np.where(rng.random(places) < ACCURACY, 0, others_M)
 
-    to_p = CALIBRATORS[name].fit(*drawn(FITTED))
-    log_p_ME, place_M = drawn(JUDGED)
+    to_p = CALIBRATORS[name].fit(*draw(FITTED))
+    log_p_ME, place_M = draw(JUDGED)
     return float(np.mean(to_p(log_p_ME)[:, 0]) - np.mean(place_M == 0))

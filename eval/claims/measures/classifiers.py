@@ -2,16 +2,15 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from eval.claims.estimates import Estimate, over_seeds
-from eval.claims.measures.gaussians import Task, drawn, features_of, logits_of, matrices
+from eval.claims import lab
+from eval.claims.lab import Task, measure
 from modules.kernels.matmul import direct
 from modules.losses import LOSSES
 from modules.losses.base import cross_entropies
@@ -21,150 +20,125 @@ WIDTH = 128
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # of Adam, falling to 0 by a cosine
 STAGES = 8  # equal parts of the steps, after each of which a network is judged
 SEEDS = 10
-SHARES_WRONG = (0.0, 0.4)
 TOP = 10  # words of a list
-TRIES = (1, 4, 16)
+TRIES = (1, 16)
 
 Numbers = Mapping[str, Any]
 Method = tuple[str, Numbers]  # a row of LOSSES and its numbers
 CROSS_ENTROPY: Method = ('comp_sum', {'tau': 1.0})
 FOR_WRONG_LABELS: Mapping[str, Method] = {
-    'cross_entropy': CROSS_ENTROPY,
-    **{f'comp_sum_{tau}': ('comp_sum', {'tau': tau}) for tau in (0.5, 1.3, 1.7)},
-    'ldr': ('ldr_kl', {}),
-    'aldr': ('aldr_kl', {}),
+    'comp_sum_1.7': ('comp_sum', {'tau': 1.7}),
     'aldr_of_l1_scores': ('aldr_kl', {'ldr_scores': 'l1'}),
 }
 FOR_A_RARE_CLASS: Mapping[str, Method] = {
-    'cross_entropy': CROSS_ENTROPY,
-    'focal': ('focal', {}),
-    **{f'dice_{alpha}': ('dice', {'dice_alpha': alpha}) for alpha in (0.0, 0.6, 1.0)},
+    'dice_1.0': ('dice', {'dice_alpha': 1.0}),
     'dice_of_batches': ('dice_of_batches', {'alpha': 0.01, 'smooth': 1.0}),
-}
-FOR_RANKS: Mapping[str, Method] = {
-    'cross_entropy': CROSS_ENTROPY,
-    'taylor_softmax': ('taylor_softmax', {}),
 }
 SPHERICAL: tuple[Numbers, ...] = tuple(
     {'spherical_a': a, 'spherical_b': b} for a in (0.1, 1.0) for b in (5.0, 10.0, 20.0)
 )
-FOR_TRIES: Mapping[str, Method] = {
-    'cross_entropy': CROSS_ENTROPY,
-    'dco': ('dco', {'dco_tries': TRIES[-1]}),
-}
 
 
-WRONG_LABELS = Task(10, 30, 0.7, trained=1024, held_out=4096, passes=40)
-A_RARE_CLASS = Task(2, 32, 0.7, trained=8192, held_out=65536, passes=24, batch=512, rare=0.01)
-RANKS = Task(512, 512, 0.9, trained=8192, held_out=4096, passes=8)
-SOME_TRIES = Task(64, 128, 0.9, trained=2048, held_out=4096, passes=40)
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A task, and how often its rows are seen, in batches."""
+
+    task: Task
+    passes: int
+    batch: int = 64
 
 
-def wrong_labels() -> dict[str, Estimate]:
-    """Returns the clean accuracy of classifiers by losses, with SHARES_WRONG of their labels wrong.
+SHARES_WRONG = (0.0, 0.4)
+WRONG_LABELS = Training(Task(10, 30, 0.7, trained=1024, held_out=4096), passes=40)
+A_RARE_CLASS = Training(
+    Task(2, 32, 0.7, trained=8192, held_out=65536, rare=0.01), passes=24, batch=512
+)
+RANKS = Training(Task(512, 512, 0.9, trained=8192, held_out=4096), passes=8)
+SOME_TRIES = Training(Task(64, 128, 0.9, trained=2048, held_out=4096), passes=40)
 
-    It is a share of held-out inputs with right labels, and `gain` what it is above that by
-    cross-entropy. A network has two hidden layers of WIDTH, with one start and order of batches for
-    all losses, each at the rate of RATES at which its mean over the SEEDS is best
-    (arXiv:2304.07288, arXiv:2112.14869).
+
+@measure(
+    *(f'accuracy_at_{wrong}_gain_of_{name}' for wrong in SHARES_WRONG for name in FOR_WRONG_LABELS)
+)
+def wrong_labels() -> Iterator[np.ndarray]:
+    """Clean accuracy of classifiers by losses, over cross-entropy, with SHARES_WRONG of their
+    labels wrong.
+
+    It is a share of held-out inputs with right labels. A network has two hidden layers of WIDTH,
+    with one start and order of batches for all losses, each at the rate of RATES at which its mean
+    over the SEEDS is best (arXiv:2304.07288, arXiv:2112.14869).
     """
-    found = {}
     for wrong in SHARES_WRONG:
-        task = dataclasses.replace(WRONG_LABELS, wrong=wrong)
-        right = {
-            name: _best(_judged(task, method, _accuracy))
-            for name, method in FOR_WRONG_LABELS.items()
-        }
-        found |= _with_gains(f'accuracy_at_{wrong}', right)
-    return found
+        task = dataclasses.replace(WRONG_LABELS.task, wrong=wrong)
+        training = dataclasses.replace(WRONG_LABELS, task=task)
+        plain_S, *others = (
+            _at_best_rate(_judge_ends(training, method, lab.accuracy))
+            for method in (CROSS_ENTROPY, *FOR_WRONG_LABELS.values())
+        )
+        yield from (right_S - plain_S for right_S in others)
 
 
-def rare_class() -> dict[str, Estimate]:
-    """Returns F1 = 2 hits / (2 hits + false alarms + misses) of a class of one input in a hundred.
+@measure(*(f'{what}_gain_of_{name}' for what in ('f1', 'f1_at_half') for name in FOR_A_RARE_CLASS))
+def rare_class() -> Iterator[np.ndarray]:
+    """F1 = 2 hits / (2 hits + false alarms + misses) of a class of one input in a hundred, over
+    that by cross-entropy.
 
     `f1_at_half` takes the inputs whose probability of it is above 1/2, `f1` those above the
-    threshold that is best for one half of the held-out inputs, and is of the other half. `gain` is
-    over cross-entropy, judged alike. Networks and RATES are those of `wrong_labels`, and each value
-    is of the rate at which its mean is best. `dice_of_batches` is of the authors' code and scripts
-    (arXiv:1911.02855).
+    threshold that is best for one half of the held-out inputs, and is of the other half. Networks
+    and RATES are those of `wrong_labels`, and each value is of the rate at which its mean is best.
+    `dice_of_batches` is of the authors' code and scripts (arXiv:1911.02855).
     """
-    both = {name: _judged(A_RARE_CLASS, one, _f1) for name, one in FOR_A_RARE_CLASS.items()}
-    found = {}
-    for i, what in enumerate(('f1', 'f1_at_half')):
-        found |= _with_gains(what, {name: _best(f1_SR2[..., i]) for name, f1_SR2 in both.items()})
-    return found
+    plain_SR2, *others = (
+        _judge_ends(A_RARE_CLASS, method, _f1)
+        for method in (CROSS_ENTROPY, *FOR_A_RARE_CLASS.values())
+    )
+    for i in range(2):
+        plain_S = _at_best_rate(plain_SR2[..., i])
+        yield from (_at_best_rate(f1_SR2[..., i]) - plain_S for f1_SR2 in others)
 
 
-def ranks() -> dict[str, Estimate]:
-    """Returns the share of held-out inputs whose class is the first, and among the first TOP.
+@measure(f'top_{TOP}_gain_of_spherical')
+def ranks() -> Iterator[np.ndarray]:
+    """The share of held-out inputs whose class is among the first TOP, over that by cross-entropy.
 
     Each is of the rate at which its mean over the SEEDS is best, of the networks and RATES of
-    `wrong_labels`, and for `spherical` of the best of SPHERICAL; `gain` is over cross-entropy
-    (arXiv:1604.08859, arXiv:1511.05042).
+    `wrong_labels`, and for `spherical` of the best of SPHERICAL (arXiv:1604.08859,
+    arXiv:1511.05042).
     """
-    shares = {name: _judged(RANKS, method, _among_first) for name, method in FOR_RANKS.items()}
-    each = [_judged(RANKS, ('spherical_z', numbers), _among_first) for numbers in SPHERICAL]
-    shares['spherical'] = np.concatenate(each, 1)
-    found = {}
-    for i, count in enumerate((1, TOP)):
-        of_count = {name: _best(share_SR2[..., i]) for name, share_SR2 in shares.items()}
-        found |= _with_gains(f'top_{count}', of_count)
-    return found
+    plain_SR = _judge_ends(RANKS, CROSS_ENTROPY, _among_first)
+    each = [_judge_ends(RANKS, ('spherical_z', numbers), _among_first) for numbers in SPHERICAL]
+    yield _at_best_rate(np.concatenate(each, 1)) - _at_best_rate(plain_SR)
 
 
-def tries() -> dict[str, Estimate]:
-    """Returns pass@N, the mean of 1 - (1 - p)^N over held-out inputs, p their class's probability.
+@measure(f'pass_at_{TRIES[-1]}_lost', 'pass_at_1_gained_since', f'pass_at_{TRIES[-1]}_gain_of_dco')
+def tries() -> Iterator[np.ndarray]:
+    """pass@N, the mean of 1 - (1 - p)^N over held-out inputs, p their class's probability.
 
     Cross-entropy has the rate at which pass@1 is best at the end, and direct coverage for the last
     N of TRIES that at which pass@N is. `lost` is what pass@N by cross-entropy is at the end below
     what it is after the best of STAGES parts of the steps, and `pass_at_1_gained_since` what pass@1
-    rises from there; `gain_of_dco` is at the end, and `over_the_best` over that best stage
-    (arXiv:2502.07154).
+    rises from there; `gain_of_dco` is at the end (arXiv:2502.07154).
     """
-    ce_SRGN, dco_SRGN = (
-        _judged(SOME_TRIES, method, _passes, every_stage=True) for method in FOR_TRIES.values()
-    )
-    ce_SGN = ce_SRGN[:, ce_SRGN[:, :, -1, 0].mean(0).argmax()]
-    dco_SGN = dco_SRGN[:, dco_SRGN[:, :, -1, -1].mean(0).argmax()]
-    peak_SN = ce_SGN[:, ce_SGN[:, :, -1].mean(0).argmax()]
-    end_SN, dco_SN = ce_SGN[:, -1], dco_SGN[:, -1]
-    most = f'pass_at_{TRIES[-1]}'
-    found = {
-        f'{most}_lost': peak_SN[:, -1] - end_SN[:, -1],
-        'pass_at_1_gained_since': end_SN[:, 0] - peak_SN[:, 0],
-        f'{most}_gain_of_dco': dco_SN[:, -1] - end_SN[:, -1],
-        f'{most}_gain_of_dco_over_the_best': dco_SN[:, -1] - peak_SN[:, -1],
-    }
-    for i, n in enumerate(TRIES):
-        found[f'pass_at_{n}_by_cross_entropy'] = end_SN[:, i]
-        found[f'pass_at_{n}_by_dco'] = dco_SN[:, i]
-    return {name: over_seeds(values) for name, values in found.items()}
+    dco = 'dco', {'dco_tries': TRIES[-1]}
+    ce_SRGN, dco_SRGN = (_judge(SOME_TRIES, method, _passes) for method in (CROSS_ENTROPY, dco))
+    ce_SGN = ce_SRGN[:, lab.best_rate(ce_SRGN[:, :, -1, 0])]
+    dco_SN = dco_SRGN[:, lab.best_rate(dco_SRGN[:, :, -1, -1]), -1]
+    peak_SN = ce_SGN[:, lab.best_rate(ce_SGN[:, :, -1])]
+    end_SN = ce_SGN[:, -1]
+    yield peak_SN[:, -1] - end_SN[:, -1]
+    yield end_SN[:, 0] - peak_SN[:, 0]
+    yield dco_SN[:, -1] - end_SN[:, -1]
 
 
-def _with_gains(what: str, values: Mapping[str, np.ndarray]) -> dict[str, Estimate]:
-    """Estimates of the values of each loss, and of those of others less those of cross-entropy."""
-    found = {f'{what}_by_{name}': over_seeds(values_S) for name, values_S in values.items()}
-    for name, values_S in values.items():
-        if name != 'cross_entropy':
-            gain_S = values_S - values['cross_entropy']
-            found[f'{what}_gain_of_{name}'] = over_seeds(gain_S)
-    return found
-
-
-def _best(values_SR: np.ndarray) -> np.ndarray:
+def _at_best_rate(values_SR: np.ndarray) -> np.ndarray:
     """The values of each seed at the rate at which their mean is largest."""
-    return values_SR[:, np.argmax(values_SR.mean(0))]
-
-
-def _accuracy(logits_HV: jax.Array, labels_H: jax.Array) -> jax.Array:
-    return jnp.mean(jnp.argmax(logits_HV, -1) == labels_H)
+    return values_SR[:, lab.best_rate(values_SR)]
 
 
 def _among_first(logits_HV: jax.Array, labels_H: jax.Array) -> jax.Array:
-    """Shares of inputs whose class has the largest logit, and one of the TOP largest."""
-    own_H1 = jnp.take_along_axis(logits_HV, labels_H[:, None], -1)
-    rank_H = jnp.sum(logits_HV > own_H1, -1)
-    return jnp.stack([jnp.mean(rank_H < 1), jnp.mean(rank_H < TOP)])
+    """The share of inputs whose class has one of the TOP largest logits."""
+    logit_H1 = jnp.take_along_axis(logits_HV, labels_H[:, None], -1)
+    return jnp.mean(jnp.sum(logits_HV > logit_H1, -1) < TOP)
 
 
 def _passes(logits_HV: jax.Array, labels_H: jax.Array) -> jax.Array:
@@ -190,60 +164,41 @@ def _f1(logits_H2: jax.Array, labels_H: jax.Array) -> jax.Array:
     return jnp.stack([judged(leads_2H[1] >= threshold), judged(leads_2H[1] > 0)])
 
 
-def _judged(
-    task: Task, method: Method, judge: Callable[..., jax.Array], every_stage: bool = False
-) -> np.ndarray:
-    """Values by a judge of the networks of every seed and rate, [seed, rate, ...], at the end or
-    after each of STAGES, [seed, rate, stage, ...].
+def _judge_ends(training: Training, method: Method, judge: Callable) -> np.ndarray:
+    """`_judge` at the end of training, [seed, rate, ...]."""
+    return _judge(training, method, judge)[:, :, -1]
+
+
+def _judge(training: Training, method: Method, judge: Callable) -> np.ndarray:
+    """Values by judge(logits, labels) of the networks of every seed and rate after each of STAGES,
+    [seed, rate, stage, ...]. Numbers of a loss are traced, words are not.
     """
-    name, numbers = method
-    words = tuple((key, value) for key, value in numbers.items() if isinstance(value, str))
-    traced = {key: value for key, value in numbers.items() if not isinstance(value, str)}
-    found = np.float64(_program(task, name, words, judge)(jnp.arange(SEEDS), traced))
-    return found if every_stage else found[:, :, -1]
+    task, (name, numbers) = training.task, method
+    words = {key: value for key, value in numbers.items() if isinstance(value, str)}
+    traced = {key: jnp.full(SEEDS, x) for key, x in numbers.items() if key not in words}
 
+    def prepare(given):
+        seed, traced = given
+        of_data, of_start, of_rows = jax.random.split(jax.random.key(seed), 3)
+        start = lab.he_matrices(of_start, (task.inputs, WIDTH, WIDTH, task.classes))
+        rows = lab.draw_rows(of_data, task)
+        objective = functools.partial(_objective, name, words | traced)
+        steps = training.passes * task.trained // training.batch // STAGES * STAGES
+        batches = lab.draw_batches(of_rows, steps, training.batch, task.trained)
 
-@functools.cache
-def _program(task: Task, name: str, words: tuple, judge: Callable[..., jax.Array]) -> Callable:
-    """The program of all seeds and rates by a row of LOSSES, whose numbers are traced."""
+        def run(rate):
+            return lab.train(
+                lambda params, at_B: objective(params, rows.x[at_B], rows.labels[at_B]),
+                start,
+                lab.falling_adam(rate, steps),
+                batches,
+                see=lambda params: judge(lab.logits(params, rows.held_out), rows.held_out_labels),
+                stages=STAGES,
+            ).seen
 
-    @jax.jit
-    def judged(seeds, numbers):
-        objective = functools.partial(_objective, name, dict(words) | numbers)
+        return run
 
-        def of_seed(seed):
-            of_data, of_start, of_rows = jax.random.split(jax.random.key(seed), 3)
-            params = matrices(of_start, (task.inputs, WIDTH, WIDTH, task.classes))
-            given = drawn(task, of_data), params, of_rows
-            trained = functools.partial(_trained, task, objective, judge, *given)
-            return jax.lax.map(trained, jnp.float32(RATES))
-
-        return jax.lax.map(of_seed, seeds)
-
-    return judged
-
-
-def _trained(task, objective, judge, rows, params, key, rate) -> jax.Array:
-    """Values by the judge after each of STAGES parts of the steps, whose rates fall to 0."""
-    x, labels, held_out, held_out_labels = rows
-    in_a_stage = task.passes * task.trained // task.batch // STAGES
-    steps = in_a_stage * STAGES
-    transform = optax.adam(optax.cosine_decay_schedule(1.0, steps))
-
-    def step(carry, at_B):
-        params, state = carry
-        grads = jax.grad(objective)(params, x[at_B], labels[at_B])
-        updates, state = transform.update(grads, state)
-        updates = jax.tree.map(lambda u: rate * u, updates)
-        return (optax.apply_updates(params, updates), state), None
-
-    def stage(carry, at_TB):
-        carry, _ = jax.lax.scan(step, carry, at_TB)
-        return carry, judge(logits_of(carry[0], held_out), held_out_labels)
-
-    at_GTB = jax.random.randint(key, (STAGES, in_a_stage, task.batch), 0, task.trained)
-    _, judged_G = jax.lax.scan(stage, (params, transform.init(params)), at_GTB)
-    return judged_G
+    return lab.map_rates(prepare, (jnp.arange(SEEDS), traced), RATES)
 
 
 def dice_of_batches(
@@ -263,8 +218,8 @@ def dice_of_batches(
 def _objective(name: str, numbers: Numbers, params: list, x_BI: Any, labels_B: Any) -> jax.Array:
     """The mean of a row of LOSSES over rows of one label each, or `dice_of_batches`."""
     if name == 'dice_of_batches':
-        return dice_of_batches(logits_of(params, x_BI), labels_B, **numbers)
+        return dice_of_batches(lab.logits(params, x_BI), labels_B, **numbers)
     readout = Readout(params[-1], None, 0.0, direct, jnp.dtype('float32'))
-    x_B1D, labels_B1 = features_of(params, x_BI)[:, None], labels_B[:, None]
+    x_B1D, labels_B1 = lab.features(params, x_BI)[:, None], labels_B[:, None]
     sums = LOSSES[name](x_B1D, readout, labels_B1, jnp.ones(labels_B1.shape), **numbers)
     return sums['objective'] / len(x_BI)

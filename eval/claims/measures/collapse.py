@@ -1,12 +1,15 @@
 """Features that are free: where gradient descent on them and on a readout ends."""
 
 import functools
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from eval.claims.estimates import Estimate, over_seeds
+from eval.claims import lab
+from eval.claims.lab import measure
 
 COUNTS = (64, 40, 25, 16, 10, 4, 2)  # samples of each class
 WIDTH = 10  # of the features; at least a class each
@@ -14,7 +17,10 @@ DECAY_W, DECAY_H = 0.02, 0.01  # of the readout and of the features
 RATE, STEPS, START, SEEDS = 1.0, 30_000, 0.3, 10
 
 
-def imbalanced_collapse() -> dict[str, Estimate]:
+@measure(
+    *('error_of_squared_lengths', 'cosine_of_rows', 'vanishing_length', 'spread_within_classes')
+)
+def imbalanced_collapse() -> Iterable[Iterable[float]]:
     """Returns how far gradient descent ends from the closed form of imbalanced neural collapse.
 
     Minimised is |W H - Y|^2 / 2N + DECAY_W |W|^2 / 2 + DECAY_H |H|^2 / 2 over W [K, D] and features
@@ -27,8 +33,8 @@ def imbalanced_collapse() -> dict[str, Estimate]:
     """
     ends = [jax.device_get(_descend(seed)) for seed in range(SEEDS)]
     wanted_K = squared_lengths(np.array(COUNTS), DECAY_W, DECAY_H)
-    found = [_compared(np.float64(w_KD), np.float64(h_ND), wanted_K) for w_KD, h_ND in ends]
-    return {name: over_seeds(one[name] for one in found) for name in found[0]}
+    each = (_compare(np.float64(w_KD), np.float64(h_ND), wanted_K) for w_KD, h_ND in ends)
+    return zip(*each, strict=True)
 
 
 def squared_lengths(counts_K: np.ndarray, decay_w: float, decay_h: float) -> np.ndarray:
@@ -45,31 +51,29 @@ def _descend(seed: jax.Array, steps: int = STEPS) -> tuple[jax.Array, jax.Array]
     labels_N = np.repeat(np.arange(len(COUNTS)), COUNTS)
     y_NK = jax.nn.one_hot(labels_N, len(COUNTS))
 
-    def loss(weights):
+    def loss(weights, step):
         w_KD, h_ND = weights
         fit = jnp.sum((h_ND @ w_KD.T - y_NK) ** 2) / len(labels_N)
         return (fit + DECAY_W * jnp.sum(w_KD**2) + DECAY_H * jnp.sum(h_ND**2)) / 2
-
-    def step(_, weights):
-        return jax.tree.map(lambda x, g: x - RATE * g, weights, jax.grad(loss)(weights))
 
     of_w, of_h = jax.random.split(jax.random.key(seed))
     start = (
         START * jax.random.normal(of_w, (len(COUNTS), WIDTH)),
         START * jax.random.normal(of_h, (len(labels_N), WIDTH)),
     )
-    return jax.lax.fori_loop(0, steps, step, start)
+    return lab.train(loss, start, optax.sgd(RATE), jnp.arange(steps)).params
 
 
-def _compared(w_KD: np.ndarray, h_ND: np.ndarray, wanted_K: np.ndarray) -> dict[str, float]:
+def _compare(w_KD: np.ndarray, h_ND: np.ndarray, wanted_K: np.ndarray) -> list[float]:
+    """The values of `imbalanced_collapse` of one end."""
     found_K, is_there_K = np.sum(w_KD**2, 1), wanted_K > 0
     units = w_KD[is_there_K] / np.sqrt(found_K[is_there_K])[:, None]
     cosines = units @ units.T - np.eye(len(units))
     of_classes = np.split(h_ND, np.cumsum(COUNTS)[:-1])
     within = sum(np.sum((own - own.mean(0)) ** 2) for own in of_classes)
-    return {
-        'error_of_squared_lengths': float(np.max(np.abs(found_K - wanted_K)) / wanted_K.max()),
-        'cosine_of_rows': float(np.max(np.abs(cosines))),
-        'vanishing_length': float(found_K[~is_there_K].max() / found_K.max()),
-        'spread_within_classes': float(within / np.sum(h_ND**2)),
-    }
+    return [
+        float(np.max(np.abs(found_K - wanted_K)) / wanted_K.max()),
+        float(np.max(np.abs(cosines))),
+        float(found_K[~is_there_K].max() / found_K.max()),
+        float(within / np.sum(h_ND**2)),
+    ]

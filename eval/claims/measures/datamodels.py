@@ -1,5 +1,6 @@
 """Unlearning against models that are trained anew: KLoM of matching a datamodel, and of ascent."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -7,76 +8,75 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from eval.claims.estimates import Estimate, over_seeds
+from eval.claims import lab
+from eval.claims.lab import Keys, Task, measure
 from eval.suites.datamodels import descend, fit_datamodel, klom, margins, match, without
 from modules.losses.base import cross_entropies
 
-CLUSTERS, CLASSES, INPUTS, SPREAD = 12, 4, 12, 1.5  # Gaussians around N(0, 1), each of a class
-TRAINED, HELD_OUT, FORGOTTEN = 96, 96, 8  # points; a cluster has as many as are forgotten
+TASK = Task(4, 12, 1.5, trained=96, held_out=96, inputs=12)
+FORGOTTEN = 8  # points, as many as a cluster has
 WIDTH, STEPS, RATE = 24, 200, 0.01  # of a network of one hidden layer, by Adam on all its points
 HALVES, MODELS, AT_ONCE = 1600, 100, 50  # models of a datamodel, of a KLoM, and of one product
 RETAINED, MATCHING_STEPS, ASCENT_STEPS = 24, 100, 10  # RETAINED: others that models are matched on
 RATES = {'ascent': (0.01, 0.02, 0.03, 0.04, 0.06, 0.08), 'matching': (0.001, 0.003, 0.01)}
 SEEDS = 6
-METHODS = ('nothing', 'ascent', 'prediction', 'matching', 'retraining')
 SETS = ('scattered_points', 'a_cluster')  # what is forgotten
-POINTS = ('forgotten', 'retained', 'held_out')
+POINTS = ('forgotten', 'retained')
 RATIOS = (('forgotten', 'ascent'), ('forgotten', 'nothing'), ('retained', 'nothing'))
 
 
-def unlearned_points() -> dict[str, Estimate]:
+@measure(
+    *(
+        f'klom_of_{points}_points_by_matching_over_{other}_without_{which}'
+        for which in SETS
+        for points, other in RATIOS
+    )
+)
+def unlearned_points() -> Iterator[np.ndarray]:
     """Returns the median KLoM of points after unlearning some, against MODELS trained anew.
 
-    Networks of WIDTH units are trained on the same points of CLUSTERS, and unlearn FORGOTTEN of
+    Networks of WIDTH units are trained on the same points of clusters, and unlearn FORGOTTEN of
     them: drawn ones, or those of one cluster. nothing: the models as they are. ascent: gradient
-    ascent on the cross-entropy of these points, ASCENT_STEPS. prediction: what each model would
-    give without them by a datamodel of HALVES models, each of a random half of the points.
-    matching: the models fine-tuned to that, on these points and RETAINED others. retraining: other
-    models that are trained anew, at which KLoM is what chance makes of it. Ascent and matching have
-    the rate of RATES at which the mean over SEEDS of what is forgotten is least. The ratios, of
-    each seed, are those of matching (arXiv:2410.23232).
+    ascent on the cross-entropy of these points, ASCENT_STEPS. matching: the models fine-tuned to
+    what each would give without them by a datamodel of HALVES models, each of a random half of the
+    points, on these points and RETAINED others. Ascent and matching have the rate of RATES at which
+    the mean over SEEDS of what is forgotten is least. The ratios, of each seed, are those of
+    matching (arXiv:2410.23232).
     """
-    each = [_of_a_seed(seed) for seed in range(SEEDS)]
-    found = {}
+    each = [_unlearn_of_seed(seed) for seed in range(SEEDS)]
     for which in SETS:
         medians = {
-            method: _at_the_best_rate(np.stack([one[which, method] for one in each]))
-            for method in METHODS
+            method: _at_the_best_rate(np.stack([one[which][method] for one in each]))
+            for method in each[0][which]
         }
-        for method in METHODS:
-            for points, of_seeds in zip(POINTS, medians[method].T, strict=True):
-                name = f'klom_of_{points}_points_by_{method}_without_{which}'
-                found[name] = over_seeds(of_seeds)
         for points, other in RATIOS:
             at = POINTS.index(points)
-            name = f'klom_of_{points}_points_by_matching_over_{other}_without_{which}'
-            found[name] = over_seeds(medians['matching'][:, at] / medians[other][:, at])
-    return found
+            yield medians['matching'][:, at] / medians[other][:, at]
 
 
 def _at_the_best_rate(medians_SRP: np.ndarray) -> np.ndarray:
     """The medians [seed, POINTS] at the rate of the least mean over seeds of forgotten points."""
-    return medians_SRP[:, np.argmin(medians_SRP[:, :, 0].mean(0))]
+    return medians_SRP[:, lab.best_rate(medians_SRP[:, :, 0], least=True)]
 
 
-def _of_a_seed(seed: int) -> dict[tuple[str, str], np.ndarray]:
+def _unlearn_of_seed(seed: int) -> dict[str, dict[str, np.ndarray]]:
     """The medians [rate, POINTS] by what is forgotten and by method."""
     rng = np.random.default_rng(seed)
     x, labels = _data(rng)
     forgotten = {
-        'scattered_points': rng.choice(TRAINED, FORGOTTEN, replace=False),
-        'a_cluster': np.arange(0, TRAINED, CLUSTERS),
+        'scattered_points': rng.choice(TASK.trained, FORGOTTEN, replace=False),
+        'a_cluster': np.arange(0, TASK.trained, TASK.clusters),
     }
-    all_but = [~np.isin(np.arange(TRAINED), forgotten[which]) for which in SETS]
+    all_but = [~np.isin(np.arange(TASK.trained), forgotten[which]) for which in SETS]
     kept_RN = np.concatenate(
         [
-            rng.random((HALVES, TRAINED)) < 0.5,
-            np.ones((MODELS, TRAINED), bool),
-            *(np.broadcast_to(kept_N, (2 * MODELS, TRAINED)) for kept_N in all_but),
+            rng.random((HALVES, TASK.trained)) < 0.5,
+            np.ones((MODELS, TASK.trained), bool),
+            *(np.broadcast_to(kept_N, (2 * MODELS, TASK.trained)) for kept_N in all_but),
         ]
     )
     keys = jax.random.split(jax.random.key(seed), len(kept_RN))
-    params = _trained(keys, kept_RN, x, labels)
+    params = _train(keys, kept_RN, x, labels)
     logits = np.float64(_logits_of_all(params, x))
     halves, full, *anew = np.split(logits, np.cumsum([HALVES, *[MODELS] * 4]))
     datamodel = fit_datamodel(kept_RN[:HALVES], halves)
@@ -86,26 +86,19 @@ def _of_a_seed(seed: int) -> dict[tuple[str, str], np.ndarray]:
         rows = forgotten[which]
         others = rng.choice(np.flatnonzero(all_but[i]), RETAINED, replace=False)
         matched_on = np.concatenate([rows, others])
-        predicted = without(full, datamodel, rows)
-        after = _unlearned(ours, predicted[:, matched_on], x, labels, matched_on)
-        given = {
-            'nothing': [full],
-            'prediction': [predicted],
-            'retraining': [anew[2 * i + 1]],
-            **jax.device_get(after),
+        targets = without(full, datamodel, rows)[:, matched_on]
+        after = jax.device_get(_unlearn(ours, targets, x, labels, matched_on))
+        found[which] = {
+            method: np.stack([_medians(one, anew[2 * i], labels, rows) for one in of_rates])
+            for method, of_rates in {'nothing': [full], **after}.items()
         }
-        for method, of_rates in given.items():
-            of = [_medians(one, anew[2 * i], labels, rows) for one in of_rates]
-            found[which, method] = np.stack(of)
     return found
 
 
 def _data(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and classes: point n is of cluster n % CLUSTERS; the first TRAINED are trained on."""
-    clusters = np.arange(TRAINED + HELD_OUT) % CLUSTERS
-    centres = rng.normal(size=(CLUSTERS, INPUTS))
-    x = centres[clusters] + SPREAD * rng.normal(size=(len(clusters), INPUTS))
-    return np.float32(x), np.int32(clusters % CLASSES)
+    """Inputs and classes: point n is of cluster n % clusters; those to train on come first."""
+    x, cluster_N = lab.draw_clusters(rng, TASK, lambda rng, rows: np.arange(rows) % TASK.clusters)
+    return np.float32(x), np.int32(cluster_N % TASK.classes)
 
 
 def _medians(
@@ -113,18 +106,18 @@ def _medians(
 ) -> list[float]:
     """The median KLoM of POINTS."""
     of_N = klom(*(np.asarray(_margins(z, labels)) for z in (logits_RNK, anew_RNK)))
-    is_trained = np.arange(len(of_N)) < TRAINED
+    is_trained = np.arange(len(of_N)) < TASK.trained
     is_forgotten = np.isin(np.arange(len(of_N)), forgotten)
-    of_points = (is_forgotten, is_trained & ~is_forgotten, ~is_trained)
+    of_points = (is_forgotten, is_trained & ~is_forgotten)
     return [float(np.median(of_N[where])) for where in of_points]
 
 
 def _start(key: jax.Array) -> dict[str, jax.Array]:
-    first, second = jax.random.split(key)
+    rng = Keys(jax.random.split(key))
     return {
-        'first': jax.random.normal(first, (INPUTS, WIDTH)) * (2 / INPUTS) ** 0.5,
+        'first': lab.he_matrix(rng, (TASK.inputs, WIDTH)),
         'bias': jnp.zeros((1, WIDTH)),
-        'second': jax.random.normal(second, (WIDTH, CLASSES)) * (1 / WIDTH) ** 0.5,
+        'second': lab.he_matrix(rng, (WIDTH, TASK.classes), gain=1.0),
     }
 
 
@@ -137,14 +130,14 @@ _margins = jax.jit(margins)
 
 
 @jax.jit
-def _trained(keys_R: jax.Array, kept_RN: jax.Array, x: jax.Array, labels: jax.Array) -> Any:
+def _train(keys_R: jax.Array, kept_RN: jax.Array, x: jax.Array, labels: jax.Array) -> Any:
     """The parameters of a model for each key, on the points that it keeps; stacked."""
 
     def one(given):
         key, kept_N = given
 
         def loss(params):
-            each_N = cross_entropies(_logits(params, x[:TRAINED]), labels[:TRAINED])
+            each_N = cross_entropies(_logits(params, x[: TASK.trained]), labels[: TASK.trained])
             return jnp.sum(jnp.where(kept_N, each_N, 0.0)) / jnp.sum(kept_N)
 
         transform = optax.adam(optax.cosine_decay_schedule(RATE, STEPS))
@@ -154,7 +147,7 @@ def _trained(keys_R: jax.Array, kept_RN: jax.Array, x: jax.Array, labels: jax.Ar
 
 
 @jax.jit
-def _unlearned(
+def _unlearn(
     params: Any, targets_RMK: jax.Array, x: jax.Array, labels: jax.Array, rows_M: jax.Array
 ) -> dict[str, jax.Array]:
     """Logits [rate, model, point, class] after ascent and after matching. rows_M: the points to

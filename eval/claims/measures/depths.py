@@ -1,16 +1,17 @@
 """The residual stream over depth, of models at their start."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eval.claims.estimates import Estimate, over_seeds
-from eval.claims.measures.starts import BOS, LENGTH, ROWS, VOCAB, small
+from eval.claims import lab
+from eval.claims.lab import measure
+from eval.claims.measures.starts import BOS, LENGTH, ROWS, VOCAB
 from lm.inference.probes import observe
 from lm.model.transformer import AFTER_MLP, EMBEDDING
-from lm.training.state import build_learner, hyper_from, init_state
+from lm.training.state import init_state
 
 DEPTHS, SEEDS = (4, 12, 36), 5
 BEHIND = np.array(DEPTHS) - 1  # places of these blocks
@@ -23,7 +24,13 @@ CHANGES = {
 PLACEMENTS = ('pre', 'layernorm_scaling', 'peri')
 
 
-def stream_over_depth() -> dict[str, Estimate]:
+@measure(
+    *(f'slope_of_{name}' for name in PLACEMENTS),
+    *(f'added_by_grown_of_{name}' for name in ('pre', 'peri')),
+    *(f'slope_of_size_of_{name}' for name in ('depth_mup', 'standard')),
+    trains=False,
+)
+def stream_over_depth() -> Iterator[np.ndarray]:
     """Returns slopes over depth of what blocks add to the stream, and of its size.
 
     slope_of_PLACEMENT: of the log of the mean square that is added behind blocks DEPTHS, of random
@@ -34,26 +41,24 @@ def stream_over_depth() -> dict[str, Estimate]:
     F(x) / sqrt(L) (`depth_mup`, arXiv:2310.02244). Over SEEDS.
     """
     deep = {name: squares(DEPTHS[-1], {'model.placement': name}) for name in PLACEMENTS}
-    found = {f'slope_of_{name}': slope(added(x_SL)[:, BEHIND]) for name, x_SL in deep.items()}
+    yield from (slope(added_squares(x_SL)[:, BEHIND]) for x_SL in deep.values())
     for name in ('pre', 'peri'):
         grown_SL = squares(DEPTHS[-1], {'model.placement': name}, GROWN)
-        found[f'added_by_grown_of_{name}'] = over_seeds(
-            added(grown_SL)[:, -1] / added(deep[name])[:, -1]
-        )
+        yield added_squares(grown_SL)[:, -1] / added_squares(deep[name])[:, -1]
     scaled = {'scaling.name': 'depth_mup', 'scaling.base_width': 64, 'scaling.base_depth': 1}
     last_SD = np.stack([squares(depth, scaled)[:, -1] for depth in DEPTHS], 1)
-    found['slope_of_size_of_depth_mup'] = slope(last_SD**0.5)
-    return found | {'slope_of_size_of_standard': slope(deep['pre'][:, 1:][:, BEHIND] ** 0.5)}
+    yield slope(last_SD**0.5)
+    yield slope(deep['pre'][:, 1:][:, BEHIND] ** 0.5)
 
 
-def added(squares_SL: np.ndarray) -> np.ndarray:
+def added_squares(squares_SL: np.ndarray) -> np.ndarray:
     """Returns the mean square behind each block over that of the embeddings, which come first."""
     return squares_SL[:, 1:] - squares_SL[:, :1]
 
 
-def slope(values_SD: np.ndarray) -> Estimate:
-    """Returns the slope of log value over log DEPTHS."""
-    return over_seeds(np.polyfit(np.log(DEPTHS), np.log(values_SD).T, 1)[0])
+def slope(values_SD: np.ndarray) -> np.ndarray:
+    """Returns the slope of log value over log DEPTHS of each seed."""
+    return np.polyfit(np.log(DEPTHS), np.log(values_SD).T, 1)[0]
 
 
 def squares(
@@ -62,9 +67,8 @@ def squares(
     """Returns the mean square of the embeddings, and of the stream behind each block, of each
     seed, [S, 1 + L]. factor: of all hidden matrices.
     """
-    recipe = small(CHANGES | {'model.n_layers': depth} | changes)
-    learner = build_learner(recipe, VOCAB, BOS, jax.default_backend())
-    hyper, specs = hyper_from(recipe), learner.described.specs
+    learner, hyper = lab.small_learner(CHANGES | {'model.n_layers': depth} | changes, VOCAB, BOS)
+    specs = learner.described.specs
 
     def of_seed(seed):
         key, of_text = jax.random.split(jax.random.key(seed))
@@ -77,5 +81,4 @@ def squares(
         behind_L = jnp.mean(seen[AFTER_MLP] ** 2, (1, 2, 3))
         return jnp.concatenate([jnp.mean(seen[EMBEDDING] ** 2)[None], behind_L])
 
-    run = jax.jit(lambda seeds: jax.lax.map(of_seed, seeds))
-    return np.float64(run(jnp.array(seeds)))
+    return np.float64(lab.map_seeds(of_seed, jnp.array(seeds)))

@@ -1,13 +1,14 @@
 """Distillation of small classifiers: two losses on one head or two, and two teachers at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from eval.claims.estimates import Estimate, over_seeds
+from eval.claims import lab
+from eval.claims.lab import Keys, Split, Task, Trained, measure
 from modules.losses.base import cross_entropies
 from modules.losses.distillation import (
     balanced_temperatures,
@@ -17,12 +18,14 @@ from modules.losses.distillation import (
     log_cosh,
 )
 
-CLASSES, CLUSTERS, INPUTS = 20, 3, 16  # each class is some Gaussians
-TRAINED, HELD_OUT, BATCH, STEPS = 2048, 4096, 64, 1000
+CLASSES, CLUSTERS = 20, 3  # of each class
+BATCH, STEPS = 64, 1000
 TEACHER, STUDENT = 256, 24  # units of both hidden layers
 LR, MOMENTUM, DECAY = 0.05, 0.9, 5e-4  # of the authors' code
 T_LOGITS, T_PROBABILITIES = 2.0, 4.0  # likewise
-EASY, HARD = 0.5, 0.8  # deviations within a cluster, whose centres are N(0, 1)
+EASY, HARD = (  # by deviations within a cluster
+    Task(CLASSES, CLASSES * CLUSTERS, spread, trained=2048, held_out=4096) for spread in (0.5, 0.8)
+)
 RATES = 0.025, 0.001  # of weights and temperatures, likewise
 SEEDS, LOOKS = 10, 20
 
@@ -37,18 +40,24 @@ METHODS = {  # what each student's loss is the sum of
 }
 
 
-def heads_of_students() -> dict[str, Estimate]:
+@measure(
+    *(f'loss_of_two_heads_less_{other}' for other in ('one_head', 'probabilities')),
+    *(f'accuracy_of_one_head_less_{other}' for other in ('ce', 'logits')),
+    *('cosine_in_the_head', 'cosine_in_the_body'),
+)
+def heads_of_students() -> Iterable[jax.Array]:
     """Returns what a loss on logits does beside cross-entropy, on one head and on two.
 
-    loss, accuracy: of the first head on held-out inputs, in nats and as a share, by METHODS;
-    differences are of students with one start, one teacher and one order of batches. cosine: of the
-    gradients of both losses of `one_head` on all that is trained on, in its head and in the layers
-    below, the mean of LOOKS moments of its training (arXiv:2411.08937). Over SEEDS.
+    loss, accuracy: of the first head on held-out inputs, in nats and as a share, by METHODS, of
+    students with one start, one teacher and one order of batches. cosine: of the gradients of both
+    losses of `one_head` on all that is trained on, in its head and in the layers below, the mean of
+    LOOKS moments of its training (arXiv:2411.08937). Over SEEDS.
     """
-    return _over_seeds(jax.lax.map(jax.jit(_students), jax.random.split(jax.random.key(0), SEEDS)))
+    return lab.map_seeds(_students, jax.random.split(jax.random.key(0), SEEDS))
 
 
-def balance_of_teachers() -> dict[str, Estimate]:
+@measure('gain_in_the_worse_domain', 'gain_in_the_mean')
+def balance_of_teachers() -> Iterable[jax.Array]:
     """Returns what both balances of two teachers add to the accuracy of their student.
 
     Each teacher knows one of two domains, whose clusters are EASY and HARD; the student learns
@@ -56,31 +65,27 @@ def balance_of_teachers() -> dict[str, Estimate]:
     that over equal weights and temperature 1: in the domain in which the student is worse, and in
     the mean of both (arXiv:2306.16170). Over SEEDS.
     """
-    return _over_seeds(jax.lax.map(jax.jit(_balances), jax.random.split(jax.random.key(1), SEEDS)))
+    return lab.map_seeds(_balances, jax.random.split(jax.random.key(1), SEEDS))
 
 
-def _over_seeds(found: dict[str, jax.Array]) -> dict[str, Estimate]:
-    return {name: over_seeds(float(x) for x in by_seed) for name, by_seed in found.items()}
-
-
-def _domain(key: jax.Array, spread: float) -> tuple[jax.Array, ...]:
-    """Inputs and labels, to train on and held out."""
+def _domain(key: jax.Array, task: Task) -> Split:
     of_centres, of_labels, of_clusters, of_noise = jax.random.split(key, 4)
-    centres = jax.random.normal(of_centres, (CLASSES, CLUSTERS, INPUTS))
-    count = TRAINED + HELD_OUT
-    labels = jax.random.randint(of_labels, (count,), 0, CLASSES)
-    clusters = jax.random.randint(of_clusters, (count,), 0, CLUSTERS)
-    x = centres[labels, clusters] + spread * jax.random.normal(of_noise, (count, INPUTS))
-    return x[:TRAINED], labels[:TRAINED], x[TRAINED:], labels[TRAINED:]
+
+    def draw_places(rng, rows):
+        labels = rng.integers(CLASSES, size=(rows,))
+        return CLUSTERS * labels + rng.integers(CLUSTERS, size=(rows,))
+
+    rng = Keys([of_centres, of_labels, of_clusters, of_noise])
+    x, place_M = lab.draw_clusters(rng, task, draw_places)
+    return lab.split_rows(task, x, place_M // CLUSTERS)
 
 
 def _start(key: jax.Array, width: int) -> Params:
-    sizes = {'first': (INPUTS, width), 'second': (width, width)}
-    sizes |= {head: (width, CLASSES) for head in ('head', 'other_head')}
-    keys = jax.random.split(key, len(sizes))
+    shapes = {'first': (HARD.inputs, width), 'second': (width, width)}
+    shapes |= {head: (width, CLASSES) for head in ('head', 'other_head')}
+    rng = Keys(jax.random.split(key, len(shapes)))
     return {
-        name: (jax.random.normal(k, size) * (2 / size[0]) ** 0.5, jnp.zeros(size[1]))
-        for k, (name, size) in zip(keys, sizes.items(), strict=True)
+        name: (lab.he_matrix(rng, shape), jnp.zeros(shape[1])) for name, shape in shapes.items()
     }
 
 
@@ -96,37 +101,27 @@ def _logits(params: Params, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return layer('head', x), layer('other_head', x)
 
 
-def _trained(loss: Callable, params: Params, kept: Any, key: jax.Array) -> tuple[Params, Params]:
-    """Trains by loss(params, kept, rows) -> (loss, kept), rows being places in a domain.
-
-    Returns (the last parameters, those of LOOKS moments).
-    """
+def _train(
+    loss: Callable, params: Params, key: jax.Array, kept: Any = None, **looks: Any
+) -> Trained:
+    """Trains by `lab.train`; the batches of the loss are rows."""
     schedule = optax.cosine_decay_schedule(LR, STEPS)
-    transform = optax.chain(optax.add_decayed_weights(DECAY), optax.sgd(schedule, MOMENTUM))
+    optimizer = optax.chain(optax.add_decayed_weights(DECAY), optax.sgd(schedule, MOMENTUM))
 
-    def step(carry, key):
-        params, state, kept = carry
-        rows = jax.random.randint(key, (BATCH,), 0, TRAINED)
-        grads, kept = jax.grad(loss, has_aux=True)(params, kept, rows)
-        updates, state = transform.update(grads, state, params)
-        return (optax.apply_updates(params, updates), state, kept), None
+    def of_rows(params, key, *kept):
+        return loss(params, jax.random.randint(key, (BATCH,), 0, HARD.trained), *kept)
 
-    def between_looks(carry, keys):
-        carry, _ = jax.lax.scan(step, carry, keys)
-        return carry, carry[0]
-
-    keys = jax.random.split(key, STEPS).reshape(LOOKS, STEPS // LOOKS)
-    (last, *_), seen = jax.lax.scan(between_looks, (params, transform.init(params), kept), keys)
-    return last, seen
+    return lab.train(of_rows, params, optimizer, jax.random.split(key, STEPS), kept, **looks)
 
 
-def _teacher(x: jax.Array, labels: jax.Array, key: jax.Array) -> Params:
-    def loss(params, kept, rows):
-        one, _ = _logits(params, x[rows])
-        return jnp.mean(cross_entropies(one, labels[rows])), kept
+def _teacher(x: jax.Array, labels: jax.Array, key: jax.Array) -> jax.Array:
+    """The logits of a teacher of inputs that it has learnt."""
+
+    def loss(params, rows):
+        return jnp.mean(cross_entropies(_logits(params, x[rows])[0], labels[rows]))
 
     of_start, of_rows = jax.random.split(key)
-    return _trained(loss, _start(of_start, TEACHER), None, of_rows)[0]
+    return _logits(_train(loss, _start(of_start, TEACHER), of_rows).params, x)[0]
 
 
 def _parts(params: Params, x: jax.Array, teacher: jax.Array, labels: jax.Array) -> jax.Array:
@@ -141,29 +136,30 @@ def _parts(params: Params, x: jax.Array, teacher: jax.Array, labels: jax.Array) 
     return jnp.stack([jnp.mean(part) for part in each])
 
 
-def _students(key: jax.Array) -> dict[str, jax.Array]:
+def _students(key: jax.Array) -> list[jax.Array]:
     of_domain, of_teacher, of_start, of_rows = jax.random.split(key, 4)
     x, labels, held_out, held_out_labels = _domain(of_domain, HARD)
-    teacher, _ = _logits(_teacher(x, labels, of_teacher), x)
+    teacher = _teacher(x, labels, of_teacher)
 
     def student(shares):
-        def loss(params, kept, rows):
-            return jnp.vdot(shares, _parts(params, x[rows], teacher[rows], labels[rows])), kept
+        def loss(params, rows):
+            return jnp.vdot(shares, _parts(params, x[rows], teacher[rows], labels[rows]))
 
-        last, seen = _trained(loss, _start(of_start, STUDENT), None, of_rows)
-        logits, _ = _logits(last, held_out)
-        right = jnp.argmax(logits, -1) == held_out_labels
-        return jnp.mean(cross_entropies(logits, held_out_labels)), jnp.mean(right), seen
+        trained = _train(
+            loss, _start(of_start, STUDENT), of_rows, see=lambda params: params, stages=LOOKS
+        )
+        logits, _ = _logits(trained.params, held_out)
+        mean = jnp.mean(cross_entropies(logits, held_out_labels))
+        return mean, lab.accuracy(logits, held_out_labels), trained.seen
 
-    made, rights, seen = jax.lax.map(student, jnp.float32(list(METHODS.values())))
-    losses, right = (dict(zip(METHODS, each, strict=True)) for each in (made, rights))
-    found = {f'accuracy_of_{name}': share for name, share in right.items()}
-    for other in ('one_head', 'ce', 'probabilities'):
-        found[f'loss_of_two_heads_less_{other}'] = losses['two_heads'] - losses[other]
-    for other in ('ce', 'logits'):
-        found[f'accuracy_of_one_head_less_{other}'] = right['one_head'] - right[other]
+    *both, seen = jax.lax.map(student, jnp.float32(list(METHODS.values())))
+    losses, right = (dict(zip(METHODS, each, strict=True)) for each in both)
     of_one_head = jax.tree.map(lambda leaf: leaf[list(METHODS).index('one_head')], seen)
-    return found | _cosines(of_one_head, x, teacher, labels)
+    return [
+        *(losses['two_heads'] - losses[other] for other in ('one_head', 'probabilities')),
+        *(right['one_head'] - right[other] for other in ('ce', 'logits')),
+        *_cosines(of_one_head, x, teacher, labels),
+    ]
 
 
 def _cosines(seen: Params, x: jax.Array, teacher: jax.Array, labels: jax.Array):
@@ -177,29 +173,25 @@ def _cosines(seen: Params, x: jax.Array, teacher: jax.Array, labels: jax.Array):
             for names in (('head',), ('first', 'second'))
         ]
 
-    head, body = jax.lax.map(one, seen)
-    return {'cosine_in_the_head': jnp.mean(head), 'cosine_in_the_body': jnp.mean(body)}
+    return [jnp.mean(cosines) for cosines in jax.lax.map(one, seen)]
 
 
 def _cosine(a: Any, b: Any) -> jax.Array:
     return optax.tree.vdot(a, b) / (optax.tree.norm(a) * optax.tree.norm(b))
 
 
-def _balances(key: jax.Array) -> dict[str, jax.Array]:
+def _balances(key: jax.Array) -> list[jax.Array]:
     of_domains, of_teachers, of_start, of_rows = jax.random.split(key, 4)
-    domains = jax.vmap(_domain)(jax.random.split(of_domains), jnp.array([EASY, HARD]))
-    x, labels, held_out, held_out_labels = domains
-
-    def teacher(given):
-        x, labels, key = given
-        return _logits(_teacher(x, labels, key), x)[0]
-
-    teachers = jax.lax.map(teacher, (x, labels, jax.random.split(of_teachers)))
+    keys = jax.random.split(of_domains)
+    domains = [_domain(key, task) for key, task in zip(keys, (EASY, HARD), strict=True)]
+    x, labels, held_out, held_out_labels = map(jnp.stack, zip(*domains, strict=True))
+    of_each = (x, labels, jax.random.split(of_teachers))
+    teachers = jax.lax.map(lambda given: _teacher(*given), of_each)
 
     def accuracies(rates):
         of_weights, of_temperatures = rates
 
-        def loss(params, kept, rows):
+        def loss(params, rows, kept):
             temperatures, weights, first = kept
             tempered = teachers[:, rows] / temperatures[:, None, None]
             students, _ = jax.vmap(_logits, (None, 0))(params, x[:, rows])
@@ -212,13 +204,9 @@ def _balances(key: jax.Array) -> dict[str, jax.Array]:
             return jnp.vdot(weights, losses), (temperatures, weights, first)
 
         kept = jnp.ones(2), jnp.full(2, 0.5), jnp.zeros(2)
-        last, _ = _trained(loss, _start(of_start, STUDENT), kept, of_rows)
+        last = _train(loss, _start(of_start, STUDENT), of_rows, kept).params
         logits, _ = jax.vmap(_logits, (None, 0))(last, held_out)
         return jnp.mean(jnp.argmax(logits, -1) == held_out_labels, -1)
 
     equal, balanced = jax.lax.map(accuracies, jnp.array([(0.0, 0.0), RATES]))
-    return {
-        'accuracy_in_the_worse_domain': jnp.min(equal),
-        'gain_in_the_worse_domain': jnp.min(balanced) - jnp.min(equal),
-        'gain_in_the_mean': jnp.mean(balanced) - jnp.mean(equal),
-    }
+    return [jnp.min(balanced) - jnp.min(equal), jnp.mean(balanced) - jnp.mean(equal)]

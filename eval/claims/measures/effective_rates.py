@@ -1,16 +1,16 @@
 """Relative changes of the weights of a small model by a step, as training goes on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eval.claims.estimates import Estimate, over_seeds
-from eval.claims.measures.ghosts import BOS, VOCAB, text_of
-from eval.claims.measures.starts import small
-from lm.training.state import Learner, State, build_learner, hyper_from, init_state
+from eval.claims import lab
+from eval.claims.lab import measure
+from eval.claims.measures.ghosts import BOS, VOCAB, draw_text
+from lm.training.state import Learner, State, init_state
 from lm.training.step import make_train_step
 from modules.params import as_matrices, named_leaves
 
@@ -39,29 +39,27 @@ def relative_change(learner: Learner, before: State, after: State) -> jax.Array:
     return jnp.mean(jnp.concatenate(found))
 
 
-def relative_changes_over_training() -> dict[str, Estimate]:
+@measure(*(f'late_over_early_change_of_{name}_weights' for name in REPARAMS))
+def relative_changes_over_training() -> Iterator[np.ndarray]:
     """Returns |dW| / |W| of a step late in training over that of one early, at one learning rate.
 
     With weights that are free and with projected ones (arXiv:2407.01800). Adam without weight decay
     on drawn chains of tokens, means over the steps of LATE and of EARLY, over SEEDS.
     """
-    found = {}
-    for name, reparam in REPARAMS.items():
+    for reparam in REPARAMS.values():
         start, one = programs(reparam)
         series_SN = np.array([_series(start, one, seed) for seed in range(SEEDS)])
         early_S, late_S = (series_SN[:, steps].mean(1) for steps in (EARLY, LATE))
-        found[f'late_over_early_change_of_{name}_weights'] = over_seeds(late_S / early_S)
-    return found
+        yield late_S / early_S
 
 
 def programs(reparam: str) -> tuple[Callable[[Any], State], Callable[..., Any]]:
     """Returns start(key), a state, and one(state, key, successors), its next and the change."""
-    recipe = small(CHANGES | {'model.reparam': reparam})
-    learner, hyper = build_learner(recipe, VOCAB, BOS, jax.default_backend()), hyper_from(recipe)
+    learner, hyper = lab.small_learner(CHANGES | {'model.reparam': reparam}, VOCAB, BOS)
     train_step = make_train_step(learner)
 
     def one(state, key, successors_V):
-        new, _ = train_step(state, text_of(key, successors_V), hyper)
+        new, _ = train_step(state, draw_text(key, successors_V), hyper)
         return new, relative_change(learner, state, new)
 
     return jax.jit(lambda key: init_state(learner, hyper, key)), jax.jit(one)

@@ -1,10 +1,12 @@
 """The entropy of attention, and the spectral norms that bound it from below."""
 
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eval.claims.estimates import Estimate, over_seeds
+from eval.claims.lab import measure
 from modules.params import ParamSpec
 from modules.reparam import REPARAMS, Reparam
 
@@ -36,7 +38,12 @@ def entropies(logits_TS: np.ndarray) -> np.ndarray:
     return np.log(total_T1[:, 0]) - np.sum(p_TS * shifted_TS, -1)
 
 
-def attention_entropy() -> dict[str, Estimate]:
+@measure(
+    *('least_over_bound', 'most_over_bound_of_the_construction'),
+    *('share_of_grown_with_sigma', 'share_of_grown_without'),
+    trains=False,
+)
+def attention_entropy() -> Iterator[list[float]]:
     """Returns entropies of attention against the paper's bound, and as stored matrices grow.
 
     least_over_bound: the least row's entropy over the bound, of Gaussian X and W_K, W_Q under
@@ -47,16 +54,13 @@ def attention_entropy() -> dict[str, Estimate]:
     without. Over SEEDS.
     """
     reparam = REPARAMS['sigma'](SPECS, {name: (WIDTH, WIDTH) for name in QK})
-    seeds = range(SEEDS)
-    return {
-        'least_over_bound': over_seeds(least_over_bound(reparam, seed) for seed in seeds),
-        'most_over_bound_of_the_construction': over_seeds(worst_case(seed) for seed in seeds),
-        'share_of_grown_with_sigma': over_seeds(share_of_grown(reparam, s) for s in seeds),
-        'share_of_grown_without': over_seeds(share_of_grown(None, seed) for seed in seeds),
-    }
+    yield [least_over_bound(reparam, seed) for seed in range(SEEDS)]
+    yield [worst_case(seed) for seed in range(SEEDS)]
+    for one in (reparam, None):
+        yield [share_of_grown(one, seed) for seed in range(SEEDS)]
 
 
-def drawn(rng: np.random.Generator) -> Matrices:
+def draw_matrices(rng: np.random.Generator) -> Matrices:
     """Draws matrices as a model starts with them."""
     return {name: jnp.float32(rng.standard_normal((WIDTH, WIDTH)) / np.sqrt(WIDTH)) for name in QK}
 
@@ -71,7 +75,7 @@ def least_over_bound(reparam: Reparam, seed: int) -> float:
     rng = np.random.default_rng(seed)
     x_TD = rng.standard_normal((TOKENS, WIDTH))
     of_x = np.linalg.norm(x_TD, 2) ** 2
-    stored, state = reparam.init(drawn(rng))
+    stored, state = reparam.init(draw_matrices(rng))
     found = []
     for norm in NORMS:
         gamma = jnp.float32(np.sqrt(norm / of_x))
@@ -104,7 +108,7 @@ def share_of_grown(reparam: Reparam | None, seed: int) -> float:
     rng = np.random.default_rng(seed)
     x_TD = rng.standard_normal((TOKENS, WIDTH))
     x_TD *= np.sqrt(WIDTH) / np.linalg.norm(x_TD, axis=-1, keepdims=True)
-    used = drawn(rng)
+    used = draw_matrices(rng)
     if reparam is None:
         used = {name: GROWTH * matrix for name, matrix in used.items()}
     else:

@@ -1,12 +1,13 @@
 """Parts that stay as they are drawn: rows of readouts, and features of MLPs."""
 
 import functools
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eval.claims.estimates import Estimate, over_seeds
+from eval.claims.lab import measure
 from modules.activations import ACTIVATIONS
 from modules.mlp import FEATURES
 from modules.readouts import spread_rows, unit, welch_bound
@@ -17,19 +18,21 @@ WIDTH, COUNTS = 64, (64, 256, 1024, 4096)  # of inputs; how many random features
 PAIRS, DRAWS, SEEDS_OF_FEATURES = 128, 16, 10
 
 
-def equiangular_rows() -> dict[str, Estimate]:
+@measure(
+    *(f'over_{what}_of_{rows}_rows' for rows, _ in SIZES for what in ('welch', 'random')),
+    trains=False,
+)
+def equiangular_rows() -> Iterator[list[float]]:
     """Returns the largest |cosine| of two rows of the readout `equiangular`, over what it can be.
 
     over_welch: over the bound that no rows are below; over_random: over that of rows as drawn, from
     the same key (arXiv:2303.11637). SIZES, over SEEDS.
     """
-    found = {}
     for vocab, width in SIZES:
         pairs = [_largest_cosines(seed, vocab, width) for seed in range(SEEDS)]
-        bound, of = welch_bound(vocab, width), f'of_{vocab}_rows'
-        found[f'over_welch_{of}'] = over_seeds(float(spread) / bound for spread, _ in pairs)
-        found[f'over_random_{of}'] = over_seeds(float(spread / drawn) for spread, drawn in pairs)
-    return found
+        bound = welch_bound(vocab, width)
+        yield [float(spread) / bound for spread, _ in pairs]
+        yield [float(spread / drawn) for spread, drawn in pairs]
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -44,7 +47,8 @@ def _largest_cosine(rows_VD: jax.Array) -> jax.Array:
     return jnp.max(jnp.abs(rows_VD @ rows_VD.T) * (1 - jnp.eye(len(rows_VD))))
 
 
-def random_features() -> dict[str, Estimate]:
+@measure(*(f'slope_of_{name}' for name in FEATURES), 'orthogonal_over_gaussian', trains=False)
+def random_features() -> Iterator[np.ndarray]:
     """Returns how the error of the kernel of a ReLU layer falls with the number of its features.
 
     The kernel is `relu_kernel`; the features are those of model.mlp=random_features
@@ -53,17 +57,12 @@ def random_features() -> dict[str, Estimate]:
     of directions at right angles over that of independent ones, the geometric mean over COUNTS.
     Over PAIRS at angles from 0 to pi and DRAWS of the features, and over seeds.
     """
-    errors_SC = {
-        name: np.array([_kernel_errors(name, seed) for seed in range(SEEDS_OF_FEATURES)])
+    logs_SC = {
+        name: np.log([_kernel_errors(name, seed) for seed in range(SEEDS_OF_FEATURES)])
         for name in FEATURES
     }
-    logs_SC = {name: np.log(errors) for name, errors in errors_SC.items()}
-    found = {
-        f'slope_of_{name}': over_seeds(np.polyfit(np.log(COUNTS), logs.T, 1)[0])
-        for name, logs in logs_SC.items()
-    }
-    ratios_S = np.exp(np.mean(logs_SC['orthogonal'] - logs_SC['gaussian'], 1))
-    return found | {'orthogonal_over_gaussian': over_seeds(ratios_S)}
+    yield from (np.polyfit(np.log(COUNTS), logs.T, 1)[0] for logs in logs_SC.values())
+    yield np.exp(np.mean(logs_SC['orthogonal'] - logs_SC['gaussian'], 1))
 
 
 def relu_kernel(x_PD: np.ndarray, w_PD: np.ndarray) -> np.ndarray:

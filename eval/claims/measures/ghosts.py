@@ -1,6 +1,6 @@
 """Steps of a small model up to the radius of convergence of its cross-entropy, and beyond it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import jax
@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from eval.claims.estimates import Estimate, over_seeds
-from eval.claims.measures.starts import small
-from lm.training.state import Hyper, Learner, State, build_learner, hyper_from, init_state
-from lm.training.step import Batch, asked_of, make_train_step, microbatched, target_weights
-from lm.training.update import ghost_radius
+from eval.claims import lab
+from eval.claims.lab import measure
+from lm.training.state import Hyper, Learner, State, init_state
+from lm.training.step import Batch, batch_functions, make_train_step, microbatched, target_weights
+from modules.optim.stages import measure_ghost_radius
 
 VOCAB, BOS, ROWS, LENGTH = 64, 0, 16, 32
 LIKELY = 0.8  # share of the tokens that are the one successor of the token before
@@ -42,13 +42,12 @@ class Model(NamedTuple):
 
     @classmethod
     def build(cls) -> 'Model':
-        recipe = small(CHANGES | {'optim.ghost_radius': RADIUS['clipping']})
-        learner = build_learner(recipe, VOCAB, BOS, jax.default_backend())
-        hyper = hyper_from(recipe)
+        changes = CHANGES | {'optim.ghost_radius': RADIUS['clipping']}
+        learner, hyper = lab.small_learner(changes, VOCAB, BOS)
 
         def asked(state, batch):
             total = jnp.sum(target_weights(batch, learner.bos_id))
-            return asked_of(learner, state, hyper, microbatched(batch, 1), total)
+            return batch_functions(learner, state, hyper, microbatched(batch, 1), total)
 
         def accuracy(state, params, batch):
             variables = learner.variables(state.weights.replace(params=params))
@@ -60,13 +59,15 @@ class Model(NamedTuple):
             hyper,
             jax.jit(make_train_step(learner)),
             jax.jit(lambda state, batch: jax.grad(asked(state, batch).value_fn)(state.params)),
-            jax.jit(lambda state, u, batch: ghost_radius(asked(state, batch), state.params, u)),
+            jax.jit(
+                lambda state, u, batch: measure_ghost_radius(asked(state, batch), state.params, u)
+            ),
             jax.jit(accuracy),
         )
 
 
 @jax.jit
-def text_of(key: jax.Array, successors_V: jax.Array) -> Batch:
+def draw_text(key: jax.Array, successors_V: jax.Array) -> Batch:
     """Draws a batch of a chain in which each token has one likely successor."""
     first, is_likely, others = jax.random.split(key, 3)
 
@@ -81,7 +82,13 @@ def text_of(key: jax.Array, successors_V: jax.Array) -> Batch:
     return {'tokens': tokens, 'segments': jnp.ones_like(tokens)}
 
 
-def steps_around_the_radius() -> dict[str, Estimate]:
+@measure(
+    'largest_share_of_accuracy_lost_below_1',
+    'median_r_at_which_accuracy_falls',
+    'deviation_of_log_r_over_that_of_log_length',
+    *(f'accuracy_kept_over_a_spike_with_{limit}' for limit in RADIUS),
+)
+def steps_around_the_radius() -> Iterable[Iterable[float]]:
     """Returns what one step of r radii costs in accuracy, r = 1 where the cross-entropy's series
     along the step stops to converge (arXiv:2603.13552; `lm.training.update.ghost_radius`).
 
@@ -93,23 +100,19 @@ def steps_around_the_radius() -> dict[str, Estimate]:
     update whose learning rate is SPIKE times as large, with the clipping of gradients, and with
     optim.ghost_radius=1 too. Over SEEDS.
     """
-    model = Model.build()
-    found: dict[str, list[float]] = {}
+    model, runs = Model.build(), []
     for seed in range(SEEDS):
-        states, batch, key = trained(model, jax.random.key(seed))
-        curves, kept = zip(*(steps_of(model, state, batch, key) for state in states), strict=True)
-        one = of_curves(*(np.concatenate(x) for x in zip(*curves, strict=True)))
-        one |= {
-            f'accuracy_kept_over_a_spike_with_{name}': np.mean([of[name] for of in kept])
-            for name in RADIUS
-        }
-        for name, value in one.items():
-            found.setdefault(name, []).append(float(value))
-    return {name: over_seeds(values) for name, values in found.items()}
+        states, batch, key = train_to_checkpoints(model, jax.random.key(seed))
+        curves, kept = zip(*(try_steps(model, state, batch, key) for state in states), strict=True)
+        of_run = describe_curves(*(np.concatenate(x) for x in zip(*curves, strict=True)))
+        runs.append([*of_run, *(np.mean([of[name] for of in kept]) for name in RADIUS)])
+    return zip(*runs, strict=True)
 
 
-def of_curves(before: np.ndarray, after: np.ndarray, lengths: np.ndarray) -> dict[str, float]:
-    """Returns the numbers of curves of accuracy.
+def describe_curves(
+    before: np.ndarray, after: np.ndarray, lengths: np.ndarray
+) -> tuple[float, ...]:
+    """Returns the first three values of `steps_around_the_radius`, of curves of accuracy.
 
     Args:
       before: the accuracy without a step, [curves].
@@ -121,30 +124,26 @@ def of_curves(before: np.ndarray, after: np.ndarray, lengths: np.ndarray) -> dic
     falls = lost > TOLERATED
     first = np.where(falls.any(1), rs[np.argmax(falls, 1)], rs[-1])
     spread = np.std(np.log(first)) / np.std(np.log(first * lengths))
-    return {
-        'largest_share_of_accuracy_lost_below_1': float(lost[:, rs < 1].max()),
-        'median_r_at_which_accuracy_falls': float(np.median(first)),
-        'deviation_of_log_r_over_that_of_log_length': float(spread),
-    }
+    return float(lost[:, rs < 1].max()), float(np.median(first)), float(spread)
 
 
-def trained(model: Model, key: jax.Array) -> tuple[list[State], Batch, jax.Array]:
+def train_to_checkpoints(model: Model, key: jax.Array) -> tuple[list[State], Batch, jax.Array]:
     """Returns the states of a run at CHECKPOINTS, a batch that it has not seen, and a key."""
     of_weights, of_chain, of_text, held_out, left = jax.random.split(key, 5)
     successors_V = 1 + jax.random.permutation(of_chain, VOCAB) % (VOCAB - 1)
     state, states = init_state(model.learner, model.hyper, of_weights), []
     for key in jax.random.split(of_text, CHECKPOINTS[-1]):
-        state, _ = model.step(state, text_of(key, successors_V), model.hyper)
+        state, _ = model.step(state, draw_text(key, successors_V), model.hyper)
         if int(state.step) in CHECKPOINTS:
             states.append(state)
-    return states, text_of(held_out, successors_V), left
+    return states, draw_text(held_out, successors_V), left
 
 
-def steps_of(
+def try_steps(
     model: Model, state: State, batch: Batch, key: jax.Array
 ) -> tuple[tuple[np.ndarray, ...], dict[str, float]]:
-    """Returns the arguments of `of_curves`, a curve a direction, and the share of the accuracy that
-    is kept over a spike of the learning rate, by what limits it.
+    """Returns the arguments of `describe_curves`, a curve a direction, and the share of the
+    accuracy that is kept over a spike of the learning rate, by what limits it.
     """
     faster = model.hyper | {'optim.lr': SPIKE * model.hyper['optim.lr']}
     spiked = {

@@ -2,7 +2,7 @@
 step of gradient descent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from eval.claims.estimates import Estimate, over_seeds
+from eval.claims import lab
+from eval.claims.lab import measure
 from modules.kernels.linear_attention import LINEAR_ATTENTION_KERNELS
 
 DIM, PAIRS, NOISE = 4, 10, 0.25  # of x, of a prompt, the variance of what is added to w x
@@ -25,14 +26,19 @@ BEST_LOSS = NOISE + DIM * (DIM + 1 + NOISE) * BEST_STEP
 Params = dict[str, jax.Array]
 
 
-class Prompts(NamedTuple):
-    """Regressions. tokens_BTE: (x_i, y_i), in the last place the query (x, 0); target_B: its y."""
+class Regressions(NamedTuple):
+    """tokens_BTE: (x_i, y_i), in the last place the query (x, 0); target_B: its y."""
 
     tokens_BTE: jax.Array
     target_B: jax.Array
 
 
-def one_step() -> dict[str, Estimate]:
+@measure(
+    *('excess_loss', 'step_over_best', 'unexplained_by_one_step'),
+    'unexplained_by_one_step_of_stretched_inputs',
+    'unexplained_by_preconditioned_step_of_stretched_inputs',
+)
+def one_step() -> Iterator[list[float]]:
     """Returns how far a trained layer of linear attention is from one step of gradient descent.
 
     x ~ N(0, I) and w ~ N(0, I) in DIM dimensions, y = w x + N(0, NOISE), PAIRS pairs a prompt. The
@@ -43,24 +49,17 @@ def one_step() -> dict[str, Estimate]:
     over. Of x with DEVIATIONS and w with one over them, the best is that step with x over their
     variances (theorem 2): `..._of_stretched_inputs`. SEEDS trainings each.
     """
-    found = {name: [trained(devs, s) for s in range(SEEDS)] for name, devs in DEVIATIONS.items()}
-    columns = {
-        name: {key: over_seeds(run[key] for run in runs) for key in runs[0]}
-        for name, runs in found.items()
-    }
-    alike, stretched = columns['alike'], columns['stretched']
-    return {
-        'excess_loss': alike['excess_loss'],
-        'step_over_best': alike['step_over_best'],
-        'unexplained_by_one_step': alike['unexplained_by_plain'],
-        'unexplained_by_one_step_of_stretched_inputs': stretched['unexplained_by_plain'],
-        'unexplained_by_preconditioned_step_of_stretched_inputs': stretched[
-            'unexplained_by_preconditioned'
-        ],
-    }
+    alike, stretched = (
+        [train_and_compare(deviations, seed) for seed in range(SEEDS)]
+        for deviations in DEVIATIONS.values()
+    )
+    for name in ('excess_loss', 'step_over_best', 'unexplained_by_plain'):
+        yield [run[name] for run in alike]
+    for name in ('unexplained_by_plain', 'unexplained_by_preconditioned'):
+        yield [run[name] for run in stretched]
 
 
-def draw(key: jax.Array, rows: int, deviations_D: jax.Array) -> Prompts:
+def draw(key: jax.Array, rows: int, deviations_D: jax.Array) -> Regressions:
     """Draws prompts; w has the deviations 1 / deviations_D, so that w x has the variance DIM."""
     of_w, of_x, of_noise = jax.random.split(key, 3)
     w_BD = jax.random.normal(of_w, (rows, DIM))
@@ -69,7 +68,7 @@ def draw(key: jax.Array, rows: int, deviations_D: jax.Array) -> Prompts:
     y_BT = jnp.einsum('btd,bd->bt', z_BTD, w_BD) + noise_BT
     x_BTD = jnp.einsum('btd,d->btd', z_BTD, deviations_D)
     seen_BT1 = y_BT.at[:, -1].set(0.0)[..., None]
-    return Prompts(jnp.concatenate([x_BTD, seen_BT1], -1), y_BT[:, -1])
+    return Regressions(jnp.concatenate([x_BTD, seen_BT1], -1), y_BT[:, -1])
 
 
 def predict(params: Params, tokens_BTE: jax.Array) -> jax.Array:
@@ -106,20 +105,16 @@ def train(seed: int, deviations_D: jax.Array, steps: int) -> Params:
         name: START * jax.random.normal(key, shape) for name, key in zip(names, keys, strict=True)
     }
 
-    def loss(params, prompts):
+    def loss(params, number):
+        prompts = draw(jax.random.fold_in(of_text, number), ROWS, deviations_D)
         return jnp.mean((predict(params, prompts.tokens_BTE) - prompts.target_B) ** 2)
 
-    def update(carried, number):
-        params, state = carried
-        prompts = draw(jax.random.fold_in(of_text, number), ROWS, deviations_D)
-        updates, state = optimizer.update(jax.grad(loss)(params, prompts), state)
-        return (optax.apply_updates(params, updates), state), None
-
-    (params, _), _ = jax.lax.scan(update, (params, optimizer.init(params)), jnp.arange(steps))
-    return params
+    return lab.train(loss, params, optimizer, jnp.arange(steps)).params
 
 
-def trained(deviations: Sequence[float], seed: int, steps: int = STEPS) -> dict[str, float]:
+def train_and_compare(
+    deviations: Sequence[float], seed: int, steps: int = STEPS
+) -> dict[str, float]:
     """Trains a layer and returns what `one_step` says of it."""
     deviations_D = jnp.array(deviations)
     params = jax.jit(train, static_argnums=2)(seed, deviations_D, steps)
@@ -129,10 +124,10 @@ def trained(deviations: Sequence[float], seed: int, steps: int = STEPS) -> dict[
         np.float64(step(prompts.tokens_BTE, weights_D))
         for weights_D in (jnp.ones(DIM), deviations_D**-2)
     )
-    return compared(found_B, plain_B, best_B, np.float64(prompts.target_B))
+    return compare_steps(found_B, plain_B, best_B, np.float64(prompts.target_B))
 
 
-def compared(
+def compare_steps(
     found_B: np.ndarray, plain_B: np.ndarray, best_B: np.ndarray, target_B: np.ndarray
 ) -> dict[str, float]:
     """Returns predictions against steps of size 1, without and with the preconditioner."""

@@ -1,11 +1,11 @@
 """Changes of weights and data in front of norms that these hide."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
 
-from eval.claims.estimates import Estimate, over_seeds
+from eval.claims.lab import measure
 from modules.norms import NORMS
 
 CASES, INPUTS, NEURONS, SEEDS = 256, 48, 64, 10
@@ -54,7 +54,12 @@ CHANGES: dict[str, Change] = {
 }
 
 
-def invariances() -> dict[str, Estimate]:
+@measure(
+    *(f'{name}_of_{change}' for name in NAMES for change in CHANGES),
+    *(f'gradient_times_scale_of_{name}' for name in NAMES),
+    trains=False,
+)
+def invariances() -> Iterator[list[float]]:
     """Returns how much norm(x W) changes with W and x, by norm and change (arXiv:1910.07467).
 
     The changes are those of the paper's table 1: the root mean square of the difference over that
@@ -62,14 +67,11 @@ def invariances() -> dict[str, Estimate]:
     of the result in SCALE W, times SCALE, over that in W; 1 where the gradient falls as the weights
     grow (section 4). Over SEEDS.
     """
-    found = {}
     for name in NAMES:
-        for change in CHANGES:
-            values = [changed(name, CHANGES[change], seed) for seed in range(SEEDS)]
-            found[f'{name}_of_{change}'] = over_seeds(values)
-        values = [gradient_times_scale(name, seed) for seed in range(SEEDS)]
-        found[f'gradient_times_scale_of_{name}'] = over_seeds(values)
-    return found
+        for change in CHANGES.values():
+            yield [relative_difference(name, change, seed) for seed in range(SEEDS)]
+    for name in NAMES:
+        yield [gradient_times_scale(name, seed) for seed in range(SEEDS)]
 
 
 def normalize(name: str, w_IO: jax.Array, x_BI: jax.Array) -> jax.Array:
@@ -85,7 +87,7 @@ def draw(seed: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     return key, w_IO, jax.random.normal(of_x, (CASES, INPUTS))
 
 
-def changed(name: str, change: Change, seed: int) -> float:
+def relative_difference(name: str, change: Change, seed: int) -> float:
     key, w_IO, x_BI = draw(seed)
     before_BO, after_BO = normalize(name, w_IO, x_BI), normalize(name, *change(key, w_IO, x_BI))
     return float(jnp.linalg.norm(after_BO - before_BO) / jnp.linalg.norm(before_BO))

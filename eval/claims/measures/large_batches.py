@@ -1,18 +1,18 @@
 """Networks that are trained by small batches, and by large ones for as many passes or steps."""
 
-import functools
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from eval.claims.estimates import Estimate, over_seeds
-from eval.claims.measures.gaussians import Rows, Task, drawn, logits_of, matrices
+from eval.claims import lab
+from eval.claims.lab import Split, Task, measure
 from modules.losses.base import cross_entropies
 
-TASK = Task(10, 30, 0.7, trained=2048, held_out=8192, passes=20)
+TASK, PASSES = Task(10, 30, 0.7, trained=2048, held_out=8192), 20
 WIDTH, MOMENTUM = 128, 0.9
 SMALL, LARGE = 16, 256  # rows of a batch
 FACTORS = (1.0, 1.0, 0.1, 0.01)  # of the rate, in each quarter of the steps
@@ -28,13 +28,14 @@ class Regime(NamedTuple):
 
 
 REGIMES = {
-    'small': Regime(SMALL, TASK.passes * TASK.trained // SMALL),
-    'large': Regime(LARGE, TASK.passes * TASK.trained // LARGE),
-    'adapted': Regime(LARGE, TASK.passes * TASK.trained // SMALL),
+    'small': Regime(SMALL, PASSES * TASK.trained // SMALL),
+    'large': Regime(LARGE, PASSES * TASK.trained // LARGE),
+    'adapted': Regime(LARGE, PASSES * TASK.trained // SMALL),
 }
 
 
-def large_batches() -> dict[str, Estimate]:
+@measure('lost_by_large', 'lost_by_adapted', 'unexplained_by_log_less_root')
+def large_batches() -> Iterator[np.ndarray]:
     """Returns what batches of LARGE rows lose against SMALL ones, and how far weights go.
 
     `lost_by_large` is the accuracy by small batches less that by large ones of as many passes over
@@ -44,23 +45,19 @@ def large_batches() -> dict[str, Estimate]:
     log t and by a + b sqrt t; `unexplained` is the variance that is left, over that of the
     distances (arXiv:1705.08741).
     """
-    found = {}
+    right, distances = {}, {}
     for name, regime in REGIMES.items():
-        right_SR, distances_SRT = (np.float64(x) for x in _program(regime)(jnp.arange(SEEDS)))
-        best = right_SR.mean(0).argmax()
-        found[f'accuracy_by_{name}'] = right_SR[:, best]
-        if name == 'adapted':
-            distances_ST = distances_SRT[:, best]
-    for name in ('large', 'adapted'):
-        found[f'lost_by_{name}'] = found['accuracy_by_small'] - found[f'accuracy_by_{name}']
-    steps_T = np.arange(1, distances_ST.shape[1] + 1)
-    for name, of_steps_T in (('log', np.log(steps_T)), ('root', np.sqrt(steps_T))):
-        left = [unexplained(distances_T, of_steps_T) for distances_T in distances_ST]
-        found[f'unexplained_by_{name}'] = np.array(left)
-    found['unexplained_by_log_less_root'] = (
-        found['unexplained_by_log'] - found['unexplained_by_root']
+        right_SR, distances_SRT = train_regime(regime)
+        best = lab.best_rate(right_SR)
+        right[name], distances[name] = right_SR[:, best], distances_SRT[:, best]
+    yield right['small'] - right['large']
+    yield right['small'] - right['adapted']
+    steps_T = np.arange(1, distances['adapted'].shape[1] + 1)
+    by_log_S, by_root_S = (
+        np.array([unexplained(one_T, line_T) for one_T in distances['adapted']])
+        for line_T in (np.log(steps_T), np.sqrt(steps_T))
     )
-    return {name: over_seeds(values) for name, values in found.items()}
+    yield by_log_S - by_root_S
 
 
 def unexplained(y_T: np.ndarray, x_T: np.ndarray) -> float:
@@ -68,38 +65,35 @@ def unexplained(y_T: np.ndarray, x_T: np.ndarray) -> float:
     return float(1 - np.corrcoef(y_T, x_T)[0, 1] ** 2)
 
 
-def _program(regime: Regime) -> Any:
-    """The program of a regime: seeds -> (accuracy [seed, rate], distances [seed, rate, step])."""
+def train_regime(regime: Regime) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (accuracy [seed, rate], distances [seed, rate, step])."""
 
-    def of_seed(seed):
+    def prepare(seed):
         of_data, of_start, of_rows = jax.random.split(jax.random.key(seed), 3)
-        rows = drawn(TASK, of_data)
-        params = matrices(of_start, (TASK.inputs, WIDTH, WIDTH, TASK.classes))
-        trained = functools.partial(_trained, regime, rows, params, of_rows)
-        return jax.lax.map(trained, jnp.float32(RATES))
+        start = lab.he_matrices(of_start, (TASK.inputs, WIDTH, WIDTH, TASK.classes))
+        rows = lab.draw_rows(of_data, TASK)
+        return lambda rate: train_once(regime, rows, start, of_rows, rate)
 
-    return jax.jit(lambda seeds: jax.lax.map(of_seed, seeds))
+    return lab.map_rates(prepare, jnp.arange(SEEDS), RATES)
 
 
-def _trained(regime: Regime, rows: Rows, start: list, key: jax.Array, rate: jax.Array):
-    """The accuracy, and distances from the start after each step of the first rate."""
-    transform = optax.trace(MOMENTUM)
-
-    def step(carry, given):
-        params, state = carry
-        key, factor = given
-        at_B = jax.random.randint(key, (regime.batch,), 0, TASK.trained)
-
-        def loss(params):
-            return jnp.mean(cross_entropies(logits_of(params, rows.x[at_B]), rows.labels[at_B]))
-
-        updates, state = transform.update(jax.grad(loss)(params), state)
-        params = jax.tree.map(lambda w, u: w - rate * factor * u, params, updates)
-        squares = [jnp.sum(jnp.square(w - w0)) for w, w0 in zip(params, start, strict=True)]
-        return (params, state), jnp.sqrt(sum(squares))
-
+def train_once(
+    regime: Regime, rows: Split, start: list[jax.Array], key: jax.Array, rate: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the accuracy, and distances from the start after each step of the first rate."""
     factors_T = jnp.float32(FACTORS)[len(FACTORS) * jnp.arange(regime.steps) // regime.steps]
-    given = jax.random.split(key, regime.steps), factors_T
-    (params, _), distances_T = jax.lax.scan(step, (start, transform.init(start)), given)
-    right_H = jnp.argmax(logits_of(params, rows.held_out), -1) == rows.held_out_labels
-    return jnp.mean(right_H), distances_T[: FACTORS.count(1.0) * regime.steps // len(FACTORS)]
+    optimizer = optax.chain(
+        optax.trace(MOMENTUM), optax.scale_by_schedule(lambda step: -rate * factors_T[step])
+    )
+
+    def loss(params, key):
+        at_B = jax.random.randint(key, (regime.batch,), 0, TASK.trained)
+        return jnp.mean(cross_entropies(lab.logits(params, rows.x[at_B]), rows.labels[at_B]))
+
+    def distance(params):
+        squares = [jnp.sum(jnp.square(w - w0)) for w, w0 in zip(params, start, strict=True)]
+        return jnp.sqrt(sum(squares))
+
+    trained = lab.train(loss, start, optimizer, jax.random.split(key, regime.steps), see=distance)
+    right = lab.accuracy(lab.logits(trained.params, rows.held_out), rows.held_out_labels)
+    return right, trained.seen[: FACTORS.count(1.0) * regime.steps // len(FACTORS)]

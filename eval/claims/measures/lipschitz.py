@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import linprog
 
-from eval.claims.estimates import Estimate, exact, over_seeds
+from eval.claims.lab import measure
 from modules.activations import ACTIVATIONS
 from modules.attention import ATTENTIONS
 from modules.curvature import largest_stretches
@@ -32,7 +32,12 @@ LONG = 100  # rounds: rows of large norms have singular values close to each oth
 KERNELS = {'kernels': kernels_for('cpu', 'reference'), 'dtype': jnp.float32}
 
 
-def local_lipschitz() -> dict[str, Estimate]:
+@measure(
+    *(f'share_{where}_of_{name}' for name in BLOCKS for where in ('at_points', 'in_boxes')),
+    'largest_share',
+    trains=False,
+)
+def local_lipschitz() -> Iterator[float | list[float]]:
     """Returns what `largest_stretches` finds over the exact local Lipschitz constant of MLPs.
 
     The networks are one or two blocks of ReLU, one behind the other, of WIDTH inputs, not constant.
@@ -40,43 +45,37 @@ def local_lipschitz() -> dict[str, Estimate]:
     average over those of POINTS at which it is not 0. share_in_boxes: the largest |J u| of the
     points over the largest singular value of all regions of the box around them in which the
     network is linear, each found by a linear program. largest_share: of all of them.
-    product_over_exact: the product of the largest singular values of all matrices, the plain upper
-    bound, over the same.
     """
-    found, largest = {}, 0.0
-    for name, hidden in BLOCKS.items():
-        each = [_shares(hidden, seed) for seed in SEEDS]
-        at_points, in_boxes, products = (list(column) for column in zip(*each, strict=True))
-        found[f'share_at_points_of_{name}'] = over_seeds(x.mean() for x in at_points)
-        found[f'share_in_boxes_of_{name}'] = over_seeds(in_boxes)
-        found[f'product_over_exact_of_{name}'] = over_seeds(products)
+    largest = 0.0
+    for hidden in BLOCKS.values():
+        at_points, in_boxes = zip(*(_shares(hidden, seed) for seed in SEEDS), strict=True)
+        yield [x.mean() for x in at_points]
+        yield in_boxes
         largest = max(largest, *in_boxes, *(float(x.max()) for x in at_points))
-    return found | {'largest_share': exact(largest)}
+    yield largest
 
 
-def _shares(hidden: tuple[int, ...], seed: int) -> tuple[np.ndarray, float, float]:
+def _shares(hidden: tuple[int, ...], seed: int) -> tuple[np.ndarray, float]:
     rng, in_box = np.random.default_rng(seed), 0.0
     while in_box == 0:  # a network that is constant in its box is drawn anew
-        blocks = [_drawn_block(rng, units) for units in hidden]
+        blocks = [_draw_block(rng, units) for units in hidden]
         matrices = [given for _, given in blocks]
         centre = rng.standard_normal(WIDTH)
         regions = _jacobians(matrices, np.eye(WIDTH), np.zeros(WIDTH), [], centre)
         in_box = max(_norm(jacobian) for jacobian in regions)
     x = jnp.float32(centre + rng.uniform(-REACH, REACH, (POINTS, WIDTH)))
     start = jnp.float32(rng.standard_normal(x.shape))
-    found = np.float64(_stretched(hidden, [params for params, _ in blocks], x, start))
+    found = np.float64(_stretch(hidden, [params for params, _ in blocks], x, start))
     at_points = np.array([_norm(_jacobian_at(matrices, one)) for one in np.float64(x)])
     is_steep = at_points > 0  # elsewhere nothing is stretched, and there is no share
-    product = np.prod([_norm(w) for block in matrices for w in (block['up'], block['down'])])
-    shares = found[is_steep] / at_points[is_steep]
-    return shares, float(found.max() / in_box), float(product / in_box)
+    return found[is_steep] / at_points[is_steep], float(found.max() / in_box)
 
 
 def _mlp(units: int) -> Any:
     return MLPS['dense'](units, ACTIVATIONS['relu'], bias=True, **KERNELS)
 
 
-def _drawn_block(rng: np.random.Generator, units: int) -> tuple[dict, dict[str, np.ndarray]]:
+def _draw_block(rng: np.random.Generator, units: int) -> tuple[dict, dict[str, np.ndarray]]:
     """Parameters of an MLP, all of them normal, and its matrices and biases by name."""
     described = jax.eval_shape(_mlp(units).init, jax.random.key(0), jnp.zeros((1, 1, WIDTH)))
     shapes, _ = split(described['params'])
@@ -89,7 +88,7 @@ def _drawn_block(rng: np.random.Generator, units: int) -> tuple[dict, dict[str, 
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _stretched(hidden, every, x_MI, start_MI):
+def _stretch(hidden, every, x_MI, start_MI):
     def network(x_MI):
         for units, params in zip(hidden, every, strict=True):
             x_MI = _mlp(units).apply({'params': params}, x_MI[:, None])[:, 0]
@@ -147,26 +146,19 @@ def _is_met(walls: list[tuple[np.ndarray, float]], centre: np.ndarray) -> bool:
     return bool(found.success and found.x[-1] > INSIDE)
 
 
-def lipschitz_attention() -> dict[str, Estimate]:
-    """Returns the slope of log |Jacobian| over log size of the input, of attention by products, by
-    distances with the matrix of queries as that of keys, and by distances with one of its own.
+@measure('slope_of_products', 'slope_of_tied_distances', trains=False)
+def lipschitz_attention() -> Iterator[np.ndarray]:
+    """Returns the slope of log |Jacobian| over log size of the input, of attention by products, and
+    by distances with the matrix of queries as that of keys.
 
     One causal head as wide as the model, Gaussian matrices. At each of SCALES the largest singular
     value of the Jacobian is that over rows of three kinds: the last token at 0 and the others
     normal, from which arXiv:2006.04710 proves that products have no constant; all keys as far from
     the last query as its own key is; and ROWS of normal tokens whose sizes differ by up to LEAST.
     """
-    kinds = {
-        'products': ('softmax', False),
-        'tied_distances': ('l2', True),
-        'own_distances': ('l2', False),
-    }
-    found = {}
-    for name, (attention, is_tied) in kinds.items():
+    for attention, is_tied in (('softmax', False), ('l2', True)):
         logs_CS = np.log([_largest_norms(attention, is_tied, seed) for seed in SEEDS]).T
-        slopes = np.polyfit(np.log(SCALES), logs_CS, 1)[0]
-        found[f'slope_of_{name}'] = over_seeds(slopes)
-    return found
+        yield np.polyfit(np.log(SCALES), logs_CS, 1)[0]
 
 
 def _largest_norms(attention: str, is_tied: bool, seed: int) -> list[float]:
@@ -192,7 +184,7 @@ def _largest_norms(attention: str, is_tied: bool, seed: int) -> list[float]:
         ]
         x = jnp.float32(scale * np.concatenate(rows))
         start = jnp.float32(rng.standard_normal(x.shape))
-        found.append(float(_stretched_by(attention, params, x, start).max()))
+        found.append(float(_stretch_attention(attention, params, x, start).max()))
     return found
 
 
@@ -206,7 +198,7 @@ def _equidistant(rng: np.random.Generator, q: np.ndarray, k: np.ndarray) -> np.n
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _stretched_by(attention, params, x_BTD, start_BTD):
+def _stretch_attention(attention, params, x_BTD, start_BTD):
     module = ATTENTIONS[attention](
         n_heads=1,
         n_kv_heads=1,

@@ -4,7 +4,7 @@ against what they are.
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -13,9 +13,9 @@ import numpy as np
 import optax
 from scipy import stats
 
-from eval.claims.estimates import Estimate, over_seeds
-from eval.claims.measures.starts import small
-from lm.training.state import Learner, build_learner, hyper_from, init_state
+from eval.claims import lab
+from eval.claims.lab import measure
+from lm.training.state import Learner, hyper_from, init_state
 from modules.losses.marginals import (
     chained,
     conditional_losses,
@@ -47,7 +47,14 @@ Params = dict[str, Any]
 Layers = list[tuple[jax.Array, jax.Array]]  # matrices and biases
 
 
-def any_order_marginals() -> dict[str, Estimate]:
+@measure(
+    *(
+        f'rank_correlation_of_f_with_{other}_of_{part}'
+        for part in COUNTS
+        for other in ('conditionals', 'exact')
+    )
+)
+def any_order_marginals() -> Iterable[Iterable[float]]:
     """Returns how well one number a row ranks rows by their probability, and halves of rows.
 
     Rows of LENGTH symbols are of a Markov chain, drawn for each of the SEEDS. A model of two blocks
@@ -57,14 +64,14 @@ def any_order_marginals() -> dict[str, Estimate]:
     places.
 
     COMPARED rows, and COMPARED parts of LENGTH / 2 places at random, have a log-probability by f;
-    by conditionals, the log of the mean over ORDERS of their product, as in that code; by one
-    order; and as the chain has it, exactly. rank_correlation: Spearman's, of two of these; error:
-    the root of the mean square of f less the conditionals', in nats.
+    by conditionals, the log of the mean over ORDERS of their product, as in that code; and as the
+    chain has it, exactly. rank_correlation: Spearman's, of two of these.
     """
-    learner = build_learner(small(MODEL), SYMBOLS + 1, MASK, jax.default_backend())
-    trained = jax.jit(functools.partial(_trained, learner))
-    runs = [compared(*trained(jax.random.key(seed))) for seed in range(SEEDS)]
-    return {name: over_seeds(run[name] for run in runs) for name in runs[0]}
+    learner, _ = lab.small_learner(MODEL, SYMBOLS + 1, MASK)
+    trained = jax.jit(functools.partial(_train, learner))
+    return zip(
+        *(rank_correlations(*trained(jax.random.key(seed))) for seed in range(SEEDS)), strict=True
+    )
 
 
 def draw_chain(key: jax.Array) -> jax.Array:
@@ -126,28 +133,7 @@ def head(layers: Layers, x_BD: jax.Array) -> jax.Array:
     return jnp.einsum('bd,do->b', x_BD, weight) + bias
 
 
-def minimised(
-    loss: Callable[[Any, jax.Array], jax.Array],
-    params: Any,
-    key: jax.Array,
-    steps: int,
-    peak: float,
-) -> Any:
-    """Returns the parameters after steps of Adam on loss(params, key), at rates that fall from peak
-    to 0 as a cosine.
-    """
-    transform = optax.adam(optax.cosine_decay_schedule(peak, steps))
-
-    def step(carry, key):
-        params, state = carry
-        updates, state = transform.update(jax.grad(loss)(params, key), state)
-        return (optax.apply_updates(params, updates), state), None
-
-    carry = params, transform.init(params)
-    return jax.lax.scan(step, carry, jax.random.split(key, steps))[0][0]
-
-
-def _trained(learner, key):
+def _train(learner, key):
     """Returns (the chain, what `_by_part` gives of a model that is trained on it)."""
     of_chain, of_start, of_head, first, second, of_rows, of_parts = jax.random.split(key, 7)
     chain_VV = draw_chain(of_chain)
@@ -155,6 +141,10 @@ def _trained(learner, key):
     def drawn(key):
         of_rows, of_cut = jax.random.split(key)
         return draw_rows(of_rows, chain_VV, ROWS), random_cut(of_cut, ROWS, LENGTH)
+
+    def minimise(loss, params, key, steps, peak):
+        adam = optax.adam(optax.cosine_decay_schedule(peak, steps))
+        return lab.train(loss, params, adam, jax.random.split(key, steps)).params
 
     def of_conditionals(params, key):
         tokens_BT, cut = drawn(key)
@@ -172,14 +162,14 @@ def _trained(learner, key):
         return jnp.mean(consistency_losses(before_B, log_p_B, f_B[:-1], f_B[-1], LENGTH))
 
     start = init_state(learner, hyper_from(learner.recipe), of_start).params
-    params = minimised(of_conditionals, start, first, STEPS[0], PEAK[0])
-    layers = minimised(of_marginals, start_head(of_head), second, STEPS[1], PEAK[1])
+    params = minimise(of_conditionals, start, first, STEPS[0], PEAK[0])
+    layers = minimise(of_marginals, start_head(of_head), second, STEPS[1], PEAK[1])
     tokens_BT = draw_rows(of_rows, chain_VV, COMPARED)
     return chain_VV, _by_part(learner, params, layers, of_parts, tokens_BT)
 
 
 def _by_part(learner, params, layers, key, tokens_BT):
-    """Returns {part: (what is seen of rows, f less that of nothing, log p by ORDERS chains)}."""
+    """Returns (what is seen of rows, f less that of nothing, log p by ORDERS chains) of COUNTS."""
 
     def conditionals(seen_BT):
         return read(learner, params, seen_BT)[0]
@@ -187,8 +177,8 @@ def _by_part(learner, params, layers, key, tokens_BT):
     def f(seen_BT):
         return head(layers, read(learner, params, seen_BT)[1])
 
-    found = {}
-    for part, count in COUNTS.items():
+    found = []
+    for count in COUNTS.values():
         of_part, of_orders = jax.random.split(jax.random.fold_in(key, count))
         is_seen_BT = random_ranks(of_part, COMPARED, LENGTH) < count
         seen_BT = hidden(tokens_BT, is_seen_BT, MASK)
@@ -199,27 +189,19 @@ def _by_part(learner, params, layers, key, tokens_BT):
             return chained(conditionals, tokens_BT, order_BT, count, MASK)
 
         chains_OB = jax.lax.map(by_chain, jax.random.split(of_orders, ORDERS))
-        found[part] = seen_BT, f(seen_BT) - f(jnp.full_like(seen_BT[:1], MASK)), chains_OB
+        found.append((seen_BT, f(seen_BT) - f(jnp.full_like(seen_BT[:1], MASK)), chains_OB))
     return found
 
 
-def compared(
-    chain_VV: np.ndarray, by_part: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
-) -> dict[str, float]:
-    """Returns what `any_order_marginals` says of one seed, from what `_by_part` gives."""
-    found = {}
-    for part, each in by_part.items():
+def rank_correlations(
+    chain_VV: np.ndarray, by_part: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]
+) -> list[float]:
+    """Returns the values of `any_order_marginals` of one seed, from what `_by_part` gives."""
+    found = []
+    for each in by_part:
         seen_BT, f_B, chains_OB = (np.array(x) for x in each)
         f_B, chains_OB = np.float64(f_B), np.float64(chains_OB)
         mean_B = np.logaddexp.reduce(chains_OB, 0) - np.log(ORDERS)
         exact_B = exact_marginals(np.float64(chain_VV), seen_BT)
-        pairs = {
-            'f_with_conditionals': (f_B, mean_B),
-            'f_with_exact': (f_B, exact_B),
-            'conditionals_with_exact': (mean_B, exact_B),
-            'one_order_with_conditionals': (chains_OB[0], mean_B),
-        }
-        for name, pair in pairs.items():
-            found[f'rank_correlation_of_{name}_of_{part}'] = float(stats.spearmanr(*pair)[0])
-        found[f'error_of_{part}'] = float(np.sqrt(np.mean((f_B - mean_B) ** 2)))
+        found += [float(stats.spearmanr(f_B, other_B)[0]) for other_B in (mean_B, exact_B)]
     return found

@@ -1,17 +1,14 @@
 """Memory of optimizers, counted from the shapes of their states: nothing is computed."""
 
-import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 
-from eval.claims.estimates import Estimate, exact
+from eval.claims import lab
+from eval.claims.lab import measure
 from lm.config.recipe import Recipe
-from lm.config.resolve import replaced, resolve
-from lm.launch.command import ConfigParser
-from lm.sweep.cells import split_sweep
 from lm.training.state import build_learner, hyper_from
 from lm.training.update import optimizer
 from modules.optim import state_specs, unboxed
@@ -32,7 +29,7 @@ class Size(NamedTuple):
     vocab_size: int
 
 
-def _of_paper(width: int, layers: int, heads: int, hidden: int) -> Size:
+def _paper_size(width: int, layers: int, heads: int, hidden: int) -> Size:
     """A model of arXiv:2506.16659 and its predecessors: as many key heads as heads."""
     changes = {
         'model.d_model': width,
@@ -46,10 +43,10 @@ def _of_paper(width: int, layers: int, heads: int, hidden: int) -> Size:
 
 OURS = {'llama_124m': Size(BASE, {}, 32_768), 'llama_1b': Size('configs/llama_1b.py', {}, 32_768)}
 PAPERS = {
-    '60m': _of_paper(512, 8, 8, 1376),
-    '130m': _of_paper(768, 12, 12, 2048),
-    '350m': _of_paper(1024, 24, 16, 2736),
-    '1b': _of_paper(2048, 24, 32, 5461),
+    '60m': _paper_size(512, 8, 8, 1376),
+    '130m': _paper_size(768, 12, 12, 2048),
+    '350m': _paper_size(1024, 24, 16, 2736),
+    '1b': _paper_size(2048, 24, 32, 5461),
 }
 
 
@@ -82,32 +79,28 @@ def _bytes(leaves: Mapping[str, Any]) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves.values())
 
 
-@functools.cache
-def _recipe(config: str) -> Recipe:
-    base, *_ = split_sweep(ConfigParser('config').parse(config))
-    return resolve(base)
-
-
-def of_optimizer(size: Size, optimizers: Mapping[str, str]) -> Memory:
+def optimizer_memory(size: Size, optimizers: Mapping[str, str]) -> Memory:
     """Returns the memory of a model of a size with other optimizers."""
-    return memory(replaced(_recipe(size.config), size.changes | optimizers), size.vocab_size)
+    return memory(lab.read_recipe(size.changes | optimizers, size.config), size.vocab_size)
 
 
-def memory_of_optimizers() -> dict[str, Estimate]:
+@measure(
+    *(f'weights_and_state_with_scale_over_adamw_of_{size}' for size in OURS | PAPERS),
+    *(f'state_of_lion_over_adamw_of_{size}' for size in OURS),
+    *(f'state_of_muon_over_adamw_of_matrices_of_{size}' for size in OURS),
+    trains=False,
+)
+def memory_of_optimizers() -> Iterator[float]:
     """Returns the memory of optimizers over that of AdamW.
 
     With SCALE: weights and state together, as arXiv:2506.16659 counts them, of its four models and
     of ours. With Lion (arXiv:2302.06675): the state. With Muon (arXiv:2502.16982): the state of
     hidden matrices, as AdamW has the others.
     """
-    found = {}
+    adam = {name: optimizer_memory(size, ADAM) for name, size in (OURS | PAPERS).items()}
     for name, size in (OURS | PAPERS).items():
-        adam, scale = of_optimizer(size, ADAM), of_optimizer(size, SCALE)
-        ratio = (scale.weights + scale.state) / (adam.weights + adam.state)
-        found[f'weights_and_state_with_scale_over_adamw_of_{name}'] = exact(ratio)
-        if name in OURS:
-            lion, muon = of_optimizer(size, LION), of_optimizer(size, MUON)
-            found[f'state_of_lion_over_adamw_of_{name}'] = exact(lion.state / adam.state)
-            ratio = muon.hidden_state / adam.hidden_state
-            found[f'state_of_muon_over_adamw_of_matrices_of_{name}'] = exact(ratio)
-    return found
+        scale = optimizer_memory(size, SCALE)
+        yield (scale.weights + scale.state) / (adam[name].weights + adam[name].state)
+    yield from (optimizer_memory(OURS[name], LION).state / adam[name].state for name in OURS)
+    for name in OURS:
+        yield optimizer_memory(OURS[name], MUON).hidden_state / adam[name].hidden_state

@@ -1,13 +1,14 @@
 """Steps that gradient descent of logistic regression takes to separate points."""
 
 import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eval.claims.estimates import Estimate, exact, over_seeds
+from eval.claims.lab import measure
 from modules.optim.classic import sgd
 from modules.optim.variants import normalized_gd
 from modules.params import ParamSpec
@@ -22,14 +23,14 @@ POINTS, DIMENSIONS, LEAST_MARGIN, SEEDS = 600, 32, 0.05, 50
 POSITIVES = {'balanced': POINTS // 2, 'imbalanced': POINTS // 50}
 
 
-class Path(NamedTuple):
+class Descent(NamedTuple):
     """The steps until every margin is positive, and the largest of the losses before each."""
 
     steps: int
     largest_loss: float
 
 
-def separated(points: np.ndarray, descent: str, lr: float) -> Path:
+def descend_until_apart(points: np.ndarray, descent: str, lr: float) -> Descent:
     """Runs gradient descent from 0 on points y_i a_i [n, d] until each margin y_i a_i . theta > 0.
 
     The loss is the mean of log(1 + exp(-margin)). Raises ValueError after MOST_STEPS.
@@ -38,7 +39,7 @@ def separated(points: np.ndarray, descent: str, lr: float) -> Path:
         steps, largest = jax.device_get(_descend(jnp.asarray(points), descent, lr))
     if steps >= MOST_STEPS:
         raise ValueError(f'{descent} descent at {lr} did not separate {len(points)} points')
-    return Path(int(steps), float(largest))
+    return Descent(int(steps), float(largest))
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -75,7 +76,7 @@ def one_disagrees(n: int) -> np.ndarray:
     return points
 
 
-def drawn(positives: int, seed: int) -> np.ndarray:
+def draw_points(positives: int, seed: int) -> np.ndarray:
     """Returns POINTS points of coordinates in [0, 1], as pixels have them, times their labels.
 
     They are those of a larger draw whose distance to a random hyperplane is at least LEAST_MARGIN;
@@ -93,36 +94,36 @@ def drawn(positives: int, seed: int) -> np.ndarray:
     return np.sign(along[kept])[:, None] * with_bias
 
 
-def steps_to_separate() -> dict[str, Estimate]:
+@measure(
+    *(f'slope_of_{descent}_steps_over_points' for descent in DESCENTS),
+    'plain_steps_at_large_over_small_rate',
+    *(f'largest_loss_over_first_at_{rate}_rate' for rate in ('small', 'large')),
+    *(f'normalized_over_plain_steps_of_{kind}_points' for kind in POSITIVES),
+)
+def steps_to_separate() -> Iterator[float | list[float]]:
     """Returns how soon plain and normalized gradient descent separate points (arXiv:2412.08424).
 
-    Where one point disagrees: the slope of log steps over log number of points at the rate LARGE,
-    and the steps at the most points. Of drawn points, over SEEDS: the steps of plain descent
+    Where one point disagrees: the slope of log steps over log number of points at the rate LARGE.
+    Of drawn points, over SEEDS: the steps of plain descent
     at LARGE over those at SMALL; its largest loss at each, over that at 0; the steps of normalized
     descent at LARGE over those of plain, with as many points on both sides and with few on one.
     """
-    found = {}
     for descent in DESCENTS:
-        steps = [separated(one_disagrees(n), descent, LARGE).steps for n in DISAGREEING]
-        slope = float(np.polyfit(np.log(DISAGREEING), np.log(steps), 1)[0])
-        found[f'slope_of_{descent}_steps_over_points'] = exact(slope)
-        found[f'{descent}_steps_where_one_disagrees'] = exact(steps[-1])
-    runs = {
-        (kind, descent, lr): [separated(drawn(n, s), descent, lr) for s in range(SEEDS)]
-        for kind, n in POSITIVES.items()
-        for descent, lr in (('plain', SMALL), ('plain', LARGE), ('normalized', LARGE))
-    }
+        steps = [descend_until_apart(one_disagrees(n), descent, LARGE).steps for n in DISAGREEING]
+        yield float(np.polyfit(np.log(DISAGREEING), np.log(steps), 1)[0])
 
-    def ratio(of, over):
-        pairs = zip(runs[of], runs[over], strict=True)
-        return over_seeds(one.steps / other.steps for one, other in pairs)
+    def runs(kind, descent, lr):
+        return [
+            descend_until_apart(draw_points(POSITIVES[kind], seed), descent, lr)
+            for seed in range(SEEDS)
+        ]
 
-    plain = {lr: ('balanced', 'plain', lr) for lr in (SMALL, LARGE)}
-    found['plain_steps_at_large_over_small_rate'] = ratio(plain[LARGE], plain[SMALL])
-    for name, lr in (('small', SMALL), ('large', LARGE)):
-        largest = (one.largest_loss / np.log(2) for one in runs[plain[lr]])
-        found[f'largest_loss_over_first_at_{name}_rate'] = over_seeds(largest)
-    for kind in POSITIVES:
-        both = ((kind, descent, LARGE) for descent in ('normalized', 'plain'))
-        found[f'normalized_over_plain_steps_of_{kind}_points'] = ratio(*both)
-    return found
+    def ratios(of, over):
+        return [one.steps / other.steps for one, other in zip(of, over, strict=True)]
+
+    slow, fast = (runs('balanced', 'plain', lr) for lr in (SMALL, LARGE))
+    yield ratios(fast, slow)
+    for each in (slow, fast):
+        yield [one.largest_loss / np.log(2) for one in each]
+    for kind, plain in (('balanced', fast), ('imbalanced', runs('imbalanced', 'plain', LARGE))):
+        yield ratios(runs(kind, 'normalized', LARGE), plain)

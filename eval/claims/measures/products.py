@@ -1,10 +1,12 @@
 """Noise of the gradient of a matrix that is made of some of the tokens."""
 
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eval.claims.estimates import Estimate, over_seeds
+from eval.claims.lab import measure
 from modules.kernels.matmul.wta_crs import choose_rows
 
 TOKENS, WIDE, NARROW = 1024, 64, 32
@@ -12,7 +14,15 @@ SPREADS = {'alike': 0.0, 'different': 1.0}  # sd of the log of rows' sizes
 SHARE, DRAWS, SEEDS = 0.3, 400, 10
 
 
-def sampled_products() -> dict[str, Estimate]:
+@measure(
+    *(
+        f'{what}_of_rows_{rows}'
+        for rows in SPREADS
+        for what in ('error_over_plain_sampling', 'bias')
+    ),
+    trains=False,
+)
+def sampled_products() -> Iterator[list[float]]:
     """Returns the error of X^T G from SHARE of the rows, winner-take-all over plain sampling.
 
     Mean squared errors over DRAWS, of rows drawn by their sizes (arXiv:2305.15265): with the
@@ -20,12 +30,10 @@ def sampled_products() -> dict[str, Estimate]:
     (sum |x_i| sum |x_i| |g_i|^2 - |X^T G|^2) / K for K rows. The error on average, squared, over
     its variance is `bias`; 1 / DRAWS is what chance leaves. SEEDS matrices each.
     """
-    found = {}
-    for name, spread in SPREADS.items():
-        pairs = [_errors(spread, seed) for seed in range(SEEDS)]
-        found[f'error_over_plain_sampling_of_rows_{name}'] = over_seeds(e / p for e, p, _ in pairs)
-        found[f'bias_of_rows_{name}'] = over_seeds(b for *_, b in pairs)
-    return found
+    for spread in SPREADS.values():
+        errors = [_errors(spread, seed) for seed in range(SEEDS)]
+        yield [error / plain for error, plain, _ in errors]
+        yield [bias for *_, bias in errors]
 
 
 def _errors(spread: float, seed: int) -> tuple[float, float, float]:

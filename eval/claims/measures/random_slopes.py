@@ -1,35 +1,37 @@
 """Binary classifiers whose loss is another calibrated one in every step, by random slopes."""
 
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from eval.claims.estimates import Estimate, over_seeds
+from eval.claims import lab
+from eval.claims.lab import Keys, Task, measure
 
-CLUSTERS, INPUTS, SPREAD = 32, 16, 0.8  # Gaussians around N(0, 1), each of one of two classes
-TRAINED, HELD_OUT, WIDTH = 1024, 4096, 128
-BATCH, EPOCHS, PERIOD = 64, 60, 10  # epochs between two families of losses
+TASK = Task(2, 32, 0.8, trained=1024, held_out=4096)
+WIDTH, BATCH = 128, 64
+EPOCHS, PERIOD = 60, 10  # epochs between two families of losses
 RATES = (0.01, 0.03, 0.1)  # of SGD with momentum, falling to 0 by a cosine
 MOMENTUM, LEAST_SLOPE = 0.9, 1e-6
 SEEDS = 10
-METHODS = ('logistic', 'random_slopes')
 
 
-def binary_accuracy() -> dict[str, Estimate]:
+@measure('gain_of_random_slopes')
+def binary_accuracy() -> Iterator[np.ndarray]:
     """Returns the accuracy of classifiers by random slopes less that by the logistic loss.
 
     Both are shares of held-out inputs, of networks of two hidden layers of WIDTH after EPOCHS, with
     one start and order of batches, each at the rate of RATES at which its mean over the SEEDS is
     best (arXiv:2409.00908).
     """
-    keys = jax.random.split(jax.random.key(0), SEEDS)
-    right_SMR = np.float64(jax.jit(lambda keys: jax.lax.map(_accuracies, keys))(keys))
-    best_M = np.argmax(right_SMR.mean(0), -1)
-    right = {name: right_SMR[:, i, best_M[i]] for i, name in enumerate(METHODS)}
-    found = {f'accuracy_by_{name}': over_seeds(values) for name, values in right.items()}
-    found['gain_of_random_slopes'] = over_seeds(right['random_slopes'] - right['logistic'])
-    return found
+    by_random_SR, by_logistic_SR = (
+        train_slopes(slopes)
+        for slopes in (random_slopes, lambda key, margins_B, power: logistic_slopes(margins_B))
+    )
+    by_logistic_S = by_logistic_SR[:, lab.best_rate(by_logistic_SR)]
+    yield by_random_SR[:, lab.best_rate(by_random_SR)] - by_logistic_S
 
 
 def logistic_slopes(margins_B: jax.Array) -> jax.Array:
@@ -54,64 +56,36 @@ def random_slopes(key: jax.Array, margins_B: jax.Array, power: jax.Array) -> jax
     return slopes_B - LEAST_SLOPE
 
 
-def _accuracies(key: jax.Array) -> jax.Array:
-    """The results of one data set, [method, rate]."""
-    of_data, of_start, of_training = jax.random.split(key, 3)
-    x, signs = _data(of_data)
-    start = _start(of_start)
-    steps = EPOCHS * TRAINED // BATCH
+def train_slopes(slopes) -> np.ndarray:
+    """Returns the accuracy [seed, rate] by slopes(key, margins_B, power)."""
+    steps = EPOCHS * TASK.trained // BATCH
 
-    def trained(given):
-        method, rate = given
-        transform = optax.sgd(optax.cosine_decay_schedule(1.0, steps), MOMENTUM)
+    def prepare(key):
+        of_data, of_start, of_training = jax.random.split(key, 3)
+        x, cluster_M = lab.draw_clusters(Keys(jax.random.split(of_data, 3)), TASK)
+        signs = 2.0 * (cluster_M % 2) - 1
+        start = lab.he_matrices(of_start, (TASK.inputs, WIDTH, WIDTH, 1))
 
-        def step(carry, given):
-            params, state = carry
-            at, key = given
+        def loss(params, batch):
+            step, key = batch
             of_rows, of_slopes = jax.random.split(key)
-            period = at // (PERIOD * TRAINED // BATCH)
+            period = step // (PERIOD * TASK.trained // BATCH)
             of_power = jax.random.fold_in(of_training, period)
             power = jax.random.uniform(of_power, minval=-1.0, maxval=1.0)
             power = jnp.where(period > 0, power, 0.0)
-            rows = jax.random.randint(of_rows, (BATCH,), 0, TRAINED)
+            rows = jax.random.randint(of_rows, (BATCH,), 0, TASK.trained)
+            margins_B = signs[rows] * lab.logits(params, x[rows])[:, 0]
+            fixed_B = jax.lax.stop_gradient(margins_B)
+            return jnp.mean(slopes(of_slopes, fixed_B, power) * margins_B)
 
-            def loss(params):
-                margins_B = signs[rows] * _scores(params, x[rows])
-                fixed_B = jax.lax.stop_gradient(margins_B)
-                both = logistic_slopes(fixed_B), random_slopes(of_slopes, fixed_B, power)
-                return jnp.mean(jnp.stack(both)[method] * margins_B)
+        def run(rate):
+            falling = optax.sgd(optax.cosine_decay_schedule(1.0, steps), MOMENTUM)
+            batches = jnp.arange(steps), jax.random.split(of_training, steps)
+            optimizer = optax.chain(falling, optax.scale(rate))
+            params = lab.train(loss, start, optimizer, batches).params
+            held_out_M = lab.logits(params, x[TASK.trained :])[:, 0]
+            return jnp.mean(signs[TASK.trained :] * held_out_M > 0)
 
-            updates, state = transform.update(jax.grad(loss)(params), state)
-            updates = jax.tree.map(lambda u: rate * u, updates)
-            return (optax.apply_updates(params, updates), state), None
+        return run
 
-        given = jnp.arange(steps), jax.random.split(of_training, steps)
-        (params, _), _ = jax.lax.scan(step, (start, transform.init(start)), given)
-        return jnp.mean(signs[TRAINED:] * _scores(params, x[TRAINED:]) > 0)
-
-    methods, rates = np.indices((len(METHODS), len(RATES))).reshape(2, -1)
-    found = jax.lax.map(trained, (jnp.array(methods), jnp.float32(RATES)[rates]))
-    return found.reshape(len(METHODS), len(RATES))
-
-
-def _data(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Inputs, and 1 or -1 for their class; the first TRAINED are to train on."""
-    of_centres, of_clusters, of_noise = jax.random.split(key, 3)
-    centres = jax.random.normal(of_centres, (CLUSTERS, INPUTS))
-    clusters = jax.random.randint(of_clusters, (TRAINED + HELD_OUT,), 0, CLUSTERS)
-    noise = SPREAD * jax.random.normal(of_noise, (len(clusters), INPUTS))
-    return centres[clusters] + noise, 2.0 * (clusters % 2) - 1
-
-
-def _start(key: jax.Array) -> list[jax.Array]:
-    sizes = (INPUTS, WIDTH), (WIDTH, WIDTH), (WIDTH, 1)
-    keys = jax.random.split(key, len(sizes))
-    return [
-        jax.random.normal(k, size) * (2 / size[0]) ** 0.5
-        for k, size in zip(keys, sizes, strict=True)
-    ]
-
-
-def _scores(params: list[jax.Array], x: jax.Array) -> jax.Array:
-    first, second, last = params
-    return (jax.nn.relu(jax.nn.relu(x @ first) @ second) @ last)[:, 0]
+    return lab.map_rates(prepare, jax.random.split(jax.random.key(0), SEEDS), RATES)

@@ -1,15 +1,16 @@
 """Singular values of the matrices of models in training."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eval.claims.estimates import Estimate, over_seeds
-from eval.claims.measures.starts import BOS, small
+from eval.claims import lab
+from eval.claims.lab import measure
+from eval.claims.measures.starts import BOS
 from eval.coordinates import sized
 from lm.config.recipe import Recipe
 from lm.training.state import Learner, State, build_learner, hyper_from, init_state
@@ -54,11 +55,6 @@ def text(key: jax.Array) -> Batch:
     return {'tokens': tokens_BT, 'segments': jnp.ones_like(tokens_BT)}
 
 
-def over(of_seed: Any, seeds: Sequence[int]) -> np.ndarray:
-    """Returns of_seed(seed) of all seeds, one after the other in one program."""
-    return np.asarray(jax.jit(lambda seeds: jax.lax.map(of_seed, seeds))(jnp.array(seeds)))
-
-
 def hidden_matrices(params: Any, specs: Any) -> dict[str, jax.Array]:
     """Returns the hidden matrices [..., I, O] of parameters, by name."""
     kinds = named_leaves(specs)
@@ -69,17 +65,15 @@ def hidden_matrices(params: Any, specs: Any) -> dict[str, jax.Array]:
     }
 
 
-def reparametrised_norms() -> dict[str, Estimate]:
+@measure(*(f'{which}_norm_over_gamma' for which in ('mean', 'largest', 'least')))
+def reparametrised_norms() -> Iterator[np.ndarray]:
     """Returns the largest singular values of used matrices under sigmaReparam over their gammas.
 
     W_used = gamma W / sigma(W), sigma by one power iteration a step (arXiv:2303.06296): mean,
     largest and least over all hidden matrices and the steps of a short training, over SEEDS.
     """
-    ratios_SN = sigma_over_gamma(sized(small(SIGMA), 'width', SIGMA_WIDTH), SIGMA_STEPS)
-    return {
-        f'{name}_norm_over_gamma': over_seeds(of(ratios_SN, 1))
-        for name, of in (('mean', np.mean), ('largest', np.max), ('least', np.min))
-    }
+    ratios_SN = sigma_over_gamma(sized(lab.read_recipe(SIGMA), 'width', SIGMA_WIDTH), SIGMA_STEPS)
+    yield from (of(ratios_SN, 1) for of in (np.mean, np.max, np.min))
 
 
 def sigma_over_gamma(recipe: Recipe, steps: int, seeds: Sequence[int] = range(SEEDS)) -> np.ndarray:
@@ -106,10 +100,11 @@ def sigma_over_gamma(recipe: Recipe, steps: int, seeds: Sequence[int] = range(SE
         _, seen = jax.lax.scan(update, init_state(learner, hyper, of_start), jnp.arange(steps))
         return jnp.ravel(seen)
 
-    return over(of_seed, seeds)
+    return lab.map_seeds(of_seed, jnp.array(seeds))
 
 
-def decayed_norms() -> dict[str, Estimate]:
+@measure(*(f'slope_over_width_of_{rule}' for rule in RULES), 'slope_over_rate_over_decay')
+def decayed_norms() -> Iterator[np.ndarray]:
     """Returns slopes of log singular value in steady state, by rule of weight decay.
 
     The largest singular value of each hidden matrix behind DECAY_TIMES times the steps in which
@@ -121,13 +116,10 @@ def decayed_norms() -> dict[str, Estimate]:
     rules = list(RULES)
     at_base_CS = mean_logs(WIDTHS[0], [('constant', ratio) for ratio in RATIOS])
     wider = [mean_logs(width, [(rule, 1.0) for rule in rules]) for width in WIDTHS[1:]]
-    found = {}
-    for i, rule in enumerate(rules):  # they are the same at the base's width
+    for i in range(len(rules)):  # they are the same at the base's width
         logs_WS = [at_base_CS[RATIOS.index(1.0)], *(logs_CS[i] for logs_CS in wider)]
-        slopes_S = np.polyfit(np.log(WIDTHS), np.stack(logs_WS), 1)[0]
-        found[f'slope_over_width_of_{rule}'] = over_seeds(slopes_S)
-    slopes_S = np.polyfit(np.log(RATIOS), at_base_CS, 1)[0]
-    return found | {'slope_over_rate_over_decay': over_seeds(slopes_S)}
+        yield np.polyfit(np.log(WIDTHS), np.stack(logs_WS), 1)[0]
+    yield np.polyfit(np.log(RATIOS), at_base_CS, 1)[0]
 
 
 def mean_logs(
@@ -136,7 +128,7 @@ def mean_logs(
     """Returns the mean log singular value of each case, a rule and a ratio of rate over decay, and
     seed, [C, S]. It is one program: which rule applies is data.
     """
-    recipe = sized(small(DECAYED), 'width', width)
+    recipe = sized(lab.read_recipe(DECAYED), 'width', width)
     learner = build_learner(recipe, VOCAB, BOS, jax.default_backend())
     grown, rules = width / WIDTHS[0], list(RULES)
 

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from eval.claims.measures.starts import small
+from eval.claims import lab
 from lm.inference.probes import input_squares
-from lm.training.state import State, build_learner, hyper_from, init_state
-from lm.training.step import make_eval_step, make_train_step
+from lm.training.state import State, init_state
+from lm.training.step import make_eval_step
 from modules.params import named_leaves
 
 BOS, MODES, SYMBOLS = 0, 4, 24  # numbers of tokens, whose ids are in this order
@@ -31,18 +31,11 @@ class Tiny:
     """
 
     def __init__(self, changes: dict):
-        recipe = small(TINY | changes)
-        learner, hyper = (
-            build_learner(recipe, VOCAB, BOS, jax.default_backend()),
-            hyper_from(recipe),
-        )
-        step, evaluate = make_train_step(learner), make_eval_step(learner)
+        learner, hyper = lab.small_learner(TINY | changes, VOCAB, BOS)
+        evaluate = make_eval_step(learner)
 
         def stage(state, tokens_SBT):
-            def one(state, tokens_BT):
-                return step(state, _batch(tokens_BT), hyper)[0], None
-
-            return jax.lax.scan(one, state, tokens_SBT)[0]
+            return lab.train_model(learner, hyper, state, _batch(tokens_SBT))
 
         self.learner = learner
         self.specs = named_leaves(learner.described.specs)

@@ -1,5 +1,6 @@
 """Unlearning of memorised strings: what it costs those that are to be kept."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -7,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from eval.claims.estimates import Estimate, over_seeds
-from eval.claims.measures.starts import small
-from lm.training.state import Learner, State, build_learner, hyper_from, init_state
-from lm.training.step import Batch, activations, make_train_step, target_weights
-from modules.losses.unlearning import DIVERGENCES, answer_losses, flat, mean_probabilities, npo
+from eval.claims import lab
+from eval.claims.lab import measure
+from lm.training.state import Learner, State, hyper_from, init_state
+from lm.training.step import Batch, activations, target_weights
+from modules.losses.unlearning import DIVERGENCES, answer_losses, flat, mean_probabilities
 
 VOCAB, BOS, KEY, VALUE = 64, 0, 4, 4  # tokens of keys and values
 TEMPLATE = (1, 2, 3, 4)  # the value of keys that the model knows nothing of; of no other
@@ -19,7 +20,7 @@ STRINGS, UNKNOWN, FORGOTTEN = 100, 20, 10
 STEPS, LR = 300, 3e-3  # of memorising
 RATES, MOST_STEPS, MATCHED = (1e-4, 3e-4, 1e-3), 300, 0.05  # of forgetting
 SEEDS = 5
-METHODS = ('ascent', 'npo', *(f'flat_{name}' for name in DIVERGENCES))
+METHODS = ('ascent', *(f'flat_{name}' for name in DIVERGENCES))
 
 
 class Strings(NamedTuple):
@@ -34,24 +35,27 @@ class Strings(NamedTuple):
     template: Batch
 
 
-def forgetting() -> dict[str, Estimate]:
+@measure(*(f'cost_of_{name}_over_ascent' for name in METHODS[1:]))
+def forgetting() -> Iterator[np.ndarray]:
     """Returns what it costs the kept strings that a tenth is forgotten, by METHODS.
 
     A model of two blocks of configs/studies/small.py memorises STRINGS of random keys and values,
     and to answer UNKNOWN keys with TEMPLATE. Each method goes on by Adam until fewer than MATCHED
     of the values to forget are given in full. cost: the loss on the kept values then, less that
     before, in nats a token, at the rate of RATES at which the mean cost is least; infinite where
-    MOST_STEPS do not suffice. matched: the share of kept values that are given in full. The ratio
-    to ascent (arXiv:2410.11143) is that of each of the SEEDS.
+    MOST_STEPS do not suffice. The ratio to ascent (arXiv:2410.11143) is that of each of the SEEDS.
     """
     changes = {'model.n_layers': 2, 'optim.lr': LR, 'train.steps': STEPS}
-    learner = build_learner(small(changes), VOCAB, BOS, jax.default_backend())
+    learner, _ = lab.small_learner(changes, VOCAB, BOS)
 
     strings = [_strings(np.random.default_rng(seed)) for seed in range(SEEDS)]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *strings)
     keys = jax.random.split(jax.random.key(0), SEEDS)
-    each = jax.jit(lambda *given: jax.lax.map(lambda one: _forget(learner, *one), given))
-    return _at_the_best_rates(*(np.float64(found) for found in each(stacked, keys)))
+    costs_SMR = np.float64(lab.map_seeds(lambda one: _forget(learner, *one), (stacked, keys)))
+    ascent_S, *others = (
+        costs_SMR[:, i, lab.best_rate(costs_SMR[:, i], least=True)] for i in range(len(METHODS))
+    )
+    yield from (cost_S / ascent_S for cost_S in others)
 
 
 def _strings(rng: np.random.Generator) -> Strings:
@@ -103,16 +107,12 @@ def _answers(learner: Learner, state: State, batch: Batch) -> Answers:
     )
 
 
-def _forget(learner: Learner, strings: Strings, key: jax.Array) -> tuple[jax.Array, ...]:
-    """Returns (cost, matched, matched before), each [method, rate], of one model."""
-    hyper, step = hyper_from(learner.recipe), make_train_step(learner)
-
-    def memorise(state, _):
-        return step(state, strings.whole, hyper)[0], None
-
-    start, _ = jax.lax.scan(memorise, init_state(learner, hyper, key), length=STEPS)
+def _forget(learner: Learner, strings: Strings, key: jax.Array) -> jax.Array:
+    """Returns the cost [method, rate] of one model."""
+    hyper = hyper_from(learner.recipe)
+    memorised = jax.tree.map(lambda x: jnp.broadcast_to(x, (STEPS, *x.shape)), strings.whole)
+    start = lab.train_model(learner, hyper, init_state(learner, hyper, key), memorised)
     before = _answers(learner, start, strings.kept)
-    losses_before_R = _answers(learner, start, strings.forgotten).losses_R
 
     def after(given):
         chosen, rate = given
@@ -123,7 +123,7 @@ def _forget(learner: Learner, strings: Strings, key: jax.Array) -> tuple[jax.Arr
             forgotten = _answers(learner, state, strings.forgotten)
             template = _answers(learner, state, strings.template)
             probabilities = (jnp.mean(answers.probabilities_R) for answers in (template, forgotten))
-            each = _objectives(forgotten.losses_R, losses_before_R, *probabilities)
+            each = _objectives(forgotten.losses_R, *probabilities)
             return each[chosen], jnp.mean(forgotten.matched_R)
 
         def forget(carry):
@@ -144,35 +144,14 @@ def _forget(learner: Learner, strings: Strings, key: jax.Array) -> tuple[jax.Arr
         params, _, _, done = jax.lax.while_loop(goes_on, forget, first)
         found = _answers(learner, start.replace(params=params), strings.kept)
         cost = (jnp.mean(found.losses_R) - jnp.mean(before.losses_R)) / VALUE
-        return jnp.where(done, cost, jnp.inf), jnp.mean(found.matched_R)
+        return jnp.where(done, cost, jnp.inf)
 
     chosen, rates = np.indices((len(METHODS), len(RATES))).reshape(2, -1)
-    found = jax.lax.map(after, (jnp.array(chosen), jnp.float32(RATES)[rates]))
-    every = (*found, jnp.full(len(chosen), jnp.mean(before.matched_R)))
-    return tuple(each.reshape(len(METHODS), len(RATES)) for each in every)
+    costs = jax.lax.map(after, (jnp.array(chosen), jnp.float32(RATES)[rates]))
+    return costs.reshape(len(METHODS), len(RATES))
 
 
-def _objectives(
-    losses_R: jax.Array, before_R: jax.Array, template: jax.Array, forgotten: jax.Array
-) -> jax.Array:
+def _objectives(losses_R: jax.Array, template: jax.Array, forgotten: jax.Array) -> jax.Array:
     """The objectives of METHODS."""
     ascent = -jnp.mean(losses_R) / VALUE
-    preferred = (flat(template, forgotten, name) for name in DIVERGENCES)
-    return jnp.stack([ascent, jnp.mean(npo(losses_R, before_R)), *preferred])
-
-
-def _at_the_best_rates(
-    costs_SMR: np.ndarray, matched_SMR: np.ndarray, before_SMR: np.ndarray
-) -> dict[str, Estimate]:
-    best_M = np.argmin(costs_SMR.mean(0), -1)
-    costs, matched = (
-        dict(zip(METHODS, np.take_along_axis(x, best_M[None, :, None], -1)[..., 0].T, strict=True))
-        for x in (costs_SMR, matched_SMR)
-    )
-    found = {'matched_before': over_seeds(before_SMR[:, 0, 0])}
-    for name in METHODS:
-        found[f'cost_of_{name}'] = over_seeds(costs[name])
-        found[f'matched_of_{name}'] = over_seeds(matched[name])
-    for name in METHODS[1:]:
-        found[f'cost_of_{name}_over_ascent'] = over_seeds(costs[name] / costs['ascent'])
-    return found
+    return jnp.stack([ascent, *(flat(template, forgotten, name) for name in DIVERGENCES)])

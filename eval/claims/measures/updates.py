@@ -1,12 +1,13 @@
 """Singular values of the updates of Muon and AuON, of gradients with a known spectrum."""
 
 import functools
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eval.claims.estimates import Estimate, over_seeds
+from eval.claims.lab import measure
 from modules.optim.classic import sgd
 from modules.optim.muon import auon, muon
 from modules.params import ParamSpec
@@ -61,7 +62,15 @@ def _last_update(name: str, grads: jax.Array) -> jax.Array:
     return jax.lax.scan(one, optimizer.init(params), grads)[1][-1]
 
 
-def singular_values_of_updates() -> dict[str, Estimate]:
+@measure(
+    *(f'share_of_singular_values_of_muon_in_band_of_{kind}_gradients' for kind in GRADIENTS),
+    *(f'condition_number_of_{name}_over_that_of_momentum' for name in ('auon', 'muon')),
+    'relative_difference_of_auon_from_momentum',
+    'spectral_norm_of_auon_of_paper',
+    'largest_singular_value_of_muon',
+    trains=False,
+)
+def singular_values_of_updates() -> Iterator[np.ndarray]:
     """Returns what AuON and Muon make of momentum, as numbers of singular values.
 
     Over SEEDS, the worst of SHAPES. AuON (arXiv:2509.24320): how far its update is from Nesterov's
@@ -70,19 +79,18 @@ def singular_values_of_updates() -> dict[str, Estimate]:
     (https://kellerjordan.github.io/posts/muon/): the same ratio; the share of its singular values
     in BAND, and the largest.
     """
-    found: dict[str, list[float]] = {}
-    for seed in range(SEEDS):
-        own = [numbers(shape, seed) for shape in SHAPES]
-        for name in own[0]:
-            worst = min if name.startswith('share') else max
-            found.setdefault(name, []).append(worst(one[name] for one in own))
-    return {name: over_seeds(values) for name, values in found.items()}
+    numbers_SCN = np.array(
+        [[numbers(shape, seed) for shape in SHAPES] for seed in range(SEEDS)], float
+    )
+    for i in range(numbers_SCN.shape[-1]):
+        worst = np.min if i < len(GRADIENTS) else np.max  # shares come first
+        yield worst(numbers_SCN[..., i], 1)
 
 
-def numbers(shape: tuple[int, int], seed: int) -> dict[str, float]:
+def numbers(shape: tuple[int, int], seed: int) -> list[float]:
     """Returns the numbers of `singular_values_of_updates` of one shape and seed."""
-    found, differences, largest, norms = {}, [], [], []
-    for kind, draw in GRADIENTS.items():
+    shares, differences, largest, norms = [], [], [], []
+    for draw in GRADIENTS.values():
         grads = draw(shape, seed)
         updates = {name: last_update(name, grads) for name in OPTIMIZERS}
         average = (1 - MOMENTUM) * updates['momentum']
@@ -92,13 +100,7 @@ def numbers(shape: tuple[int, int], seed: int) -> dict[str, float]:
         norms.append(values['auon_of_paper'][0])
         largest.append(values['muon'][0])
         is_within = (values['muon'] >= BAND[0]) & (values['muon'] <= BAND[1])
-        found[f'share_of_singular_values_of_muon_in_band_of_{kind}_gradients'] = is_within.mean()
+        shares.append(is_within.mean())
     condition = {name: of[0] / of[-1] for name, of in values.items()}  # of the last kind
-    for name in ('auon', 'muon'):
-        ratio = condition[name] / condition['momentum']
-        found[f'condition_number_of_{name}_over_that_of_momentum'] = ratio
-    return found | {
-        'relative_difference_of_auon_from_momentum': max(differences),
-        'spectral_norm_of_auon_of_paper': max(norms),
-        'largest_singular_value_of_muon': max(largest),
-    }
+    ratios = [condition[name] / condition['momentum'] for name in ('auon', 'muon')]
+    return [*shares, *ratios, max(differences), max(norms), max(largest)]

@@ -1,10 +1,10 @@
 """Weights of several models made one or few, and weights that are left out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from eval.claims.estimates import Estimate, over_seeds
+from eval.claims.lab import measure
 from eval.claims.measures.tiny import (
     Tiny,
     draw_chains,
@@ -12,7 +12,7 @@ from eval.claims.measures.tiny import (
     text,
     with_params,
 )
-from eval.convert.means import basis_of, bases_of_params, merged_params, rebuilt_params
+from eval.convert.means import bases_of_params, basis_of, merged_params, rebuilt_params
 from eval.convert.prune import pruned
 
 SEEDS, STARTS, HELD_OUT = 5, 10, 128
@@ -23,7 +23,11 @@ WANTED, BOTH, UNWANTED = (1.0, 0.0, 0.0, 0.0), (0.8, 0.2, 0.0, 0.0), (0.0, 1.0, 
 SHARE = 0.1  # of the inputs of every output
 
 
-def merged_starts() -> dict[str, Estimate]:
+@measure(
+    *('variance_of_the_mean', 'variance_of_the_mean_rescaled'),
+    *('steps_saved_from_different_starts', 'steps_saved_from_one_start'),
+)
+def merged_starts() -> Iterator[Iterable[float]]:
     """Returns what a mean of WORKERS models does to variances, and what it saves to keep these.
 
     variance_of_the_mean: of starts from different seeds, over theirs, mean over the matrices of a
@@ -34,15 +38,9 @@ def merged_starts() -> dict[str, Estimate]:
     starts and from one (arXiv:2404.04616).
     """
     tiny = Tiny({'model.norm': 'none'})
-    pairs = [_variances(tiny, seed) for seed in range(STARTS)]
-    found = {
-        'variance_of_the_mean': over_seeds(plain for plain, _ in pairs),
-        'variance_of_the_mean_rescaled': over_seeds(kept for _, kept in pairs),
-    }
-    for starts, apart in (('different_starts', 1), ('one_start', 0)):
-        saved = [steps_saved(*_losses(tiny, seed, apart)) for seed in range(SEEDS)]
-        found[f'steps_saved_from_{starts}'] = over_seeds(saved)
-    return found
+    yield from zip(*(_variances(tiny, seed) for seed in range(STARTS)), strict=True)
+    for apart in (1, 0):
+        yield [steps_saved(*_losses(tiny, seed, apart)) for seed in range(SEEDS)]
 
 
 def _variances(tiny: Tiny, seed: int) -> list[float]:
@@ -86,7 +84,11 @@ def steps_saved(plain: Sequence[float], kept: Sequence[float]) -> float:
     return float(sign * (1 - place / (len(plain) - 1)))
 
 
-def merged_models() -> dict[str, Estimate]:
+@measure(
+    *('error_of_unrelated_differences', 'error_of_shared_differences'),
+    'cost_over_that_of_the_mean',
+)
+def merged_models() -> Iterator[Iterable[float]]:
     """Returns what MODELS models lose in DIRECTIONS directions of what they differ by from a base.
 
     error_of_unrelated_differences: |lost| / |differences| of Gaussian vectors of DRAWN numbers,
@@ -95,14 +97,10 @@ def merged_models() -> dict[str, Estimate]:
     chains of their own, half of whose rows are not the base's; the loss that rebuilt models have
     above the tuned ones, over that of the mean of all, each on its own text (arXiv:2510.14163).
     """
-    errors = [_errors(np.random.default_rng(seed)) for seed in range(STARTS)]
+    errors = (_errors(np.random.default_rng(seed)) for seed in range(STARTS))
+    yield from zip(*errors, strict=True)
     tiny = Tiny({})
-    ratios = [_cost_ratio(tiny, seed) for seed in range(SEEDS)]
-    return {
-        'error_of_unrelated_differences': over_seeds(unrelated for unrelated, _ in errors),
-        'error_of_shared_differences': over_seeds(shared for _, shared in errors),
-        'cost_over_that_of_the_mean': over_seeds(ratios),
-    }
+    yield [_cost_ratio(tiny, seed) for seed in range(SEEDS)]
 
 
 def _errors(rng: np.random.Generator) -> tuple[float, float]:
@@ -144,7 +142,11 @@ def _cost_ratio(tiny: Tiny, seed: int) -> float:
     return float((loss['rebuilt'] - loss['tuned']) / (loss['mean'] - loss['tuned']))
 
 
-def pruned_by_text() -> dict[str, Estimate]:
+@measure(
+    *(f'loss_added_to_{which}_text' for which in ('wanted', 'unwanted')),
+    'loss_added_to_wanted_text_above_random',
+)
+def pruned_by_text() -> Iterator[np.ndarray]:
     """Returns the losses that pruning adds to wanted and to unwanted text, in nats a token.
 
     A tiny model of wanted text, of the first mode, goes on with a fifth of unwanted text, of the
@@ -152,17 +154,14 @@ def pruned_by_text() -> dict[str, Estimate]:
     are largest on unwanted text (arXiv:2408.09600), or as many at random. Over SEEDS.
     """
     tiny = Tiny({})
-    by_seed = [_added(tiny, seed) for seed in range(SEEDS)]
-    return {
-        'loss_added_to_wanted_text': over_seeds(one[0] for one, _ in by_seed),
-        'loss_added_to_unwanted_text': over_seeds(one[1] for one, _ in by_seed),
-        'loss_added_to_wanted_text_above_random': over_seeds(
-            one[0] - at_random[0] for one, at_random in by_seed
-        ),
-    }
+    by_score_S2, at_random_S2 = np.swapaxes(
+        [_added_losses(tiny, seed) for seed in range(SEEDS)], 0, 1
+    )
+    yield from by_score_S2.T
+    yield by_score_S2[:, 0] - at_random_S2[:, 0]
 
 
-def _added(tiny: Tiny, seed: int) -> list[np.ndarray]:
+def _added_losses(tiny: Tiny, seed: int) -> list[np.ndarray]:
     """Returns what is added to (wanted, unwanted) text by scores, and at random."""
     rng = np.random.default_rng(seed)
     chains = draw_chains(rng)

@@ -116,7 +116,7 @@ class LocalCopy:
 
         each(one, filter(differs, found))
 
-    def fetch_folder(self, folder: str, mark: complete_folders.Mark) -> None:
+    def fetch_folder(self, folder: str, mark: complete_folders.FolderMark) -> None:
         """Fetches a checkpoint, unless it is the same here; all of it or nothing."""
         if self.has(folder, mark.token):
             return

@@ -34,7 +34,7 @@ LANES = 128  # of a vector register, which a block fills
 AXIS = 'context'  # the mesh axis that tokens are cut over
 
 
-class Blocks(NamedTuple):
+class BlockSizes(NamedTuple):
     """Sizes of blocks, by the names of the options of `splash`."""
 
     splash_block_q: int | None = None
@@ -42,7 +42,7 @@ class Blocks(NamedTuple):
     splash_block_kv_compute: int | None = None
 
 
-BY_LENGTH = Blocks()
+BY_LENGTH = BlockSizes()
 
 
 def splash(
@@ -69,7 +69,7 @@ def splash(
     devices exchange. Sizes of blocks are multiples of 128; rows that the given ones do not divide,
     which are of another length than the config's, have those of their length.
     """
-    given = Blocks(splash_block_q, splash_block_kv, splash_block_kv_compute)
+    given = BlockSizes(splash_block_q, splash_block_kv, splash_block_kv_compute)
     q_BNTH = q_BNTH * scores.scale_of(q_BNTH.shape[-1])
     length, parts = q_BNTH.shape[2], parts_of('T')
     is_cut = parts > 1 and block_of(length, parts) is not None
@@ -95,8 +95,8 @@ def blocks_of(
     parts: int = 1,
     window: int | None = None,
     head_bytes: int = 0,
-    given: Blocks = BY_LENGTH,
-) -> Blocks:
+    given: BlockSizes = BY_LENGTH,
+) -> BlockSizes:
     """Returns the sizes that are given, where they divide a row or half of each part of one that is
     cut, and for the others `block_of` and what divides it.
     """
@@ -106,7 +106,7 @@ def blocks_of(
     q, kv = (size if size and piece % size == 0 else usual for size in sizes)
     if not at_once or kv % at_once:
         at_once = next(size for size in (AT_ONCE, 384, 256, 128) if kv % size == 0)
-    return Blocks(q, kv, at_once)
+    return BlockSizes(q, kv, at_once)
 
 
 def check_blocks(recipe: Any, part: Any) -> None:
@@ -148,14 +148,14 @@ def refuse_cut(length: int, parts: int) -> None:
 
 
 def share_computed(
-    length: int, window: int | None, parts: int = 1, given: Blocks = BY_LENGTH
+    length: int, window: int | None, parts: int = 1, given: BlockSizes = BY_LENGTH
 ) -> float:
     """Returns the share of pairs of tokens in blocks that are not entirely hidden; where no block
     divides the row, of pairs that are not hidden.
     """
     parts = parts if block_of(length, parts, window) else 1
     has_blocks = block_of(length, parts, window) is not None
-    q, kv, _ = blocks_of(length, parts, window, given=given) if has_blocks else Blocks(1, 1, 1)
+    q, kv, _ = blocks_of(length, parts, window, given=given) if has_blocks else BlockSizes(1, 1, 1)
     ends = np.arange(q, length + 1, q)
     first = 0 if window is None else np.maximum(ends - q - window + 1, 0) // kv
     return float(np.sum((ends - 1) // kv - first + 1)) * q * kv / length**2
@@ -193,7 +193,7 @@ def _exchanged(x_BNTH: jax.Array, parts: int) -> jax.Array:
     return jnp.concatenate([first, jax.lax.ppermute(second, AXIS, mirrors)], axis=2)
 
 
-def _kernel(q_BNTH: jax.Array, places: np.ndarray, scores: Scores, given: Blocks) -> Any:
+def _kernel(q_BNTH: jax.Array, places: np.ndarray, scores: Scores, given: BlockSizes) -> Any:
     """Makes the kernel for such queries, at `places` [parts, T / parts] of rows of T tokens."""
     # Imported here, as it takes half a second.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
@@ -216,7 +216,7 @@ def _kernel(q_BNTH: jax.Array, places: np.ndarray, scores: Scores, given: Blocks
     )
 
 
-def sizes_of(blocks: Blocks, length: int, parts: int = 1) -> dict[str, Any]:
+def sizes_of(blocks: BlockSizes, length: int, parts: int = 1) -> dict[str, Any]:
     """Returns the sizes of blocks, as JAX's kernel names them, for rows of a length."""
     q, kv, at_once = blocks
     sizes = {'block_q': q, 'block_kv': kv, 'block_q_dkv': q, 'block_kv_dkv': kv}

@@ -37,14 +37,14 @@ class Slice(NamedTuple):
     fresh: int | None = None
 
 
-class Row(NamedTuple):
+class Split(NamedTuple):
     """Slices of a row of `width` entries, as programs read them: `vector` entries a thread."""
 
     width: int
     vector: int
 
     @classmethod
-    def of(cls, width: int, *arrays: Any) -> 'Row':
+    def of(cls, width: int, *arrays: Any) -> 'Split':
         """Picks the longest vector at whose multiples every row of the arrays begins."""
         least = min(array.dtype.itemsize for array in arrays)
         vector = MOST_BYTES // least

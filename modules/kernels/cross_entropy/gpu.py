@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from modules.kernels.common.exponentials import NO_EXPONENT, ONLINE, add
-from modules.kernels.common.gpu_rows import Row, call_on_gpu, gathered, programs_of, wide
+from modules.kernels.common.gpu_rows import Split, call_on_gpu, gathered, programs_of, wide
 
 NAMES = ('exponent', 'mantissa', 'label_logit', 'total', 'count')
 
@@ -17,7 +17,7 @@ def forward_rows(logits_MV: jax.Array, labels_M: jax.Array) -> tuple[jax.Array, 
     """Returns the state of each row, a tuple of [M]."""
     rows = logits_MV.shape[0]
     logits_MV = wide(logits_MV, -jnp.inf)
-    row = Row.of(logits_MV.shape[1], logits_MV)
+    row = Split.of(logits_MV.shape[1], logits_MV)
 
     def body(refs, n, _):
         def step(parts, carry):

@@ -2,9 +2,10 @@
 `chunked` the kernel that carries a state. `modules.attention.linear` calls it.
 
 A kernel takes q_num, q_den [B, N, T, F], k_num, k_den [B, K, T, F] and v [B, K, T, H], with K
-dividing N (grouped queries, arXiv:2305.13245), and eps, segments [B, T] or None, a `State` or None.
-It returns (out [B, N, T, H] in the type of v, the `State` after the last token). `quadratic` is
-the specification; the others equal it to rounding (tests/modules/test_linear_attention_kernels.py).
+dividing N (grouped queries, arXiv:2305.13245), and eps, segments [B, T] or None, and
+`AttentionSums` or None. It returns (out [B, N, T, H] in the type of v, the `AttentionSums` after
+the last token). `quadratic` is the specification; the others equal it to rounding
+(tests/modules/test_linear_attention_kernels.py).
 """
 
 from modules.kernels.linear_attention.base import quadratic

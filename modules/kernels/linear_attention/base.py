@@ -9,7 +9,7 @@ from modules.sequence import start_of
 from modules.statistics import at_least_float32
 
 
-class State(struct.PyTreeNode):
+class AttentionSums(struct.PyTreeNode):
     """Sums over the tokens read, float32 at least: sum_s k_num_s v_s^T [B, K, F, H] and
     sum_s k_den_s [B, K, F]. Key heads suffice, since query heads share them.
     """
@@ -26,8 +26,8 @@ def quadratic(
     v_BKTH: jax.Array,
     eps: float,
     segments_BT: jax.Array | None = None,
-    state: State | None = None,
-) -> tuple[jax.Array, State]:
+    state: AttentionSums | None = None,
+) -> tuple[jax.Array, AttentionSums]:
     """out_t = q_num_t . sum_s k_num_s v_s^T / (q_den_t . sum_s k_den_s + eps), over s <= t.
 
     Float32 at least. A document, consecutive tokens of equal segments, sees itself alone, and the
@@ -61,10 +61,10 @@ def quadratic(
         below_BNT = below_BNT + jnp.einsum('bntf,bnuf->bnt', q_den_BNTF, keys_BN1F)
         products_BKFH, keys_BKF = products_BKFH + state.products_BKFH, keys_BKF + state.keys_BKF
     out_BNTH = divide(above_BNTH, below_BNT, eps).astype(v_BKTH.dtype)
-    return out_BNTH, State(products_BKFH, keys_BKF)
+    return out_BNTH, AttentionSums(products_BKFH, keys_BKF)
 
 
-def starts(length: int, segments_BT: jax.Array | None, state: State | None) -> jax.Array:
+def starts(length: int, segments_BT: jax.Array | None, state: AttentionSums | None) -> jax.Array:
     """Returns where the document of each token begins, [1 or B, T] int32; below 0 where it
     continues from `state`.
     """

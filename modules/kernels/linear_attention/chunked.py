@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.linear_attention.base import State, divide, sees, starts
+from modules.kernels.linear_attention.base import AttentionSums, divide, sees, starts
 from modules.statistics import at_least_float32
 
 CHUNK = 128  # tokens; within it all pairs are computed, 2 CHUNK (F + H) operations a token
@@ -17,9 +17,9 @@ def chunked(
     v_BKTH: jax.Array,
     eps: float,
     segments_BT: jax.Array | None = None,
-    state: State | None = None,
+    state: AttentionSums | None = None,
     chunk: int = CHUNK,
-) -> tuple[jax.Array, State]:
+) -> tuple[jax.Array, AttentionSums]:
     """Computes `quadratic` in memory that grows with T: one chunk's pairs, and a state per chunk.
 
     The backward pass computes a chunk again from the state before it. The last chunk is padded with
@@ -32,7 +32,7 @@ def chunked(
     q_num, k_num, q_den, k_den, v = (by_chunks(at_least_float32(x), 2, chunk) for x in arrays)
     if state is None:
         zeros_BKFH = jnp.zeros((batch, n_kv_heads, k_num.shape[-1], head_dim), v.dtype)
-        state = State(zeros_BKFH, zeros_BKFH[..., 0])
+        state = AttentionSums(zeros_BKFH, zeros_BKFH[..., 0])
     q_num, q_den = (
         x.reshape(len(x), batch, n_kv_heads, groups, *x.shape[3:]) for x in (q_num, q_den)
     )
@@ -65,7 +65,7 @@ def of_chunk(state, q_num_BKGTF, k_num_BKTF, q_den_BKGTF, k_den_BKTF, v_BKTH, st
     kept_v_BKTH = jnp.einsum('bt,bkth->bkth', seen_BTS[:, -1], v_BKTH)
     products_BKFH = jnp.einsum('bktf,bkth->bkfh', k_num_BKTF, kept_v_BKTH)
     before_BKFH = jnp.einsum('b,bkfh->bkfh', goes_on_BT[:, -1], state.products_BKFH)
-    later = State(products_BKFH + before_BKFH, keys_BKTF[:, :, -1])
+    later = AttentionSums(products_BKFH + before_BKFH, keys_BKTF[:, :, -1])
     return later, divide(above_BKGTH, below_BKGT, eps)
 
 

@@ -7,7 +7,7 @@ has it. Its rows' part of the gradient of the scale stays in registers until its
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.common.gpu_rows import KEPT, Row, call_on_gpu, programs_of, total, wide
+from modules.kernels.common.gpu_rows import KEPT, Split, call_on_gpu, programs_of, total, wide
 from modules.kernels.common.rows import refuse_width
 from modules.kernels.rms_norm.base import NAME
 
@@ -20,7 +20,7 @@ def forward_rows(x_ND, scale_D, eps, out_dtype):
     refuse_width(NAME, 'registers', width, LONGEST)
     given = {'x': wide(x_ND), 'scale': wide(scale_D)}
     made = {'y': jax.ShapeDtypeStruct(given['x'].shape, out_dtype)}
-    row = Row.of(made['y'].shape[1], x_ND, made['y'])
+    row = Split.of(made['y'].shape[1], x_ND, made['y'])
     parts, keeps = row.slices(), row.width <= KEPT
 
     def body(refs, n, _):
@@ -54,7 +54,7 @@ def backward_rows(x_ND, g_ND, scale_D, eps):
     rows, width = x_ND.shape
     refuse_width(NAME, 'registers', width, LONGEST)
     given = {'x': wide(x_ND), 'g': wide(g_ND), 'scale': wide(scale_D)}
-    row = Row.of(given['x'].shape[1], x_ND, g_ND)
+    row = Split.of(given['x'].shape[1], x_ND, g_ND)
     parts, keeps = row.slices(), row.width <= KEPT
     programs = min(rows, programs_of(row.width, 3))
     made = {'dx': jax.ShapeDtypeStruct(given['x'].shape, x_ND.dtype)}

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from modules.kernels.common.exponentials import NO_EXPONENT, add, probabilities
-from modules.kernels.common.gpu_rows import THREADS, Row, call_on_gpu, gathered, programs_of, wide
+from modules.kernels.common.gpu_rows import THREADS, Split, call_on_gpu, gathered, programs_of, wide
 from modules.kernels.common.rows import flat, index_of_broadcast
 from modules.kernels.softmax.base import FORMS, SUMS, Softmax, logits_of
 
@@ -28,7 +28,7 @@ class SoftmaxRows(NamedTuple):
     leading: x's axes before the last. own: those of each array beside it, of x's length or 1.
     """
 
-    row: Row
+    row: Split
     leading: tuple[int, ...]
     width: int
     beside: dict[str, jax.Array]
@@ -42,7 +42,7 @@ class SoftmaxRows(NamedTuple):
         for name, array in (given if sink is None else given | {'sink': sink[..., None]}).items():
             own[name] = (1,) * (x.ndim - array.ndim) + array.shape[:-1]
             beside[name] = wide(flat(array)) if array.shape[-1] > 1 else array.reshape(-1)
-        row = Row.of(max(x.shape[-1], THREADS), x)
+        row = Split.of(max(x.shape[-1], THREADS), x)
         return cls(row, leading, x.shape[-1], beside, own, how)
 
     def number(self, refs, name, n):

@@ -9,7 +9,7 @@ from modules.kernels.common.exponentials import add, nothing, probabilities
 from modules.kernels.common.rows import itemsize
 from modules.kernels.common.tpu_rows import most_columns
 from modules.kernels.softmax.base import FORMS, SUMS, logits_of
-from modules.kernels.softmax.tpu_blocks import COLUMNS, LEAST_ROWS, Blocks, call_in_blocks, merged
+from modules.kernels.softmax.tpu_blocks import COLUMNS, LEAST_ROWS, Tiling, call_in_blocks, merged
 
 
 def _blocks(shape, moved, how):
@@ -17,7 +17,7 @@ def _blocks(shape, moved, how):
     # They count twice; the rest is the compiler's temporaries.
     needed = 2 * moved + (18 if how.form == 'two_pass' else 8) + (4 if how.softcap else 0)
     is_whole = shape[-1] <= most_columns(LEAST_ROWS, needed)
-    return Blocks.of(shape, shape[-1] if is_whole else COLUMNS, needed)
+    return Tiling.of(shape, shape[-1] if is_whole else COLUMNS, needed)
 
 
 def _shape(x, mask, sink):

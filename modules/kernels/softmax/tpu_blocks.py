@@ -41,7 +41,7 @@ def merged(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocks:
+class Tiling:
     """Blocks of `size` rows and `columns` columns of an array [*lead, rows, width]."""
 
     lead: tuple[int, ...]
@@ -52,7 +52,7 @@ class Blocks:
     bytes_an_entry: float
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], columns: int, bytes_an_entry: float) -> 'Blocks':
+    def of(cls, shape: tuple[int, ...], columns: int, bytes_an_entry: float) -> 'Tiling':
         """Picks as many rows as fit. bytes_an_entry: of all buffers together."""
         *lead, rows, width = shape
         columns = width if width <= columns else columns
@@ -152,13 +152,13 @@ class Blocks:
 class Here:
     """The block that a kernel computes; `offset` is its first row among those of a group."""
 
-    blocks: Blocks
+    blocks: Tiling
     offset: Any
     phase: Any
     chunk: Any
 
     @classmethod
-    def of(cls, blocks: Blocks) -> 'Here':
+    def of(cls, blocks: Tiling) -> 'Here':
         group, i, phase, chunk = (pl.program_id(axis) for axis in range(1, 5))
         row = blocks.block(group, i, phase, chunk)[0] * blocks.size
         return cls(blocks, row - group * blocks.group, phase, chunk)
@@ -218,7 +218,7 @@ class Here:
 
 def call_in_blocks(
     body: Callable[[dict[str, Any], Here], None],
-    blocks: Blocks,
+    blocks: Tiling,
     given: dict[str, tuple[jax.Array, pl.BlockSpec]],
     made: dict[str, tuple[jax.ShapeDtypeStruct, pl.BlockSpec]],
     name: str,

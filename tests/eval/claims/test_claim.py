@@ -1,5 +1,5 @@
-"""Contract: files of claims are read without running them, and one that says too little, or other
-than a claim does, is an error that names it. Every claim of the project is one.
+"""Contract: a file of a claim that says too little, or other than a claim does, is an error that
+names it. Every claim of the project is one.
 """
 
 import math
@@ -76,7 +76,7 @@ WRONG = {  # what stands in GOOD: what stands there instead, and what is said of
     'Says:     half': ('half', 'its docstring has no Says:'),
     "PART = 'optimizers'": ('', 'PART missing'),
     "'optimizers'\n": ("'optimisers'\n", 'PART must be one of'),
-    'STUDIES = {': ('STUDIES = dict() | {', 'a literal'),
+    'STUDIES = {': ('STUDIES = none | {', "name 'none' is not defined"),
     "'study': 'whole', ": ("'study': 'half', ", 'must name one of whole, fixed'),
     "'arm': {'optim.name': 'muon'}, ": ('', 'got study, difference'),
     "'difference': (None, 0.0)": ("'diference': (None, 0.0)", 'one of difference, speedup'),

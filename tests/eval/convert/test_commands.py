@@ -19,7 +19,7 @@ from eval.generate import generate
 from eval.load import Checkpoint, load
 from eval.suites.perplexity import perplexity
 from lm.config.fields import NormConfig
-from lm.record.workdir import read_config
+from lm.record.run import Run
 from lm.training.state import Weights
 from modules.norms import fold as algebra
 from modules.params import named_leaves
@@ -253,7 +253,7 @@ def test_fine_tuned_then_folded_loses_as_before(tuned, tmp_path):
     assert done.returncode == 0, done.stderr
     assert 'layernorm_removal -> none' in done.stdout and 'in float64' in done.stdout
     source, result = load(tuned), load(out)
-    assert (result.step, result.recipe) == (source.step, read_config(out))
+    assert (result.step, result.recipe) == (source.step, Run(out).read_recipe())
     assert result.recipe.model.reparam == 'none'
     assert not [path for path in named_leaves(result.weights.params) if 'norm' in path]
     assert result.weights.stats == {}

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from eval.convert import hf_config, safetensors
+from eval.convert import hf_positions, safetensors
 from eval.convert.hf_config import Fields
 from eval.convert.hf_families import FAMILIES
 from eval.convert.hf_files import FIELDS, ROPE_FIELDS, is_dropout, read_config
@@ -36,7 +36,7 @@ def test_each_field_that_a_family_reads_has_a_type(monkeypatch):
     """Catches a new entry of a family whose field a stranger may fill with anything."""
     names = {name for name in names_taken(monkeypatch) if name and not is_dropout(name)}
     assert names - FIELDS.keys() == set()
-    scalings = {name for options in hf_config.OF_SCALING.values() for name in options}
+    scalings = {name for options in hf_positions.OF_SCALING.values() for name in options}
     assert scalings - ROPE_FIELDS.keys() == set()
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from eval.evaluation import kept
-from eval.evaluation.asked import asked_for
 from eval.evaluation.program import evaluate_checkpoints
+from eval.evaluation.suite_flags import read_suites
 from eval.evaluation.targets import evaluate_all, targets_of
 from eval.suites import SUITES
-from eval.suites.base import Result, Suite, Table
+from eval.suites.base import Suite, SuiteResult, Table
 from lm.record import digests
 from lm.record.checkpoint import steps_in
 from lm.record.remote.mirror import mirrored
@@ -30,12 +30,14 @@ def calls(monkeypatch):
     """The steps of the checkpoints that two suites, which compute nothing, were asked about."""
     found: list[int] = []
 
-    def fake(checkpoint, *, size: Annotated[int, Option('of nothing', 0)] = 1) -> Result:
+    def fake(checkpoint, *, size: Annotated[int, Option('of nothing', 0)] = 1) -> SuiteResult:
         """Returns numbers that are known."""
         found.append(checkpoint.step)
         items = {'item': ['a', 'b'], 'score': np.array([0.5, np.nan])}
         tables = {'A table': Table({'x': [1, 2], 'y': jnp.array([size, 4.0])}, 'x', 'y')}
-        return Result(NUMBERS | {'size': np.float32(size), 'step': checkpoint.step}, items, tables)
+        return SuiteResult(
+            NUMBERS | {'size': np.float32(size), 'step': checkpoint.step}, items, tables
+        )
 
     monkeypatch.setitem(SUITES, 'fake', Suite(fake, argument='size', score='score'))
     monkeypatch.setitem(SUITES, 'other', Suite(fake))
@@ -49,7 +51,7 @@ def workdir(whole, tmp_path):
 
 
 def evaluations(paths, suites='fake', step=None, again=False, say=lambda line: None):
-    asked = asked_for(suites, {})
+    asked = read_suites(suites, {})
     targets = targets_of([str(path) for path in paths], step, say)
     return list(evaluate_all(targets, asked, again, say))
 
@@ -103,7 +105,7 @@ def test_killed_halfway_it_goes_on_at_the_next_step(workdir, calls, monkeypatch)
     assert len(steps) > 1
     function = SUITES['fake'].function
 
-    def killed(checkpoint, *, size: Annotated[int, Option('of nothing', 0)] = 1) -> Result:
+    def killed(checkpoint, *, size: Annotated[int, Option('of nothing', 0)] = 1) -> SuiteResult:
         """Ends at the second step."""
         if checkpoint.step == steps[1]:
             raise KeyboardInterrupt
@@ -181,16 +183,16 @@ def test_a_sweep_is_its_cells_and_seeds_have_a_spread(workdir, tmp_path, calls, 
         shutil.copytree(workdir, sweep / name)
     (sweep / 'sweep.json').write_text('{}')
 
-    def seeded(checkpoint) -> Result:
+    def seeded(checkpoint) -> SuiteResult:
         """Rises with the step, from another place in each cell."""
         start = 10.0 if checkpoint.path.parents[1].name == 'one' else 12.0
-        return Result({'score': start + checkpoint.step, 'n': 7})
+        return SuiteResult({'score': start + checkpoint.step, 'n': 7})
 
     monkeypatch.setitem(SUITES, 'seeded', Suite(seeded))
     out = tmp_path / 'out' / 'all.json'
     said = []
     text = evaluate_checkpoints(
-        [str(sweep)], asked_for('seeded', {}), step='all', out=out, say=said.append
+        [str(sweep)], read_suites('seeded', {}), step='all', out=out, say=said.append
     )
     steps = steps_in(workdir / 'checkpoints')
     head, score, count = (line.split() for line in text.splitlines())
@@ -212,7 +214,7 @@ def test_checkpoints_of_a_bucket_are_evaluated_and_nothing_is_kept(whole, bucket
     with mirrored(bucket_url) as workdir:
         shutil.copytree(whole, workdir, dirs_exist_ok=True)
     before, said = [*open_bucket(bucket_url).list()], []
-    asked, steps = asked_for('fake', {}), steps_in(whole / 'checkpoints')
+    asked, steps = read_suites('fake', {}), steps_in(whole / 'checkpoints')
     evaluate_checkpoints([bucket_url], asked, step='all', say=said.append)
     text = evaluate_checkpoints([bucket_url], asked, step=str(steps[0]), say=said.append)
     assert json.loads(text)['step'] == steps[0] and calls == [*steps, steps[0]]

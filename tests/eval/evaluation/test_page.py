@@ -5,10 +5,10 @@ import math
 import pytest
 
 from eval.charts import spec_of
-from eval.evaluation.asked import asked_for
 from eval.evaluation.page import FEW_ROWS, MOST_ROWS, write_evaluation_page
+from eval.evaluation.suite_flags import read_suites
 from eval.evaluation.targets import Evaluation
-from eval.suites.base import Result, Table
+from eval.suites.base import SuiteResult, Table
 
 
 def evaluation(run: str, step: int) -> Evaluation:
@@ -23,7 +23,7 @@ def evaluation(run: str, step: int) -> Evaluation:
     }
     numbers = {'loss': 5 / step, 'lost': float('nan'), 'tokens': 9}
     config = {'model.norm': 'rmsnorm', 'train.seed': len(run)}
-    return Evaluation(run, step, config, {'perplexity': Result(numbers, {}, tables)})
+    return Evaluation(run, step, config, {'perplexity': SuiteResult(numbers, {}, tables)})
 
 
 def data_of(chart) -> list[dict]:
@@ -32,7 +32,7 @@ def data_of(chart) -> list[dict]:
 
 def test_one_checkpoint_has_its_numbers_and_tables(tmp_path):
     path = tmp_path / 'deep' / 'page.html'
-    charts = write_evaluation_page(path, [evaluation('runs/a', 10)], asked_for('perplexity', {}))
+    charts = write_evaluation_page(path, [evaluation('runs/a', 10)], read_suites('perplexity', {}))
     assert [*charts] == ['table_0_0', 'table_0_1', 'table_0_3']
     assert [row['y'] for row in data_of(charts['table_0_0'])][:2] == [10, 11]
     assert [row['x'] for row in data_of(charts['table_0_1'])] == ['<b>']  # nan has no bar
@@ -50,7 +50,7 @@ def test_one_checkpoint_has_its_numbers_and_tables(tmp_path):
 def test_several_have_traces_and_their_tables_are_one(tmp_path):
     found = [evaluation(run, step) for run in ('runs/a', 'runs/bb') for step in (10, 20)]
     path = tmp_path / 'page.html'
-    charts = write_evaluation_page(path, found, asked_for('perplexity', {}))
+    charts = write_evaluation_page(path, found, read_suites('perplexity', {}))
     assert len(spec_of(charts['traces_0'])['concat']) == 1  # neither of constants nor of nan
     rows = data_of(charts['traces_0'])
     assert {(row['run'], row['step'], row['value']) for row in rows} == {
@@ -68,13 +68,13 @@ def test_several_have_traces_and_their_tables_are_one(tmp_path):
 
 def test_a_page_of_many_runs_counts_them(tmp_path):
     found = [evaluation(f'runs/{"x" * n}', 10) for n in range(1, 7)]
-    write_evaluation_page(tmp_path / 'page.html', found, asked_for('perplexity', {}))
+    write_evaluation_page(tmp_path / 'page.html', found, read_suites('perplexity', {}))
     assert '<h1>6 runs</h1>' in (tmp_path / 'page.html').read_text()
 
 
 @pytest.mark.parametrize('name', ['perplexity', 'ngram'])
 def test_a_suite_is_introduced_by_its_first_sentence(name, tmp_path):
-    one = Evaluation('a', 1, {}, {name: Result({'n': 1.0})})
-    write_evaluation_page(tmp_path / 'page.html', [one], asked_for(name, {}))
+    one = Evaluation('a', 1, {}, {name: SuiteResult({'n': 1.0})})
+    write_evaluation_page(tmp_path / 'page.html', [one], read_suites(name, {}))
     page = (tmp_path / 'page.html').read_text()
     assert f'<h2>{name}</h2>' in page and ('Options: stride 0' in page) == (name == 'perplexity')

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from eval.evaluation.paired import Difference, Pairs, difference, pairs_of
-from eval.suites.base import Result, Suite
+from eval.suites.base import Suite, SuiteResult
 
-SUITE = Suite(lambda checkpoint: Result({}), score='nats', weight='bytes', counted='documents')
+SUITE = Suite(lambda checkpoint: SuiteResult({}), score='nats', weight='bytes', counted='documents')
 RESAMPLES = 600
 TRIALS = 300
 
@@ -71,8 +71,8 @@ def test_the_same_twice_and_too_little_to_tell():
     assert math.isnan(difference(lost).p)
 
 
-def items(names: str, nats) -> Result:
-    return Result({}, {'item': list(names), 'nats': nats, 'bytes': [10.0] * len(names)})
+def items(names: str, nats) -> SuiteResult:
+    return SuiteResult({}, {'item': list(names), 'nats': nats, 'bytes': [10.0] * len(names)})
 
 
 def test_items_are_paired_by_name_and_others_counted():

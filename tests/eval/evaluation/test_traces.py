@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from eval.evaluation.targets import Evaluation
-from eval.evaluation.traces import Trace, groups_of, kendall_tau, rows_of, traces_of
-from eval.suites.base import Result
+from eval.evaluation.traces import NumberTrace, groups_of, kendall_tau, rows_of, traces_of
+from eval.suites.base import SuiteResult
 
 
 def test_reference_tau_is_that_of_scipy():
@@ -24,15 +24,15 @@ def test_reference_tau_is_that_of_scipy():
 
 def test_spread_over_seeds_by_hand():
     """Standard deviations sqrt(2) and sqrt(8) at the two steps that both have, means 3 and 6."""
-    trace = Trace('s', 'n', '', {'a': {1: 2.0, 2: 4.0, 3: 9.0}, 'b': {1: 4.0, 2: 8.0}})
+    trace = NumberTrace('s', 'n', '', {'a': {1: 2.0, 2: 4.0, 3: 9.0}, 'b': {1: 4.0, 2: 8.0}})
     spread = (math.sqrt(2) + math.sqrt(8)) / 2
     assert trace.seed_std == pytest.approx(spread)
     assert trace.signal_to_noise == pytest.approx(4.5 / spread)
     assert (trace.monotonicity, trace.steps, trace.mean_at(1)) == (1, [1, 2, 3], 3)
-    alone = Trace('s', 'n', '', {'a': {1: 2.0, 2: 1.0}})
+    alone = NumberTrace('s', 'n', '', {'a': {1: 2.0, 2: 1.0}})
     assert alone.monotonicity == -1
     assert math.isnan(alone.seed_std) and math.isnan(alone.signal_to_noise)
-    equal = Trace('s', 'n', '', {'a': {1: 2.0}, 'b': {1: 2.0}})
+    equal = NumberTrace('s', 'n', '', {'a': {1: 2.0}, 'b': {1: 2.0}})
     assert equal.seed_std == 0 and equal.signal_to_noise == math.inf
 
 
@@ -41,20 +41,20 @@ def test_runs_without_an_order_are_left_out_of_monotonicity():
     the whole group, and a column that does not say over how many runs the mean is.
     """
     short = {'a': {1: 2.0, 2: 3.0}, 'b': {1: 4.0}, 'c': {1: 5.0, 2: 5.0}}
-    trace = Trace('s', 'n', '', short)
+    trace = NumberTrace('s', 'n', '', short)
     assert trace.monotonicity == 1 and trace.record['monotonicity_runs'] == 1
     (row,) = rows_of([trace])
     assert (row['monotonicity'], row['of runs']) == (1, '1 of 3')
-    none = Trace('s', 'n', '', {'b': {1: 4.0}, 'd': {2: 4.5}})
+    none = NumberTrace('s', 'n', '', {'b': {1: 4.0}, 'd': {2: 4.5}})
     assert math.isnan(none.monotonicity) and none.record['monotonicity_runs'] == 0
-    whole = Trace('s', 'n', '', {'a': {1: 2.0, 2: 3.0}, 'b': {1: 4.0, 2: 3.0}})
+    whole = NumberTrace('s', 'n', '', {'a': {1: 2.0, 2: 3.0}, 'b': {1: 4.0, 2: 3.0}})
     assert whole.monotonicity == 0 and 'of runs' not in rows_of([whole, none])[0]
-    assert math.isnan(Trace('s', 'n', '', short | {'d': {1: 1.0, 2: math.nan}}).monotonicity)
+    assert math.isnan(NumberTrace('s', 'n', '', short | {'d': {1: 1.0, 2: math.nan}}).monotonicity)
 
 
 def evaluation(run, step, norm, seed, loss):
     config = {'model.norm': norm, 'train.seed': seed, 'mesh.data': seed, 'model.final_norm': norm}
-    return Evaluation(run, step, config, {'s': Result({'loss': loss, 'n': 4})})
+    return Evaluation(run, step, config, {'s': SuiteResult({'loss': loss, 'n': 4})})
 
 
 def test_runs_that_differ_in_seeds_alone_are_a_group():

@@ -13,10 +13,10 @@ from eval.report.layers import MEAN, Profile, by_depth, exponent, profiles, rati
 from eval.report.page import report
 from eval.report.series import Series, read_series
 from eval.runs import gather
-from eval.tables.columns import schema
-from eval.tables.comparison import compare, compare_variants
-from eval.tables.results import read_sweep
-from eval.tables.variants import Variant
+from lm.study.tables.columns import schema
+from lm.study.tables.comparison import compare, compare_variants
+from lm.study.tables.results import read_sweep
+from lm.study.tables.variants import Variant
 from modules.placements import PLACEMENTS
 from tests.eval import sweep_fixture as fixture
 

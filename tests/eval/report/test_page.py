@@ -15,9 +15,9 @@ from eval.report.layers import MEAN, layer_maps
 from eval.report.page import report
 from eval.report.tables import plus_minus
 from eval.runs import gather
-from eval.tables.comparison import compare
-from eval.tables.interval import Interval
-from eval.tables.results import read_sweep
+from lm.study.statistics import Interval
+from lm.study.tables.comparison import compare
+from lm.study.tables.results import read_sweep
 from tests import ROOT
 from tests.commands import PATIENCE_SEC
 from tests.eval import sweep_fixture as fixture

@@ -5,8 +5,8 @@ import pytest
 from eval.report.page import report
 from eval.report.tables import rates_table
 from eval.runs import gather
-from eval.tables.comparison import compare
-from eval.tables.results import read_sweep
+from lm.study.tables.comparison import compare
+from lm.study.tables.results import read_sweep
 from tests.eval import sweep_fixture as fixture
 
 

@@ -6,8 +6,8 @@ import pytest
 from eval.charts import spec_of
 from eval.report.figures import by_size, rates_by_size
 from eval.runs import gather
-from eval.tables.comparison import compare
-from eval.tables.results import read_sweep
+from lm.study.tables.comparison import compare
+from lm.study.tables.results import read_sweep
 from tests.eval import sweep_fixture as fixture
 
 

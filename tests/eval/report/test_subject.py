@@ -12,10 +12,9 @@ from eval.report import figures, tables
 from eval.report.page import report
 from eval.report.series import read_series
 from eval.report.subject import read_subject
-from eval.report.tables import compared, p_text, seeds_text
-from eval.tables import comparison
-from eval.tables.comparison import MOST_SEEDS
-from eval.tables.interval import Interval
+from eval.report.tables import compared, needed_text, p_text
+from lm.study.statistics import MOST_SEEDS, Interval
+from lm.study.tables import comparison
 from tests.eval import sweep_fixture as fixture
 
 SEEDS = {'train.seed': (0, 1, 2)}
@@ -173,10 +172,10 @@ def test_differences_are_sorted_and_say_what_would_settle_them(sweeps):
     means = [c.difference.mean for c in compared(found)]
     assert len(means) == 5 and means == sorted(means)
     within = next(c for c in found if c.verdict == 'within noise')
-    assert seeds_text(within) == f'more than {MOST_SEEDS} seeds' and p_text(within) == 'p 1'
-    assert seeds_text(next(c for c in found if c.verdict == 'worse')) == ''
+    assert needed_text(within) == f'more than {MOST_SEEDS} seeds' and p_text(within) == 'p 1'
+    assert needed_text(next(c for c in found if c.verdict == 'worse')) == ''
     some = dataclasses.replace(within, seeds_needed=14, p=0.0123)
-    assert (seeds_text(some), p_text(some)) == ('about 14 seeds', 'p 0.012')
+    assert (needed_text(some), p_text(some)) == ('about 14 seeds', 'p 0.012')
     alone = dataclasses.replace(within, difference=Interval(1.0, math.nan, 1), p=math.nan)
     assert p_text(alone) == ''
 

@@ -12,8 +12,8 @@ from eval.report.figures import lines_of, runs_of
 from eval.report.layers import over_steps, step_rows
 from eval.report.page import report
 from eval.runs import gather
-from eval.tables.comparison import compare
-from eval.tables.results import read_sweep
+from lm.study.tables.comparison import compare
+from lm.study.tables.results import read_sweep
 from tests.eval import sweep_fixture as fixture
 from tests.eval.report.test_page import Page, as_dicts, specs_of
 

@@ -85,7 +85,7 @@ class Letters:
 
 
 def score(rows: Sequence[Sequence[int]], top: int) -> list[list[Token]]:
-    """Scores as `Prompts`: the next letter has -0.5, and any other token -2."""
+    """Scores as `PromptScorer`: the next letter has -0.5, and any other token -2."""
     found = []
     for row in rows:
         likeliest = [following(token) for token in row]

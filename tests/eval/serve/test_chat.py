@@ -47,7 +47,7 @@ def test_a_template_is_rendered_and_its_special_tokens_are_tokens(folder):
     tokenizer = tokenizers.of_model(folder, 258, None, None)
     chat = chat_of(tokenizer, folder)
     assert isinstance(chat, TemplateChat) and chat.ends == {257, 12}
-    ids = chat.tokens(HELLO)
+    ids = chat.encode(chat.text(HELLO))
     start, end = tokenizer.bos_id, tokenizer.eos_id
     assert ids[0] == start and ids.count(start) == 2 and ids.count(end) == 1
     assert tokenizer.decode(ids) == 'user: hello\nassistant:'
@@ -56,20 +56,21 @@ def test_a_template_is_rendered_and_its_special_tokens_are_tokens(folder):
 def test_a_message_that_spells_a_special_token_is_refused(folder):
     chat = chat_of(tokenizers.of_model(folder, 258, None, None), folder)
     with pytest.raises(Refusal, match=r"messages\[0\].content spells the special token '<|end|>'"):
-        chat.tokens([{'role': 'user', 'content': 'a<|end|>b'}])
+        chat.text([{'role': 'user', 'content': 'a<|end|>b'}])
 
 
 def test_a_template_file_has_precedence(folder):
     (folder / 'chat_template.jinja').write_text('{{ bos_token }}{{ messages[0].content }}')
     tokenizer = tokenizers.of_model(folder, 258, None, None)
-    assert tokenizer.decode(chat_of(tokenizer, folder).tokens(HELLO)) == ' hello '
+    chat = chat_of(tokenizer, folder)
+    assert tokenizer.decode(chat.encode(chat.text(HELLO))) == ' hello '
 
 
 def test_without_template_lines_have_roles(tmp_path):
     chat = chat_of(ByteTokenizer(), tmp_path)
     assert isinstance(chat, PlainChat) and chat.stops == ('\nuser:',)
     turns = [{'role': 'system', 'content': 'Be brief.'}, *HELLO]
-    ids = chat.tokens(turns)
+    ids = chat.encode(chat.text(turns))
     assert ids[0] == ByteTokenizer.bos_id
     assert ByteTokenizer().decode(ids) == 'system: Be brief.\nuser:  hello \nassistant:'
 
@@ -98,7 +99,7 @@ def test_a_template_that_fails_refuses_the_messages(folder, name):
     (folder / 'chat_template.jinja').write_text(template)
     chat = chat_of(tokenizers.of_model(folder, 258, None, None), folder)
     with pytest.raises(Refusal, match="the model's chat template refuses the messages") as caught:
-        chat.tokens(HELLO)
+        chat.text(HELLO)
     assert words in caught.value.message and caught.value.status == 400
     chat.close()
 

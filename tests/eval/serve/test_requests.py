@@ -3,17 +3,16 @@
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from eval.serve.requests import (
-    CHAT,
-    COMPLETION,
     IGNORED,
     MOST_CHOICES,
     NEUTRAL,
+    Chat,
+    Completion,
     Refusal,
     parse_body,
-    parse_chat,
-    parse_completion,
     shown,
 )
 
@@ -27,31 +26,32 @@ def refusal(parse, *arguments) -> Refusal:
 
 
 def test_what_is_left_out_has_the_value_that_openai_gives_it():
-    asked = parse_completion({'prompt': 'a'})
-    assert (asked.prompts, asked.max_tokens, asked.n, asked.stops) == (('a',), 16, 1, ())
-    assert (asked.sampling.temperature, asked.sampling.top_p) == (1.0, 1.0)
-    assert (asked.top, asked.echo, asked.stream, asked.include_usage) == (None, False, False, False)
-    assert parse_completion({'prompt': 'a', 'max_tokens': None, 'logprobs': None}).max_tokens == 16
-    assert all(parse_completion({'prompt': 'a', 'stop': none}).stops == () for none in (None, []))
+    body = Completion.parse({'prompt': 'a'})
+    assert (body.prompts, body.max_tokens, body.n, body.stops) == (['a'], 16, 1, ())
+    assert (body.temperature, body.top_p, body.top) == (1.0, 1.0, None)
+    assert (body.echo, body.stream, body.stream_options) == (False, False, {})
+    assert Completion.parse({'prompt': 'a', 'max_tokens': None, 'logprobs': None}).max_tokens == 16
+    assert all(Completion.parse({'prompt': 'a', 'stop': none}).stops == () for none in (None, []))
 
 
 def test_a_request_without_seed_has_one_of_its_own():
-    seeds = {parse_completion({'prompt': 'a'}).sampling.seed for _ in range(8)}
+    seeds = {Completion.parse({'prompt': 'a'}).seed for _ in range(8)}
     assert len(seeds) == 8
-    assert parse_completion({'prompt': 'a', 'seed': -3}).sampling.seed == -3
+    body = Completion.parse({'prompt': 'a', 'seed': -3})
+    assert [body.sampling(place).seed for place in (0, 2)] == [-3, -1]
 
 
 @pytest.mark.parametrize(
     'prompt, wanted',
     [
-        ('ab', ('ab',)),
-        (['ab', ''], ('ab', '')),
-        ([1, 2], ((1, 2),)),
-        ([[1, 2], []], ((1, 2), ())),
+        ('ab', ['ab']),
+        (['ab', ''], ['ab', '']),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2], []], [[1, 2], []]),
     ],
 )
 def test_prompts_have_four_forms(prompt, wanted):
-    assert parse_completion({'prompt': prompt}).prompts == wanted
+    assert Completion.parse({'prompt': prompt}).prompts == wanted
 
 
 BAD = [
@@ -80,18 +80,20 @@ BAD = [
     ('stream', 1, 'stream must be'),
     ('stream_options', {'include_usage': True}, 'left out without stream'),
     ('stream_options', {'usage': True}, 'stream_options must be'),
+    ('stream_options', {'include_usage': 1}, 'stream_options must be'),
+    ('model', 'a\ud800', 'model must be a string'),
 ]
 
 
 @pytest.mark.parametrize('name, value, words', BAD)
 def test_a_bad_value_is_refused_with_what_holds(name, value, words):
-    wrong = refusal(parse_completion, {'prompt': 'a', name: value})
+    wrong = refusal(Completion.parse, {'prompt': 'a', name: value})
     assert (wrong.status, wrong.code) == (400, 'invalid_value') and words in wrong.message
     assert '\n' not in wrong.message and wrong.message.encode()
 
 
 @pytest.mark.parametrize(
-    'parse, raw', [(parse_completion, {'prompt': 'a'}), (parse_chat, {'messages': HELLO})]
+    'parse, raw', [(Completion.parse, {'prompt': 'a'}), (Chat.parse, {'messages': HELLO})]
 )
 def test_fields_that_are_not_served_may_stand_at_what_changes_nothing(parse, raw):
     """Clients send many. Catches one that would change the answer and is passed over."""
@@ -101,14 +103,16 @@ def test_fields_that_are_not_served_may_stand_at_what_changes_nothing(parse, raw
         wrong = refusal(parse, raw | {name: ['another']})
         assert wrong.code == 'unsupported_parameter' and name in wrong.message
     assert parse(raw | dict.fromkeys(IGNORED, 'x')).n == 1
-    assert not NEUTRAL.keys() & (IGNORED | COMPLETION.keys() | CHAT.keys())
+    assert not NEUTRAL.keys() & (
+        IGNORED | Completion.model_fields.keys() | Chat.model_fields.keys()
+    )
 
 
 def test_an_unknown_field_is_refused_with_the_nearest():
-    wrong = refusal(parse_completion, {'prompt': 'a', 'temprature': 1})
+    wrong = refusal(Completion.parse, {'prompt': 'a', 'temprature': 1})
     assert wrong.code == 'unknown_parameter' and "Did you mean 'temperature'?" in wrong.message
     # To find the nearest of a long name takes a second for each million characters.
-    wrong = refusal(parse_completion, {'prompt': 'a', 'temperature' * 10: 1})
+    wrong = refusal(Completion.parse, {'prompt': 'a', 'temperature' * 10: 1})
     assert wrong.code == 'unknown_parameter' and 'Did you mean' not in wrong.message
 
 
@@ -121,22 +125,22 @@ def test_a_body_that_is_no_object_is_refused(body):
 
 
 def test_texts_of_a_request_are_counted():
-    wrong = refusal(parse_completion, {'prompt': ['a'] * 3, 'n': MOST_CHOICES // 2})
+    wrong = refusal(Completion.parse, {'prompt': ['a'] * 3, 'n': MOST_CHOICES // 2})
     assert wrong.code == 'too_many_choices'
 
 
 def test_prompt_and_messages_are_needed():
-    assert refusal(parse_completion, {}).code == 'missing_required_parameter'
-    assert refusal(parse_chat, {'messages': None}).code == 'missing_required_parameter'
+    assert refusal(Completion.parse, {}).code == 'missing_required_parameter'
+    assert refusal(Chat.parse, {'messages': None}).code == 'missing_required_parameter'
 
 
 def test_messages_are_texts_with_roles():
     parts = [{'type': 'text', 'text': 'a'}, {'type': 'text', 'text': 'b'}]
     raw = [{'role': 'system', 'content': parts, 'name': 'x'}, {'role': 'user', 'content': ''}]
-    assert parse_chat({'messages': raw}).messages == (
+    assert Chat.parse({'messages': raw}).messages == [
         {'role': 'system', 'content': 'ab'},
         {'role': 'user', 'content': ''},
-    )
+    ]
 
 
 @pytest.mark.parametrize(
@@ -151,25 +155,50 @@ def test_messages_are_texts_with_roles():
     ],
 )
 def test_other_messages_are_refused_by_place(message, words):
-    wrong = refusal(parse_chat, {'messages': [*HELLO, message]})
+    wrong = refusal(Chat.parse, {'messages': [*HELLO, message]})
     assert wrong.status == 400 and words in wrong.message
 
 
 def test_both_names_of_the_most_tokens_are_known():
-    assert parse_chat({'messages': HELLO, 'max_completion_tokens': 7}).max_tokens == 7
-    assert parse_chat({'messages': HELLO}).max_tokens is None
+    assert Chat.parse({'messages': HELLO, 'max_completion_tokens': 7}).max_tokens == 7
+    assert Chat.parse({'messages': HELLO}).max_tokens is None
     both = {'messages': HELLO, 'max_completion_tokens': 7, 'max_tokens': 8}
-    assert refusal(parse_chat, both).code == 'invalid_value'
+    assert refusal(Chat.parse, both).code == 'invalid_value'
 
 
 def test_top_logprobs_need_logprobs():
-    assert parse_chat({'messages': HELLO, 'logprobs': True, 'top_logprobs': 2}).top == 2
-    assert parse_chat({'messages': HELLO, 'logprobs': True}).top == 0
-    assert refusal(parse_chat, {'messages': HELLO, 'top_logprobs': 2}).code == 'invalid_value'
+    assert Chat.parse({'messages': HELLO, 'logprobs': True, 'top_logprobs': 2}).top == 2
+    assert Chat.parse({'messages': HELLO, 'logprobs': True}).top == 0
+    assert refusal(Chat.parse, {'messages': HELLO, 'top_logprobs': 2}).code == 'invalid_value'
 
 
 @pytest.mark.parametrize('name', ['a\ud800', 'x' * 10**6, '\n'], ids=['half', 'long', 'line'])
 def test_errors_have_a_short_form_whatever_was_sent(name):
-    wrong = refusal(parse_completion, {'prompt': 'a', name: 1})
+    wrong = refusal(Completion.parse, {'prompt': 'a', name: 1})
     assert len(json.dumps(wrong.message, ensure_ascii=False).encode()) < 2000
     assert len(shown(name)) < 70
+
+
+MANY = 300_000
+
+
+@pytest.mark.parametrize(
+    'fields',
+    [
+        {str(i): i for i in range(MANY)},
+        {'stream_options': {str(i): i for i in range(MANY)}},
+        {'prompt': [True] * MANY},
+        {'prompt': [[True] * MANY]},
+        {'prompt': [[]] * MANY + ['a']},
+        {'stop': [''] * MANY},
+    ],
+    ids=['names', 'options', 'ids', 'row', 'rows', 'stops'],
+)
+def test_a_body_of_many_mistakes_is_refused_by_the_first(fields):
+    """An error for each entry would hold up all other clients for seconds."""
+    body = {'prompt': 'a'} | fields
+    assert refusal(Completion.parse, body).status == 400
+    try:
+        Completion.model_validate(body)
+    except ValidationError as error:
+        assert error.error_count() < 10

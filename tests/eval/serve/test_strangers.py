@@ -8,8 +8,8 @@ import pytest
 
 from eval.load import load
 from eval.serve import server as program
-from eval.serve.requests import Refusal, parse_body, parse_chat, parse_completion
-from eval.serve.scheduler import Call, Scheduler
+from eval.serve.requests import Chat, Completion, Refusal, parse_body
+from eval.serve.scheduler import Scheduler
 from tests.eval.serve.fakes import PATIENCE_SEC, Letters, score, service, serving
 from tests.eval.serve.hostile import COMPLETIONS, ORDINARY, bodies, encode
 
@@ -26,19 +26,19 @@ def test_what_is_taken_is_admitted():
     taken = refused = 0
     for path, body in bodies(COUNT):
         try:
-            parse = parse_completion if path == COMPLETIONS else parse_chat
-            wanted = own.prepared(parse(parse_body(body)))
+            kind = Completion if path == COMPLETIONS else Chat
+            generation = own.prepare(kind.parse(parse_body(body)))
         except Refusal as refusal:
             assert 400 <= refusal.status < 500 and refusal.message, body
             refused += 1
             continue
-        pieces = queue.SimpleQueue()
-        scheduler.submit(Call([one.work for one in wanted], pieces.put))
-        left = len(wanted)
+        chunks = queue.SimpleQueue()
+        scheduler.submit(generation, chunks.put)
+        left = len(generation.rows)
         while left:
-            piece = pieces.get(timeout=PATIENCE_SEC)
-            assert not isinstance(piece, Refusal), (body[:200], piece)
-            left -= bool(piece.finish)
+            chunk = chunks.get(timeout=PATIENCE_SEC)
+            assert not isinstance(chunk, Refusal), (body[:200], chunk)
+            left -= bool(chunk.finish)
         taken += 1
     assert scheduler.state() == {'status': 'ok', 'free_slots': 4, 'waiting': 0}
     scheduler.close()

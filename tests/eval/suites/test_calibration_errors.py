@@ -14,7 +14,6 @@ from eval.suites.calibration import (
     items_of,
     of_classes,
     reliability,
-    side_by_side,
     slopes_at,
     token_statistics,
 )
@@ -65,9 +64,12 @@ def test_two_levels_by_hand():
 
 
 def test_classes_side_by_side_have_the_mean_of_their_errors():
-    each = [binned(P, o, ONE, equal_width(10)) for o in (HAPPENED, ~HAPPENED, HAPPENED)]
+    following = np.where(HAPPENED, 7, 9)
+    scores = {'of_classes': np.stack([P, P, P], 1), 'next': following}
+    classes = of_classes(scores, np.array([7, 9, 8]), ONE, equal_width(10))
+    each = [binned(P, following == token, ONE, equal_width(10)) for token in (7, 9, 8)]
     mean = np.mean([expected_error(one.whole) for one in each])
-    assert expected_error(side_by_side(each).whole) == pytest.approx(mean)
+    assert expected_error(classes.whole) == pytest.approx(mean)
 
 
 def test_bins_of_equal_mass_hold_as_many_events_each():

@@ -13,12 +13,12 @@ import pytest
 from eval.suites.perplexity import perplexity, windows_of
 from lm import data
 from lm.devices.mesh import make_mesh
-from lm.devices.shardings import jit_eval_step
 from lm.inference.load import Checkpoint
 from lm.run.evaluate import evaluate
 from lm.storage.files import quiet
 from lm.training.state import build_learner, hyper_from, init_state
 from tests.commands import tiny
+from tests.helpers import jit_eval_step
 
 LENGTH = 16
 WORDS = ['norm', 'layer', 'head', 'token', 'scale', 'depth', 'width', 'step', 'loss', 'embed']

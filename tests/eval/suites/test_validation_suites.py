@@ -10,7 +10,7 @@ from eval.load import open_data
 from eval.suites.calibration import calibration, halves, units_of
 from eval.suites.layers import layers, turns
 from eval.suites.perplexity import perplexity
-from eval.suites.reading import Row, rows_of, validation_rows
+from eval.suites.reading import TargetRow, rows_of, validation_rows
 from eval.suites.sharpness import sharpness
 from lm.config.fields import MeshConfig
 from lm.data import tokenizers
@@ -113,7 +113,7 @@ def test_halves_share_no_document_and_are_as_large():
 def test_units_are_documents_or_else_rows():
     def row(*document):
         document = np.array(document)
-        return Row(np.zeros(len(document) + 1, int), np.ones(len(document), bool), document)
+        return TargetRow(np.zeros(len(document) + 1, int), np.ones(len(document), bool), document)
 
     np.testing.assert_array_equal(units_of([row(3, 3), row(3, 5)]), [0, 0, 0, 1])
     np.testing.assert_array_equal(units_of([row(0, 0), row(0)]), [0, 0, 1])

@@ -102,15 +102,15 @@ class Server:
         self.runs, self.open_now, self.most_seen, self.opened, self.asked = {}, 0, 0, Counter(), 0
         self.ends, self.kill, self.down, self.bad = {}, None, False, ()
 
-    def open(self, run, name, began):
+    def open(self, source, name, began):
         self.asked += 1
-        if self.down or run.name in self.bad:
+        if self.down or source.run.name in self.bad:
             raise ConnectionError('no route to the tracker')
         self.open_now += 1
         self.most_seen = max(self.most_seen, self.open_now)
-        self.opened[run.name] += 1
+        self.opened[source.run.name] += 1
         is_new = name not in self.runs
-        return Session(self, name, run, self.runs.setdefault(name, []), is_new)
+        return Session(self, name, source, self.runs.setdefault(name, []), is_new)
 
     def points(self, name):
         """{(step, tag): value}. Raises AssertionError where one is there twice."""
@@ -124,8 +124,8 @@ class Server:
 class Session:
     """A run that is open at a Server."""
 
-    def __init__(self, server, name, run, points, is_new):
-        self.server, self.name, self.config = server, name, flat(run.config)
+    def __init__(self, server, name, source, points, is_new):
+        self.server, self.name, self.config = server, name, flat(source.config)
         self.points, self.is_new = points, is_new
         self.before = {tag: step for step, tag, _ in points}
 

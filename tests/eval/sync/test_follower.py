@@ -9,7 +9,8 @@ import pytest
 from eval.sync import follower as follower_of
 from eval.sync.follower import Follower, follow, only_follower, send_all
 from eval.sync.marks import file_name, read_mark
-from eval.sync.records import Tail
+from eval.sync.records import StepTail
+from lm.record.run import Run
 from lm.storage.files import InUse, Unreadable, locked
 from tests.eval.sync.fakes import Killed, Server, begin, end, go_back, on_disk, train
 
@@ -166,7 +167,7 @@ def test_what_a_tracker_has_lost_is_sent_again(tmp_path, monkeypatch, at_once):
     following(tmp_path, server).round()
     (points,) = server.runs.values()
     points[:] = [point for point in points if point[0] <= 7]
-    monkeypatch.setattr('eval.sync.records.MOST_BYTES', at_once)
+    monkeypatch.setattr('lm.record.metrics.MOST_BYTES', at_once)
     train(tmp_path, 13, 20)
     end(tmp_path)
     send(tmp_path, server)
@@ -212,7 +213,7 @@ def test_five_hundred_cells_have_their_turns(tmp_path, monkeypatch):
 
 def test_a_long_run_does_not_make_the_others_wait(tmp_path, monkeypatch):
     """Catches a first run that is sent to its end before the second one begins."""
-    monkeypatch.setattr('eval.sync.records.MOST_BYTES', 1000)
+    monkeypatch.setattr('lm.record.metrics.MOST_BYTES', 1000)
     server = Server()
     for name, last in (('a', 200), ('b', 5)):
         begin(tmp_path / name, lr=last)
@@ -358,13 +359,13 @@ def test_lines_are_read_as_they_are_appended(tmp_path):
     lines[9:9] = [b'{"step": 3, "not_finite": 3}\n', b'{"step": 3, "not_finite": {"a": []}}\n']
     data = b''.join(lines)
     path.write_bytes(data)
-    whole = Tail(tmp_path)
+    whole = StepTail(Run(tmp_path))
     expected = whole.read()[0] + whole.rest()
     assert [step.step for step in expected] == list(range(41))
     assert [step.seconds for step in expected[:3]] == [0.0, 0.5, 1.0]
     draw = random.Random(0)
     for _ in range(5):
-        tail, found = Tail(tmp_path), []
+        tail, found = StepTail(Run(tmp_path)), []
         cuts = sorted(draw.sample(range(len(data)), 30))
         for cut in [*cuts, len(data)]:
             path.write_bytes(data[:cut])

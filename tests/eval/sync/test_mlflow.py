@@ -9,9 +9,10 @@ import pytest
 from eval.sync import trackers
 from eval.sync.follower import Follower, send_all
 from eval.sync.marks import file_name, read_mark
-from eval.sync.records import read_run
+from eval.sync.records import read_source
 from eval.sync.to_mlflow import LARGEST, MOST_PARAM, Mlflow
 from lm.record.metrics import TIME_FIELDS, read_rows
+from lm.record.run import Run
 from tests.eval.sync.fakes import Killed, begin, end, go_back, on_disk, train
 from tests.eval.sync.programs import TRAIN, finish, kill_when, start
 
@@ -39,7 +40,7 @@ def mark_of(folder, tracker):
 def read_back(folder, tracker):
     """{(step, tag): value} as MLflow gives it back, each of them once."""
     mark, found = mark_of(folder, tracker), {}
-    session = tracker.open(read_run(folder), mark.run, mark.began)
+    session = tracker.open(read_source(Run(folder)), mark.run, mark.began)
     run = tracker.client.get_run(session._id)
     for name in run.data.metrics:
         for step, values in session.points(name).items():
@@ -116,7 +117,7 @@ def test_a_killed_follower_leaves_nothing_twice(database, tmp_path, monkeypatch,
 def test_long_and_changed_params_are_no_error(database, tmp_path):
     tracker = place(database, 'params')
     begin(tmp_path)
-    run = read_run(tmp_path)
+    run = read_source(Run(tmp_path))
     run.config['data.source'] = 'x' * (MOST_PARAM + 1)
     session = tracker.open(run, 'a', 0.0)
     run.config['optim.lr'] = 0.5

@@ -5,11 +5,11 @@ import ast
 import pytest
 
 from lm.config.fields import FIELDS
-from lm.config.other_programs import SYNONYMS
+from lm.config.other_programs import foreign
 from lm.config.resolve import resolve
 from lm.config.suggestions import check_flags, field_hint, flag_refusal, sweep_hint, tune_hint
 from lm.model.check import check
-from lm.sweep.cells import cells
+from lm.study.plan.cells import cells
 from modules.choices import USUAL_NAMES
 from tests.helpers import tiny_config, tiny_raw
 from tests.lm.model.test_check_fields import NAMES
@@ -40,9 +40,8 @@ def test_a_field_unlike_any_suggests_nothing():
 
 def test_every_hint_names_what_there_is_and_none_is_a_name_here():
     names = {name for table in NAMES.values() for name in table}
-    assert {path for paths in SYNONYMS.values() for path in paths} <= FIELDS.keys()
     both = {'seed', 'warmup'}  # names of several fields
-    assert SYNONYMS.keys() & {path.split('.')[1] for path in FIELDS} == both
+    assert foreign().fields.keys() & {path.split('.')[1] for path in FIELDS} == both
     assert set(USUAL_NAMES.values()) <= names and not USUAL_NAMES.keys() & names
 
 

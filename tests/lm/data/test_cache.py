@@ -91,10 +91,10 @@ print('tensorflow' in sys.modules)
 """
 # By then records, index and tokenizer are written, and the report is not.
 KILL = """
-class Stream(prepared.Stream):
+class Stream(prepared.TokenStream):
     def counts(self):
         os.kill(os.getpid(), signal.SIGKILL)
-prepared.Stream = Stream
+prepared.TokenStream = Stream
 """
 # Whoever prepares goes on once the other one waits.
 RACE = """

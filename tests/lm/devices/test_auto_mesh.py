@@ -9,10 +9,10 @@ import pytest
 from lm.devices import auto_mesh
 from lm.devices.auto_mesh import chosen, held_bytes, kept_bytes, moved_bytes
 from lm.devices.mesh import make_mesh, mesh_words, torus_of
-from lm.devices.shardings import abstract_state, batch_shapes, jit_train_step, state_layout
+from lm.devices.shardings import abstract_state, batch_shapes, state_layout
 from lm.run.program import Experiment, open_text
 from lm.training.state import build_learner, hyper_from
-from tests.helpers import VOCAB, tiny_config
+from tests.helpers import VOCAB, jit_train_step, tiny_config
 
 WIDE = {'model.n_heads': 8, 'model.d_model': 64, 'model.d_ff': 128, 'data.batch_size': 16}
 LOTS = 10**12

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from lm.devices.mesh import make_mesh, put_batch
-from lm.devices.shardings import jit_train_step, state_shardings
+from lm.devices.shardings import state_shardings
 from lm.training.state import hyper_from
 from modules.statistics import STATS, as_int, as_key
 from tests.helpers import (
     assert_trees_close,
     checked_config,
     initial_state,
+    jit_train_step,
     packed_batch,
     tiny_batch,
     tiny_learner,

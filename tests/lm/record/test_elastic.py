@@ -7,11 +7,11 @@ import pytest
 from lm.config.fields import MeshConfig
 from lm.config.resolve import replaced
 from lm.devices.mesh import make_mesh
-from lm.devices.shardings import abstract_state, jit_init, jit_train_step
+from lm.devices.shardings import abstract_state, jit_init
 from lm.inference.load import mesh_at_hand
 from lm.record.checkpoints import Checkpoints
 from lm.training.state import hyper_from
-from tests.helpers import packed_batch, tiny_config, tiny_learner
+from tests.helpers import jit_train_step, packed_batch, tiny_config, tiny_learner
 
 CONFIG = tiny_config(
     {'optim.name': 'soap', 'model.reparam': 'sigma', 'model.n_heads': 4, 'model.n_kv_heads': 4}

@@ -15,7 +15,7 @@ from lm.record.remote.local_copy import checkpoints_here, files_here
 from lm.record.trial import NAME, try_checkpoint
 from lm.run.runs import try_storage
 from lm.storage.files import write_json
-from lm.sweep import group
+from lm.study.train import groups
 from tests.commands import tiny
 from tests.lm.record.test_checkpoints import assert_is, shapes, write
 from tests.sweep_helpers import base
@@ -27,7 +27,7 @@ def nothing_compiles(monkeypatch):
         raise AssertionError('it was compiled')
 
     monkeypatch.setattr(train, 'Program', compile)
-    monkeypatch.setattr(group, 'Program', compile)
+    monkeypatch.setattr(groups, 'Program', compile)
 
 
 class Killed(BaseException):
@@ -97,13 +97,13 @@ def test_a_record_that_cannot_be_written_is_refused_before_a_program(
 
 def test_a_sweep_tries_one_folder_for_all_its_cells(corpus, tmp_path, monkeypatch):
     tried = []
-    work = group.Work([], tmp_path, [])
-    cells = group.Cell('a', {}, tiny(corpus)), group.Cell('b', {}, tiny(corpus))
-    monkeypatch.setattr(group, 'try_storage', lambda recipe, folder: tried.append(folder))
-    monkeypatch.setattr(group, '_train', lambda *_: None)
-    monkeypatch.setattr(group, 'compiled', lambda *_: (None, 1))
+    work = groups.Work([], tmp_path, [])
+    cells = groups.Cell('a', {}, tiny(corpus)), groups.Cell('b', {}, tiny(corpus))
+    monkeypatch.setattr(groups, 'try_storage', lambda recipe, folder: tried.append(folder))
+    monkeypatch.setattr(groups, '_train', lambda *_: None)
+    monkeypatch.setattr(groups, 'compiled', lambda *_: (None, 1))
     for cell in cells:
-        group.train_group([cell], work)
+        groups.train_group([cell], work)
     assert tried == [tmp_path / 'a']
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lm.config.resolve import flatten, to_dict
+from lm.record.run import Run
 from lm.record.upgrade import is_old, stored_cell, stored_config
-from lm.record.workdir import read_config
 from modules.norms import NORMS
 from modules.options import options
 from modules.placements import PLACEMENTS
@@ -160,4 +160,4 @@ def test_changes_of_a_cell_have_the_present_names():
 
 def test_a_folder_without_a_config_holds_no_run(tmp_path):
     with pytest.raises(ValueError, match='holds no run: there is no'):
-        read_config(tmp_path)
+        Run(tmp_path).read_recipe()

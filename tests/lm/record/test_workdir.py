@@ -12,12 +12,10 @@ import pytest
 
 from lm.config.resolve import to_dict
 from lm.record.checkpoints import Checkpoints
+from lm.record.run import Run
 from lm.record.workdir import (
     InUse,
-    is_final,
     open_workdir,
-    read_config,
-    status_of,
     write_config,
 )
 from lm.storage.files import Unreadable, read_json
@@ -134,11 +132,11 @@ class TestADamagedFile:
         self.write(tmp_path / 'config.json', text)
         with open_workdir(tmp_path, CONFIG, False, said.append):
             write_config(tmp_path, CONFIG)
-        assert len(said) == 1 and read_config(tmp_path) == CONFIG
+        assert len(said) == 1 and Run(tmp_path).read_recipe() == CONFIG
 
     def test_summary_is_of_a_run_that_has_not_ended(self, tmp_path, text):
         self.write(tmp_path / 'summary.json', text)
-        assert status_of(tmp_path) is None and not is_final(tmp_path)
+        assert Run(tmp_path).status is None and not Run(tmp_path).is_final
 
     def test_any_is_named(self, tmp_path, text):
         self.write(tmp_path / 'x.json', text)

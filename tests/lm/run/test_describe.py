@@ -5,7 +5,7 @@ import pytest
 from configs.studies import norm_placement_lr
 from lm.config.fields import CHOICES, FIELDS
 from lm.run.describe import notes_of, notes_of_all, where_from
-from lm.sweep.cells import cells, split_sweep
+from lm.study.plan.cells import cells, split_sweep
 from modules.options import options
 from tests.helpers import checked_config
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.devices.shardings import batch_shapes, jit_train_step
+from lm.devices.shardings import batch_shapes
 from lm.launch.terminal import CellTerminal, Terminal
 from lm.record.metrics import without_nan
 from lm.run import program as program_of_runs
@@ -19,6 +19,7 @@ from lm.run.runs import RunSpec
 from lm.run.wave import Wave
 from lm.training.state import hyper_from
 from modules.kernels.attention import ATTENTION_KERNELS
+from tests.helpers import jit_train_step
 from tests.sweep_helpers import base, changed, silent_experiment, write_corpus
 
 

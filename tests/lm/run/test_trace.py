@@ -9,7 +9,7 @@ from lm.config.traced_steps import TracedSteps, traced_steps
 from lm.model.check import check
 from lm.record.metrics import read_rows
 from lm.run import trace
-from lm.run.trace import Op, Span, Trace
+from lm.run.trace import Op, Trace, TracedSpan
 from lm.storage.files import read_json
 from lm.training.state import hyper_from, init_state
 from lm.training.step import make_train_step
@@ -35,10 +35,16 @@ def made() -> Trace:
     ]
     b = [Op('dot.1', 'x', 0, 10 * MS, 'step'), Op('other.1', 'x', 20 * MS, 30 * MS, 'step')]
     spans = {
-        trace.STEP: [Span('step', 0, 1 * MS, 4), Span('step', 1 * MS, 11 * MS, 5)],
-        trace.FETCH: [Span('fetch', 9 * MS, 10 * MS, 4), Span('fetch', 20 * MS, 30 * MS, 5)],
-        trace.DATA_WAIT: [Span('data_wait', 0, 1 * MS), Span('data_wait', 12 * MS, 15 * MS)],
-        trace.ASIDE: [Span('aside', 15 * MS, 20 * MS)],
+        trace.STEP: [TracedSpan('step', 0, 1 * MS, 4), TracedSpan('step', 1 * MS, 11 * MS, 5)],
+        trace.FETCH: [
+            TracedSpan('fetch', 9 * MS, 10 * MS, 4),
+            TracedSpan('fetch', 20 * MS, 30 * MS, 5),
+        ],
+        trace.DATA_WAIT: [
+            TracedSpan('data_wait', 0, 1 * MS),
+            TracedSpan('data_wait', 12 * MS, 15 * MS),
+        ],
+        trace.ASIDE: [TracedSpan('aside', 15 * MS, 20 * MS)],
     }
     return Trace({'a': a, 'b': b}, spans)
 

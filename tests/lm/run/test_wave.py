@@ -11,12 +11,12 @@ import threading
 import numpy as np
 import pytest
 
-import lm.sweep.group
 from lm.config.resolve import replaced
 from lm.data import loader
 from lm.record.checkpoints import Checkpoints
 from lm.run.program import Program, runs_that_fit
 from lm.run.wave import Wave
+from lm.study.train import groups
 from tests.sweep_helpers import (
     MODES,
     RTOL,
@@ -107,7 +107,7 @@ class TestDivergence:
     def test_a_diverged_run_is_a_result_and_not_tried_again(self, corpus, tmp_path, monkeypatch):
         listed = [{'optim.lr': 1e30, **one} for one in FIVE]
         assert train_sweep(base(corpus), listed, tmp_path) == DONE
-        monkeypatch.setattr('lm.sweep.group.Program', lambda *_: pytest.fail('made a program'))
+        monkeypatch.setattr(groups, 'Program', lambda *_: pytest.fail('made a program'))
         assert train_sweep(base(corpus), listed, tmp_path) == DONE
         assert statuses(tmp_path) == ['diverged'] * 5
 
@@ -253,7 +253,7 @@ class TestWaves:
         program = Program(silent_experiment(changed(tree, {})), 'loop')
         needed = program.memory_bytes(2)
         assert 0 < needed < program.memory_bytes(5)
-        monkeypatch.setattr(lm.sweep.group, 'device_memory_bytes', lambda: needed)
+        monkeypatch.setattr(groups, 'device_memory_bytes', lambda: needed)
         sizes = sizes_of_waves(monkeypatch)
         assert train_sweep(tree, FIVE, tmp_path) == DONE
         assert sizes == [2, 2, 2]
@@ -265,16 +265,16 @@ class TestWaves:
         setting = silent_experiment(changed(base(corpus, mesh_run=4), {}), runs=4)
         program = Program(setting, 'loop')
         monkeypatch.setattr(program, 'memory_bytes', lambda slots: slots * 100)
-        monkeypatch.setattr(lm.sweep.group, 'device_memory_bytes', lambda: 4 * 800)
-        assert lm.sweep.group.slots_for(program, 16, 0, lambda text: None) == 8
+        monkeypatch.setattr(groups, 'device_memory_bytes', lambda: 4 * 800)
+        assert groups.slots_for(program, 16, 0, lambda text: None) == 8
         program.shares_memory = False
-        assert lm.sweep.group.slots_for(program, 16, 0, lambda text: None) == 16
+        assert groups.slots_for(program, 16, 0, lambda text: None) == 16
 
     @pytest.mark.full
     def test_a_run_that_does_not_fit_fails_with_what_to_do(
         self, corpus, tmp_path, monkeypatch, capsys
     ):
-        monkeypatch.setattr(lm.sweep.group, 'device_memory_bytes', lambda: 10_000)
+        monkeypatch.setattr(groups, 'device_memory_bytes', lambda: 10_000)
         assert train_sweep(base(corpus), FIVE[:2], tmp_path) == BAD_INPUT
         assert statuses(tmp_path) == ['failed', 'failed']
         for record in table(tmp_path):

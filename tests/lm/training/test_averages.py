@@ -9,13 +9,13 @@ import pytest
 from eval.convert.fold import write
 from eval.suites.perplexity import perplexity
 from lm.devices.mesh import make_mesh
-from lm.devices.shardings import state_shapes, state_shardings
+from lm.devices.shardings import state_layout, state_shardings
 from lm.inference.load import load
 from lm.record.checkpoint import TreeMismatch
 from lm.record.metrics import read_rows
-from lm.record.workdir import read_json
 from lm.run.start import initial_state
 from lm.run.tables import optimizer_state_bytes
+from lm.storage.files import read_json
 from lm.training.state import hyper_from
 from modules.params import named_leaves
 from tests import helpers
@@ -169,11 +169,11 @@ class TestEachAverage:
         config = checked_config(changes)
         learner = tiny_learner(config)
         shardings = state_shardings(learner, make_mesh(config.mesh))
-        shapes = state_shapes(learner)
+        shapes = state_layout(learner)[0]
         assert shardings.params in shardings.average.values()
         plain = checked_config({path: None for path in changes} | {'optim.average': 'none'})
         more = optimizer_state_bytes(shapes) - optimizer_state_bytes(
-            state_shapes(tiny_learner(plain))
+            state_layout(tiny_learner(plain))[0]
         )
         params = sum(4 * leaf.size for leaf in jax.tree.leaves(shapes.params))
         assert params < more < params + 20

@@ -5,13 +5,14 @@ import pytest
 
 from lm.config.fields import MeshConfig
 from lm.devices.mesh import make_mesh, put_batch
-from lm.devices.shardings import jit_train_step, state_shardings
+from lm.devices.shardings import state_shardings
 from lm.training.state import hyper_from
 from lm.training.step import chunk_of
 from modules.losses.chunked import LOGITS
 from tests.helpers import (
     assert_trees_close,
     initial_state,
+    jit_train_step,
     packed_batch,
     stack,
     tiny_config,

@@ -9,7 +9,7 @@ import pytest
 
 from lm.config.resolve import replaced
 from lm.model.check import check
-from lm.sweep.cells import cells, groups
+from lm.study.plan.cells import cells, group_by_program
 from lm.training.state import hyper_from
 from lm.training.step import activations, make_train_step, target_weights
 from tests.helpers import (
@@ -155,7 +155,7 @@ def test_runs_of_other_objectives_share_no_program():
     objectives = ('causal', 'infill', 'causal:0.5+infill:0.5', 'causal:0.4+infill:0.6')
     raw = tiny_raw({'train.eval_objectives': 'infill'})
     made = cells(raw, {'data.objective': objectives, 'train.seed': (0, 1)})
-    assert [len(group) for group in groups(made)] == [2, 2, 2, 2]
+    assert [len(group) for group in group_by_program(made)] == [2, 2, 2, 2]
     assert len({cell.name for cell in made}) == 8
 
 

@@ -1,15 +1,13 @@
-"""Which optimizer moves which parameter, and what is done to its direction. By single steps."""
+"""Which optimizer moves which parameter, and by how much. By single steps."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from lm.config.resolve import replaced
-from lm.sweep.cells import cells, groups
+from lm.study.plan.cells import cells, group_by_program
 from lm.training.state import hyper_from
-from lm.training.update import of_rms
-from modules.params import ParamSpec, named_leaves
+from modules.params import named_leaves
 from tests.helpers import (
     initial_state,
     packed_batch,
@@ -65,92 +63,10 @@ def test_others_have_a_learning_rate_of_their_own():
         np.testing.assert_allclose(change - added[path], wanted, atol=1e-5, err_msg=path)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize('others', ['adamp', 'lion'])
-def test_an_optimizer_may_spare_a_matrix_some_of_its_decay(others):
-    """AdamP projects all of them at this delta, and vectors never. Catches a share that is lost,
-    also between two optimizers.
-    """
-    changes = {'optim.name': 'adamp', 'optim.others': others, 'optim.adamp_delta': 100.0}
-    plain, roles = moved(changes)
-    decayed, _ = moved(changes | {'optim.weight_decay': 0.5, 'optim.adamp_decay_ratio': 0.25})
-    start = named_leaves(initial_state(tiny_config(SIGNS)).params)
-    for path, change in decayed.items():
-        ratio = 1.0 if others == 'lion' and roles[path] != 'hidden' else 0.25
-        wanted = 0 if roles[path] == 'vector' else -0.25 * 0.5 * ratio * start[path]
-        np.testing.assert_allclose(change - plain[path], wanted, atol=1e-5, err_msg=path)
-
-
 def test_one_optimizer_for_all_is_as_without_a_second():
     """Its state is not cut in two, so that older checkpoints are read."""
     state = initial_state(tiny_config({'optim.name': 'adamw', 'optim.others': 'adamw'}))
     assert not any('others' in path for path in named_leaves(state.opt_state))
-
-
-@pytest.mark.full
-def test_the_gradient_of_the_word_embedding_is_shrunk():
-    """Before clipping, so that the others are clipped less; learned positions are no words."""
-    changes = {'optim.name': 'sgd', 'optim.others': 'sgd', 'optim.momentum': 0.0}
-    changes |= {'model.position': 'learned'}
-    whole, roles = moved(changes | {'optim.clip_norm': float('inf')})
-    shrunk, _ = moved(
-        changes | {'optim.clip_norm': float('inf'), 'optim.embedding_gradient_shrink': 0.25}
-    )
-    assert [role for role in roles.values()].count('embedding') == 2
-    for path, change in whole.items():
-        factor = 0.25 if path == 'embedding' else 1.0
-        np.testing.assert_allclose(
-            shrunk[path], factor * change, rtol=1e-5, atol=1e-6, err_msg=path
-        )
-    clipped, _ = moved(changes | {'optim.clip_norm': 0.01, 'optim.embedding_gradient_shrink': 0.0})
-    norm = np.sqrt(sum(np.sum(change**2) for change in clipped.values()))
-    np.testing.assert_allclose(norm, 0.01 * 0.25, rtol=1e-4)
-    assert not clipped['embedding'].any()
-
-
-SPEC = ParamSpec('hidden', ('layer', 'embed', 'mlp'), ('embed',))
-
-
-def direction():
-    """Two matrices, of rms 3 and 0.5."""
-    x = np.random.default_rng(0).normal(size=(2, 4, 6))
-    x /= np.sqrt(np.mean(x**2, (1, 2), keepdims=True))
-    return jnp.float32(x * np.array([3.0, 0.5])[:, None, None])
-
-
-@pytest.mark.parametrize(
-    ('given', 'wanted'),
-    [
-        ({}, (3.0, 0.5)),
-        ({'optim.match_rms': 0.2}, (0.2, 0.2)),
-        ({'optim.update_clip': 1.0}, (1.0, 0.5)),
-        ({'optim.match_rms': 0.2, 'optim.update_clip': 0.1}, (0.1, 0.1)),
-    ],
-    ids=str,
-)
-def test_the_size_of_updates(given, wanted):
-    """Of each matrix of a stack; the direction stays. Catches one rms for all layers."""
-    found = of_rms(SPEC, direction(), {path: jnp.float32(value) for path, value in given.items()})
-    np.testing.assert_allclose(np.sqrt(np.mean(found**2, (1, 2))), wanted, rtol=1e-5)
-    np.testing.assert_allclose(
-        found / found[:, :1, :1], direction() / direction()[:, :1, :1], rtol=1e-5
-    )
-
-
-def test_what_is_no_hidden_matrix_keeps_its_size():
-    """But where it is clipped: vectors of layers each on its own."""
-    scales = ParamSpec('vector', ('layer', 'embed'))
-    hyper = {'optim.match_rms': jnp.float32(0.2)}
-    vectors = jnp.float32([[3.0, 3.0], [0.5, 0.5]])
-    np.testing.assert_array_equal(of_rms(scales, vectors, hyper), vectors)
-    found = of_rms(scales, vectors, hyper | {'optim.update_clip': jnp.float32(1.0)})
-    np.testing.assert_allclose(found, [[1.0, 1.0], [0.5, 0.5]], rtol=1e-6)
-
-
-def test_no_direction_stays_none():
-    """Not NaN, where there is no gradient."""
-    hyper = {'optim.match_rms': jnp.float32(0.2), 'optim.update_clip': jnp.float32(1.0)}
-    assert not of_rms(SPEC, jnp.zeros((2, 4, 6)), hyper).any()
 
 
 def test_what_is_not_given_is_in_no_program():
@@ -158,7 +74,7 @@ def test_what_is_not_given_is_in_no_program():
     so that b2, not given, is of each its own.
     """
     sweep = {'optim.match_rms': (None, 0.1, 0.2)}
-    found = groups(cells(tiny_raw(SIGNS), sweep))
+    found = group_by_program(cells(tiny_raw(SIGNS), sweep))
     assert [len(group) for group in found] == [1, 2]
     config = tiny_config({'optim.name': 'lion'})
     assert config.optim.b1 == 0.9 and config.optim.b2 is None

@@ -9,7 +9,7 @@ import pytest
 
 from lm.config.resolve import flatten, replaced
 from lm.devices.mesh import make_mesh
-from lm.model.base_size import base_head_dim, base_of
+from lm.model.base_size import base_head_dim
 from lm.model.check import check, scores_of
 from lm.run.tables import parameter_rows
 from lm.training.state import hyper_from
@@ -99,8 +99,9 @@ def test_logits_per_width():
     more = grown('mup')
     assert base_head_dim(more) == 8 and scores_of(more).scale is None
     assert base_head_dim(grown('mup_simple')) is None
-    assert base_of(wider).model.n_heads == 2 and base_of(more).model.n_heads == 1
-    free = base_of(grown('mup', **{'scaling.base_heads': 1, 'model.head_dim': 6})).model
+    assert wider.base.model.n_heads == 2 and more.base.model.n_heads == 1
+    assert more.base is more.base and more.base.base is more.base  # made once
+    free = grown('mup', **{'scaling.base_heads': 1, 'model.head_dim': 6}).base.model
     assert (free.n_heads, free.head_dim) == (1, 6)  # all heads together are half as wide
 
 

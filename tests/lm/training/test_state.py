@@ -7,7 +7,7 @@ import pytest
 
 from lm.config.fields import RUN_PATHS
 from lm.devices.mesh import make_mesh
-from lm.devices.shardings import state_shapes
+from lm.devices.shardings import state_layout
 from lm.run.tables import as_table, optimizer_state_bytes, parameter_count, parameter_rows
 from lm.training.state import hyper_from
 from modules.params import named_leaves
@@ -114,7 +114,7 @@ def test_the_size_of_the_optimizer_state(name, per_parameter):
     """
     changes = {'optim.name': name, 'optim.others': name, 'optim.eps': None}
     learner = tiny_learner(tiny_config(changes))
-    kept = optimizer_state_bytes(state_shapes(learner))
+    kept = optimizer_state_bytes(state_layout(learner)[0])
     assert kept == per_parameter * parameter_count(learner) + 4
 
 

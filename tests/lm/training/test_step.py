@@ -12,7 +12,7 @@ import pytest
 
 from lm.config.resolve import replaced
 from lm.devices.mesh import make_mesh, put_batch
-from lm.devices.shardings import jit_eval_step, jit_init, jit_train_step, state_shardings
+from lm.devices.shardings import jit_init, state_shardings
 from lm.training.state import hyper_from
 from lm.training.step import make_eval_step, microbatched, target_weights
 from modules.params import named_leaves
@@ -20,6 +20,8 @@ from tests.helpers import (
     BOS,
     assert_trees_close,
     initial_state,
+    jit_eval_step,
+    jit_train_step,
     packed_batch,
     tiny_batch,
     tiny_config,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lm.devices.mesh import make_mesh, put_batch
-from lm.devices.shardings import abstract_state, jit_train_step, state_shardings
+from lm.devices.shardings import abstract_state, state_shardings
 from lm.model.check import check
 from lm.record.checkpoints import Checkpoints
 from lm.training.state import hyper_from
@@ -19,6 +19,7 @@ from tests.helpers import (
     assert_trees_close,
     checked_config,
     initial_state,
+    jit_train_step,
     packed_batch,
     stack,
     tiny_batch,

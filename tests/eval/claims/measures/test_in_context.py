@@ -1,5 +1,5 @@
 """Reference: the loss and the size of the best step against moments of drawn regressions, and the
-layer that takes the step against sums by hand. Contract: the measure has the values of its row.
+layer that takes the step against sums by hand.
 """
 
 import jax
@@ -13,12 +13,11 @@ from eval.claims.measures.in_context import (
     BEST_STEP,
     DEVIATIONS,
     DIM,
-    compared,
+    compare_steps,
     draw,
     predict,
     step,
 )
-from eval.claims.measures.rows import MEASURES
 
 ROWS = 2**16
 
@@ -62,7 +61,7 @@ def test_a_layer_that_takes_the_step_is_found_to(drawn, inputs):
     params = layer(np.array(DEVIATIONS[inputs]) ** -2.0)
     found_B = np.float64(predict(params, prompts.tokens_BTE))
     np.testing.assert_allclose(found_B, BEST_STEP * best_B, rtol=1e-3, atol=1e-4)
-    found = compared(found_B, plain_B, best_B, np.float64(prompts.target_B))
+    found = compare_steps(found_B, plain_B, best_B, np.float64(prompts.target_B))
     assert abs(found['excess_loss']) < 1e-6 and abs(found['step_over_best'] - 1) < 1e-5
     assert found['unexplained_by_preconditioned'] < 1e-8
     assert (found['unexplained_by_plain'] > 0.3) == (inputs == 'stretched')
@@ -84,24 +83,15 @@ def test_a_query_does_not_see_itself(drawn):
 def test_other_steps_have_an_excess(drawn):
     prompts, plain_B, best_B = drawn['alike']
     target_B = np.float64(prompts.target_B)
-    found = compared(1.2 * BEST_STEP * best_B, plain_B, best_B, target_B)
+    found = compare_steps(1.2 * BEST_STEP * best_B, plain_B, best_B, target_B)
     # d n / (n + d + 1 + s2) (1.2 - 1)^2 over the loss
     wanted = DIM * in_context.PAIRS * BEST_STEP * 0.2**2 / BEST_LOSS
     np.testing.assert_allclose(found['excess_loss'], wanted, rtol=0.1)
     np.testing.assert_allclose(found['step_over_best'], 1.2, rtol=1e-6)
 
 
-def test_has_the_values_it_says(monkeypatch):
-    run = dict.fromkeys(
-        ('excess_loss', 'step_over_best', 'unexplained_by_plain', 'unexplained_by_preconditioned'),
-        0.0,
-    )
-    monkeypatch.setattr(in_context, 'trained', lambda deviations, seed: run)
-    assert in_context.one_step().keys() == {*MEASURES['one_step'].values}
-
-
 @pytest.mark.full
 def test_training_comes_near_the_step():
-    found = in_context.trained(DEVIATIONS['alike'], seed=9, steps=1000)
-    untrained = in_context.trained(DEVIATIONS['alike'], seed=9, steps=1)
+    found = in_context.train_and_compare(DEVIATIONS['alike'], seed=9, steps=1000)
+    untrained = in_context.train_and_compare(DEVIATIONS['alike'], seed=9, steps=1)
     assert found['excess_loss'] < 0.1 < untrained['excess_loss']

@@ -1,16 +1,14 @@
-"""Reference: SGD with momentum by hand. Contract: the measure has the values of its row."""
+"""Reference: SGD with momentum by hand."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
+from eval.claims.lab import Split
 from eval.claims.measures import large_batches
-from eval.claims.measures.gaussians import Rows
 from eval.claims.measures.large_batches import Regime
-from eval.claims.measures.rows import MEASURES
 
 
 def test_regimes_have_as_many_passes_or_as_many_steps():
@@ -30,7 +28,7 @@ def test_steps_are_those_of_momentum_and_distances_from_the_start(monkeypatch):
     monkeypatch.setattr(large_batches, 'TASK', dataclasses.replace(large_batches.TASK, trained=1))
     rng = np.random.default_rng(0)
     x, start = np.float32(rng.normal(size=(1, 3))), np.float32(rng.normal(size=(3, 4)))
-    rows = jax.tree.map(jnp.array, Rows(x, np.int32([2]), x, np.int32([2])))
+    rows = jax.tree.map(jnp.array, Split(x, np.int32([2]), x, np.int32([2])))
     w, v, wanted = np.float64(start), 0.0, []
     for factor in (1.0, 1.0, 0.1, 0.01):
         p = np.exp(x @ w) / np.exp(x @ w).sum()
@@ -38,20 +36,8 @@ def test_steps_are_those_of_momentum_and_distances_from_the_start(monkeypatch):
         w = w - 0.5 * factor * v
         wanted.append(np.linalg.norm(w - start))
     trained = jax.jit(
-        lambda rate: large_batches._trained(Regime(2, 4), rows, [start], jax.random.key(0), rate)
+        lambda rate: large_batches.train_once(Regime(2, 4), rows, [start], jax.random.key(0), rate)
     )
     right, distances = trained(0.5)
     np.testing.assert_allclose(distances, wanted[:2], rtol=1e-5)
     assert right == float(np.argmax(x @ w) == 2)
-
-
-@pytest.mark.full
-def test_the_measure_has_the_values_of_its_row(monkeypatch):
-    small = dataclasses.replace(large_batches.TASK, trained=64, held_out=64)
-    regimes = {name: Regime(4, 16) for name in large_batches.REGIMES}
-    sizes = {'TASK': small, 'REGIMES': regimes, 'SEEDS': 2, 'RATES': (0.01, 0.1), 'WIDTH': 8}
-    for size, value in sizes.items():
-        monkeypatch.setattr(large_batches, size, value)
-    found = MEASURES['large_batches'].compute()
-    assert found.keys() == set(MEASURES['large_batches'].values)
-    assert all(np.isfinite(one.value) and one.n == 2 for one in found.values())

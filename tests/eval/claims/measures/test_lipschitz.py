@@ -40,7 +40,7 @@ def test_each_linear_region_of_the_box_is_found_once(columns, biases, norms):
 def test_regions_of_two_blocks_are_those_that_points_are_in():
     """A grid of points meets no region that is not listed, and the steepest is among them."""
     rng = np.random.default_rng(0)
-    blocks = [lipschitz._drawn_block(rng, units)[1] for units in (5, 5)]
+    blocks = [lipschitz._draw_block(rng, units)[1] for units in (5, 5)]
     grid = np.stack(np.meshgrid(*[np.linspace(-0.49, 0.49, 8)] * 3), -1).reshape(-1, 3)
     seen = np.array([lipschitz._norm(lipschitz._jacobian_at(blocks, x)) for x in grid])
     listed = np.array(regions(*blocks))
@@ -51,7 +51,7 @@ def test_regions_of_two_blocks_are_those_that_points_are_in():
 def test_the_derivative_at_a_point_is_that_of_the_model():
     """The matrices read from the parameters are in the place where the MLP has them."""
     rng = np.random.default_rng(1)
-    params, matrices = lipschitz._drawn_block(rng, 5)
+    params, matrices = lipschitz._draw_block(rng, 5)
     x = jnp.float32(rng.standard_normal(3))
     own = jax.jacobian(lambda x: lipschitz._mlp(5).apply({'params': params}, x[None, None])[0, 0])
     found = lipschitz._jacobian_at([matrices], np.float64(x))
@@ -88,7 +88,7 @@ def test_a_token_at_zero_stretches_as_the_covariance_of_the_others():
     start = jnp.float32(rng.standard_normal((1, 8, 8)))
     covariance = np.cov(x_TD.T, bias=True)
     least = np.linalg.norm(q @ q.T @ covariance @ v / 8**0.5 + v / 8, 2)
-    (found,) = lipschitz._stretched_by('softmax', params, jnp.float32(x_TD)[None], start)
+    (found,) = lipschitz._stretch_attention('softmax', params, jnp.float32(x_TD)[None], start)
     assert least * 0.999 < found < 3 * least
-    (near,) = lipschitz._stretched_by('l2', params, jnp.float32(x_TD)[None], start)
+    (near,) = lipschitz._stretch_attention('l2', params, jnp.float32(x_TD)[None], start)
     assert near < 10 < least

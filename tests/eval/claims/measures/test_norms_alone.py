@@ -1,15 +1,10 @@
-"""Reference: a network with norms by hand. Property: what is not trained stays. Contract: what the
-measure computes is what its row names.
-"""
-
-import dataclasses
+"""Reference: a network with norms by hand. Property: what is not trained stays."""
 
 import jax
 import numpy as np
 import pytest
 
 from eval.claims.measures import norms_alone
-from eval.claims.measures.rows import MEASURES
 
 
 @pytest.fixture(scope='module')
@@ -20,7 +15,8 @@ def params():
 def test_norms_and_as_many_weights_are_trained(params):
     """Catches weights of units that have none, and a readout that is trained."""
     masks = {
-        part: norms_alone.trained_of(part, params, jax.random.key(1)) for part in norms_alone.PARTS
+        part: norms_alone.trained_mask(part, params, jax.random.key(1))
+        for part in norms_alone.PARTS
     }
     counts = {
         part: {name: sum(np.sum(x) for x in jax.tree.leaves(mask[name])) for name in mask}
@@ -29,7 +25,6 @@ def test_norms_and_as_many_weights_are_trained(params):
     each = norms_alone.HIDDEN * norms_alone.WIDTH
     assert counts['norms'] == {'kernels': 0, 'gains': each, 'biases': each, 'readout': 0}
     assert counts['weights'] == {'kernels': 2 * each, 'gains': 0, 'biases': 0, 'readout': 0}
-    assert all(np.all(x == 1) for x in jax.tree.leaves(masks['all']))
     for kernel in masks['weights']['kernels']:
         np.testing.assert_array_equal(np.sum(kernel, 0), 2)
         assert len(np.unique(np.argmax(kernel, 0))) > 1
@@ -43,16 +38,5 @@ def test_logits_are_those_of_norms_over_the_batch(params):
         z = wanted @ kernel
         z = (z - z.mean(0)) / np.sqrt(z.var(0) + norms_alone.EPS)
         wanted = np.maximum(gain * z + bias, 0)
-    found = jax.jit(norms_alone.logits_of)(params | {'biases': biases}, x)
+    found = jax.jit(norms_alone.normed_logits)(params | {'biases': biases}, x)
     np.testing.assert_allclose(found, wanted @ params['readout'], rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.full
-def test_the_measure_has_the_values_of_its_row(monkeypatch):
-    small = dataclasses.replace(norms_alone.TASK, trained=128, held_out=128, passes=4)
-    sizes = {'TASK': small, 'SEEDS': 2, 'RATES': (1e-3, 1e-2), 'HIDDEN': 2, 'WIDTH': 8}
-    for size, value in sizes.items():
-        monkeypatch.setattr(norms_alone, size, value)
-    found = MEASURES['norms_alone'].compute()
-    assert found.keys() == set(MEASURES['norms_alone'].values)
-    assert all(np.isfinite(one.value) and one.n == 2 for one in found.values())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from eval.claims.measures import effective_rates, ghosts, memory, perceptron, updates
-from eval.claims.measures.perceptron import one_disagrees, separated
+from eval.claims.measures.perceptron import descend_until_apart, one_disagrees
 from modules.params import ParamSpec
 from tests import ROOT
 
@@ -22,27 +22,31 @@ class TestStepsToSeparate:
         """
         m = perceptron.MARGIN**2
         behind_first = n * ((1 - m) * (n - 2) / n - m) / 2
-        assert separated(one_disagrees(n), 'plain', 1e6).steps == 2 + math.floor(behind_first)
-        assert separated(one_disagrees(n), 'normalized', 1e6).steps == 2
+        assert descend_until_apart(one_disagrees(n), 'plain', 1e6).steps == 2 + math.floor(
+            behind_first
+        )
+        assert descend_until_apart(one_disagrees(n), 'normalized', 1e6).steps == 2
 
     def test_the_largest_loss_is_of_the_path(self):
         """The loss behind the first step, of the last point alone. Catches the last loss, a sum."""
         m, n = perceptron.MARGIN**2, 30
         wrong = 100 * ((1 - m) * (n - 2) / n - m)
-        found = separated(one_disagrees(n), 'normalized', 100.0).largest_loss
+        found = descend_until_apart(one_disagrees(n), 'normalized', 100.0).largest_loss
         np.testing.assert_allclose(found, wrong / n, rtol=1e-12)
-        assert separated(one_disagrees(n), 'plain', 1.0).largest_loss == pytest.approx(np.log(2))
+        assert descend_until_apart(one_disagrees(n), 'plain', 1.0).largest_loss == pytest.approx(
+            np.log(2)
+        )
 
     def test_points_are_separable_with_as_many_positives_as_asked(self):
         for positives in perceptron.POSITIVES.values():
-            points = perceptron.drawn(positives, 100)
+            points = perceptron.draw_points(positives, 100)
             assert len(points) == perceptron.POINTS and np.sum(points[:, -1] > 0) == positives
-            separated(points, 'plain', 100.0)
+            descend_until_apart(points, 'plain', 100.0)
 
     def test_no_end_is_an_error(self, monkeypatch):
         monkeypatch.setattr(perceptron, 'MOST_STEPS', 20)
         with pytest.raises(ValueError, match=r'plain descent at 1\.0 did not separate 30 points'):
-            separated(one_disagrees(30), 'plain', 1.0)
+            descend_until_apart(one_disagrees(30), 'plain', 1.0)
 
 
 class TestStepsAroundTheRadius:
@@ -53,20 +57,18 @@ class TestStepsAroundTheRadius:
         rs = np.array(ghosts.LENGTHS_R)
         after = np.stack([np.where(rs < 2, 0.5, 0.45), np.where(rs < 8, 0.8, 0.72)])
         after[1, rs == 0.5] = 0.784
-        found = ghosts.of_curves(np.array([0.5, 0.8]), after, np.array([1.0, 4.0]))
-        assert found['largest_share_of_accuracy_lost_below_1'] == pytest.approx(0.02)
-        assert found['median_r_at_which_accuracy_falls'] == pytest.approx(5.0)
-        assert found['deviation_of_log_r_over_that_of_log_length'] == pytest.approx(0.5)
+        found = ghosts.describe_curves(np.array([0.5, 0.8]), after, np.array([1.0, 4.0]))
+        assert found == pytest.approx((0.02, 5.0, 0.5))
 
     def test_a_curve_that_never_falls_ends_with_the_longest_step(self):
         after = np.full((2, len(ghosts.LENGTHS_R)), 0.5)
-        found = ghosts.of_curves(np.array([0.5, 0.5]), after, np.array([1.0, 2.0]))
-        assert found['median_r_at_which_accuracy_falls'] == ghosts.LENGTHS_R[-1]
+        found = ghosts.describe_curves(np.array([0.5, 0.5]), after, np.array([1.0, 2.0]))
+        assert found[1] == ghosts.LENGTHS_R[-1]
 
     def test_text_has_one_likely_successor(self):
         """80% of 512 tokens follow, to three deviations. Catches rows and columns changed over."""
         successors_V = np.roll(np.arange(ghosts.VOCAB), 1).clip(1)
-        batch = ghosts.text_of(jax.random.key(0), successors_V)
+        batch = ghosts.draw_text(jax.random.key(0), successors_V)
         tokens = np.asarray(batch['tokens'])
         assert tokens.shape == (ghosts.ROWS, ghosts.LENGTH + 1) and tokens.min() > ghosts.BOS
         share = np.mean(successors_V[tokens[:, :-1]] == tokens[:, 1:])
@@ -90,7 +92,7 @@ class TestMemory:
             'muon': (memory.MUON, 2 * every - hidden, hidden),
         }
         for optimizers, state, of_hidden in asked.values():
-            found = memory.of_optimizer(size, optimizers)
+            found = memory.optimizer_memory(size, optimizers)
             assert (found.weights, found.hidden_state) == (4 * every, 4 * of_hidden)
             assert 0 <= found.state - 4 * state < 64  # counts of steps
 

@@ -1,4 +1,4 @@
-"""Property: methods read the text that they are said to. Reference: a share by hand."""
+"""Property: methods read the text that they are said to."""
 
 import numpy as np
 
@@ -12,10 +12,3 @@ def test_texts_are_of_their_languages():
     read = pruning.Texts.draw(chains, np.random.default_rng(0))
     modes = [{*rows[:, 0]} for rows in read]
     assert modes == [{1}, {2}, {1, 2}] and len(read.both) == pruning.ROWS
-
-
-def test_moved_is_a_share_of_what_the_first_lacks():
-    """Catches a share of all weights, and what the other alone lacks."""
-    one = {'a': np.array([0.0, 0.0, 1.0, 1.0]), 'b': np.array([0.0, 0.0])}
-    other = {'a': np.array([0.0, 1.0, 0.0, 0.0]), 'b': np.array([0.0, 0.0])}
-    assert pruning._moved(one, other) == 1 / 4

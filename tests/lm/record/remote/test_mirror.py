@@ -14,7 +14,7 @@ import pytest
 from lm.record.metrics import read_rows
 from lm.record.remote.local_copy import LocalCopy, at_hand, checkpoints_at, of_workdir
 from lm.record.remote.mirror import KIND, Mirror, Pushes, check_is_ours
-from lm.record.workdir import status_of
+from lm.record.run import Run
 from lm.storage import complete_folders
 from lm.storage.buckets import Bucket, BucketError, Refused, Times, open_bucket
 from lm.storage.files import sealed, write_json
@@ -368,7 +368,7 @@ def test_a_flipped_bit_of_a_record_costs_that_record(name, machine):
     )
     first.bucket.write(name, content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
     there = machine('b').copy.folder
-    assert status_of(there) == (None if name == 'summary.json' else 'done')
+    assert Run(there).status == (None if name == 'summary.json' else 'done')
     n_rows = 3 if name == 'summary.json' else 2
     assert len(read_rows(there / 'metrics.jsonl')) == n_rows
 

@@ -1,0 +1,189 @@
+"""Suites as a command asks for them: --suite=NAME[,NAME[:VALUE]] and --NAME.OPTION=VALUE."""
+
+import dataclasses
+import sys
+import types
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from absl import flags
+
+from eval.console.listings import bounds, first_sentence
+from eval.suites import SUITES
+from eval.suites.base import Suite
+from lm.config.suggestions import literal
+from lm.launch.before_jax import docstring
+from lm.launch.command import parse_flags
+from lm.launch.exit_status import BAD_INPUT
+from lm.record.digests import of_record
+from modules.choices import choose, nearest
+from modules.options import Declared, options, typed
+
+flags.disclaim_key_flags()  # those that are defined here are of the program that asks for them
+
+DIGITS = 8  # of the digest of options, in names of files
+
+
+@dataclasses.dataclass(frozen=True)
+class SuiteRequest:
+    """A suite with a value for each of its options. `label` is its name, and the value behind it
+    where one was given: what its results are called.
+    """
+
+    name: str
+    label: str
+    options: Mapping[str, Any]
+
+    @property
+    def suite(self) -> Suite:
+        return SUITES[self.name]
+
+    @property
+    def digest(self) -> str:
+        """Eight hexadecimal digits of the options."""
+        return of_record(dict(self.options))[:DIGITS]
+
+
+class OptionParser(flags.ArgumentParser):
+    """Reads the value of an option, of its types and within its bounds."""
+
+    def __init__(self, path: str, declared: Declared):
+        super().__init__()
+        self.path, self.declared = path, declared
+        self.syntactic_help = bounds(declared.option)
+
+    def parse(self, argument: Any) -> Any:
+        if not isinstance(argument, str):
+            return argument  # the default
+        return parse_value(self.path, argument, self.declared)
+
+
+def parse_value(path: str, text: str, declared: Declared) -> Any:
+    """Returns the value that a text gives an option. Raises ValueError where it cannot have it."""
+    if types.NoneType in declared.types and text == 'None':
+        return None
+    value: Any = text
+    if str not in declared.types:
+        is_true = {'true': True, 'false': False}.get(text.lower())
+        value = literal(text) if is_true is None else is_true
+    value = typed(f'--{path}', value, declared.types)
+    if value is not None:
+        declared.option.check(f'--{path}', value)
+    return value
+
+
+def define_suites(default: str | None = None) -> flags.FlagHolder[str | None]:
+    """Defines --suite, and --NAME.OPTION for each option of each suite; returns that of --suite."""
+    text = f'Of {", ".join(SUITES)}; several with commas; NAME:VALUE where it has an argument.'
+    holder = flags.DEFINE_string('suite', default, text)
+    for name, suite in SUITES.items():
+        for option, declared in options(suite.function).items():
+            path = f'{name}.{option}'
+            words = declared.option.words + (' (NAME:VALUE)' if option == suite.argument else '')
+            parser = OptionParser(path, declared)
+            one = flags.Flag(
+                parser,
+                None,
+                path,
+                declared.default,
+                words,
+                boolean=bool in declared.types,
+            )
+            flags.DEFINE_flag(one)
+    return holder
+
+
+def parse_suite_flags(argv: list[str]) -> list[str]:
+    """Parses flags as `parse_flags` does; an option of no suite is refused with the nearest."""
+    try:
+        check_options(argv)
+    except ValueError as error:
+        print(f'error: {error}', file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    return parse_flags(argv)
+
+
+def check_options(argv: Sequence[str]) -> None:
+    """Raises ValueError for flags --NAME.OPTION that no suite has, with the nearest."""
+    words = argv[1 : argv.index('--') if '--' in argv else None]
+    for word in words:
+        flag = word.lstrip('-').partition('=')[0]
+        name, dot, option = flag.partition('.')
+        if not word.startswith('--') or not dot:
+            continue
+        name = name.removeprefix('no') if name not in SUITES else name
+        if name not in SUITES:
+            hint = nearest(name, SUITES)
+            raise ValueError(f'--{flag}: there is no suite {name!r}.{hint}')
+        known = options(SUITES[name].function)
+        if option not in known:
+            raise ValueError(
+                f'--{flag}: {name} has no such option, only {", ".join(known) or "none"}.'
+                f'{nearest(option, known)}'
+            )
+
+
+def given_options() -> dict[str, Any]:
+    """Returns {'NAME.OPTION': value} of the flags that the command gives."""
+    paths = [f'{name}.{one}' for name in SUITES for one in options(SUITES[name].function)]
+    return {path: flags.FLAGS[path].value for path in paths if flags.FLAGS[path].present}
+
+
+def read_suites(text: str, given: Mapping[str, Any]) -> list[SuiteRequest]:
+    """Returns the suites of --suite=NAME[,NAME[:VALUE]] with their options.
+
+    Text behind a comma that is no suite's name belongs to the VALUE before it.
+
+    Args:
+      text: what --suite is given.
+      given: options by 'NAME.OPTION'; the others have their defaults.
+
+    Raises:
+      ValueError: for an unknown suite, with the nearest; a value behind one that takes none; a
+        suite that is there twice; and an option of a suite that is not asked for.
+    """
+    pieces: list[str] = []
+    for piece in text.split(','):
+        is_more = pieces and ':' in pieces[-1] and piece.partition(':')[0].strip() not in SUITES
+        if is_more:
+            pieces[-1] += f',{piece}'
+        else:
+            pieces.append(piece.strip())
+    requests = [read_suite(piece, given) for piece in pieces]
+    twice = [label for label, n in Counter(request.label for request in requests).items() if n > 1]
+    if twice:
+        raise ValueError(f'--suite has {twice[0]} twice; give each once')
+    names = {request.name for request in requests}
+    for path in given:
+        if path.partition('.')[0] not in names:
+            raise ValueError(
+                f'--{path} is an option of a suite that --suite={text} does not ask for'
+            )
+    return requests
+
+
+def read_suite(piece: str, given: Mapping[str, Any]) -> SuiteRequest:
+    """Reads one NAME or NAME:VALUE."""
+    name, colon, value = piece.partition(':')
+    suite = choose(SUITES, name, '--suite')
+    known = options(suite.function)
+    values = {option: given.get(f'{name}.{option}', own.default) for option, own in known.items()}
+    if colon and not suite.argument:
+        raise ValueError(
+            f'--suite={piece}: {name} takes no value behind its name; its options are '
+            f'{", ".join(f"--{name}.{option}" for option in known) or "none"}.'
+        )
+    if colon:
+        path = f'{name}.{suite.argument}'
+        if path in given:
+            raise ValueError(f'--suite={piece} and --{path} both give {path}; give it once')
+        values[suite.argument] = parse_value(path, value, known[suite.argument])
+    return SuiteRequest(name, piece, values)
+
+
+def listing() -> str:
+    """Returns a line for each suite: its name, and the first sentence of what it says of itself."""
+    width = max(map(len, SUITES))
+    lines = [(name, first_sentence(docstring(suite.function))) for name, suite in SUITES.items()]
+    return '\n'.join(f'  {name:{width}}  {words}' for name, words in lines)

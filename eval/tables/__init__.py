@@ -1,6 +1,0 @@
-"""Reads run records as tables: columns and types, records of runs and sweeps, SQL, text; compares
-the variants of a sweep.
-
-Called by eval.runs, eval.compare, eval.report, eval.fit and eval.console. Calls lm.record,
-lm.sweep.ledger and lm.config, DuckDB and Arrow.
-"""

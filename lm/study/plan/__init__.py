@@ -1,0 +1,1 @@
+"""Plans the runs of a study: cells of a sweep, protocols, and the values that a search tries."""

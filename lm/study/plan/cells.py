@@ -1,0 +1,235 @@
+"""Cells of a sweep: the runs that `config.sweep` describes.
+
+    config.sweep = {
+        'model.norm': ('rmsnorm', 'layernorm'),  # an axis; axes are multiplied
+        'zip': {'model.d_model': (128, 256), 'optim.lr': (4e-3, 2e-3)},  # these move together
+        'list': ({'loss.z_loss': 0.0}, {'loss.z_loss': 1e-4, 'optim.b2': 0.99}),  # as they stand
+        'train.seed': (0, 1, 2),
+    }
+
+`zip` and `list` are axes too; a tuple of several zips is several axes. A sweep that is a tuple is
+one `list`. An option that only some cells read belongs to these: the others are without it. A
+`protocol` is no axis: it sets what all cells have in common (`lm.study.plan.protocols`).
+"""
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import lm.data
+from lm.config.fields import AUTO, FIELDS, RUN_PATHS, Config, DataConfig, left_out
+from lm.config.recipe import Recipe
+from lm.config.resolve import (
+    build,
+    changed,
+    digest,
+    flatten,
+    settle,
+)
+from lm.config.suggestions import EXAMPLE, field_hint, sweep_flag, sweep_hint
+from lm.model.base_size import unread
+from lm.model.check import check
+from modules.choices import nearest
+from modules.options import typed
+
+Changes = dict[str, Any]  # {'optim.lr': 0.003, ...}
+PROTOCOL = 'protocol'  # the key of config.sweep that is no axis
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One run of a sweep."""
+
+    name: str  # of its folder: the digest of its config, unless an older version began it
+    changes: Changes  # as the sweep gives them, with the types of their fields, but for `ignored`
+    recipe: Recipe
+    ignored: tuple[str, ...] = ()  # options that were given, and that other cells alone read
+    tuned: Mapping[str, Any] | None = None  # its place in an ablation (`lm.study.arm`)
+
+
+def split_sweep(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Any, Any]:
+    """Splits a ConfigDict or nested dicts into (what all runs start from, config.sweep or None,
+    config.tune or None).
+
+    An option that what they start from does not read becomes an axis of one value.
+    """
+    tree = raw.to_dict() if hasattr(raw, 'to_dict') else dict(raw)
+    sweep, tune = tree.pop('sweep', None), tree.pop('tune', None)
+    if not sweep or not isinstance(sweep, Mapping | list | tuple):
+        return tree, sweep, tune
+    for path in unread(build(tree)):
+        section, name = path.split('.')
+        axes = [[path in changes for changes in axis] for axis in _axes(sweep)]
+        if not any(map(any, axes)):
+            sweep = dict(sweep) if isinstance(sweep, Mapping) else {'list': sweep}
+            sweep[path] = (tree[section][name],)
+        elif not any(map(all, axes)):
+            continue  # some cells have their own: it is refused, as what the others have is unclear
+        tree[section] = tree[section] | {name: None}
+    return tree, sweep, tune
+
+
+def cells(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
+    """Returns every run of the sweep, in order: the last of several axes changes fastest. Each cell
+    is resolved after its changes: what is 'auto' or None in the base follows from them. Text is not
+    looked for (`find_text`).
+
+    Raises ValueError for an axis that names no field (with the nearest), a value of another type or
+    out of bounds, an axis without values, a field that two axes change, an option that no cell
+    reads, and two cells that resolve to the same config.
+    """
+    start = build(base)
+    axes, seen = _axes(sweep), set()
+    for axis in axes:
+        fields = {path for changes in axis for path in changes}
+        if twice := sorted(fields & seen):
+            raise ValueError(f'two axes of the sweep change {", ".join(twice)}; zip them, or list')
+        seen |= fields
+    found: dict[str, Cell] = {}
+    listed = [_typed(parts) for parts in itertools.product(*axes)]
+    unread_by = [call_for_cell(changes, unread, changed(start, changes)) for changes in listed]
+    read_by_none = set(unread_by[0]).intersection(*unread_by)
+    for changes, paths in zip(listed, unread_by, strict=True):
+        ignored = tuple(path for path in paths if path not in read_by_none)
+        made = call_for_cell(changes, cell, start, changes, ignored)
+        if made.name in found and ignored and found[made.name].changes == made.changes:
+            continue  # they differ in what they ignore
+        if made.name in found:
+            raise ValueError(
+                f'two cells of the sweep are the same run: {found[made.name].changes} and '
+                f'{made.changes} resolve to equal configs. Leave one out.'
+            )
+        found[made.name] = made
+    return list(found.values())
+
+
+def _axes(sweep: Any) -> list[list[Changes]]:
+    """Each axis as a list of changes."""
+    sweep = {'list': sweep} if isinstance(sweep, list | tuple) else sweep
+    if isinstance(sweep, str):
+        raise ValueError(
+            f'--config.sweep must be a Python literal: 1e-3, and not 10**-3; names in quotes; got '
+            f'{sweep!r}. {sweep_hint(sweep, FIELDS)}'
+        )
+    if not isinstance(sweep, Mapping):
+        raise ValueError(f'sweep must hold axes, such as {sweep_flag(EXAMPLE)}; got {sweep!r}')
+    axes = []
+    for key, values in sweep.items():
+        if key == 'zip':
+            zips = values if isinstance(values, list | tuple) else [values]
+            axes += [_zipped(fields) for fields in zips]
+        elif key == 'list':
+            axes.append([_one(changes) for changes in _values(key, values)])
+        elif key != PROTOCOL:
+            _check_field(key)
+            axes.append([{key: value} for value in _values(key, values)])
+    if not axes:
+        raise ValueError('sweep is empty: it has no axis; leave it None for a single run')
+    return axes
+
+
+def _zipped(fields: Any) -> list[Changes]:
+    if not isinstance(fields, Mapping) or not fields:
+        raise ValueError(f'sweep zip must map fields to values of equal number; got {fields!r}')
+    for path in fields:
+        _check_field(path)
+    columns = {path: list(_values(path, values)) for path, values in fields.items()}
+    lengths = {path: len(values) for path, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f'sweep zip needs as many values for each field; got {lengths}')
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _one(changes: Any) -> Changes:
+    if not isinstance(changes, Mapping):
+        example = '{"optim.lr": 1e-3}'
+        raise ValueError(f'sweep list must hold dicts such as {example}; got {changes!r}')
+    for path in changes:
+        _check_field(path)
+    return dict(changes)
+
+
+def _values(key: str, values: Any) -> Iterable[Any]:
+    is_one = isinstance(values, str | Mapping) or not hasattr(values, '__len__')
+    if is_one or getattr(values, 'ndim', 1) != 1:
+        raise ValueError(f'sweep axis {key} must be a tuple of values; got {values!r}')
+    if not len(values):
+        raise ValueError(f'sweep axis {key} has no values, so that the sweep has no cells')
+    return values
+
+
+def _check_field(path: Any) -> None:
+    if path not in FIELDS:
+        hint = nearest(path, ('zip', 'list', PROTOCOL)) or field_hint(path, FIELDS)
+        raise ValueError(f'sweep axis {path!r} names no config field.{hint}')
+
+
+def _typed(parts: Iterable[Changes]) -> Changes:
+    """Joins the changes of all axes, with the types of their fields."""
+    asked = {path: value for part in parts for path, value in part.items()}
+    if asked.get('model.dtype') == AUTO:
+        raise ValueError('model.dtype=auto depends on the machine; a sweep names the types it has')
+    asked = {path: v.item() if hasattr(v, 'item') else v for path, v in asked.items()}  # NumPy's
+    return {
+        path: call_for_cell(asked, typed, path, value, FIELDS[path].types)
+        for path, value in asked.items()
+    }
+
+
+def call_for_cell[T](changes: Changes, function: Callable[..., T], *arguments: Any) -> T:
+    """Calls the function; its ValueError names the cell."""
+    try:
+        return function(*arguments)
+    except ValueError as error:
+        raise ValueError(f'sweep cell {changes}: {error}') from error
+
+
+def cell(start: Config, changes: Changes, ignored: Sequence[str]) -> Cell:
+    """Resolves the run of some changes, without the options `ignored`. Raises ValueError as
+    `lm.model.check.check` does.
+    """
+    recipe = settle(changed(start, changes | dict.fromkeys(ignored)))
+    check(recipe)
+    kept = {path: value for path, value in changes.items() if path not in ignored}
+    return Cell(digest(recipe), kept, recipe, tuple(ignored))
+
+
+def find_text(cells: Iterable[Cell]) -> None:
+    """Looks for the text of cells, each source once, as that takes 30 ms. Raises ValueError, with
+    the cell, as `lm.data.check` does. A plan, or a board made of records, needs no text.
+    """
+    first: dict[DataConfig, Cell] = {}
+    for one in cells:
+        first.setdefault(one.recipe.data, one)
+    for data, one in first.items():
+        call_for_cell(one.changes, lm.data.check, data)
+
+
+def ignored_words(cells: Sequence[Cell]) -> list[str]:
+    """Says of each option that only some cells read how many these are."""
+    counts = collections.Counter(path for cell in cells for path in cell.ignored)
+    return [
+        f'{path} is read by {len(cells) - n} of {len(cells)} cells; the others are without it'
+        for path, n in counts.items()
+    ]
+
+
+def group_by_program(cells: list[Cell]) -> list[list[Cell]]:
+    """Groups cells that one program can train together: those that differ in
+    `lm.config.fields.RUN_PATHS` alone, and there by numbers: what is None, or off, is in none.
+    """
+    by_program: dict[tuple, list[Cell]] = {}
+    for one in cells:
+        by_program.setdefault(program_of(one), []).append(one)
+    return list(by_program.values())
+
+
+def program_of(cell: Cell) -> tuple[tuple[str, Any], ...]:
+    """Returns what the program of a cell has compiled in: equal for cells of one group."""
+    return tuple(
+        (path, value)
+        for path, value in flatten(cell.recipe).items()
+        if path not in RUN_PATHS or left_out(path, value)
+    )

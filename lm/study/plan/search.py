@@ -1,0 +1,432 @@
+"""The values that each arm of an ablation trains at next: waves of runs, from what has ended alone.
+
+Waves follow from the settings and from the losses of earlier waves; nothing is drawn. `replay`
+makes them again: where a loss of a wave is missing, that wave is what has to be trained, whatever
+else has ended and in whatever order. All arms get as many runs in each wave, and share its stage:
+
+    scan     octaves around the centre, one seed
+    extend   while the best value is at an edge: further octaves, and repeats of the best two; from
+             the second time on only where the best is significantly better than its neighbour
+    line     of several fields: steps along one of them in turn, in two cycles
+    refine   half octaves on both sides of the best, and repeats of it and of its neighbours
+    repeat   while the allowance is more than half the smallest effect that matters
+
+An arm that needs less than the others in a wave gets further seeds near its best value. An arm that
+diverges wherever it is tried has no more runs; the others go on.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lm.study.plan import surface
+from lm.study.plan.curve import (
+    HALF,
+    OCTAVE,
+    Means,
+    Spread,
+    allowance,
+    as_good,
+    is_convex,
+    is_sound,
+    mean_of,
+    means_of,
+    spread,
+    vertex,
+    worse,
+)
+
+VERSION = 1  # one more where the same losses would ask for other runs
+SCAN = tuple(i * OCTAVE for i in (-2, -1, 0, 1, 2))  # of the first field, around its centre
+STEPS = (OCTAVE, OCTAVE + HALF, OCTAVE + HALF)  # of a line along the first, second, third field
+WAVE = 5  # runs of an arm that are most useful at once
+EXTENSIONS = 4  # waves beyond the edges of one line
+REFINEMENTS = 3  # waves that do not extend, where the best value moves meanwhile
+REPEATS = 2  # waves that do not extend
+CYCLES = 2  # over several fields
+FLAT_OCTAVES = 3  # a wider set of values that are as good says that the field hardly matters
+
+LOCATED, FLAT, EDGE, CLIFF = 'located', 'flat', 'edge', 'cliff'
+EXTEND = 'extend'
+NOT_CONVEX, NOT_REFINED, DIVERGED = 'not convex', 'not refined', 'diverged everywhere'
+
+K = tuple[int, ...]  # the place of a value: an index for each tuned field
+Bounds = Sequence[tuple[float, float]]  # lowest and highest index of each field of an arm
+UNBOUNDED = (-math.inf, math.inf)
+
+
+class Point(NamedTuple):
+    """A run of an arm: the place of its values, and the number of its seed."""
+
+    k: K
+    seed: int
+
+
+Losses = Mapping[Point, float]  # of an arm; not finite: diverged
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """Settings that the waves follow from, besides losses and bounds.
+
+    scans: indices of the first line along each tuned field, around its centre. smallest_effect: of
+    losses, that matters. most_runs: of an arm; a wave that would exceed it is not begun.
+    """
+
+    scans: tuple[tuple[int, ...], ...] = (SCAN,)
+    smallest_effect: float = 0.01
+    most_runs: float = math.inf
+
+    @property
+    def fields(self) -> int:
+        """Returns how many fields are tuned."""
+        return len(self.scans)
+
+
+class SearchWave(NamedTuple):
+    """Runs of all arms that are trained together; those of `missing` have not ended yet."""
+
+    stage: str
+    points: list[list[Point]]  # by arm
+    missing: list[list[Point]]
+
+
+class LineSearch:
+    """An arm as far as its runs have ended, and the line along one field that is searched now.
+
+    Attributes:
+      bounds: of each field.
+      losses: of each place that was tried, by seed.
+      centre, along: the line has the places that differ from `centre` in the field `along` alone.
+      means: of the line.
+      extensions: waves beyond its edges so far.
+      earlier: the means along other fields, of the last line of each.
+    """
+
+    def __init__(self, bounds: Bounds):
+        self.bounds, self.losses = bounds, {}
+        self.centre, self.along, self.extensions = (0,) * len(bounds), 0, 0
+        self.earlier: dict[int, Means] = {}
+        self.means = means_of({})
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether all runs diverged."""
+        return bool(self.losses) and not any(map(is_sound, self.losses.values()))
+
+    @property
+    def best(self) -> int:
+        """The index of the lowest mean of the line."""
+        return int(self.means.k[self.means.best])
+
+    def place(self, index: int) -> K:
+        """Returns the place of an index along the line."""
+        return (*self.centre[: self.along], index, *self.centre[self.along + 1 :])
+
+    def add(self, losses: Sequence[tuple[Point, float]]) -> None:
+        """Adds runs that have ended, those of one place by ascending seeds."""
+        for point, loss in losses:
+            self.losses.setdefault(point.k, []).append(loss)
+        self._read_line()
+
+    def turn(self, along: int, s: float) -> None:
+        """Turns the line to another field, at the minimum along this one."""
+        if along == self.along:
+            return
+        self.earlier[self.along] = self.means
+        self.centre = self.minimum(s)
+        self.along, self.extensions = along, EXTENSIONS if self.is_dead else 0
+        self._read_line()
+
+    def minimum(self, s: float) -> K:
+        """Returns the place of the minimum: of the surface where several fields have one, else of
+        the line; of a line without runs its centre; the best place of all where all of it diverged.
+        """
+        if not len(self.means.k):
+            found = self.centre
+        elif not len(self.means.finite.k):
+            found = self.best_place
+        else:
+            found = self.place(vertex(self.means, s))
+        sound = {k: x for k, x in self.losses.items() if is_sound(x)}
+        if len(self.bounds) == 1 or not sound:
+            return found
+        steps = STEPS[: len(self.bounds)]
+        moved = surface.minimum(sound, found, steps) or found
+        return tuple(
+            int(min(max(k, low), high)) for k, (low, high) in zip(moved, self.bounds, strict=True)
+        )
+
+    @property
+    def lines(self) -> dict[int, Means]:
+        """The means along each field that has been searched."""
+        return self.earlier | ({self.along: self.means} if len(self.means.k) else {})
+
+    def within(self, indices: Sequence[int]) -> list[int]:
+        """Returns the indices of the line that its bounds allow."""
+        lowest, highest = self.bounds[self.along]
+        return [i for i in indices if lowest <= i <= highest]
+
+    def untried(self, indices: Sequence[int]) -> list[int]:
+        """Returns the indices that may be tried, and have not been."""
+        return [i for i in self.within(indices) if i not in self.means.k]
+
+    def runs_at(self, indices: Sequence[int]) -> list[Point]:
+        """Returns a run at each index, with seeds that it has not had; an index may come twice."""
+        counts = collections.Counter({k: len(x) for k, x in self.losses.items()})
+        found = []
+        for k in map(self.place, indices):
+            found.append(Point(k, counts[k]))
+            counts[k] += 1
+        return found
+
+    def filled(self, points: Sequence[Point], width: int) -> list[Point]:
+        """Adds further seeds of the WAVE values nearest to the best, fewest seeds first."""
+        points = list(points)
+        while len(points) < width:
+            asked = collections.Counter(p.k for p in points)
+            n = {k: len(self.losses.get(k, ())) + asked[k] for k in self._near}
+            points.append(min((Point(k, n[k]) for k in n), key=lambda point: point.seed))
+        return points
+
+    @property
+    def _near(self) -> list[K]:
+        """The places of the line nearest to its best one, as far as none diverged."""
+        known = self.means.finite
+        if not len(known.k):
+            return [self.best_place]
+        distance = np.abs(known.k - known.k[known.best])
+        return [self.place(int(k)) for k in known.k[np.argsort(distance, kind='stable')[:WAVE]]]
+
+    @property
+    def best_place(self) -> K:
+        """The place of the lowest mean of all lines; the centre where every place diverged."""
+        if self.is_dead or not self.losses:
+            return self.centre
+        return min(sorted(self.losses), key=lambda k: mean_of(self.losses[k]))
+
+    def _read_line(self) -> None:
+        along = self.along
+        on_line = {k[along]: x for k, x in self.losses.items() if self.place(k[along]) == k}
+        self.means = means_of(on_line)
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """Waves that have been made again: the last one is `open` if runs of it are missing.
+
+    is_refined: whether the search came as far as the half octaves around the best, and had them.
+    """
+
+    waves: list[SearchWave]
+    arms: list[LineSearch]
+    open: SearchWave | None
+    is_refined: bool
+
+    @property
+    def spread(self) -> Spread:
+        """Returns the spread over seeds, pooled over all arms and values."""
+        return pooled(self.arms)
+
+
+def pooled(arms: Sequence[LineSearch]) -> Spread:
+    """Returns the spread over seeds, pooled over all values of all arms."""
+    return spread(x for arm in arms for x in arm.losses.values())
+
+
+def replay(losses: Sequence[Losses], search: Search, bounds: Sequence[Bounds]) -> Replay:
+    """Makes the waves again, up to the first that has not wholly ended.
+
+    Args:
+      losses: of each arm. What belongs to no wave is not read.
+      search: what the waves follow from.
+      bounds: of each arm.
+    """
+    tuner = _Tuner([LineSearch(own) for own in bounds], search)
+    waves: list[SearchWave] = []
+    for stage, points in tuner.waves():
+        waves.append(SearchWave(stage, points, missing(points, losses)))
+        if waves[-1].missing:
+            return Replay(waves, tuner.arms, waves[-1], tuner.is_refined)
+        for arm, own, ended in zip(tuner.arms, points, losses, strict=True):
+            arm.add([(p, ended[p]) for p in own])
+    return Replay(waves, tuner.arms, None, tuner.is_refined)
+
+
+def missing(points: Sequence[Sequence[Point]], losses: Sequence[Losses]) -> list[list[Point]]:
+    """Returns the points without a loss, by arm; [] if there is none."""
+    found = [[p for p in own if p not in at] for own, at in zip(points, losses, strict=True)]
+    return found if any(found) else []
+
+
+class _Tuner:
+    """Proposes waves; the losses of one are added to `arms` before the next is asked for."""
+
+    def __init__(self, arms: list[LineSearch], search: Search):
+        self.arms, self.search = arms, search
+        self.runs = 0  # of each arm that goes on
+        self.is_refined = False
+
+    def waves(self) -> Iterator[tuple[str, list[list[Point]]]]:
+        for stage, along in self._stages():
+            s = pooled(self.arms).s
+            for arm in self.arms:
+                arm.turn(along, s)
+            asked = [0] * len(self.arms)  # waves in which an arm did not extend
+            while True:
+                own = pooled(self.arms)
+                wants = [
+                    self._wanted(stage, *one, own) for one in zip(self.arms, asked, strict=True)
+                ]
+                width = max(len(points) for _, points in wants)
+                if not width:
+                    break
+                if self.runs + width > self.search.most_runs:
+                    return
+                self.runs += width
+                for arm, (kind, _) in zip(self.arms, wants, strict=True):
+                    arm.extensions += kind == EXTEND
+                asked = [n + (kind != EXTEND) for n, (kind, _) in zip(asked, wants, strict=True)]
+                kinds = {kind for kind, points in wants if points}
+                yield (
+                    EXTEND if EXTEND in kinds else stage,
+                    [
+                        points if arm.is_dead else arm.filled(points, width)
+                        for arm, (_, points) in zip(self.arms, wants, strict=True)
+                    ],
+                )
+            self.is_refined |= stage == 'refine'
+
+    def _stages(self) -> Iterator[tuple[str, int]]:
+        """Stages, and the field that each is along."""
+        fields = range(self.search.fields)
+        yield from (('scan', along) for along in fields)
+        if self.search.fields > 1:
+            yield from (('line', along) for _ in range(CYCLES - 1) for along in fields)
+        yield 'refine', 0
+        yield 'repeat', 0
+
+    def _wanted(
+        self, stage: str, arm: LineSearch, asked: int, own: Spread
+    ) -> tuple[str, list[Point]]:
+        """The kind and the points of what an arm needs in this stage; none if it needs nothing."""
+        here = arm.centre[arm.along]
+        if stage in ('scan', 'line') and not asked and not arm.is_dead:
+            step = STEPS[arm.along]
+            offsets = self.search.scans[arm.along] if stage == 'scan' else (-step, 0, step)
+            if new := arm.untried([here + i for i in offsets]):
+                return stage, arm.runs_at(new)
+        if points := self._extension(arm, own):
+            return EXTEND, points
+        if arm.is_dead:
+            return stage, []
+        if stage == 'refine' and asked < REFINEMENTS:
+            return stage, refinement(arm)
+        enough = self.search.smallest_effect / 2
+        if stage == 'repeat' and asked < REPEATS and allowance(arm.means, own) > enough:
+            return stage, arm.filled([], WAVE)
+        return stage, []
+
+    def _extension(self, arm: LineSearch, own: Spread) -> list[Point]:
+        """Further steps beyond an edge, where that has the best value; [] where there is no such
+        edge, or no more room or waves for it.
+
+        One field: three octaves, and repeats of the best value and of its neighbour; from the
+        second time on repeats alone, unless the best is significantly better than its neighbour:
+        noise grows with the learning rate, and of many loud runs some are low. Several fields,
+        whose lines are many: one step, then two, and so on.
+        """
+        side, means = edge(arm.means), arm.means
+        if not side or arm.extensions == EXTENSIONS:
+            return []
+        lowest, highest = arm.bounds[arm.along]
+        outermost = int(means.k[0] if side < 0 else means.k[-1])
+        is_alone = self.search.fields == 1
+        count = 3 if is_alone else 1 + arm.extensions
+        steps = [outermost + side * i * STEPS[arm.along] for i in range(1, count + 1)]
+        outward = arm.untried(sorted({min(max(i, lowest), highest) for i in steps}))
+        inner = [i for i in (means.best, means.best - side) if 0 <= i < len(means.k)]
+        inner = [i for i in inner if math.isfinite(means.mean[i])]
+        if not outward or not is_alone:
+            return arm.runs_at(outward)
+        is_found = len(inner) < 2 or worse(means, own)[inner[1]]
+        beyond = outward if is_found or not arm.extensions else []
+        return arm.runs_at([*beyond, *(int(means.k[i]) for i in inner)])
+
+
+def edge(means: Means) -> int:
+    """Returns -1 or 1 where the best value is the lowest or highest tried, -1 where all diverged;
+    else 0.
+    """
+    if not np.any(np.isfinite(means.mean)):
+        return -1 if len(means.k) else 0
+    return -1 if means.best == 0 else 1 if means.best == len(means.k) - 1 else 0
+
+
+def refinement(arm: LineSearch) -> list[Point]:
+    """Returns half octaves around the best value, and repeats of it and of those an octave off; []
+    where there are half octaves already. On a line that has no runs yet: all of them.
+    """
+    if not len(arm.means.k):
+        here = arm.centre[arm.along]
+        return arm.runs_at(arm.within([here + i for i in (-OCTAVE, -HALF, 0, HALF, OCTAVE)]))
+    halves = arm.untried([arm.best - HALF, arm.best + HALF])
+    finite = {int(k) for k in arm.means.finite.k}
+    repeated = [i for i in (arm.best, arm.best - OCTAVE, arm.best + OCTAVE) if i in finite]
+    return arm.runs_at([*halves, *repeated]) if halves else []
+
+
+@dataclasses.dataclass(frozen=True)
+class Pick:
+    """The values of an arm, and what is known of them.
+
+    k: their place. allowance: loss that other seeds could choose better by, at a quantile; inf
+    where nothing is known of it. as_good: lowest and highest index of the first field that are not
+    significantly worse. states: LOCATED, or what keeps it from being so.
+    """
+
+    k: K
+    allowance: float
+    as_good: tuple[float, float]
+    states: tuple[str, ...]
+
+
+def picks(found: Replay) -> list[Pick]:
+    """Returns the pick of each arm, as far as the waves have come."""
+    own = found.spread
+    return [_pick(arm, own, found.is_refined) for arm in found.arms]
+
+
+def _pick(arm: LineSearch, own: Spread, is_refined: bool) -> Pick:
+    k = arm.minimum(own.s)
+    if arm.is_dead or not arm.losses:
+        return Pick(k, math.inf, UNBOUNDED, (DIVERGED if arm.is_dead else NOT_REFINED,))
+    lines = {along: one for along, one in arm.lines.items() if len(one.finite.k)}
+    first = lines.get(0)
+    low, high = as_good(first, own) if first else UNBOUNDED
+    diverged = [place for place, x in arm.losses.items() if not is_sound(x)]
+    known = {
+        NOT_REFINED: not is_refined,
+        EDGE: any(map(edge, lines.values())),
+        CLIFF: any(_distance(k, one) <= OCTAVE for one in diverged),
+        FLAT: first is not None and _is_flat(first, low, high, own),
+        NOT_CONVEX: not all(is_convex(one, own.s) for one in lines.values()),
+    }
+    states = tuple(state for state, holds in known.items() if holds)
+    allowed = [allowance(one, own) for one in lines.values()]
+    is_whole = len(lines) == len(arm.bounds)
+    return Pick(k, sum(allowed) if is_whole else math.inf, (low, high), states or (LOCATED,))
+
+
+def _distance(one: K, other: K) -> int:
+    return max(abs(i - j) for i, j in zip(one, other, strict=True))
+
+
+def _is_flat(means: Means, low: float, high: float, own: Spread) -> bool:
+    """Whether the values that are as good, as far as they were tried, span many octaves."""
+    tried = min(high, int(means.k[-1])) - max(low, int(means.k[0]))
+    return own.freedom > 0 and tried > FLAT_OCTAVES * OCTAVE

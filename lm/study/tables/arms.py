@@ -1,0 +1,51 @@
+"""The arms of a tuned sweep by name, and the place of each cell among them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lm.config.resolve import flatten
+from lm.study.arm import THE_BASE, arm_name
+from lm.study.tables.columns import columns
+from lm.study.tables.text import number
+from lm.study.tables.variants import split
+
+
+def arm_names(sweep: Mapping[str, Any]) -> list[str]:
+    """Returns the name of each arm of a sweep.json, as `lm.study.tables.variants.split` names
+    variants; [] without config.tune.
+    """
+    if 'tune' not in sweep:
+        return []
+    arms = sweep['tune']['arms']
+    judged = [i for i, arm in enumerate(arms) if arm['length'] == 1]
+    axes = dict.fromkeys(path for i in judged for path in arms[i]['changes'])
+    base, first = flatten(sweep['base']), {}
+    for cell in sweep['cells']:
+        if is_asked_for(cell):
+            first.setdefault(cell['tuned']['arm'], cell['differs'])
+    records = []
+    for i in judged:
+        config = base | first.get(i, arms[i]['changes'])
+        records.append({columns()[path]: config[path] for path in axes} | {'cell': THE_BASE})
+    found = [variant.name for variant in split(records, {'axes': axes})]
+    if len(found) < len(judged):  # arms that differ in what no cell's config shows
+        found = [in_words(arms[i]['changes']) for i in judged]
+    names = dict(zip(judged, found, strict=True))
+    return [names.get(i) or arm_name({}, arm['length']) for i, arm in enumerate(arms)]
+
+
+def in_words(changes: Mapping[str, Any]) -> str:
+    """Returns 'model.norm=none, optim.lr=0.1'."""
+    return ', '.join(f'{path}={number(value)}' for path, value in changes.items()) or THE_BASE
+
+
+def is_asked_for(cell: Mapping[str, Any]) -> bool:
+    """Whether the cell is a run of an arm of the present sweep: earlier ones stay on record."""
+    return 'tuned' in cell and cell['group'] is not None
+
+
+def place_of(cell: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
+    """Returns {'arm': its name, 'stage': what asked for it}; {} for a cell of no arm."""
+    if not is_asked_for(cell):
+        return {}
+    return {'arm': names[cell['tuned']['arm']], 'stage': cell['tuned']['stage']}

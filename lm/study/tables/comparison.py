@@ -1,0 +1,279 @@
+"""Compares a sweep's variants: best learning rates, sensitivity, differences from the baseline.
+
+Losses are in the unit of the metric: nats per token for `ce`. `lm.study.tables.variants` says which
+runs count. All statistics assume normal values, as Student's t does.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lm.config.resolve import flatten
+from lm.study.plan.settings import metric_of_axes
+from lm.study.statistics import (
+    WITHIN_NOISE,
+    Interval,
+    holm,
+    p_value,
+    paired,
+    seeds_needed,
+    side,
+    t_interval,
+)
+from lm.study.tables.columns import columns
+from lm.study.tables.results import UNREADABLE, Record
+from lm.study.tables.text import number
+from lm.study.tables.variants import (
+    LR,
+    SEEDS,
+    Losses,
+    Seed,
+    Variant,
+    final_loss,
+    has_diverged,
+    initial_loss,
+    losses_by_lr,
+    split,
+)
+
+# status: why a run that did not diverge has no final loss
+LACKS = {'done': 'has no final loss', 'failed': 'failed', UNREADABLE: 'cannot be read'}
+WAITS = 'has not ended'
+OTHER_GRID = "sensitivity is over other learning rates than the baseline's: they do not compare"
+
+
+def best_lr(losses: Losses) -> float | None:
+    """The learning rate of the lowest mean over seeds; of equal ones the smallest."""
+    means = {lr: np.mean(list(by_seed.values())) for lr, by_seed in losses.items() if by_seed}
+    return min(sorted(means), key=means.get) if means else None
+
+
+def sensitivity(losses: Losses, initial: float) -> float:
+    """E_lr[min(loss(lr), initial)] - min_lr loss(lr), the learning-rate sensitivity.
+
+    The expectation is the mean over the swept learning rates, which is one over log(lr) where they
+    are spaced evenly in it; each is first averaged over its seeds. Only variants that were swept
+    over the same learning rates compare. nan with fewer than two of them, or where `initial` is.
+    From arXiv:2309.14322, where the grid spans three decades.
+    """
+    capped = [np.minimum(list(by_seed.values()), initial) for by_seed in losses.values() if by_seed]
+    if len(capped) < 2:
+        return math.nan
+    means = [losses_S.mean() for losses_S in capped]
+    return float(np.mean(means) - min(means))
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Results of a variant. `difference` is from the baseline, each at its own `best_lr`."""
+
+    variant: Variant
+    losses: dict[float, dict[Seed, float]]
+    initial: float
+    best_lr: float | None
+    loss: Interval
+    bits_per_byte: Interval
+    tokens_per_sec: float
+    sensitivity: float
+    difference: Interval
+    diverged: int
+    notes: list[str]
+    p: float = math.nan  # adjusted for the number of variants; nan for the baseline or one seed
+    verdict: str = ''  # '' for the baseline
+    seeds_needed: int | None = None  # to find a difference that is within noise
+    chosen: Sequence[Record] = ()  # the runs at its chosen values, where lr is not all that is
+
+    @property
+    def shown(self) -> list[str]:
+        """The workdirs at its best learning rate, or all while none has ended."""
+        if self.chosen:
+            return [record['workdir'] for record in self.chosen]
+        at_best = self.variant.at(self.best_lr) if self.best_lr is not None else None
+        return [record['workdir'] for record in at_best or self.variant.records]
+
+
+def compare(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Comparison]:
+    """Compares each variant of the sweep with its baseline (`compare_variants`)."""
+    return compare_variants(split(records, sweep), metric_of_axes(sweep['axes']))
+
+
+def compare_rates(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Comparison]:
+    """Compares each learning rate with that of the base, or with the best where the base's was not
+    swept; [] where anything but learning rates and seeds was swept, or one rate only.
+
+    The best is chosen by the seeds that it is then compared by, so that no other can be better.
+    """
+    rates = sorted({record['lr'] for record in records})
+    if set(sweep['axes']) - {LR, *SEEDS} or len(rates) < 2:
+        return []
+    (everything,) = compare(records, sweep)
+    at_base = flatten(sweep['base']).get(LR)
+    reference = at_base if at_base in rates else everything.best_lr
+    variants = [
+        Variant(f'lr {number(lr)}', {columns()[LR]: lr}, everything.variant.at(lr), lr == reference)
+        for lr in rates
+    ]
+    return compare_variants(variants, metric_of_axes(sweep['axes']))
+
+
+def compare_variants(variants: Sequence[Variant], metric: str) -> list[Comparison]:
+    """Compares each variant with the one that is the baseline.
+
+    Verdicts are corrected for their number: by p-values that `holm` adjusted. Intervals are not.
+    The learning rate is chosen by the seeds that are then compared, which flatters variants with
+    more learning rates, and which nothing here corrects: `choice_words` says so.
+    """
+    initials = initial_of(variants, metric)
+    losses = [losses_by_lr(v, metric, l0) for v, l0 in zip(variants, initials, strict=True)]
+    of_baseline = next((own for v, own in zip(variants, losses, strict=True) if v.is_baseline), {})
+    found = [
+        _comparison(variant, own, initial, of_baseline, metric)
+        for variant, own, initial in zip(variants, losses, initials, strict=True)
+    ]
+    nothing = t_interval([])
+    differences = [nothing if c.variant.is_baseline else c.difference for c in found]
+    adjusted = holm([p_value(difference) for difference in differences])
+    verdicts = [side(d, p) if d.n else '' for d, p in zip(differences, adjusted, strict=True)]
+    undecided = verdicts.count(WITHIN_NOISE)
+    baseline = next((c for c in found if c.variant.is_baseline), None)
+    for i, (c, p, said) in enumerate(zip(found, adjusted, verdicts, strict=True)):
+        mean, deviation = c.difference.mean, c.difference.std
+        seeds = seeds_needed(mean, deviation, undecided) if said == WITHIN_NOISE else None
+        # Sensitivities are means over a grid of learning rates, and compare over equal ones alone.
+        is_other = baseline is not None and c.variant.rates != baseline.variant.rates
+        is_other = is_other and not math.isnan(c.sensitivity + baseline.sensitivity)
+        notes = [*c.notes, OTHER_GRID] if is_other else c.notes
+        found[i] = dataclasses.replace(c, p=p, verdict=said, seeds_needed=seeds, notes=notes)
+    return found
+
+
+def initial_of(variants: Sequence[Variant], metric: str) -> list[float]:
+    """Returns the loss of each variant at initialisation in the unit of the metric, which differs
+    from nats per token by a factor that runs know.
+    """
+    return [_initial(variant, variants, metric) for variant in variants]
+
+
+def choice_words(
+    comparisons: Sequence[Comparison], by_rate: Sequence[Comparison], base: Mapping[str, Any]
+) -> str:
+    """Returns what verdicts are of: at which learning rates, and whether the seeds that are
+    compared chose these; '' without a verdict.
+
+    by_rate: as `compare_rates` returns them, [] otherwise. base: the config of the sweep.
+    """
+    if not any(c.verdict for c in by_rate or comparisons):
+        return ''
+    if by_rate:
+        baseline = next(c for c in by_rate if c.variant.is_baseline)
+        if flatten(base).get(LR) in baseline.variant.rates:
+            return 'The verdicts are of these learning rates as they are: no seed chose one.'
+        return (
+            f'The seeds that are compared chose {baseline.variant.name} as the best, which makes '
+            'it look better than it is, and the others worse; config.tune judges by fresh seeds.'
+        )
+    counts = sorted(len(c.variant.rates) for c in comparisons)
+    if counts[-1] < 2:
+        return (
+            'The verdicts are of one learning rate each: nothing was chosen, and it may suit some '
+            'better than others; config.tune gives each its best.'
+        )
+    words = (
+        'The verdicts are of learning rates that the same seeds chose, which makes each variant '
+        'look better than it is; config.tune judges by fresh seeds, after as many runs each.'
+    )
+    if counts[0] < counts[-1]:
+        words += (
+            f' Variants have {counts[0]} to {counts[-1]} rates: those with more look better by '
+            'chance alone.'
+        )
+    return words
+
+
+def _initial(variant: Variant, variants: Sequence[Variant], metric: str) -> float:
+    initial = initial_loss(variant.records)
+    if math.isnan(initial):
+        initial = initial_loss(record for other in variants for record in other.records)
+    if metric == 'ce':
+        return initial
+    ratios = [r[metric] / r['ce'] for r in variant.records if r['ce'] and r[metric]]
+    return initial * float(np.mean(ratios)) if ratios else math.nan
+
+
+def _comparison(
+    variant: Variant, losses: Losses, initial: float, baseline: Losses, metric: str
+) -> Comparison:
+    best = best_lr(losses)
+    at_best, of_baseline = losses.get(best, {}), baseline.get(best_lr(baseline), {})
+    per_byte = [final_loss(r, 'bits_per_byte', math.nan) for r in variant.at(best)]
+    difference = paired(at_best, of_baseline)
+    speeds = [r['tokens_per_sec'] for r in variant.records if r['tokens_per_sec']]
+    gaps = _sensitivity_gaps(variant, metric, initial)
+    notes = _notes(variant, losses, initial, difference)
+    if gaps and best is not None:
+        notes.append(f'sensitivity is not given: {"; ".join(gaps)}')
+    return Comparison(
+        variant=variant,
+        losses=losses,
+        initial=initial,
+        best_lr=best,
+        loss=t_interval(at_best.values()),
+        bits_per_byte=t_interval(x for x in per_byte if not math.isnan(x)),
+        tokens_per_sec=float(np.mean(speeds)) if speeds else math.nan,
+        sensitivity=math.nan if gaps else sensitivity(losses, initial),
+        difference=difference,
+        diverged=sum(map(has_diverged, variant.records)),
+        notes=notes,
+    )
+
+
+def _sensitivity_gaps(variant: Variant, metric: str, initial: float) -> list[str]:
+    """Why there is no sensitivity yet: what is missing of the variant's grid of learning rates.
+
+    A sweep ends with its largest rates, which are the worst: over a part of its grid a sensitivity
+    would be too low. [] where every run of the grid has ended, or there is one rate only.
+    """
+    if len(variant.rates) < 2:
+        return []
+    if math.isnan(initial):
+        return ['the loss at initialisation is not recorded']
+    gaps = []
+    for lr in variant.rates:
+        records = variant.at(lr)
+        lacking = [r for r in records if math.isnan(final_loss(r, metric, initial))]
+        for why, n in collections.Counter(LACKS.get(r['status'], WAITS) for r in lacking).items():
+            share = '' if n == len(records) else f' for {n} of {len(records)} seeds'
+            gaps.append(f'lr {number(lr)} {why}{share}')
+    return gaps
+
+
+def _notes(variant: Variant, losses: Losses, initial: float, difference: Interval) -> list[str]:
+    """Notes that a reader of the numbers needs."""
+    best = best_lr(losses)
+    if best is None:
+        return ['no run has ended']
+    notes, records, rates = [], variant.at(best), variant.rates
+    diverged = sum(map(has_diverged, records))
+    counted = 0 if math.isnan(initial) else diverged
+    missing = len(records) - len(losses[best]) - (diverged - counted)
+    if diverged:
+        how = 'counted as' if counted else 'left out, as there is no record of'
+        notes.append(
+            f'{diverged} of {len(records)} diverged at its best learning rate; {how} the loss at '
+            'initialisation'
+        )
+    if missing:
+        notes.append(
+            f'{missing} of {len(records)} at its best learning rate have not ended, failed, or '
+            'cannot be read'
+        )
+    if len(rates) > 1 and best in (rates[0], rates[-1]):
+        end = 'lowest' if best == rates[0] else 'highest'
+        notes.append(f'best at the {end} learning rate tried')
+    if not variant.is_baseline and not difference.n:
+        notes.append('no seed has ended here and in the baseline')
+    return notes

@@ -1,0 +1,186 @@
+"""The records of runs and sweeps: each run's config and results as one row of the table of runs.
+
+Functions that read a file raise ValueError, naming it, where what lies there cannot be read.
+"""
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lm.config.fields import FIELDS
+from lm.config.resolve import flatten
+from lm.record.names import CONFIG, SWEEP
+from lm.record.remote.local_copy import at_hand
+from lm.record.run import DAMAGE, Row, Run, naming
+from lm.storage.files import replacing
+from lm.study.tables.arms import arm_names, place_of
+from lm.study.tables.columns import RESULTS, Record, columns, kinds_of_columns, schema, typed
+from lm.study.train import ledger
+
+TABLE = 'cells.parquet'
+UNREADABLE = 'unreadable'
+
+
+def _naming_sweep(folder: Path) -> contextlib.AbstractContextManager[None]:
+    return naming(folder / SWEEP, 'The train.py command of the sweep writes it anew')
+
+
+def gather(workdir: str | Path) -> list[Record]:
+    """Returns one record a cell of a sweep, one for a run, or those of all that lie directly below.
+
+    Numbers that are not known yet, or not finite, are None; so is a config field that a run of an
+    older version does not have. A cell, or what lies below the folder, whose files cannot be read
+    is `UNREADABLE`, with a reason that names the file. Records of a URL (`lm.storage.buckets`) are
+    fetched, and `workdir` is where they then are.
+
+    Args:
+      workdir: a folder or URL: a run, a sweep, or a folder of them.
+
+    Raises:
+      ValueError: where the folder holds neither run nor sweep, or where its own config.json or
+        sweep.json cannot be read.
+    """
+    folder = at_hand(workdir)
+    if (folder / SWEEP).exists():
+        return _gather_sweep(folder)
+    if (folder / CONFIG).exists():
+        config = _config_of_run(folder)
+        try:
+            return [_record(folder, config, Run(folder).results())]
+        except (ValueError, OSError) as error:
+            return [_record(folder, config, {'status': UNREADABLE, 'reason': str(error)})]
+    below = [path for path in sorted(folder.glob('*')) if holds_runs(path)]
+    if not below:
+        raise ValueError(
+            f'{workdir} holds no run and no sweep: there is no {CONFIG} or {SWEEP} in it, nor in a '
+            'folder below it. Give a --workdir that train.py wrote'
+        )
+    records = []
+    for path in below:
+        try:
+            records += gather(path)
+        except (ValueError, OSError) as error:
+            records.append(_record(path, {}, {'status': UNREADABLE, 'reason': str(error)}))
+    return records
+
+
+def gather_all(workdirs: Iterable[str | Path]) -> list[Record]:
+    return [record for workdir in workdirs for record in gather(workdir)]
+
+
+def holds_runs(folder: Path) -> bool:
+    """Whether there is a run or a sweep."""
+    return any((folder / name).exists() for name in (SWEEP, CONFIG))
+
+
+def _gather_sweep(folder: Path) -> list[Record]:
+    sweep = read_sweep(folder)
+    begun = any((folder / cell['cell']).exists() for cell in sweep['cells'])
+    if not begun and (folder / TABLE).exists():  # the runs were deleted, their table kept
+        return _read_table(folder / TABLE)
+    base = flatten(sweep['base'])
+    with _naming_sweep(folder):
+        arms = arm_names(sweep)
+        places = [place_of(cell, arms) for cell in sweep['cells']]
+    return [
+        _gather_cell(folder, cell, base | cell['differs'], place)
+        for cell, place in zip(sweep['cells'], places, strict=True)
+    ]
+
+
+def _gather_cell(
+    folder: Path, cell: Mapping[str, Any], known: Mapping[str, Any], place: Row
+) -> Record:
+    """known: the config as sweep.json has it, for a cell whose own cannot be read. place: its arm
+    and stage, if there are any.
+    """
+    path = folder / cell['cell']
+    place = {'sweep': folder.name, 'group': cell['group']} | place
+    try:
+        config = Run(path).config if (path / CONFIG).exists() else known
+        if lost := sorted(known.keys() & FIELDS.keys() - config.keys()):
+            raise ValueError(f'{path / CONFIG} cannot be read (it lacks {", ".join(lost)})')
+        return _record(path, config, Run(path).results(), **place)
+    except (ValueError, OSError) as error:
+        with _naming_sweep(folder):
+            return _record(path, known, {'status': UNREADABLE, 'reason': str(error)}, **place)
+
+
+def _record(path: Path, config: Mapping[str, Any], results: Row, **place: Any) -> Record:
+    """place: the sweep's name and the group of a cell, its arm and stage."""
+    known = {
+        'cell': path.name,
+        'workdir': str(path),
+        'sweep': None,
+        'group': None,
+        'arm': None,
+        'stage': None,
+        **place,
+        'status': results['status'],
+        'reason': results.get('reason'),
+        **{column: config.get(name) for name, column in columns().items()},
+        **{column: results.get(name) for column, (name, _) in RESULTS.items()},
+    }
+    return {name: typed(path, name, known[name], kind) for name, kind in kinds_of_columns()}
+
+
+def as_arrow(records: Iterable[Record]) -> pa.Table:
+    return pa.Table.from_pylist(list(records), schema=schema())
+
+
+def write_table(workdir: str | Path) -> Path:
+    """Writes what `gather` finds to WORKDIR/cells.parquet, all or nothing, and returns its path."""
+    path = Path(workdir) / TABLE
+    with replacing(path) as temporary:
+        pq.write_table(as_arrow(gather(workdir)), temporary, write_page_checksum=True)
+    return path
+
+
+def _read_table(path: Path) -> list[Record]:
+    damage = (*DAMAGE, pa.ArrowException)
+    advice = 'The runs that it was made of are gone; delete it to train them again'
+    with naming(path, advice, damage):
+        rows = pq.read_table(path, page_checksum_verification=True).to_pylist()
+        records = [{name: row.get(name) for name in schema().names} for row in rows]
+        return as_arrow(records).to_pylist()
+
+
+def read_sweep(workdir: str | Path) -> dict[str, Any]:
+    """The sweep.json of a sweep in the present form (`lm.study.train.ledger`); of a single run, one
+    without axes or other cells.
+    """
+    folder = Path(workdir)
+    if not (folder / SWEEP).exists():
+        own = {'cell': folder.name, 'group': 0, 'changes': {}, 'differs': {}}
+        return {'base': _config_of_run(folder), 'axes': {}, 'cells': [own]}
+    with _naming_sweep(folder):
+        sweep = ledger.read_sweep(folder)
+        _check_sweep(sweep)
+        return sweep
+
+
+def _check_sweep(sweep: Mapping[str, Any]) -> None:
+    """Raises ValueError for what is no sweep, as of a file that was written over."""
+    kinds = {'cell': str, 'group': int | None, 'changes': dict, 'differs': dict}
+    if not isinstance(sweep['base'], dict) or not isinstance(sweep['axes'], dict):
+        raise ValueError('its base and its axes must be objects')
+    if not isinstance(flatten(sweep['base']).get('optim.lr'), int | float):
+        raise ValueError('its base has no optim.lr')
+    for path, values in sweep['axes'].items():
+        if path not in FIELDS or not isinstance(values, list):
+            raise ValueError(f'{path!r} is no axis: a field with a list of values')
+    for cell in sweep['cells']:
+        for name, kind in kinds.items():
+            if not isinstance(cell[name], kind):
+                raise ValueError(f'{name} of a cell is {cell[name]!r}')
+
+
+def _config_of_run(folder: Path) -> Mapping[str, Any]:
+    with naming(folder / CONFIG, 'Delete it, and the train.py command of the run writes it anew'):
+        config = Run(folder).config
+        _record(folder, config, {'status': ''})  # each value is of the type of its column
+        return config

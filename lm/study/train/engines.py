@@ -1,0 +1,459 @@
+"""Trains a sweep: its flags, and where its groups train, in this process or on a Ray cluster.
+
+Groups are independent. All that passes between them is what runs leave in their folders, so another
+process can take up any group again.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import flags
+
+from lm.config.fields import AUTO
+from lm.config.recipe import Recipe
+from lm.config.resolve import resolve
+from lm.devices.check_mesh import check_devices, check_single
+from lm.devices.mesh import make_mesh
+from lm.launch.before_jax import TUNABLES, usual_dtype
+from lm.launch.distributed import (
+    asked_to_stop,
+    first_then_others,
+    from_first,
+    is_first,
+    several,
+)
+from lm.launch.exit_status import BAD_INPUT, DONE, SIGNALLED
+from lm.launch.signals import caught_signals, handlers_kept
+from lm.launch.terminal import Terminal
+from lm.launch.tracking import tracked
+from lm.record.code import describe_code, find_other_code, running_code, summarize_codes
+from lm.record.machine import device_name
+from lm.record.names import FINAL
+from lm.record.remote.mirror import sweep_folder, sweep_records
+from lm.record.run import Run
+from lm.record.workdir import LOCK, SWEEP, check_shared
+from lm.run.program import build_without_text
+from lm.storage.buckets import is_url
+from lm.storage.files import locked
+from lm.study.plan.cells import Cell, call_for_cell, group_by_program
+from lm.study.plan.protocols import agreed, protocol_of
+from lm.study.train import words
+from lm.study.train.groups import Work, train_group
+from lm.study.train.hosts import Others, dealt, host_0_first, join_sweep
+from lm.study.train.ledger import open_sweep
+from lm.study.train.means import means_here
+from lm.study.train.throughput import known_throughput, measure_throughput
+from lm.study.train.waves import Groups, PlannedWave, WavePlan
+from lm.study.train.words import counted
+from modules.choices import choose
+
+flags.disclaim_key_flags()  # flags that are defined here belong to the program that asks for them
+
+Train = Callable[[Work], None]  # trains the groups of the work, and returns once they have ended
+
+RETRIES = 10  # of a group whose worker was lost; its runs go on from their checkpoints
+POLL_SEC = 1.0
+
+
+def define_flags() -> None:
+    """Defines the flags of a sweep, which a single run has no use for."""
+    flags.DEFINE_string('engine', 'local', 'Where a sweep trains: local, or ray.')
+    flags.DEFINE_integer(
+        'runs_at_once', 0, 'Runs of a sweep in one program; 0: as many as fit.', lower_bound=0
+    )
+    flags.DEFINE_list('resources', None, 'Of a Ray task: CPU=2, or GPU=1, or TPU=4.')
+
+
+def asked(is_sweep: bool) -> dict[str, Any]:
+    """Returns the arguments of `train_sweep` that the flags give: engine, runs at once, resources.
+    Raises ValueError where a single run has them.
+    """
+    given = flags.FLAGS
+    engine, runs_at_once, resources = given.engine, given.runs_at_once, given.resources
+    if not is_sweep and (engine != 'local' or runs_at_once or resources):
+        raise ValueError('--engine, --runs_at_once and --resources are for config.sweep')
+    how = {'engine': engine, 'runs_at_once': runs_at_once}
+    return how | {'resources': parse_resources(resources)}
+
+
+def dtype_of_workers() -> str:
+    """Returns the type of products where runs train and the config leaves it open: by what a Ray
+    task asks for, and otherwise by this machine.
+    """
+    asked = parse_resources(flags.FLAGS.resources)
+    return 'bfloat16' if {'GPU', 'TPU'} & asked.keys() else usual_dtype()
+
+
+def parse_resources(texts: list[str] | None) -> dict[str, float]:
+    """{'GPU': 1.0} for GPU=1."""
+    try:
+        return {name: float(n) for name, n in (text.split('=') for text in texts or [])}
+    except ValueError:
+        raise ValueError(f'--resources must be such as CPU=2,GPU=1; got {texts}') from None
+
+
+def train_sweep(
+    base: dict[str, Any],
+    sweep: Any,
+    workdir: str | Path,
+    continue_changed: bool,
+    engine: str,
+    report: Callable[[Path], str],
+    notes: Sequence[str] = (),
+    trackers: Sequence[str] = (),
+    tune: Any = None,
+    **how: Any,
+) -> int:
+    """Trains the cells that have not ended yet; returns the exit status.
+
+    Args:
+      base: the config that all cells start from, as nested dicts.
+      sweep: config.sweep.
+      workdir: a folder, or the URL of one in a bucket.
+      continue_changed: go on where the folder holds a sweep from another base.
+      engine: a name of ENGINES.
+      report: writes the report of a folder, and returns what to say of it.
+      notes: lines to say before the first wave.
+      trackers: they get the rows of all cells.
+      tune: config.tune, with which there are further cells once those before have ended
+        (`lm.study.train.waves`).
+      **how: fields of `lm.study.train.groups.Work`.
+    """
+    enter = choose(ENGINES, engine, '--engine')
+    plan = WavePlan(base, sweep, tune)
+    host, hosts = join_sweep(plan.first, engine)
+    url = str(workdir) if is_url(str(workdir)) else None
+    _check_devices(plan.first, url)
+    if engine == 'local':  # tasks of Ray may have devices of another platform
+        _check_models(plan.first)
+    ledger = Ledger(plan, resolve(base), sweep_folder(workdir), url, continue_changed, host, hosts)
+    work = Work([], ledger.folder, [], ledger.say_own, url=url, **how)
+    if (protocol := protocol_of(base, sweep)) is not None:
+        settled = agreed(protocol, base, sweep, means_here(work, engine, host))
+        _say(ledger, settled.words)
+        plan = ledger.plan = WavePlan(base, sweep, tune, settled.sets)
+        ledger.protocol = settled.record()
+    wave, say = ledger.open(), ledger.say
+    programs = counted(len(wave.every), 'program')
+    say(f'{workdir}: {plan.caption(wave)}, {programs}, on {device_name()}')
+    _say(ledger, sweep_code_notes, itertools.chain(*wave.every), work)
+    with (
+        tracked(ledger.folder, trackers if host == 0 else (), say),
+        caught_signals() as work.caught,
+        enter() as train,
+    ):
+        trained = _waves(ledger, work, wave, notes, train, is_here=engine == 'local')
+    work.groups = work.groups if plan.arms is None else trained.every
+    return from_first(_end(work, report, say) if is_first() else None)
+
+
+def sweep_code_notes(cells: Iterable[Cell], work: Work) -> list[str]:
+    """Notes on cells that have ended and that other code has trained, with their number."""
+    summaries = (Run(work.folder(cell)).summary for cell in cells)
+    ended = [one for one in summaries if one.get('status') in FINAL]
+    words = summarize_codes(find_other_code(one.get('code'), one) for one in ended)
+    if not words:
+        return []
+    return [
+        f'NOTE: of {counted(len(ended), "cell")} that have ended, other code has trained {words}; '
+        f'this is {describe_code(running_code())}. To train all cells with this code, give another '
+        '--workdir'
+    ]
+
+
+def _check_devices(grouped: Groups, url: str | None) -> None:
+    """Raises ValueError where runs cannot be laid over the devices at hand, or be written there."""
+    if url is not None and several():
+        raise ValueError(
+            f'{url}: a sweep of runs that have the devices of several hosts together needs a '
+            '--workdir on a disk that all of them see. Each run alone takes a bucket.'
+        )
+    for group in grouped:
+        recipe = group[0].recipe
+        if several():
+            check_single(recipe)
+        elif recipe.mesh.axes != AUTO:
+            check_devices(recipe, make_mesh(recipe.mesh, runs=len(group)))
+
+
+def _check_models(grouped: Groups) -> None:
+    """Raises ValueError, with the cell, if a model of the sweep cannot be built: before the first
+    one trains, as it would otherwise fail among cells that have taken hours.
+    """
+    platform = jax.devices()[0].platform
+    for first, *_ in grouped:
+        tokenizer = first.recipe.data.tokenizer
+        call_for_cell(first.changes, build_without_text, first.recipe, tokenizer, platform)
+
+
+@dataclasses.dataclass
+class Ledger:
+    """The folder of a sweep, on one of the hosts that train it."""
+
+    plan: WavePlan
+    base: Recipe
+    folder: Path
+    url: str | None
+    continue_changed: bool
+    host: int
+    hosts: int
+    protocol: dict[str, Any] | None = None  # as sweep.json has it
+
+    def __post_init__(self):
+        # One speaks for the whole sweep, the other for this host.
+        self.terminal = Terminal(silent=not is_first() or self.host > 0)
+        self._own = Terminal(silent=not is_first())
+        self.say = self.terminal.say
+
+    def say_own(self, text: str) -> None:
+        self._own.say(f'host {self.host}: {text}' if self.host else text)
+
+    def refresh(self) -> None:
+        """Brings what others have trained, where that is in a bucket."""
+        if self.url is not None:
+            with sweep_records(self.url, self.say):
+                pass
+
+    def open(self) -> PlannedWave:
+        """Makes or takes over the folder, one host after the other; returns the wave to train."""
+        self.refresh()
+        # In a bucket the lease of the sweep lets one host in after the other.
+        host = self.host if self.url is None else 0
+        wave = (
+            host_0_first(self.folder, host, self.hosts, self.next)
+            if self.hosts > 1
+            else self.next()
+        )
+        check_shared(self.folder / SWEEP)
+        return wave
+
+    def next(self) -> PlannedWave:
+        """Writes down and returns the wave that the ended ones ask for; the same on all hosts."""
+        while True:
+            wave = self.plan.wave(self.folder)
+            names = first_then_others(functools.partial(self._write, wave))
+            if not names:
+                return wave
+            self.plan.names |= names
+
+    def _write(self, wave: PlannedWave) -> dict[str, str]:
+        """Writes sweep.json; returns the names of folders that cells have under another name."""
+        with sweep_records(self.url, self.say):
+            how = self.continue_changed, self.say, self.plan.record, self.protocol
+            return open_sweep(self.folder, self.base, wave.every, *how)
+
+
+def _waves(
+    ledger: Ledger,
+    work: Work,
+    wave: PlannedWave,
+    notes: Sequence[str],
+    train: Train,
+    *,
+    is_here: bool,
+) -> PlannedWave:
+    """Trains one wave after the other; returns the last, of no cells if all have ended.
+
+    is_here: whether this process trains, so that it can measure what a step takes.
+    """
+    from lm.study.train.progress import live  # brings Arrow, which a single run need not wait for
+
+    plan, folder, arms = ledger.plan, ledger.folder, ledger.plan.arms
+    if arms is not None:
+        measured = is_here and ledger.hosts == 1 and wave.cells
+        plan.sec = measure_throughput(wave.groups, work) if measured else known_throughput(work)
+        _say(ledger, lambda: words.costs(arms, plan.step_sec))
+    said: set[str] = set()
+    while wave.cells:
+        began = time.monotonic()
+        if arms is not None:
+            _say(ledger, lambda: words.announced(arms, arms.read(folder), plan.step_sec))
+        with live(folder, wave.groups, ledger.terminal.console, notes, said) as work.tick:
+            has_ended = _train_wave(ledger, work, wave, train)
+        if arms is None or not has_ended:
+            return wave
+        plan.take_pace(wave, time.monotonic() - began)
+        _say(ledger, lambda: words.states(arms.read(folder)))
+        wave = ledger.next()
+    if arms is not None:
+        _say(ledger, lambda: words.spent(arms, arms.read(folder), folder))
+    return wave
+
+
+def _say(ledger: Ledger, words: Callable[..., list[str]], *arguments: Any) -> None:
+    if is_first() and ledger.host == 0:
+        for line in words(*arguments):
+            ledger.say(line)
+
+
+def _train_wave(ledger: Ledger, work: Work, wave: PlannedWave, train: Train) -> bool:
+    """Trains the cells of a wave, with the other hosts; returns whether all have ended for good.
+
+    Where the next wave follows from all of them, it waits for other hosts, and trains what a lost
+    one leaves.
+    """
+    work.groups = dealt(wave.groups, ledger.host, ledger.hosts)
+    if ledger.hosts > 1:
+        mine = sum(map(len, work.groups))
+        ledger.say_own(f'{mine} of the {len(wave.cells)} cells train on this host')
+    others = Others(wave.cells, work, ledger.refresh)
+    train(work)
+    if ledger.plan.arms is None:
+        return True
+    while ledger.hosts > 1 and (left := others.wait()):
+        ledger.say_own(f'{counted(len(left), "cell")} of hosts that are lost train on this one')
+        work.groups = group_by_program(left)
+        train(work)
+    ledger.refresh()
+    if asked_to_stop(work.caught):
+        return False
+    left = [cell.name for cell in wave.cells if not work.is_final(cell)]
+    if left:
+        ledger.say_own(
+            f'{", ".join(left)} did not end, and what comes next follows from the whole wave: the '
+            'same command tries them again'
+        )
+    return from_first(not left)
+
+
+def _end(work: Work, report: Callable[[Path], str], say: Callable[[str], None]) -> int:
+    """Writes the table and report of all cells; returns the exit status for those of `work`."""
+    from lm.study.train.progress import table  # brings Arrow
+
+    # Another host may end too.
+    with sweep_records(work.url, say), locked(work.workdir / LOCK):
+        say(table(work.workdir))
+        if work.caught:
+            say(f'{signal.Signals(work.caught[0]).name}: the same command goes on')
+            return SIGNALLED + work.caught[0]
+        say(report(work.workdir))
+    return DONE if all(map(work.is_final, itertools.chain(*work.groups))) else BAD_INPUT
+
+
+@contextlib.contextmanager
+def local() -> Iterator[Train]:
+    """Yields what trains one group after the other, in this process."""
+
+    def train(work: Work) -> None:
+        for group in work.groups:
+            if asked_to_stop(work.caught):
+                return
+            train_group(group, work)
+
+    yield train
+
+
+@contextlib.contextmanager
+def on_ray() -> Iterator[Train]:
+    """Yields what trains each group, or part of runs_at_once runs, as a Ray task with a process of
+    its own.
+
+    Connects to the cluster that RAY_ADDRESS or `ray start` names, or starts one on this machine. A
+    task whose worker is lost is tried again, RETRIES times. The nodes need this checkout and the
+    workdir under the same path, or in a bucket. Raises ValueError where Ray is not installed, or no
+    node has the resources that a group asks for.
+    """
+    # Ray would report its use, and install an environment for workers under `uv run`.
+    os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
+    os.environ.setdefault('RAY_ENABLE_UV_RUN_RUNTIME_ENV', '0')
+    try:
+        import ray
+    except ImportError as error:
+        raise ValueError(
+            '--engine=ray needs Ray: pip install "evenkeel[cluster]", or uv sync --extra cluster'
+        ) from error
+    connected = ray.is_initialized()
+    if not connected:
+        # JAX warns of a fork, which exec follows at once.
+        with handlers_kept(), warnings.catch_warnings():
+            warnings.filterwarnings('ignore', message=r'os\.fork', category=RuntimeWarning)
+            ray.init(include_dashboard=False, logging_level='ERROR')
+    try:
+        yield functools.partial(_train_on_ray, ray)
+    finally:
+        if not connected:
+            ray.shutdown()
+
+
+def _train_on_ray(ray: Any, work: Work) -> None:
+    resources = work.resources or default_resources(ray.cluster_resources())
+    _check_resources(ray.nodes(), resources)
+    parts = [part for group in work.groups for part in split(group, work)]
+    work.say(f'{counted(len(parts), "task")} on Ray, each with {resources}')
+    task = ray.remote(**_task_options(resources))(train_group_remotely)
+    how = work.url or str(work.workdir.absolute()), work.runs_at_once, work.start_over
+    _await_tasks(ray, work, {task.remote(part, *how): part for part in parts})
+
+
+def split(group: list[Cell], work: Work) -> list[list[Cell]]:
+    """The cells of a group that have not ended, in parts of runs_at_once."""
+    waiting = [cell for cell in group if not work.is_final(cell)]
+    size = work.runs_at_once or max(1, len(waiting))
+    return [waiting[i : i + size] for i in range(0, len(waiting), size)]
+
+
+def default_resources(cluster: dict[str, float]) -> dict[str, float]:
+    """One accelerator where the cluster has any, else one CPU."""
+    return {next((kind for kind in ('TPU', 'GPU') if cluster.get(kind)), 'CPU'): 1.0}
+
+
+def _check_resources(nodes: list[dict], resources: dict[str, float]) -> None:
+    """Raises ValueError where no node can hold the task: Ray would wait for one without end."""
+    alive = [node['Resources'] for node in nodes if node['Alive']]
+    if not any(all(node.get(k, 0) >= n for k, n in resources.items()) for node in alive):
+        there = [{k: n for k, n in node.items() if k in ('CPU', 'GPU', 'TPU')} for node in alive]
+        raise ValueError(f'no node of the Ray cluster has {resources}; there are {there}')
+
+
+def _task_options(resources: dict[str, float]) -> dict:
+    kinds = {'CPU': 'num_cpus', 'GPU': 'num_gpus'}
+    known = {kinds[k]: n for k, n in resources.items() if k in kinds}
+    other = {k: n for k, n in resources.items() if k not in kinds}
+    on_cpu = {'JAX_PLATFORMS': 'cpu', 'GLIBC_TUNABLES': ':'.join(TUNABLES)}
+    return {
+        'num_cpus': 0,
+        **known,
+        'resources': other,
+        'max_retries': RETRIES,
+        'max_calls': 1,  # JAX's memory and devices go with the process
+        'runtime_env': {'env_vars': on_cpu if os.environ.get('JAX_PLATFORMS') == 'cpu' else {}},
+    }
+
+
+def train_group_remotely(
+    group: list[Cell], workdir: str, runs_at_once: int, start_over: bool
+) -> None:
+    """Trains a part of a group in a Ray worker."""
+    url = workdir if is_url(workdir) else None
+    how = {'runs_at_once': runs_at_once, 'start_over': start_over, 'url': url}
+    work = Work([], sweep_folder(workdir), [], **how)
+    train_group(group, work)
+
+
+def _await_tasks(ray, work: Work, running: dict) -> None:
+    """Waits until every task has ended or a signal came; a task that Ray gives up has failed."""
+    while running and not work.caught:
+        ended, _ = ray.wait(list(running), timeout=POLL_SEC)
+        for reference in ended:
+            group = running.pop(reference)
+            try:
+                ray.get(reference)
+            except ray.exceptions.RayError as error:
+                work.fail(group, error)
+        work.tick()
+    for reference in running:
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.cancel(reference, force=True)
+
+
+ENGINES = {'local': local, 'ray': on_ray}

@@ -1,0 +1,87 @@
+"""Means of this machine, for the protocols of a sweep: its text, its devices, how fast it steps."""
+
+import time
+
+import jax
+
+from lm.data import open_dataset
+from lm.record.machine import device_name
+from lm.record.remote.mirror import sweep_records
+from lm.record.workdir import check_own
+from lm.storage.files import read_json
+from lm.study.plan.protocols import Groups, Measurements
+from lm.study.train.groups import Work
+from lm.study.train.throughput import FILE, key_of, known_throughput, measure_throughput
+
+POLL_SEC, PATIENCE_SEC = 0.5, 3600.0
+
+
+def means_here(work: Work, engine: str, host: int) -> Measurements:
+    """Returns the means of this machine.
+
+    Args:
+      work: where the sweep trains; programs that are timed stay compiled in it.
+      engine: what trains it; times are of this process alone.
+      host: number of this host; host 0 times for all.
+    """
+    rows: dict = {}
+
+    def rows_of(recipe):
+        if recipe.data not in rows:
+            rows[recipe.data] = open_dataset(recipe.data, say=work.say).train
+        return rows[recipe.data]
+
+    def seconds(programs: Groups) -> list[float]:
+        check_alike([device.device_kind for device in jax.devices()], engine)
+        check_own(work.workdir)
+        with sweep_records(work.url, work.say):  # a bucket lets one host in after the other
+            _check_device(work)
+            if host == 0 or work.url is not None:
+                found = measure_throughput(programs, work)
+            else:
+                found = _awaited(programs, work)
+            _check_device(work)
+        for group in programs:
+            if key_of(group[0]) not in found:
+                raise ValueError(
+                    f'equal_time: the steps of sweep cell {group[0].changes} could not be timed, '
+                    'for the reason above'
+                )
+        return [found[key_of(group[0])] for group in programs]
+
+    return Measurements(jax.devices()[0].platform, rows_of, seconds)
+
+
+def check_alike(kinds: list[str], engine: str) -> None:
+    """Raises ValueError where what is timed here says nothing of where runs train."""
+    if len({*kinds}) > 1:
+        raise ValueError(
+            f'equal_time needs devices of one kind, and there are {", ".join(sorted({*kinds}))}; '
+            'make one kind alone visible'
+        )
+    if engine != 'local':
+        raise ValueError(
+            f'equal_time times steps in this process, and --engine={engine} trains in others; use '
+            '--engine=local, or equal_flops'
+        )
+
+
+def _check_device(work: Work) -> None:
+    """Raises ValueError where the folder holds times of another device."""
+    path, here = work.workdir / FILE, device_name()
+    if path.exists() and (there := read_json(path).get('device')) != here:
+        raise ValueError(
+            f'equal_time: {path} holds times of {there}, and this is {here}: times of two devices '
+            'do not compare. Go on where it began, or give another --workdir'
+        )
+
+
+def _awaited(programs: Groups, work: Work) -> dict[str, float]:
+    """Waits for the times of host 0."""
+    deadline = time.monotonic() + PATIENCE_SEC
+    while time.monotonic() < deadline:
+        found = known_throughput(work)
+        if all(key_of(group[0]) in found for group in programs):
+            return found
+        time.sleep(POLL_SEC)
+    raise ValueError(f'equal_time: host 0 has written no times to {work.workdir / FILE}')

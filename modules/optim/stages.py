@@ -1,0 +1,307 @@
+"""Stages of an update, from the gradient of a batch to what is added to the weights.
+
+`STAGES` has them in order. A stage is an optax transformation; its row makes it from facts of the
+parameters, which are parallel trees, and from options: its keywords, which are fields of the
+section `optim` of a config, and may be tracers. A stage is left out of the chain (`build_stages`)
+where a fact is missing, or where it has options and none is given.
+
+Up to `apply_decay` an update may be a Direction, which `map_updates` looks into. The extra
+arguments of `update` are those of an optimizer (`modules.optim`). What a stage returns as its
+state is recorded with the metrics of the step, by field; one that reads its state again has to be
+in `STORED`.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from modules.losses import chunks_of, cut
+from modules.optim.base import BatchFunctions, along, divide_or_zero, map_updates, with_share
+from modules.params import root_mean_square
+
+
+def shrink_embedding_gradient(
+    specs: Any, *, embedding_gradient_shrink: Any
+) -> optax.GradientTransformation:
+    """c g for the word embedding, c = embedding_gradient_shrink; g for all else.
+
+    This comes before clipping: Adam, whose direction has no size of its own, sees it through the
+    clipped norm and epsilon alone. Source: arXiv:2210.02414, section 3.2.
+
+    Args:
+      specs: a ParamSpec for each parameter.
+      embedding_gradient_shrink: the factor.
+    """
+
+    def shrink(spec, grad):
+        is_word = spec.role == 'embedding' and 'vocab' in spec.axes
+        return embedding_gradient_shrink * grad if is_word else grad
+
+    return optax.stateless(lambda grads, _: jax.tree.map(shrink, specs, grads))
+
+
+def add_penalty(penalty_shares: Any) -> optax.GradientTransformation:
+    """g + s w: weight decay inside the gradient, that of a penalty s |w|^2 / 2.
+
+    It is there for decay rules that say so (`in_gradient`). Source: arXiv:1711.05101, section 2.
+
+    Args:
+      penalty_shares: s of each parameter, NO_DECAY for one without.
+    """
+
+    def add(share, grad, weight):
+        return grad if is_off(share) else grad + share * weight
+
+    return optax.stateless(lambda grads, params: jax.tree.map(add, penalty_shares, grads, params))
+
+
+def clip(*, clip_norm: Any) -> optax.GradientTransformation:
+    """g min(1, clip_norm / |g|), |g| the norm of all gradients together (arXiv:1211.5063).
+
+    Args:
+      clip_norm: the largest norm; inf: any.
+    """
+    return optax.clip_by_global_norm(clip_norm)
+
+
+def divide_by_eps_factor(eps_factors: Any) -> optax.GradientTransformation:
+    """g / f, f the epsilon factor that the parametrisation gives a parameter.
+
+    Where an optimizer compares epsilon with the gradient, that gives the direction of an epsilon f
+    times as large.
+
+    Args:
+      eps_factors: f of each parameter.
+    """
+    return optax.stateless(lambda grads, _: jax.tree.map(lambda g, f: g / f, grads, eps_factors))
+
+
+def optimize(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The direction of each parameter: what `optim.name` and `optim.others` make of its gradient.
+
+    Args:
+      optimizer: of all parameters (`by_role`).
+    """
+    return optimizer
+
+
+def resize(
+    specs: Any, *, match_rms: Any = None, update_clip: Any = None
+) -> optax.GradientTransformation:
+    """f u with f = (match_rms / rms(u)) / max(1, rms(f u) / update_clip), of each matrix or vector.
+
+    Only hidden matrices are matched; all are clipped. Either may be left out. They are one stage,
+    as they take one root mean square and round once. A matrix of zeros stays zero. Sources: 0.2, at
+    which updates are as large as Adam's, arXiv:2502.16982, section 2.2; clipping arXiv:1804.04235,
+    section 6.
+
+    Args:
+      specs: a ParamSpec for each parameter.
+      match_rms: the root mean square that hidden matrices get; None: their own.
+      update_clip: the largest root mean square of all; None: any.
+    """
+
+    def scale(spec, update):
+        wanted = match_rms if spec.role == 'hidden' else None
+        if wanted is None and update_clip is None:
+            return update
+        rms = root_mean_square(spec, update)
+        factor = jnp.ones_like(rms)
+        if wanted is not None:
+            factor = divide_or_zero(wanted, rms)
+        if update_clip is not None:
+            factor = factor / jnp.maximum(1.0, factor * rms / update_clip)
+        return jnp.broadcast_to(factor, update.shape) * update
+
+    return optax.stateless(lambda updates, _: map_updates(scale, specs, updates))
+
+
+def scale_by_learning_rate(learning_rates: Any) -> optax.GradientTransformation:
+    """-lr u, with lr the peak times the schedule's fraction and the parametrisation's factor.
+
+    Args:
+      learning_rates: lr of each parameter.
+    """
+    return optax.stateless(
+        lambda updates, _: map_updates(lambda lr, u: -lr * u, learning_rates, updates)
+    )
+
+
+def apply_decay(decay_shares: Any) -> optax.GradientTransformation:
+    """u - s d w: weight decay beside the gradient (arXiv:1711.05101), s by the decay rule.
+
+    d is 1, or the share that the optimizer leaves of it, that of a Direction; from here on updates
+    are arrays.
+
+    Args:
+      decay_shares: s of each parameter, NO_DECAY for one without.
+    """
+
+    def decay(share, update, weight):
+        value, decay_share = with_share(update)
+        return value if is_off(share) else value - share * decay_share * weight
+
+    return optax.stateless(
+        lambda updates, params: jax.tree.map(decay, decay_shares, updates, params)
+    )
+
+
+NO_DECAY = 0.0  # of a parameter: other shares are arrays
+
+
+def is_off(share: Any) -> bool:
+    """Whether a share is NO_DECAY, which is in no program."""
+    return isinstance(share, float) and share == NO_DECAY
+
+
+def freeze(trainable: Any) -> optax.GradientTransformation:
+    """0 for parameters that are not trained.
+
+    Args:
+      trainable: a bool for each parameter.
+    """
+
+    def keep(is_trained, update):
+        return update if is_trained else jnp.zeros_like(update)
+
+    return optax.stateless(lambda updates, _: jax.tree.map(keep, trainable, updates))
+
+
+class GhostRadiusState(NamedTuple):
+    """State of `limit_ghost_radius`, which is recorded and not read."""
+
+    ghost_radius: jax.Array  #: before it was limited
+
+
+def limit_ghost_radius(*, ghost_radius: Any) -> optax.GradientTransformationExtraArgs:
+    """u min(1, R / r), R = ghost_radius and r = `measure_ghost_radius` of all updates together.
+
+    Source: arXiv:2603.13552, and https://github.com/piyush314/ghosts-of-softmax.
+
+    Args:
+      ghost_radius: the largest radius.
+    """
+
+    def update(updates, state, params=None, **given):
+        functions = BatchFunctions(**{name: given[name] for name in BatchFunctions._fields})
+        radius = measure_ghost_radius(functions, params, updates)
+        limited = jax.tree.map(
+            lambda u: ghost_radius / jnp.maximum(radius, ghost_radius) * u, updates
+        )
+        return limited, GhostRadiusState(radius)
+
+    return optax.GradientTransformationExtraArgs(lambda _: GhostRadiusState(jnp.float32(0)), update)
+
+
+def measure_ghost_radius(functions: BatchFunctions, params: Any, change: Any) -> jax.Array:
+    """Returns r = max over target tokens of (max_v a_v - min_v a_v), over pi.
+
+    a [V] is the derivative of a token's logits along the full change of the parameters, learning
+    rate and decay included, by one forward-mode pass of the batch. r is linear in the change;
+    beyond 1 the cross-entropy's series along it no longer converges. The logits are those of the
+    training pass, where the authors take the evaluation's. Source: as `limit_ghost_radius`.
+
+    Args:
+      functions: of the batch.
+      params: the stored parameters.
+      change: what is added to them.
+
+    Raises:
+      ValueError: where the model has no forward-mode derivative.
+    """
+
+    def radius_of_rows(part):
+        rows, weights_BT = part
+        (x_BTD, readout), (moved_BTD, moved) = along(
+            lambda params: functions.activations_fn(params, rows), params, change
+        )
+
+        def spread_of_chunk(part):
+            x_BTD, moved_BTD, weights_BT = part
+            _, a_BTV = jax.jvp(lambda x, r: r(x), (x_BTD, readout), (moved_BTD, moved))
+            spread_BT = jnp.max(a_BTV, -1) - jnp.min(a_BTV, -1)
+            return jnp.max(jnp.where(weights_BT > 0, spread_BT, 0.0))
+
+        count = chunks_of(weights_BT.shape, 1, functions.tokens_at_a_time)
+        parts = jax.tree.map(lambda x: cut(x, 1, count), (x_BTD, moved_BTD, weights_BT))
+        return jnp.max(jax.lax.map(spread_of_chunk, parts))
+
+    return jnp.max(jax.lax.map(radius_of_rows, (functions.rows, functions.weights))) / math.pi
+
+
+STAGES = {
+    'shrink_embedding_gradient': shrink_embedding_gradient,
+    'add_penalty': add_penalty,
+    'clip': clip,
+    'divide_by_eps_factor': divide_by_eps_factor,
+    'optimize': optimize,
+    'resize': resize,
+    'scale_by_learning_rate': scale_by_learning_rate,
+    'apply_decay': apply_decay,
+    'freeze': freeze,
+    'limit_ghost_radius': limit_ghost_radius,
+}
+# Stages with a place in the stored state, whether or not they keep something, in the order of their
+# places. Checkpoints have it: a new stage that keeps something comes last.
+STORED = ('clip', 'divide_by_eps_factor', 'optimize')
+
+Stages = dict[str, optax.GradientTransformation]
+
+
+def stage_inputs(stage: Callable[..., Any]) -> tuple[list[str], list[str]]:
+    """Returns the names of (the facts, the options) that a row of STAGES takes."""
+    parameters = inspect.signature(stage).parameters.values()
+    options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    return [p.name for p in parameters if p.name not in options], options
+
+
+def build_stages(facts: Mapping[str, Any], numbers: Mapping[str, Any]) -> Stages:
+    """Returns the stages of an update by name, in order.
+
+    Args:
+      facts: by name, what stages take besides options; None as if it was not there.
+      numbers: the options by path, such as 'optim.clip_norm': a Hyper.
+    """
+    stages = {}
+    for name, stage in STAGES.items():
+        needed, options = stage_inputs(stage)
+        used = {fact: facts[fact] for fact in needed if facts.get(fact) is not None}
+        given = {n: numbers[f'optim.{n}'] for n in options if numbers.get(f'optim.{n}') is not None}
+        if len(used) == len(needed) and (given or not options):
+            stages[name] = stage(**used, **given)
+    return stages
+
+
+def stored_stages(stages: Stages) -> optax.GradientTransformationExtraArgs:
+    """Returns the stages with a place in the stored state as one, whose `init` makes that state."""
+    return optax.chain(*(stages[name] for name in STORED if name in stages))
+
+
+def apply_stages(
+    stages: Stages, grads: Any, stored: tuple[Any, ...], params: Any, **batch: Any
+) -> tuple[Any, tuple[Any, ...], dict[str, jax.Array]]:
+    """Chains the stages: an `optax.chain` that keeps of their states those that are stored.
+
+    Args:
+      stages: of `build_stages`.
+      grads: the gradient of each parameter.
+      stored: of the last update, or of the `init` of `stored_stages`.
+      params: the parameters.
+      **batch: the extra arguments of an optimizer.
+
+    Returns:
+      (what is added to the parameters, the state that is stored next, what is recorded by name).
+    """
+    places = [name for name in STORED if name in stages]
+    before = dict.fromkeys(stages, optax.EmptyState()) | dict(zip(places, stored, strict=True))
+    chain = optax.chain(*stages.values())
+    updates, states = chain.update(grads, tuple(before.values()), params, **batch)
+    after = dict(zip(stages, states, strict=True))
+    stored = tuple(after.pop(name) for name in places)
+    seen = [state._asdict() for state in after.values()]
+    return updates, stored, {name: value for each in seen for name, value in each.items()}

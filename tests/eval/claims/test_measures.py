@@ -1,0 +1,113 @@
+"""Contract: each measure, at a size of seconds, gives as many numbers as it names. Reference: those
+that take seconds give the numbers of the published board, which they would not if a part of the
+product that they run through computed otherwise.
+"""
+
+import dataclasses
+import math
+
+import pytest
+
+from eval.claims.claim import read_claims
+from eval.claims.evidence import code_of
+from eval.claims.lab import Task, measure
+from eval.claims.measures import classifiers
+from eval.claims.measures.rows import MEASURES, MODULES
+from lm.storage.files import read_json
+from tests import ROOT
+
+BOARD = ROOT / 'docs' / 'claims' / 'board.json'
+TINY = Task(4, 8, 0.7, trained=128, held_out=128)
+CLASSIFIER = {'RATES': (1e-3, 1e-2), 'WIDTH': 8}
+SIZES = {  # of what trains in loops; others have tests of their own, or no size
+    'wrong_labels': CLASSIFIER,
+    'ranks': CLASSIFIER,
+    'tries': CLASSIFIER,
+    'rare_class': CLASSIFIER,
+    'any_order_marginals': {'STEPS': (30, 3), 'COMPARED': 32},
+    'balance_of_teachers': {'STEPS': 4, 'TEACHER': 8, 'STUDENT': 4},
+    'bigrams': {'STEPS': 4, 'PAIRS': 64, 'BATCH': 4},
+    'binary_accuracy': {'EPOCHS': 2, 'PERIOD': 1, 'WIDTH': 4, 'BATCH': 512},
+    'forgetting': {'STEPS': 2, 'RATES': (1e-3,)},  # nothing is memorised, at no cost: 0 / 0
+    'heads_of_students': {'STEPS': 4, 'LOOKS': 2, 'TEACHER': 8, 'STUDENT': 4},
+    'imbalanced_collapse': {'STEPS': 30},
+    'large_batches': {'TASK': TINY, 'RATES': (0.01, 0.1), 'WIDTH': 8},
+    'norms_alone': {'TASK': TINY, 'RATES': (1e-3, 1e-2), 'HIDDEN': 2, 'WIDTH': 8},
+    'one_step': {'STEPS': 4, 'PROMPTS': 16},
+    'rescaled_rows': {'STEPS': 8, 'RATES': (1e-3,), 'TASK': Task(10, 30, 0.7, 64, 64), 'WIDTH': 8},
+    'unlearned_points': {'HALVES': 200, 'MODELS': 4, 'AT_ONCE': 4, 'STEPS': 30},
+}
+SECONDS = ('attention_entropy', 'memory_of_optimizers', 'imbalanced_collapse')
+MORE = ('self_normalizing', 'invariances', 'random_features')
+
+
+def module_of(name):
+    return next(one for one in MODULES if one.__name__ == MEASURES[name].function.__module__)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('name', SIZES)
+def test_a_measure_gives_the_values_it_names(name, monkeypatch):
+    module = module_of(name)
+    for size, value in (SIZES[name] | {'SEEDS': 2}).items():
+        monkeypatch.setattr(module, size, value)
+    if module is classifiers:
+        for training in ('WRONG_LABELS', 'A_RARE_CLASS', 'RANKS', 'SOME_TRIES'):
+            own = getattr(module, training)
+            task = dataclasses.replace(own.task, trained=128, held_out=128)
+            task = dataclasses.replace(task, rare=0.3 * bool(task.rare))
+            tiny = dataclasses.replace(own, task=task, passes=4, batch=32)
+            monkeypatch.setattr(module, training, tiny)
+    found = MEASURES[name].compute()
+    assert {one.n for one in found.values()} == {2}
+    assert name == 'forgetting' or all(math.isfinite(one.value) for one in found.values())
+
+
+def test_values_are_those_that_claims_ask_for(monkeypatch):
+    """Catches a value that nobody asks for. One that no measure has is an error of its claim."""
+    monkeypatch.chdir(ROOT)
+    wanted = {
+        (claim.studies[one.study].removeprefix('measure:'), one.of['value'])
+        for claim in read_claims()
+        for one in claim.conditions
+        if 'value' in one.of
+    }
+    assert wanted == {(name, value) for name, one in MEASURES.items() for value in one.values}
+
+
+def test_a_measure_gives_as_many_values_as_it_names():
+    @measure('one', 'two')
+    def three():
+        return 1.0, [1.0, 3.0], 2.0
+
+    with pytest.raises(ValueError, match='three names 2 values and gives 3'):
+        three.compute()
+    found = dataclasses.replace(three, values=('one', 'two', 'three')).compute()
+    assert [(one.value, one.n) for one in found.values()] == [(1.0, 1), (2.0, 2), (2.0, 1)]
+
+
+def test_the_published_board_is_of_the_measures_as_they_are():
+    """Where this fails a measure is another: run it again, and make the pages of its record."""
+    rows = read_json(BOARD)['evidence']
+    codes = {name: row['code'] for name, row in rows.items() if name.startswith('measure:')}
+    assert codes == {f'measure:{name}': code_of(name) for name in MEASURES}
+
+
+@pytest.mark.parametrize(
+    'name', [*SECONDS, *(pytest.param(name, marks=pytest.mark.full) for name in MORE)]
+)
+def test_numbers_are_those_of_the_published_board(name, monkeypatch):
+    """A product that a measure runs through is not in its digest. The board has three digits."""
+    monkeypatch.chdir(ROOT)
+    found = MEASURES[name].compute()
+    rows = read_json(BOARD)['claims']
+    compared = 0
+    for claim in read_claims():
+        if f'measure:{name}' not in claim.studies.values():
+            continue
+        for condition, row in zip(claim.conditions, rows[claim.name]['conditions'], strict=True):
+            own = found[condition.of['value']]
+            wanted = [float(row['estimate'][key]) for key in ('value', 'low', 'high')]
+            assert [own.value, own.low, own.high] == pytest.approx(wanted, rel=1e-3, abs=6e-4)
+            compared += 1
+    assert compared >= len(MEASURES[name].values)

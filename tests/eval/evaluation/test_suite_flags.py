@@ -1,0 +1,120 @@
+"""Suites as flags ask for them. Contract: names, values behind them, and what is refused."""
+
+from typing import Annotated
+
+import pytest
+from absl import flags
+
+from eval.evaluation import suite_flags as module
+from eval.evaluation.suite_flags import check_options, listing, parse_value, read_suites
+from eval.suites import SUITES
+from eval.suites.base import Suite, SuiteResult
+from modules.options import Option, options
+
+
+def tasks(
+    checkpoint,
+    *,
+    names: Annotated[str, Option('of tasks, with commas')] = 'all',
+    shots: Annotated[int, Option('examples before a question', 0, 32)] = 0,
+    rate: Annotated[float | None, Option('share of the items', 0, 1)] = None,
+    fast: Annotated[bool, Option('whether it skips')] = False,
+) -> SuiteResult:
+    """Counts tasks. A second sentence."""
+    del checkpoint
+    return SuiteResult({'n': float(len(names.split(','))) + shots + (rate or 0) + fast})
+
+
+@pytest.fixture(autouse=True)
+def with_tasks(monkeypatch):
+    monkeypatch.setitem(SUITES, 'tasks', Suite(tasks, argument='names'))
+
+
+def test_text_behind_a_comma_belongs_to_the_value_before_it():
+    found = read_suites('tasks:arc_easy,piqa,perplexity', {})
+    assert [(one.name, one.label) for one in found] == [
+        ('tasks', 'tasks:arc_easy,piqa'),
+        ('perplexity', 'perplexity'),
+    ]
+    defaults = {'shots': 0, 'rate': None, 'fast': False}
+    assert found[0].options == {'names': 'arc_easy,piqa'} | defaults
+    assert found[1].options == {'stride': 0, 'documents': 0}
+    ngram, windows = read_suites('ngram, perplexity:64', {'perplexity.documents': 3})
+    assert (ngram.options, windows.options) == ({}, {'stride': 64, 'documents': 3})
+
+
+def test_digests_are_of_all_options():
+    texts = ('perplexity', 'perplexity:0', 'perplexity:1')
+    first, same, other = (read_suites(text, {})[0].digest for text in texts)
+    assert first == same != other
+    assert read_suites('perplexity', {'perplexity.documents': 1})[0].digest not in (first, other)
+
+
+@pytest.mark.parametrize(
+    ('text', 'given', 'said'),
+    [
+        ('perplexty', {}, "--suite must be one of .* got 'perplexty'. Did you mean 'perplexity'"),
+        ('ngram:5', {}, 'ngram takes no value behind its name; its options are none'),
+        ('perplexity:-1', {}, '--perplexity.stride must be between 0 and '),
+        ('perplexity:many', {}, '--perplexity.stride must be int; got .many. of type str'),
+        ('perplexity:4', {'perplexity.stride': 4}, 'both give perplexity.stride'),
+        ('ngram,ngram', {}, '--suite has ngram twice'),
+        ('ngram', {'perplexity.stride': 4}, '--perplexity.stride is an option of a suite that'),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(text, given, said):
+    with pytest.raises(ValueError, match=said):
+        read_suites(text, given)
+
+
+@pytest.mark.parametrize(
+    ('flag', 'said'),
+    [
+        ('--perplexity.strid=4', "perplexity has no such option, .* Did you mean 'stride'"),
+        ('--perplxity.stride', "there is no suite 'perplxity'. Did you mean 'perplexity'"),
+        ('--ngram.order=4', 'ngram has no such option, only none'),
+    ],
+)
+def test_options_that_no_suite_has_are_refused_with_the_nearest(flag, said):
+    with pytest.raises(ValueError, match=said):
+        check_options(['eval', '--suite=perplexity', flag])
+    check_options(['eval', '--suite=tasks', '--tasks.shots=2', '--notasks.fast', '--', flag])
+
+
+@pytest.mark.parametrize(
+    ('option', 'text', 'value'),
+    [
+        ('names', '1,2', '1,2'),
+        ('shots', '5', 5),
+        ('rate', '1', 1.0),
+        ('rate', 'None', None),
+        ('fast', 'true', True),
+    ],
+)
+def test_values_have_the_types_of_their_options(option, text, value):
+    found = parse_value(f'tasks.{option}', text, options(tasks)[option])
+    assert found == value and type(found) is type(value)
+
+
+def test_each_option_is_a_flag_with_its_words(monkeypatch):
+    """Absl's own parsing, in flags of their own."""
+    own = flags.FlagValues()
+    monkeypatch.setattr(module.flags, 'FLAGS', own)
+    for define in ('DEFINE_string', 'DEFINE_flag'):
+        kept = getattr(flags, define)
+        monkeypatch.setattr(module.flags, define, lambda *a, kept=kept: kept(*a, flag_values=own))
+    module.define_suites()
+    words = '--suite=tasks --tasks.shots=3 --tasks.rate=0.5 --tasks.fast'
+    own(['eval', *words.split()])
+    assert module.given_options() == {'tasks.shots': 3, 'tasks.rate': 0.5, 'tasks.fast': True}
+    text = own.get_help()
+    assert 'examples before a question' in text and '0 to 32' in text
+    assert '(NAME:VALUE)' in text
+    with pytest.raises(flags.Error, match='shots must be between 0 and 32'):
+        own(['eval', '--tasks.shots=33'])
+
+
+def test_suites_are_listed_with_a_sentence_each():
+    lines = listing().splitlines()
+    assert len(lines) == len(SUITES)
+    assert any(line.split() == ['tasks', 'Counts', 'tasks'] for line in lines)

@@ -1,0 +1,326 @@
+"""From config.sweep to cells, and from cells to groups."""
+
+import re
+import time
+
+import numpy as np
+import pytest
+
+from configs import default
+from lm.config.fields import CHOICES, FIELDS, RUN_PATHS
+from lm.config.resolve import digest, flatten, resolve
+from lm.study.plan.cells import cells, find_text, group_by_program, ignored_words, split_sweep
+from tests.helpers import another, tiny_config, tiny_raw
+
+
+def changes(sweep) -> list[dict]:
+    return [cell.changes for cell in cells(tiny_raw(), sweep)]
+
+
+def refusal(sweep) -> str:
+    with pytest.raises(ValueError) as error:
+        cells(tiny_raw(), sweep)
+    return str(error.value)
+
+
+def test_axes_are_multiplied_and_the_last_changes_fastest():
+    assert changes({'optim.lr': (0.1, 0.2), 'train.seed': (0, 1)}) == [
+        {'optim.lr': 0.1, 'train.seed': 0},
+        {'optim.lr': 0.1, 'train.seed': 1},
+        {'optim.lr': 0.2, 'train.seed': 0},
+        {'optim.lr': 0.2, 'train.seed': 1},
+    ]
+
+
+def test_fields_of_a_zip_move_together():
+    assert changes({'zip': {'model.d_ff': (16, 64), 'optim.lr': (0.2, 0.1)}}) == [
+        {'model.d_ff': 16, 'optim.lr': 0.2},
+        {'model.d_ff': 64, 'optim.lr': 0.1},
+    ]
+
+
+def test_several_zips_are_several_axes():
+    first = {'optim.lr': (0.1, 0.2), 'optim.b1': (0.8, 0.9)}
+    second = {'train.seed': (1, 2), 'data.seed': (3, 4)}
+    assert changes({'zip': (first, second)}) == [
+        {'optim.lr': lr, 'optim.b1': b1, 'train.seed': seed, 'data.seed': seed + 2}
+        for lr, b1 in ((0.1, 0.8), (0.2, 0.9))
+        for seed in (1, 2)
+    ]
+
+
+def test_a_list_is_an_axis_of_changes_as_they_stand():
+    listed = ({}, {'loss.z_loss': 0.0}, {'optim.b2': 0.9, 'optim.b1': 0.8})
+    assert changes({'list': listed}) == list(listed)
+    assert changes({'list': listed, 'train.seed': (1, 2)}) == [
+        {**one, 'train.seed': seed} for one in listed for seed in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize('kind', [tuple, list])
+def test_a_sweep_that_is_a_tuple_is_one_list(kind):
+    listed = kind([{'optim.lr': 0.1}, {'train.seed': 5}])
+    assert changes(listed) == list(listed)
+
+
+def test_a_cell_is_named_by_the_hash_of_the_run_it_would_be_alone():
+    (cell,) = cells(tiny_raw(), {'optim.lr': (0.1,), 'model.norm': ('layernorm',)})
+    alone = tiny_config({'optim.lr': 0.1, 'model.norm': 'layernorm'})
+    assert cell.recipe == alone and cell.name == digest(alone)
+
+
+def test_a_cell_keeps_its_name_whatever_the_axes_around_it():
+    few = {cell.name for cell in cells(tiny_raw(), {'optim.lr': (0.1, 0.2)})}
+    more = {c.name for c in cells(tiny_raw(), {'train.seed': (0, 1), 'optim.lr': (0.2, 0.1, 0.3)})}
+    assert len(more) == 6 and few < more
+
+
+def test_whole_numbers_are_taken_for_floats_and_numpy_ones_for_python_ones():
+    as_floats = cells(tiny_raw(), {'optim.lr': (1.0, 2.0)})
+    for axis in ((1, 2), np.array([1.0, 2.0]), np.array([1, 2]), (np.float64(1), np.int64(2))):
+        assert cells(tiny_raw(), {'optim.lr': axis}) == as_floats
+    for cell in cells(tiny_raw(), {'train.seed': np.arange(2)}):
+        assert type(cell.changes['train.seed']) is type(cell.recipe.train.seed) is int
+
+
+def test_a_config_file_and_a_flag_give_the_same_cells():
+    """A ConfigDict takes every form of a sweep as it is, dots in its keys too."""
+    sweep = {
+        'optim.lr': (0.1, 0.2),
+        'zip': {'model.d_ff': (16, 64), 'optim.b1': (0.8, 0.9)},
+        'list': ({}, {'loss.z_loss': 0.0}),
+        'train.seed': range(2),
+    }
+    for one in (sweep, ({'optim.lr': 0.1}, {'optim.lr': 0.2})):
+        config = default.get_config()
+        config.sweep = one
+        base, split, _ = split_sweep(config)
+        assert 'sweep' not in base and cells(tiny_raw(), split) == cells(tiny_raw(), one)
+    assert split_sweep(default.get_config())[1] is None
+
+
+@pytest.mark.parametrize(
+    ('sweep', 'answer'),
+    [
+        ({'optim.lrr': (0.1,)}, r"'optim.lrr' names no config field. Did you mean 'optim.lr'?"),
+        ({'lr': (0.1,)}, r"'lr' names no config field. Did you mean 'optim.lr'?"),
+        ({'zipp': {'optim.lr': (0.1,)}}, "Did you mean 'zip'?"),
+        ({'zip': {'optim.lrr': (0.1,)}}, "Did you mean 'optim.lr'?"),
+        ([{'optim.lrr': 0.1}], "Did you mean 'optim.lr'?"),
+        ({3: (0.1,)}, 'axis 3 names no config field'),
+        ({'optim.lr': 0.1}, 'optim.lr must be a tuple of values; got 0.1'),
+        ({'optim.lr': np.array(0.1)}, 'optim.lr must be a tuple of values'),
+        ({'model.norm': 'rmsnorm'}, "model.norm must be a tuple of values; got 'rmsnorm'"),
+        ({'zip': {'optim.lr': 0.1}}, 'optim.lr must be a tuple of values; got 0.1'),
+        ({'optim.lr': ()}, 'axis optim.lr has no values'),
+        ({'list': ()}, 'axis list has no values'),
+        ((), 'axis list has no values'),
+        ({}, 'sweep is empty'),
+        ({'zip': ()}, 'sweep is empty'),
+        (0.1, 'sweep must hold axes'),
+        ("{'optim.lr': (10**-3,)}", 'must be a Python literal: 1e-3, and not'),
+        ({'zip': 0.1}, 'zip must map fields to values'),
+        ({'zip': {}}, 'zip must map fields to values'),
+        ({'list': (0.1,)}, 'list must hold dicts'),
+        (
+            {'zip': {'optim.lr': (0.1, 0.2), 'train.seed': (1, 2, 3)}},
+            "as many values for each field; got {'optim.lr': 2, 'train.seed': 3}",
+        ),
+        ({'optim.lr': (0.1,), 'zip': {'optim.lr': (0.2,)}}, 'two axes of the sweep change optim.l'),
+        ({'list': [{}, {'optim.lr': 1}], 'optim.lr': (2,)}, 'two axes of the sweep change optim.l'),
+        ({'train.seed': (0, 1.5)}, 'train.seed must be int; got 1.5 of type float'),
+        ({'train.seed': (True,)}, 'train.seed must be int; got True of type bool'),
+        ({'optim.lr': ('0.1',)}, "optim.lr must be float; got '0.1' of type str"),
+        ({'optim.lr': (0.1, -1.0)}, "cell {'optim.lr': -1.0}: optim.lr must be between 0"),
+        ({'optim.lr': (float('nan'),)}, 'optim.lr must be between 0'),
+        ({'model.norm': ('rmsnrom',)}, "Did you mean 'rmsnorm'?"),
+        ({'model.n_heads': (2, 3)}, 'model.n_heads must divide model.d_model'),
+        ({'optim.lr': (1, 1.0)}, 'two cells of the sweep are the same run'),
+        ([{}, {'train.steps': 20}], "the same run: {} and {'train.steps': 20}"),
+        ([{}, {'norm.eps': 1e-6}], "the same run: {} and {'norm.eps': 1e-06}"),
+        ({'model.mlp': ('auto', 'dense')}, 'the same run'),
+        ({'model.dtype': ('auto', 'bfloat16')}, 'depends on the machine; a sweep names the types'),
+        (
+            {'optim.decay_fraction': (0.1, 0.2)},
+            "cell {'optim.decay_fraction': 0.1}: optim.decay_fraction=0.1 is read by no part of "
+            'this config (optim.schedule=constant), so that it would change nothing. It is read '
+            'with optim.schedule=warmup_stable_decay.',
+        ),
+        ({'model.norm': ('rmsnorm:scal=False',)}, 'rmsnorm has no such option, only'),
+    ],
+)
+def test_bad_sweep_is_refused_with_what_to_do(sweep, answer):
+    assert re.search(re.escape(answer), refusal(sweep))
+
+
+def test_text_is_looked_for_where_it_is_asked_for():
+    """A plan of a sweep, or its board, is made where the text need not be."""
+    source = 'text:/none/*.txt'
+    found = cells(tiny_raw(), {'data.source': ('python', source), 'train.seed': (0, 1)})
+    find_text(found[:2])
+    with pytest.raises(ValueError, match='no file matches') as error:
+        find_text(found)
+    assert str(error.value).startswith(f'sweep cell {found[2].changes}: ')
+
+
+def test_changes_are_made_before_anything_is_filled_in():
+    """Catches a base that is resolved first: 'auto' would be what the base makes of it."""
+    post, wide = cells(tiny_raw(), {'model.placement': ('post', 'wide')})
+    assert post.recipe.model.final_norm == 'none' and wide.recipe.model.mlp == 'moe'
+    stable, cosine = cells(tiny_raw(), {'optim.schedule': ('warmup_stable_decay', 'constant')})
+    assert (stable.recipe.optim.decay_fraction, cosine.recipe.optim.decay_fraction) == (0.2, None)
+
+
+def test_a_list_gives_an_option_with_the_choices_that_read_it():
+    stable = {'optim.schedule': 'warmup_stable_decay'}
+    swept = cells(tiny_raw(), [{}, *({**stable, 'optim.decay_fraction': x} for x in (0.1, 0.3))])
+    assert [cell.recipe.optim.decay_fraction for cell in swept] == [None, 0.1, 0.3]
+
+
+def swept(changes, sweep):
+    """The base and the cells, of a config with these changes."""
+    base, sweep, _ = split_sweep(tiny_raw(changes) | {'sweep': sweep})
+    return resolve(base), cells(base, sweep)
+
+
+def test_an_option_that_some_cells_read_is_theirs():
+    """Given as an axis. Those that do not read it are one cell, and not one for each value."""
+    axes = {'optim.name': ('adamw', 'muon'), 'optim.muon_steps': (3, 4)}
+    found = cells(tiny_raw(), axes)
+    assert [cell.changes for cell in found] == [
+        {'optim.name': 'adamw'},
+        {'optim.name': 'muon', 'optim.muon_steps': 3},
+        {'optim.name': 'muon', 'optim.muon_steps': 4},
+    ]
+    assert [cell.recipe.optim.muon_steps for cell in found] == [None, 3, 4]
+    said = 'optim.muon_steps is read by 2 of 3 cells; the others are without it'
+    assert ignored_words(found) == [said]
+
+
+@pytest.mark.parametrize(
+    ('path', 'value', 'field', 'without', 'within'),
+    [
+        ('optim.muon_steps', 3, 'optim.name', 'adamw', 'muon'),
+        ('scaling.base_width', 8, 'scaling.name', 'standard', 'mup'),
+        ('scaling.base_heads', 1, 'scaling.name', 'standard', 'mup'),
+    ],
+)
+def test_so_is_one_that_all_cells_are_given(path, value, field, without, within):
+    """Whether what they start from reads it or not."""
+    needs = {'scaling.base_width': 8} if field == 'scaling.name' else {}
+    for first in (without, within):
+        given = needs | {path: value, field: first}
+        base, found = swept(given, {field: (without, within)})
+        assert [flatten(cell.recipe)[path] for cell in found] == [None, value]
+        assert flatten(base)[path] == (value if first == within else None)
+        assert f'{path} is read by 1 of 2' in ' '.join(ignored_words(found))
+        alone = tiny_config(needs | {path: value, field: within})
+        assert found[1].name == digest(alone)
+
+
+def test_an_option_of_the_base_that_axes_replace_is_left_out():
+    names = {'optim.name': ('adamw', 'muon')}
+    _, found = swept({'optim.muon_steps': 3}, names | {'optim.muon_steps': (4,)})
+    assert [cell.recipe.optim.muon_steps for cell in found] == [None, 4]
+    listed = ({'optim.name': 'adamw'}, {'optim.name': 'muon', 'optim.muon_steps': 4})
+    with pytest.raises(ValueError, match='muon_steps=3 is read by no part'):
+        swept({'optim.muon_steps': 3}, listed)
+
+
+def test_an_option_that_no_cell_reads_is_refused():
+    with pytest.raises(ValueError, match='muon_steps=3 is read by no part'):
+        swept({'optim.muon_steps': 3}, {'optim.name': ('adamw', 'sgd')})
+    with pytest.raises(ValueError, match='the same run'):
+        swept({}, {'optim.name': ('muon',), 'list': ({}, {'optim.muon_steps': 5})})
+
+
+def test_key_and_value_heads_follow_the_heads_of_each_cell():
+    raw = tiny_raw()
+    del raw['model']['n_kv_heads']
+    found = cells(raw, {'model.n_heads': (1, 2, 4)})
+    assert [cell.recipe.model.n_kv_heads for cell in found] == [1, 2, 4]
+    given = cells(tiny_raw(), {'model.n_heads': (2, 4)})
+    assert [cell.recipe.model.n_kv_heads for cell in given] == [2, 2]
+
+
+def test_hundreds_of_cells_take_a_second_or_two():
+    """No more is done for each than is needed: 2.5 ms on an idle core."""
+    axes = {'optim.lr': tuple(np.geomspace(1e-4, 1e-1, 50)), 'train.seed': tuple(range(4))}
+    began = time.process_time()
+    assert len(cells(tiny_raw(), axes)) == 200
+    assert time.process_time() - began < 2
+
+
+SCHEDULE = {'optim.schedule': 'warmup_stable_decay', 'model.mlp': 'moe'}  # which read the most
+WITHIN = {
+    'optim.lr': 0.1,
+    'optim.weight_decay': 0.2,
+    'loss.z_loss': 0.2,
+    'loss.label_smoothing': 0.1,
+    'loss.balance_loss': 0.1,
+    'optim.b1': 0.5,
+    'optim.b2': 0.5,
+    'optim.eps': 0.1,
+    'optim.clip_norm': 2.0,
+    'scaling.init_scale': 2.0,
+    'optim.warmup_steps': 3,
+    'train.steps': 9,
+    'optim.decay_fraction': 0.5,
+    'optim.final_lr_fraction': 0.5,
+    'train.seed': 1,
+    'data.seed': 1,
+}
+BETWEEN = {
+    'model.d_ff': 64,
+    'model.norm': 'rmsnorm:eps=0.1',
+    'norm.eps': 0.2,
+    'mlp.n_experts': 8,
+    'data.seq_len': 16,
+    'train.on_divergence': 'rollback',
+    'train.eval_every': 3,
+    'train.checkpoint_every': 3,
+    'train.log_every': 3,
+}
+
+
+def test_a_group_is_what_one_program_trains():
+    """Hyperparameters, seeds and lengths vary within a group, and nothing else does."""
+    assert WITHIN.keys() <= {*RUN_PATHS} and not BETWEEN.keys() & {*RUN_PATHS}
+    listed = [{}, *({path: value} for path, value in (WITHIN | BETWEEN).items())]
+    together, *single = group_by_program(cells(tiny_raw(SCHEDULE), listed))
+    assert [cell.changes for cell in together] == listed[: 1 + len(WITHIN)]
+    assert [[cell.changes for cell in group] for group in single] == [
+        [one] for one in listed[1 + len(WITHIN) :]
+    ]
+
+
+def test_numbers_of_every_loss_optimizer_average_and_schedule_vary_within_a_group():
+    """Each in a config that reads it. Catches a number that is compiled into programs."""
+    seen = {*WITHIN}
+    for field in ('loss.name', 'optim.name', 'optim.schedule', 'optim.average'):
+        for name in CHOICES[field].table:
+            changes = {field: name, 'train.steps': 50}
+            if name == 'exponential':
+                changes['optim.final_lr_fraction'] = 0.5
+            config = tiny_config(changes)
+            for path in sorted({*config.readers} & {*RUN_PATHS} - seen):
+                seen.add(path)
+                value = 0.5 if flatten(config)[path] is None else flatten(config)[path]
+                listed = [{path: float(value)}, {path: another(FIELDS[path].option, value)}]
+                listed = [{p: FIELDS[p].types[0](x) for p, x in one.items()} for one in listed]
+                (group,) = group_by_program(cells(tiny_raw(changes), listed))
+                assert len(group) == 2, path
+    optional = ('others_lr', 'update_clip', 'match_rms', 'embedding_gradient_shrink')
+    optional = (*(f'optim.{name}' for name in (*optional, 'ghost_radius')), 'scaling.embedding_std')
+    optional = (*optional, 'model.dropout', 'model.attention_dropout', 'model.embedding_dropout')
+    for path in optional:
+        seen.add(path)
+        listed = [{}, {path: 0.1}, {path: 0.2}]
+        assert [len(group) for group in group_by_program(cells(tiny_raw(), listed))] == [1, 2]
+    assert seen == {*RUN_PATHS}
+
+
+def test_groups_keep_the_order_of_cells_and_collect_those_apart():
+    swept = cells(tiny_raw(), {'optim.lr': (0.1, 0.2), 'model.norm': ('rmsnorm', 'layernorm')})
+    first, second = group_by_program(swept)
+    assert first == [swept[0], swept[2]] and second == [swept[1], swept[3]]

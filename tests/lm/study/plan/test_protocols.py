@@ -1,0 +1,308 @@
+"""Protocols of a sweep: steps by hand, what breaks them, and what reaches the cells."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from lm.config.resolve import flatten
+from lm.data import steps_in_epoch
+from lm.study.plan.cells import cells
+from lm.study.plan.protocols import (
+    PROTOCOLS,
+    Measurements,
+    agreed,
+    applied,
+    nearest_batch,
+    protocol_of,
+    read,
+)
+from lm.study.train import engines, means
+from lm.study.train.ledger import open_sweep, read_sweep
+from lm.study.train.means import check_alike
+from lm.study.train.waves import WavePlan
+from modules.options import options
+from tests.helpers import tiny_raw
+from tpu import sweep_plan
+from tpu.chips import Topology
+
+STEPS = 2000
+RAW = tiny_raw({'train.steps': STEPS})
+BATCHES = {'data.batch_size': (8, 32)}
+VOCAB = 258  # of bytes, with two marks
+
+
+class Text:
+    """The rows of a text of so many tokens."""
+
+    def __init__(self, tokens, seq_len):
+        self.rows = (tokens - 1) // seq_len
+
+    def __len__(self):
+        return self.rows
+
+
+def given(seconds=(), tokens=10**9):
+    """Means of a machine: seconds a step of each program, and the tokens of every text."""
+    return Measurements(
+        'cpu', lambda recipe: Text(tokens, recipe.data.seq_len), lambda groups: seconds
+    )
+
+
+def settled(sweep, raw=RAW, machine=None):
+    return agreed(protocol_of(raw, sweep), raw, sweep, machine or given())
+
+
+def trained(sweep, raw=RAW, machine=None):
+    """The steps of each cell."""
+    found = settled(sweep, raw, machine)
+    return [one.recipe.train.steps for one in applied(raw, cells(raw, sweep), found.sets)]
+
+
+def refusal(sweep, raw=RAW, machine=None):
+    with pytest.raises(ValueError) as error:
+        settled(sweep, raw, machine)
+    assert '\n' not in str(error.value)
+    return str(error.value)
+
+
+def test_equal_tokens_by_hand():
+    sweep = {'zip': {'data.batch_size': (8, 32, 16), 'data.seq_len': (8, 8, 20)}}
+    sweep['protocol'] = 'equal_tokens'
+    assert trained(sweep) == [2000, 500, 400]  # of 128,000 tokens
+    assert [one['tokens'] for one in settled(sweep).record()['of_each']] == [128_000] * 3
+
+
+@pytest.mark.parametrize('batch', [3, 24, 100, 333])
+def test_equal_tokens_are_equal_or_refused_with_a_batch_that_is(batch):
+    """Property: within 0.1%."""
+    tokens = 40 * 8 * 8
+    raw, sweep = tiny_raw({'train.steps': 40}), {'protocol': 'equal_tokens'}
+    said = refusal(sweep | {'data.batch_size': (8, batch)}, raw)
+    nearest = int(said.rstrip('.').split()[-1])
+    (one,) = cells(raw, {'data.batch_size': (nearest,)})
+    (now,) = applied(raw, [one], [{'train.steps': round(tokens / nearest / 8)}])
+    assert abs(now.recipe.train.steps * nearest * 8 / tokens - 1) <= 0.001
+    assert nearest_batch(now.recipe, tokens) == nearest
+    if nearest != 8:
+        assert trained(sweep | {'data.batch_size': (8, nearest)}, raw)[0] == 40
+
+
+def hand_counted(width, layers=2, hidden=32, length=8, experts=0, chosen=1):
+    """6 (4 D^2 + 2 D F) a layer and 6 D V of the readout; 12 D a pair that a causal mask leaves."""
+    block = 4 * width**2 + chosen * 2 * width * hidden + width * experts
+    return 6 * (layers * block + width * VOCAB) + layers * 12 * width * length / 2
+
+
+def test_equal_flops_by_hand_at_two_widths():
+    """Catches a readout, or attention, or tokens of a batch that are not counted."""
+    sweep = {'model.d_model': (16, 32), 'protocol': 'equal_flops'}
+    a, b = hand_counted(16), hand_counted(32)
+    assert trained(sweep) == [STEPS, round(STEPS * a / b)]
+    found = settled(sweep).record()['of_each']
+    assert found[0]['flops'] == STEPS * a * 8 * 8
+    assert found[1]['flops'] == pytest.approx(found[0]['flops'], rel=0.01)
+
+
+def test_equal_flops_of_experts_by_hand():
+    """Two of four experts multiply a token, and the router does; a larger batch costs more."""
+    sweep = {
+        'list': (
+            {'model.mlp': 'dense'},
+            {'model.mlp': 'moe', 'mlp.n_experts': 4, 'mlp.experts_per_token': 2},
+            {'data.batch_size': 16},
+        ),
+        'protocol': 'equal_flops',
+    }
+    wanted = hand_counted(16) / hand_counted(16, experts=4, chosen=2)
+    assert trained(sweep) == [STEPS, round(STEPS * wanted), STEPS // 2]
+
+
+def test_equal_time_by_hand():
+    sweep = {'optim.name': ('adamw', 'muon'), 'train.seed': (0, 1), 'protocol': 'equal_time'}
+    assert trained(sweep, machine=given((0.1, 0.16))) == [2000, 2000, 1250, 1250]
+    entries = settled(sweep, machine=given((0.1, 0.16))).record()['of_each']
+    assert [(one['changes'], one['seconds_a_step']) for one in entries] == [
+        ({'optim.name': 'adamw'}, 0.1),
+        ({'optim.name': 'muon'}, 0.16),
+    ]
+    assert [one['seconds'] for one in entries] == pytest.approx([200, 200])
+
+
+def test_a_class_of_hours_is_tokens_a_second_over_tokens_a_step():
+    """Reference: steps = tokens/s * 3600 * hours / (batch * seq_len), of the baseline too."""
+    per_step, sec = 8 * 8, (0.5, 0.125)
+    sweep = {'optim.name': ('adamw', 'muon'), 'protocol': 'equal_time:hours=6'}
+    wanted = [round(per_step / own * 3600 * 6 / per_step) for own in sec]
+    assert trained(sweep, machine=given(sec)) == wanted == [43_200, 172_800]
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / 'a.txt').write_text('words')
+    return f'text:{tmp_path}/a.txt'
+
+
+def test_one_epoch_takes_every_row_once(text):
+    raw = tiny_raw({'data.source': text})
+    sweep = {'zip': {'data.batch_size': (8, 8, 32), 'data.seq_len': (8, 16, 8)}}
+    sweep['protocol'] = 'one_epoch'
+    assert trained(sweep, raw, given(tokens=4001)) == [62, 31, 15]
+    assert steps_in_epoch(Text(4001, 8), 8) == 62 == 4000 // 8 // 8
+    assert 'less than one batch of 8 rows' in refusal(sweep, raw, given(tokens=60))
+
+
+def test_regime_adaptation_keeps_updates_and_scales_the_rate_by_the_root():
+    sweep = BATCHES | {'optim.lr': (0.001, 0.002), 'protocol': 'regime_adaptation'}
+    found = applied(RAW, cells(RAW, sweep), settled(sweep).sets)
+    assert [one.recipe.train.steps for one in found] == [STEPS] * 4
+    assert [flatten(one.recipe)['optim.lr'] for one in found] == [0.001, 0.002, 0.002, 0.004]
+    assert [one.recipe.data.epochs for one in found] == [1, 1, 4, 4]
+    assert [one.changes['optim.lr'] for one in found] == [0.001, 0.002] * 2  # as the sweep has it
+    over_batch = sweep | {'model.norm': ('batchnorm',)}
+    (note,) = [note for note in settled(over_batch).notes if 'batchnorm' in note]
+    assert 'ghost batches' in note
+
+
+def test_arms_are_centred_and_shortened_behind_the_protocol():
+    """A length of the baseline is a share of the steps that the protocol gives it."""
+    tune = {'optim.lr': None, 'lengths': (0.5,)}
+    sweep = BATCHES | {'protocol': 'regime_adaptation'}
+    asked = WavePlan(RAW, sweep, tune, settled(sweep).sets)
+    assert [arm.grid.centres['optim.lr'] for arm in asked.arms.arms[:2]] == [0.003, 0.006]
+    sweep = {'optim.name': ('adamw', 'muon'), 'protocol': 'equal_time:hours=0.1'}
+    asked = WavePlan(RAW, sweep, tune, settled(sweep, machine=given((0.1, 0.2))).sets)
+    first = asked.arms.first
+    assert [one.recipe.train.steps for one in first] == [3600, 1800, 1800]
+    assert [one.changes.get('train.steps') for one in first] == [None, None, 1800]
+    assert len({one.name for one in first}) == 3
+
+
+def test_sweep_json_has_the_protocol_and_its_numbers(tmp_path):
+    sweep = BATCHES | {'train.seed': (0, 1), 'protocol': 'equal_tokens'}
+    agreed_on = settled(sweep)
+    asked = WavePlan(RAW, sweep, None, agreed_on.sets)
+    open_sweep(tmp_path, asked.first[0][0].recipe, asked.first, False, protocol=agreed_on.record())
+    held = read_sweep(tmp_path)
+    assert held['protocol'] == {
+        'name': 'equal_tokens',
+        'options': {},
+        'of_each': [
+            {'changes': {'data.batch_size': batch}, 'sets': {'train.steps': steps}}
+            | {'steps': steps, 'tokens': 128_000}
+            for batch, steps in ((8, 2000), (32, 500))
+        ],
+    }
+    assert 'train.steps' not in held['axes']
+    assert {cell['differs'].get('train.steps') for cell in held['cells']} == {None, 500}
+
+
+class Opened(Exception):
+    """Raised in place of training."""
+
+
+@pytest.mark.parametrize('tune', [None, {'optim.lr': None}], ids=['plain', 'tuned'])
+def test_the_engine_trains_what_was_agreed(tune, monkeypatch, tmp_path):
+    """Catches a protocol that is read and not applied, on the way from the config to the wave."""
+
+    def stop(ledger, work, wave, *_, **how):
+        raise Opened(sorted({cell.recipe.train.steps for cell in wave.cells}))
+
+    monkeypatch.setattr(engines, '_waves', stop)
+    monkeypatch.setattr(engines, 'means_here', lambda work, engine, host: given())
+    sweep = BATCHES | {'protocol': 'equal_tokens'}
+    with pytest.raises(Opened) as found:
+        engines.train_sweep(RAW, sweep, tmp_path, False, 'local', str, tune=tune)
+    assert found.value.args == ([500, 2000],)
+    held = read_sweep(tmp_path)
+    assert [one['steps'] for one in held['protocol']['of_each']] == [2000, 500]
+    assert ('tune' in held) is (tune is not None)
+    broken = {'optim.b1': (0.8, 0.9), 'protocol': 'regime_adaptation'}
+    with pytest.raises(ValueError, match=r'differ in data\.batch_size'):
+        engines.train_sweep(RAW, broken, tmp_path / 'b', False, 'local', str)
+    assert not (tmp_path / 'b').exists()
+
+
+def test_a_plan_has_the_steps_of_the_protocol(monkeypatch):
+    """A protocol that asks for times is left to where the sweep trains, and a plan says so."""
+    planned, said = [], []
+
+    def plan(group, one):
+        planned.extend(group)
+        return SimpleNamespace(name='a group', a_device=1, runs=len(group))
+
+    monkeypatch.setattr(sweep_plan, '_group_plan', plan)
+    monkeypatch.setattr(sweep_plan, 'SweepPlan', lambda *parts: parts)
+    here = Topology('a machine', None, [SimpleNamespace(platform='cpu')])
+    for name in ('equal_tokens', 'equal_time'):
+        sweep_plan.plan_sweep(RAW, BATCHES | {'protocol': name}, here, said.append)
+    assert [one.recipe.train.steps for one in planned] == [2000, 500, 2000, 2000]
+    assert [line for line in said if 'sets steps where it trains' in line] == said[2:3]
+
+
+def test_without_a_protocol_nothing_changes():
+    plain = [(one.name, one.recipe) for one in cells(RAW, BATCHES)]
+    assert read(BATCHES) is None and protocol_of(RAW, BATCHES) is None and read(None) is None
+    named = BATCHES | {'protocol': 'equal_tokens'}
+    assert [(one.name, one.recipe) for one in cells(RAW, named)] == plain
+
+
+BROKEN = [
+    ({'protocol': 'equal_flop'}, "got 'equal_flop'. Did you mean 'equal_flops'"),
+    ({'protocol': 'equal_time:hour=6'}, "no such option, only hours. Did you mean 'hours'"),
+    ({'protocol': 'equal_time:hours=0'}, 'must be between 1e-06 and'),
+    ({'protocol': ('equal_time',)}, 'must be one name, such as equal_tokens'),
+    ({'protocol': 'equal_tokens', 'train.steps': (9,)}, 'settles train.steps for every cell'),
+    ({'protocol': 'equal_flops', 'train.steps': (9,)}, 'leave it out of config.sweep'),
+    ({'protocol': 'equal_tokens', 'data.batch_size': (8, 1500)}, 'that works is 1456'),
+    ({'protocol': 'one_epoch'}, 'synthetic:markov is drawn as long as it is asked for'),
+    ({'protocol': 'one_epoch', 'data.epochs': (2,)}, 'settles data.epochs'),
+    ({'protocol': 'regime_adaptation'}, 'differ in data.batch_size, and all have 8'),
+    ({'protocl': 'equal_flops'}, "Did you mean 'protocol'"),
+]
+
+
+@pytest.mark.parametrize(('broken', 'words'), BROKEN, ids=lambda value: str(value)[:60])
+def test_what_breaks_a_protocol_is_refused(broken, words):
+    """Configs alone are enough: nothing is counted, opened or timed."""
+    assert words in refusal(
+        {'optim.b1': (0.8, 0.9)} | broken, machine=Measurements('cpu', None, None)
+    )
+
+
+def test_what_a_run_lacks_is_refused(text):
+    few = tiny_raw({'train.steps': 12})
+    flops = {'model.d_model': (16, 32), 'protocol': 'equal_flops'}
+    assert 'a cell needs 50 to be that near' in refusal(flops, few)
+    again = tiny_raw({'data.source': text, 'data.epochs': 2})
+    assert 'data.epochs=2; set it to 1' in refusal(
+        {'optim.lr': (1, 2), 'protocol': 'one_epoch'}, again
+    )
+    mixed = tiny_raw({'data.mixture': f"{{'a': (0.5, '{text}'), 'b': (0.5, 'synthetic:markov')}}"})
+    assert 'synthetic:markov' in refusal({'optim.lr': (1, 2), 'protocol': 'one_epoch'}, mixed)
+    slow = {'optim.name': ('adamw', 'muon'), 'protocol': 'equal_time'}
+    short = given((1.0, 0.1), tokens=8 * 8 * 5000 + 1)
+    assert 'train.steps=20000 needs 4 epochs, and data.epochs=1' in refusal(slow, machine=short)
+
+
+def test_times_of_another_device_are_refused(monkeypatch, tmp_path):
+    work = means.Work([], tmp_path, [], print)
+    first = cells(RAW, {'optim.lr': (0.1,)})
+    found = {means.key_of(first[0]): 0.25}
+    monkeypatch.setattr(means, 'measure_throughput', lambda groups, work: found)
+    assert means.means_here(work, 'local', 0).seconds([first]) == [0.25]
+    (tmp_path / means.FILE).write_text('{"device": "8 x TPU v9", "programs": {}}')
+    with pytest.raises(
+        ValueError, match=r'holds times of 8 x TPU v9, and this is .* another --workdir'
+    ):
+        means.means_here(work, 'local', 0).seconds([first])
+    with pytest.raises(ValueError, match='devices of one kind, and there are H100, H200'):
+        check_alike(['H200', 'H100'], 'local')
+    with pytest.raises(ValueError, match='--engine=ray trains in others'):
+        check_alike(['cpu'], 'ray')
+
+
+def test_every_protocol_says_what_it_is():
+    """Contract: an equation or a share of the baseline, and a name that is its function's."""
+    for name, row in PROTOCOLS.items():
+        assert row.terms.__name__ == name and row.terms.__doc__
+        assert all(declared.option.words for declared in options(row).values())

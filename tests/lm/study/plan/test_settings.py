@@ -1,0 +1,144 @@
+"""Property tests of config.tune: what it refuses and in which words, grids, bounds, scans."""
+
+import math
+
+import pytest
+
+from lm.study.plan.search import SCAN, STEPS, UNBOUNDED, replay
+from lm.study.plan.settings import Grid, Tune, grid, read
+
+LR, DECAY = 'optim.lr', 'optim.weight_decay'
+
+REFUSED = [
+    (5, 'tune must map fields .*; got 5. Such as --config.tune=.*None'),
+    ('optim.lr', 'must be a Python literal.*Did you mean --config.tune'),
+    ({}, 'tune names no field to tune'),
+    ({'seeds': 5}, 'tune names no field to tune'),
+    ({LR: None, 'sedes': 3}, "'sedes' names no config field and no option .*mean 'seeds'"),
+    ({'lr': None}, "'lr' names no config field .*mean 'optim.lr'"),
+    ({LR: 0}, 'optim.lr must be None, a centre above 0, or .low, high. .*got 0'),
+    ({LR: -1.0}, 'above 0.*got -1.0'),
+    ({LR: True}, 'above 0.*got True'),
+    ({LR: 'fast'}, "above 0.*got 'fast'"),
+    ({LR: math.nan}, 'above 0.*got nan'),
+    ({LR: math.inf}, 'above 0.*got inf'),
+    ({LR: (0.1, 0.01)}, 'low < high; got .0.1, 0.01.'),
+    ({LR: (0.1, 0.1)}, 'low < high'),
+    ({LR: (0, 0.1)}, '0 < low'),
+    ({LR: (0.1, 0.2, 0.4)}, 'low < high'),
+    ({'model.norm': None}, 'model.norm is a text.*axis of config.sweep'),
+    ({'model.n_layers': None}, 'model.n_layers is a whole number'),
+    ({'optim.warmup_steps': None}, 'optim.warmup_steps is a whole number'),
+    ({'norm.eps': None}, 'each value of norm.eps is a program of its own'),
+    ({'train.seed': None}, 'train.seed is a seed: the option seeds'),
+    (
+        {LR: None, 'optim.b1': None, 'optim.b2': None, 'optim.eps': None},
+        '3 fields at most.*got 4: optim.lr, optim.b1, optim.b2, optim.eps',
+    ),
+    ({LR: None, 'seeds': 2}, 'tune.seeds .*a whole number from 3 on; got 2'),
+    ({LR: None, 'seeds': 5.0}, 'tune.seeds .*got 5.0'),
+    ({LR: None, 'seeds': True}, 'tune.seeds .*got True'),
+    ({LR: None, 'budget': 14}, 'tune.budget must be 15 runs an arm at least .*got 14'),
+    ({LR: None, 'budget': 0}, 'tune.budget must be 15 runs .*got 0'),
+    ({LR: None, DECAY: None, 'budget': 23, 'seeds': 7}, 'must be 24 runs .*got 23'),
+    ({LR: None, 'smallest_effect': 0}, 'tune.smallest_effect .*a number above 0; got 0'),
+    ({LR: None, 'test': 'hol'}, "tune.test must be one of dunnett, holm; got 'hol'.*mean 'holm'"),
+    ({LR: None, 'lengths': 0.5}, 'tune.lengths must be shares'),
+    ({LR: None, 'lengths': (0.5, 0)}, 'tune.lengths must be shares'),
+]
+
+
+@pytest.mark.parametrize(('raw', 'words'), REFUSED, ids=[repr(raw) for raw, _ in REFUSED])
+def test_what_makes_no_sense_is_refused_in_one_line(raw, words):
+    with pytest.raises(ValueError, match=words) as error:
+        read(raw)
+    assert '\n' not in str(error.value)
+
+
+def test_options_and_fields_are_read():
+    found = read({LR: [1e-3, 1e-1], DECAY: 1, 'seeds': 7, 'lengths': [1.4, 0.5, 1, 0.5]})
+    assert found == Tune({LR: (1e-3, 1e-1), DECAY: 1.0}, seeds=7, lengths=(0.5, 1.4))
+    assert read({LR: None, 'budget': None}) == Tune({LR: None})
+    assert read({LR: None, 'budget': 15}).search.most_runs == 10
+
+
+def refines(tune):
+    """Whether a search comes to refine, on losses whose lines need no extension."""
+    losses = {}
+
+    def loss(k):
+        return sum((i - 3) ** 2 for i in k) + 0.9 * k[0] * k[-1] * (len(k) - 1)
+
+    while (found := replay([losses], tune.search, [(UNBOUNDED,) * len(tune.fields)])).open:
+        losses.update({p: loss(p.k) for p in found.open.points[0]})
+    return found.is_refined
+
+
+@pytest.mark.parametrize('fields', [{LR: None}, {LR: None, DECAY: None}])
+def test_least_budget_is_enough_to_refine(fields):
+    least = Tune(fields, seeds=4).least_budget
+    assert refines(read(fields | {'seeds': 4, 'budget': least}))
+
+
+def test_less_than_the_least_budget_is_not_enough():
+    least = Tune({LR: None}).least_budget
+    assert not refines(Tune({LR: None}, budget=least - 1))
+
+
+def test_scans_are_octaves_around_the_centre_or_over_the_range():
+    assert Tune({LR: None}).scans == Tune({LR: 0.1}).scans == (SCAN,) == ((-16, -8, 0, 8, 16),)
+    assert Tune({LR: (1.0, 16.0)}).scans == (SCAN,)
+    assert Tune({LR: (1.0, 17.0)}).scans == ((-24, -16, -8, 0, 8, 16, 24),)
+    assert Tune({LR: (1.0, 1.1)}).scans == ((-8, 0, 8),)
+    lines = tuple((-step, 0, step) for step in STEPS[:2])
+    assert Tune({LR: None, DECAY: None}).scans == lines
+    assert Tune({LR: (1.0, 16.0), DECAY: None}).scans == (SCAN, lines[1])
+
+
+def test_values_are_eighths_of_octaves():
+    found = Grid({LR: 0.01})
+    assert found.values((0,)) == {LR: 0.01} and found.values((-16,)) == {LR: 0.0025}
+    assert found.values((1,))[LR] == pytest.approx(0.01 * 2 ** (1 / 8))
+
+
+def test_coupled_decay_keeps_its_product_with_the_learning_rate():
+    found = Grid({LR: 0.01, DECAY: 0.1}, coupled=True)
+    for k in ((8, 0), (-5, 0), (24, 0)):
+        values = found.values(k)
+        assert values[LR] * values[DECAY] == pytest.approx(0.001)
+    assert found.values((8, 8)) == pytest.approx({LR: 0.02, DECAY: 0.1})
+    free = Grid({LR: 0.01, DECAY: 0.1})
+    assert free.values((8, 0)) == pytest.approx({LR: 0.02, DECAY: 0.1})
+
+
+def test_coupling_needs_both_fields_and_a_decay_in_proportion_to_the_rate():
+    own = {LR: 0.01, DECAY: 0.1}
+    both = read({LR: None, DECAY: None})
+    assert grid(both, own, True).coupled and not grid(both, own, False).coupled
+    assert not grid(read({LR: None}), own, True).coupled
+
+
+def test_centres_are_own_values_given_ones_or_the_middle_of_a_range():
+    own = {LR: 0.02, DECAY: 0.1}
+    assert grid(read({LR: None}), own, False).centres == {LR: 0.02}
+    assert grid(read({LR: 0.3}), own, False).centres == {LR: 0.3}
+    assert grid(read({LR: (0.01, 0.09)}), own, False).centres == {LR: pytest.approx(0.03)}
+
+
+@pytest.mark.parametrize('value', [0.0, None, -0.1])
+def test_a_centre_must_be_above_0(value):
+    with pytest.raises(ValueError, match=r'optim.weight_decay=.* is no centre .*give one'):
+        grid(read({DECAY: None}), {DECAY: value}, False)
+
+
+def test_bounds_are_those_of_the_fields():
+    """The outermost allowed values are within a field's bounds, the next are not."""
+    found = Grid({'model.dropout': 0.15, 'optim.sven_kappa': 5.0, 'optim.clip_norm': 1.0})
+    (low, high), (least, most), (_, far) = found.bounds
+    assert low == -math.inf
+    assert 0.15 * 2 ** (high / 8) <= 0.99 < 0.15 * 2 ** ((high + 1) / 8)
+    assert 5 * 2 ** (most / 8) <= 100 < 5 * 2 ** ((most + 1) / 8)
+    assert 5 * 2 ** ((least - 1) / 8) < 0.01 <= 5 * 2 ** (least / 8)
+    assert far == math.inf
+    coupled = Grid({LR: 0.01, DECAY: 0.1}, coupled=True).bounds
+    assert coupled == (UNBOUNDED, UNBOUNDED)

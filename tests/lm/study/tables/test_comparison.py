@@ -1,0 +1,293 @@
+"""Reference tests of what a sweep says: closed forms and numbers worked out by hand."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from eval import runs
+from lm.study.tables import comparison, results
+from lm.study.tables.columns import schema
+from lm.study.tables.comparison import best_lr, sensitivity
+from lm.study.tables.variants import with_baseline
+from tests.eval import sweep_fixture as fixture
+
+
+def test_best_lr_is_of_the_mean_over_seeds():
+    losses = {0.1: {0: 2.0, 1: 3.0}, 0.01: {0: 2.4, 1: 2.4}, 0.001: {0: 2.4, 1: 2.4}, 1.0: {}}
+    assert best_lr(losses) == 0.001
+    assert best_lr({}) is best_lr({0.1: {}}) is None
+
+
+def test_sensitivity_by_hand():
+    losses = {0.001: {0: 3.0}, 0.01: {0: 2.5}, 0.1: {0: 12.0}}  # 12 is worse than 9 at the start
+    assert sensitivity(losses, 9.0) == pytest.approx((3.0 + 2.5 + 9.0) / 3 - 2.5)
+    seeds = {0.001: {0: 3.0, 1: 4.0}, 0.01: {0: 2.0, 1: 12.0}}  # means 3.5 and 5.5, capped
+    assert sensitivity(seeds, 9.0) == pytest.approx(4.5 - 3.5)
+    assert sensitivity({0.001: {0: 2.0}, 0.01: {0: 2.0}}, 9.0) == 0
+    assert math.isnan(sensitivity({0.01: {0: 2.0}}, 9.0))
+    assert math.isnan(sensitivity(losses, math.nan))
+
+
+@pytest.fixture(scope='module')
+def sweep(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('runs') / 'norms'
+    fixture.write_sweep(folder)
+    return runs.gather(folder), results.read_sweep(folder)
+
+
+def test_compare_a_sweep(sweep):
+    rms, layer = comparison.compare(*sweep)
+    assert [c.variant.name for c in (rms, layer)] == ['rmsnorm', 'layernorm']
+    assert rms.variant.is_baseline and not layer.variant.is_baseline
+    assert rms.best_lr == layer.best_lr == 0.003
+    assert (rms.loss.mean, rms.loss.n) == (pytest.approx(2.89), 3)
+    assert rms.loss.half == pytest.approx(4.302653 * 0.01 / math.sqrt(3), rel=1e-6)  # t, 2 d.o.f.
+    assert rms.verdict == '' and layer.verdict == 'worse'
+    assert layer.difference.mean == pytest.approx(0.08 + 0.002 / 3)
+    spread = np.std([0.08, 0.08, 0.082], ddof=1)
+    assert layer.difference.half == pytest.approx(4.302653 * spread / math.sqrt(3), rel=1e-6)
+    assert (rms.diverged, layer.diverged) == (0, 1)
+    per_byte = 2.89 / math.log(2) / fixture.BYTES_PER_TOKEN
+    assert rms.bits_per_byte.mean == pytest.approx(per_byte)
+
+
+def test_compare_counts_divergence_and_leaves_out_what_has_not_ended(sweep):
+    layer = comparison.compare(*sweep)[1]
+    far = 0.2 * math.log10(0.03 / 0.003) ** 2
+    assert layer.losses[0.03] == {  # of seeds 0, diverged; 1, done; 2 waits
+        (0, 0): fixture.INITIAL_CE,
+        (1, 0): pytest.approx(2.9 + 0.08 - 0.01 + far),
+    }
+    assert set(layer.losses[0.01]) == {(0, 0), (1, 0)}  # seed 2 goes on
+    assert math.isnan(layer.sensitivity) and layer.notes == [
+        'sensitivity is not given: lr 0.01 has not ended for 1 of 3 seeds; '
+        'lr 0.03 has not ended for 1 of 3 seeds'
+    ]
+
+
+def test_sensitivity_is_not_given_before_the_grid_has_ended(tmp_path):
+    """The highest rates are the worst: without them it would be too low."""
+    axes = fixture.AXES | {'model.norm': ('rmsnorm',)}
+    waits = {('rmsnorm', 0.03, seed): 'waiting' for seed in fixture.SEEDS}
+    partly = {('rmsnorm', 0.03, 0): 'failed', ('rmsnorm', 0.03, 1): 'unfinished'}
+    ends = {('rmsnorm', 0.03, seed): 'diverged' for seed in fixture.SEEDS}
+    notes = {}
+    for name, fates in (('waits', waits), ('partly', partly), ('ends', ends)):
+        fixture.write_sweep(tmp_path / name, axes, fates)
+        [found] = comparison.compare(
+            runs.gather(tmp_path / name), results.read_sweep(tmp_path / name)
+        )
+        notes[name] = found.notes
+        assert math.isnan(found.sensitivity) == (name != 'ends')
+    assert notes == {
+        'waits': ['sensitivity is not given: lr 0.03 has not ended'],
+        'partly': [
+            'sensitivity is not given: lr 0.03 failed for 1 of 3 seeds; '
+            'lr 0.03 has not ended for 1 of 3 seeds'
+        ],
+        'ends': [],
+    }
+    by_hand = [2.89 + 0.2 * math.log10(lr / 0.003) ** 2 for lr in fixture.LRS[:3]]
+    mean = (sum(by_hand) + fixture.INITIAL_CE) / 4
+    assert found.sensitivity == pytest.approx(mean - 2.89)
+
+
+def test_sensitivities_over_other_grids_do_not_compare(monkeypatch):
+    monkeypatch.setattr(comparison, 'initial_loss', lambda records: 8.0)
+    records = [ended(3.0 + lr, 0, lr=lr) for lr in (0.1, 0.2)]
+    records += [ended(3.0 + lr, 0, lr=lr, norm='none') for lr in (0.1, 0.2)]
+    records += [ended(3.0 + lr, 0, lr=lr, norm='layernorm') for lr in (0.1, 0.2, 0.4)]
+    base, same, other = comparison.compare(records, SWEEP)
+    said = [any('do not compare' in note for note in c.notes) for c in (base, same, other)]
+    assert said == [False, False, True] and not math.isnan(other.sensitivity)
+
+
+def test_the_loss_at_initialisation_is_found_behind_a_damaged_line(tmp_path):
+    fixture.write_run(tmp_path / 'run', fixture.base_config())
+    records = runs.gather(tmp_path / 'run')
+    path = tmp_path / 'run' / 'metrics.jsonl'
+    path.write_bytes(b'{"step": 1, "ce": \xff\n{"step": 1, "ce": NaN}\n' + path.read_bytes())
+    assert comparison.initial_loss(records) == fixture.INITIAL_CE
+    path.unlink()
+    assert math.isnan(comparison.initial_loss(records))
+
+
+def test_divergence_without_a_loss_at_initialisation_is_left_out_and_said():
+    records = [ended(3.0, seed) for seed in (0, 1)]
+    records.append(ended(None, 2, status='diverged'))
+    records.append(ended(4.0, 0, lr=0.1))
+    [found] = comparison.compare(records, SWEEP)
+    assert found.loss.n == 2 and found.notes == [
+        '1 of 3 diverged at its best learning rate; left out, as there is no record of the loss at '
+        'initialisation',
+        'best at the lowest learning rate tried',
+        'sensitivity is not given: the loss at initialisation is not recorded',
+    ]
+
+
+def test_verdicts_are_corrected_for_their_number():
+    """Each of three variants is worse by p = 0.03, which would be worth a verdict alone."""
+    spread = np.array([-1.0, 0.0, 1.0])
+    shift = stats.t.isf(0.015, 2) / 3**0.5
+    base = [ended(3.0, seed) for seed in range(3)]
+    worse = {
+        norm: [ended(3.0 + x + shift, seed, norm=norm) for seed, x in enumerate(spread)]
+        for norm in ('none', 'layernorm', 'dyt')
+    }
+    _, one = comparison.compare(base + worse['none'], SWEEP)
+    assert one.verdict == 'worse' and one.p == pytest.approx(0.03) and one.seeds_needed is None
+    found = comparison.compare([*base, *itertools.chain(*worse.values())], SWEEP)
+    assert [c.verdict for c in found] == ['', *['within noise'] * 3] and math.isnan(found[0].p)
+    assert [c.p for c in found[1:]] == pytest.approx([0.09] * 3)
+    assert [c.difference.half for c in found[1:]] == pytest.approx([one.difference.half] * 3)
+    assert {c.seeds_needed for c in found[1:]} == {5}
+
+
+RATES = {'base': fixture.base_config(), 'axes': {'optim.lr': [], 'train.seed': []}}
+
+
+def test_learning_rates_are_compared_where_they_alone_were_swept():
+    records = [
+        ended(3.0 + 10 * lr + 0.001 * seed * lr, seed, lr=lr)
+        for lr in (0.003, 0.001, 0.01)
+        for seed in (0, 1)
+    ]
+    low, best, high = comparison.compare_rates(records, RATES)
+    assert [c.variant.name for c in (low, best, high)] == ['lr 0.001', 'lr 0.003', 'lr 0.01']
+    assert low.variant.is_baseline and low.verdict == ''  # that of the base
+    assert high.difference.mean == pytest.approx(0.0900045) and high.verdict == 'worse'
+    base = fixture.changed(fixture.base_config(), {'optim.lr': 0.5})
+    found = comparison.compare_rates(records[:2] + records[4:], RATES | {'base': base})
+    assert [c.variant.is_baseline for c in found] == [True, False]  # the best of two
+    assert comparison.compare_rates(records[:2], RATES) == []
+    assert comparison.compare_rates(records, SWEEP) == []
+
+
+def said_of(records, sweep):
+    rates = comparison.compare_rates(records, sweep)
+    return comparison.choice_words(comparison.compare(records, sweep), rates, sweep['base'])
+
+
+def test_verdicts_say_what_chose_the_rates_they_are_of():
+    """Catches a verdict by the seeds that chose a rate that does not say so."""
+    pairs = [(seed, norm) for seed in (0, 1) for norm in ('rmsnorm', 'none')]
+    one = [ended(3.0 + 0.01 * seed, seed, norm=norm) for seed, norm in pairs]
+    assert 'nothing was chosen' in said_of(one, SWEEP)
+    two = one + [ended(3.1, seed, lr=0.02, norm=norm) for seed, norm in pairs]
+    assert 'the same seeds chose' in said_of(two, SWEEP) and 'chance' not in said_of(two, SWEEP)
+    more = two + [ended(3.1, seed, lr=0.04, norm='none') for seed in (0, 1)]
+    assert 'Variants have 2 to 3 rates' in said_of(more, SWEEP)
+    assert said_of(one[::2], SWEEP) == ''
+    rates = [ended(3.0 + lr, seed, lr=lr) for lr in (0.001, 0.01) for seed in (0, 1)]
+    assert 'no seed chose one' in said_of(rates, RATES)
+    away = fixture.changed(fixture.base_config(), {'optim.lr': 0.5})
+    assert 'chose lr 0.001 as the best' in said_of(rates, RATES | {'base': away})
+
+
+def ended(loss, seed, lr=0.01, norm='rmsnorm', status='done', **more):
+    record = dict.fromkeys(schema().names) | {'status': status, 'ce': loss, 'norm': norm}
+    return record | {'lr': lr, 'train_seed': seed, 'data_seed': 0, 'workdir': '/none'} | more
+
+
+SWEEP = {'base': fixture.base_config(), 'axes': {'model.norm': [], 'train.seed': []}}
+
+
+def test_divergence_at_the_best_learning_rate_is_said(monkeypatch):
+    monkeypatch.setattr(comparison, 'initial_loss', lambda records: 8.0)
+    base = [ended(3.0 + 0.01 * seed, seed) for seed in range(3)]
+    bad = [ended(2.0, seed, norm='none') for seed in range(2)]
+    bad.append(ended(None, 2, norm='none', status='diverged'))
+    found = comparison.compare(base + bad, SWEEP)[1]
+    assert found.loss.mean == pytest.approx((2.0 + 2.0 + 8.0) / 3)
+    assert found.verdict == 'within noise'  # and not better by two lucky seeds
+    assert found.notes[0].startswith('1 of 3 diverged at its best learning rate')
+
+
+def test_what_a_failed_or_stopped_run_lacks_is_not_divergence():
+    for status in ('failed', 'stopped', 'unfinished', 'waiting'):
+        assert not comparison.has_diverged(ended(None, 0, status=status))
+    assert comparison.has_diverged(ended(None, 0, status='failed', diverged_step=7))
+    assert comparison.has_diverged(ended(None, 0, validated_step=100))  # done, and NaN
+    pair = [ended(3.0, 0), ended(2.0, 0, norm='none', status='stopped')]
+    found = comparison.compare(pair, SWEEP)[1]
+    assert found.best_lr is None and found.notes == ['no run has ended'] and found.verdict == ''
+
+
+def test_one_seed_and_no_common_seed():
+    records = [ended(3.0, 0), ended(2.0, 0, norm='none'), ended(2.0, 5, norm='layernorm')]
+    _, one, none = comparison.compare(records, SWEEP)
+    assert one.verdict == 'one seed' and one.difference.mean == -1.0
+    assert none.verdict == '' and 'no seed has ended' in none.notes[-1]
+
+
+def test_first_variant_is_the_baseline_or_the_one_that_is_asked_for():
+    records = [ended(3.0, 0, norm='none', cell='a'), ended(3.0, 0, norm='layernorm', cell='b')]
+    found = comparison.split(records, SWEEP)
+    assert [v.is_baseline for v in found] == [True, False]
+    for asked in ('layernorm', 'norm layernorm', 'b'):
+        assert [v.is_baseline for v in with_baseline(found, asked)] == [False, True]
+    with pytest.raises(ValueError, match=r"is no variant and no cell .* mean 'layernorm'"):
+        with_baseline(found, 'layernrm')
+
+
+def test_a_text_that_two_fields_may_have_keeps_its_field():
+    """Catches two variants of one name, a 'none' that does not say of what, and 'rmsnorm' alone
+    for a norm of queries and keys.
+    """
+    axes = ('norm', 'qk_norm', 'd_model')
+    sweep = SWEEP | {'axes': {f'model.{name}': [] for name in axes}}
+    listed = [('rmsnorm', 'none', 64), ('layernorm', 'rmsnorm', 64), ('dyt', 'none', 64)]
+    records = [ended(3.0, 0) | dict(zip(axes, values, strict=True)) for values in listed]
+    found = comparison.split(records, sweep)
+    assert [v.name for v in found] == ['baseline', 'layernorm, qk_norm rmsnorm', 'dyt']
+    assert [v.name for v in with_baseline(found, 'dyt')] == ['the first', found[1].name, 'dyt']
+    records = [ended(3.0, 0) | {'qk_norm': norm} for norm in ('layernorm', 'rmsnorm')]
+    found = comparison.split(records, SWEEP | {'axes': {'model.qk_norm': []}})
+    assert [v.name for v in found] == ['qk_norm layernorm', 'qk_norm rmsnorm']
+
+
+def test_a_variant_is_named_without_what_its_size_brings_along():
+    """Catches names that repeat it, and two variants of one name."""
+    axes = {'model.d_model': [], 'model.n_heads': [], 'scaling.base_width': [], 'model.norm': []}
+    columns = ('d_model', 'n_heads', 'scaling_base_width', 'norm')
+    sizes = [(64, 1, None), (128, 2, 64)]
+    grid = [(*size, norm) for size in sizes for norm in ('rmsnorm', 'layernorm')]
+    records = [ended(3.0, 0) | dict(zip(columns, values, strict=True)) for values in grid]
+    found = comparison.split(records, SWEEP | {'axes': axes})
+    wanted = [f'd_model {size}, {norm}' for size in (64, 128) for norm in ('rmsnorm', 'layernorm')]
+    assert [v.name for v in found] == wanted
+    two = [ended(3.0, 0) | {'d_model': 64, 'n_heads': heads} for heads in (1, 2)]
+    found = comparison.split(two, SWEEP | {'axes': {'model.d_model': [], 'model.n_heads': []}})
+    assert [v.name for v in found] == ['d_model 64, n_heads 1', 'd_model 64, n_heads 2']
+
+
+def test_variants_of_a_list_are_named_by_what_is_not_as_in_the_baseline():
+    """A full grid names all values of each."""
+    axes = ('norm', 'placement', 'attention_gate')
+    sweep = SWEEP | {'axes': {'model.norm': [], 'model.placement': [], 'attention.gate': []}}
+    listed = [('rmsnorm', 'pre', 'none'), ('none', 'pre', 'none'), ('rmsnorm', 'post', None)]
+    records = [ended(3.0, 0) | dict(zip(axes, values, strict=True)) for values in listed]
+    found = comparison.split(records, sweep)
+    assert [v.name for v in found] == ['baseline', 'norm none', 'post']
+    assert found[0].all_values == 'norm rmsnorm, placement pre, attention_gate none'
+    grid = [(*pair, 'none') for pair in itertools.product(('rmsnorm', 'none'), ('pre', 'post'))]
+    records = [ended(3.0, 0) | dict(zip(axes, values, strict=True)) for values in grid]
+    names = [v.name for v in comparison.split(records, sweep)]
+    assert names[-1] == 'norm none, post, attention_gate none'
+
+
+def test_tokenizers_are_compared_in_bits_per_byte(monkeypatch):
+    """The byte tokenizer has less loss per token, and more per byte."""
+    monkeypatch.setattr(comparison, 'initial_loss', lambda records: 8.0)
+    sweep = SWEEP | {'axes': {'data.tokenizer': ['bpe:4096', 'byte'], 'train.seed': [0, 1]}}
+    records = []
+    for seed in (0, 1):
+        jitter = 0.001 * seed
+        records.append(ended(3.0, seed, tokenizer='bpe:4096', bits_per_byte=1.5))
+        records.append(ended(1.2, seed, tokenizer='byte', bits_per_byte=1.8 + jitter))
+    found = comparison.compare(records, sweep)[1]
+    assert found.verdict == 'worse' and found.difference.mean == pytest.approx(0.3005)
+    assert found.initial == pytest.approx(8.0 * np.mean([1.8, 1.801]) / 1.2)

@@ -1,0 +1,116 @@
+"""Reference tests of damaged records: which cells are given, and what the reason says."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from eval import runs
+from lm.storage.files import read_json
+from lm.study.tables import results
+from tests.eval import sweep_fixture as fixture
+
+AXES = {'model.norm': fixture.NORMS, 'train.seed': (0, 1)}
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    fixture.write_sweep(tmp_path / 'norms', AXES, {})
+    return tmp_path / 'norms'
+
+
+@pytest.mark.parametrize('name', ['config.json', 'summary.json'])
+@pytest.mark.parametrize('text', [b'', b'{"status": "do', b'\xff\xfe', b'[1]', b'[' * 100_000])
+def test_a_cell_that_cannot_be_read_is_said_and_the_others_are_given(sweep, name, text):
+    before = runs.gather(sweep)
+    path = sweep / before[1]['cell'] / name
+    path.write_bytes(text)
+    first, damaged, *others = runs.gather(sweep)
+    assert [first, *others] == [before[0], *before[2:]]
+    assert damaged['status'] == 'unreadable' and damaged['ce'] is None
+    assert damaged['reason'].startswith(f'{path} cannot be read as JSON (')
+    assert (damaged['norm'], damaged['train_seed']) == ('rmsnorm', 1)  # as sweep.json says
+    [row] = runs.query("select cell from runs where status = 'unreadable'", sweep).to_pylist()
+    assert row['cell'] == damaged['cell'] and len(pq.read_table(results.write_table(sweep))) == 4
+
+
+@pytest.mark.parametrize(
+    ('name', 'field', 'value'),
+    [
+        ('summary.json', 'step', 2e48),  # a digit that became an e
+        ('summary.json', 'validation_ce', 'x'),
+        ('summary.json', 'status', None),
+        ('config.json', 'optim', {'lr': [1]}),
+    ],
+)
+def test_a_value_of_another_type_is_unreadable(sweep, name, field, value):
+    cell = runs.gather(sweep)[1]['cell']
+    path = sweep / cell / name
+    path.write_text(json.dumps(read_json(path) | {field: value}))
+    damaged = runs.gather(sweep)[1]
+    assert damaged['status'] == 'unreadable' and str(sweep / cell) in damaged['reason']
+
+
+def test_a_number_that_is_not_finite_is_none(sweep):
+    path = sweep / runs.gather(sweep)[1]['cell'] / 'summary.json'
+    path.write_text(path.read_text().replace('"wall_sec": 33.25', '"wall_sec": 33e999'))
+    assert runs.gather(sweep)[1]['wall_sec'] is None
+
+
+BASE = '{"base": {"optim": {"lr": 0.1}}, '
+SWEEPS = ['', '{', '{}', '[]', BASE + '"axes": {"optim.lq": []}, "cells": []}']
+SWEEPS += ['{"base": {}, "axes": {}, "cells": []}', BASE + '"axes": {}, "cells": [{"cell": "a"}]}']
+
+
+@pytest.mark.parametrize('text', SWEEPS)
+def test_a_sweep_that_cannot_be_read(sweep, text):
+    """Its runs alone do not say which cells there are."""
+    (sweep / 'sweep.json').write_text(text)
+    for read in (runs.gather, results.read_sweep):
+        with pytest.raises(ValueError, match='cannot be read') as error:
+            read(sweep)
+        assert str(error.value).startswith(str(sweep / 'sweep.json'))
+        assert str(error.value).endswith('The train.py command of the sweep writes it anew')
+
+
+def test_a_run_that_cannot_be_read_alone_and_among_others(sweep):
+    fixture.write_run(sweep.parent / 'single', fixture.base_config())
+    config = sweep.parent / 'single' / 'config.json'
+    config.write_text('{')
+    with pytest.raises(ValueError, match='Delete it, and the') as error:
+        runs.gather(config.parent)
+    assert str(error.value).startswith(f'{config} cannot be read')
+    *others, damaged = runs.gather(sweep.parent)
+    assert others == runs.gather(sweep)
+    assert (damaged['status'], damaged['cell']) == ('unreadable', 'single')
+    assert damaged['reason'].startswith(f'{config} cannot be read')
+
+
+def test_a_line_of_the_record_that_is_no_row_is_left_out(tmp_path):
+    fixture.write_run(tmp_path / 'run', fixture.base_config(), 'unfinished')
+    before = runs.gather(tmp_path / 'run')
+    path = tmp_path / 'run' / 'metrics.jsonl'
+    lines = path.read_text().splitlines()[:-1]  # the last is cut short
+    path.write_text('\n'.join([*lines, '5', '{"stop": 200, "ce": 1.0}', '{"step": "9"}']) + '\n')
+    assert runs.gather(tmp_path / 'run') == before
+
+
+def test_a_damaged_table_has_no_other_number_without_a_word(sweep):
+    """Of one bit that flips in the numbers of one column, wherever; checksums see it."""
+    path = results.write_table(sweep)
+    for folder in [folder for folder in sweep.iterdir() if folder.is_dir()]:
+        folder.rename(sweep.parent / folder.name)
+    before, whole = runs.gather(sweep), path.read_bytes()
+    group = pq.read_metadata(path).row_group(0)
+    columns = [group.column(i) for i in range(group.num_columns)]
+    [column] = [column for column in columns if column.path_in_schema == 'ce']
+    first = column.dictionary_page_offset
+    for position in range(first, first + column.total_compressed_size, 3):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1
+        path.write_bytes(damaged)
+        try:
+            assert runs.gather(sweep) == before
+        except ValueError as error:
+            assert str(error).startswith(f'{path} cannot be read')
+            assert str(error).endswith('delete it to train them again')

@@ -1,0 +1,244 @@
+"""Sweeps on a real Ray cluster of this machine, and what is refused before it is asked.
+
+Equivalence: a sweep on Ray = the sweep in this process, whatever worker is killed on the way.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lm.record.checkpoint import steps_in
+from lm.record.remote.local_copy import at_hand
+from lm.record.remote.mirror import sweep_folder
+from lm.record.workdir import write_json
+from lm.storage.buckets import open_bucket
+from lm.storage.files import read_json
+from lm.study.plan.cells import cells, group_by_program
+from lm.study.train import engines
+from lm.study.train.engines import default_resources, split
+from lm.study.train.groups import Work
+from tests.commands import PATIENCE_SEC
+from tests.object_store import variables
+from tests.sweep_helpers import (
+    base,
+    cell_folders,
+    curves,
+    statuses,
+    table,
+    timeless,
+    write_corpus,
+)
+from train import DONE, SIGNALLED, train_sweep
+
+SWEEP = {'train.log_every': (1, 2), 'train.seed': (0, 1)}  # two groups of two
+LONGER = {'train_steps': 300, 'train_eval_every': 100, 'train_checkpoint_every': 50}
+WORKER = 'ray::train_group_remotely'
+
+
+@pytest.fixture(scope='module')
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp('corpus'))
+
+
+@pytest.fixture(scope='module')
+def local(corpus, tmp_path_factory):
+    """The workdir of SWEEP, trained in this process."""
+    workdir = tmp_path_factory.mktemp('local') / 'sweep'
+    assert train_sweep(base(corpus, **LONGER), SWEEP, workdir) == DONE
+    return workdir
+
+
+@pytest.fixture(scope='module')
+def cluster():
+    """Of two CPUs; its workers share the programs that this process has compiled."""
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, logging_level='ERROR')
+    before = set(workers())
+    yield ray
+    ray.shutdown()
+    left = [process for process in before | set(workers()) if process.is_running()]
+    assert not psutil.wait_procs(left, timeout=20)[1]
+
+
+def workers() -> list[psutil.Process]:
+    """The processes below this one that train a group."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if (process.cmdline() or [''])[0].startswith(WORKER):
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def when(happened, act) -> threading.Thread:
+    """Calls act() in a thread, once happened() is true."""
+
+    def watch():
+        deadline = time.monotonic() + PATIENCE_SEC
+        while time.monotonic() < deadline:
+            if happened():
+                return act()
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+def all_have_saved(workdir: Path) -> bool:
+    """Whether some cells have begun, and each of those holds a checkpoint."""
+    if not (workdir / 'sweep.json').exists():
+        return False
+    begun = [folder for folder in cell_folders(workdir).values() if timeless(folder)]
+    return bool(begun) and all(steps_in(folder / 'checkpoints') for folder in begun)
+
+
+def half_way(workdir: Path) -> bool:
+    """Whether a cell has saved and has some way to go."""
+    if not (workdir / 'sweep.json').exists():
+        return False
+    return any(
+        steps_in(folder / 'checkpoints') and timeless(folder)[-1]['step'] < 250
+        for folder in cell_folders(workdir).values()
+    )
+
+
+@pytest.mark.full
+def test_kill_9_of_workers_changes_no_number(cluster, local, corpus, tmp_path, capfd):
+    """All of them, since the one that trains the cell seen cannot be told from the others."""
+    killed = []
+
+    def kill():
+        for victim in workers():
+            victim.kill()
+            killed.append(victim.pid)
+
+    thread = when(lambda: half_way(tmp_path), kill)
+    assert train_sweep(base(corpus, **LONGER), SWEEP, tmp_path, engine='ray') == DONE
+    thread.join()
+    output = capfd.readouterr().out
+    assert killed and 'resuming after step' in output
+    assert "2 tasks on Ray, each with {'CPU': 1.0}" in output and '4 of 4 done' in output
+    assert table(tmp_path) == table(local)
+    assert curves(tmp_path) == curves(local)
+
+
+@pytest.mark.full
+def test_a_tuned_sweep_whose_workers_are_killed(cluster, corpus, tmp_path, capfd):
+    """Waves and numbers are those of a sweep in this process."""
+    arms, tune = {'optim.b1': (0.9, 0.8)}, {'optim.lr': 0.01, 'seeds': 3, 'budget': 13}
+    tree = base(corpus, train_steps=30, train_eval_every=30, train_checkpoint_every=10)
+    assert train_sweep(tree, arms, tmp_path / 'local', tune=tune) == DONE
+    killed = []
+
+    def kill():
+        for victim in workers():
+            victim.kill()
+            killed.append(victim.pid)
+
+    workdir = tmp_path / 'ray'
+    thread = when(lambda: half_way(workdir), kill)
+    assert train_sweep(tree, arms, workdir, engine='ray', tune=tune) == DONE
+    thread.join()
+    output = capfd.readouterr().out
+    assert killed and output.count('1 task on Ray') == 3 and 'look 1: 3 runs' in output
+    ledgers = [read_json(tmp_path / one / 'sweep.json') for one in ('ray', 'local')]
+    assert ledgers[0] == ledgers[1]
+    assert [row | {'sweep': ''} for row in table(workdir)] == [
+        row | {'sweep': ''} for row in table(tmp_path / 'local')
+    ]
+    assert curves(workdir) == curves(tmp_path / 'local')
+
+
+@pytest.mark.full
+def test_a_bucket_has_what_a_disk_has(cluster, local, corpus, bucket_url, monkeypatch, capfd):
+    """Each worker holds the cells that it trains, and is killed on the way; the driver, which holds
+    none, writes table and report. The cluster has been started without the bucket's variables.
+    """
+    keys = {name: os.environ[name] for name in variables()}
+    killed = []
+
+    def kill():
+        for victim in workers():
+            victim.kill()
+            killed.append(victim.pid)
+
+    thread = when(lambda: half_way(sweep_folder(bucket_url)), kill)
+    options = engines._task_options
+
+    def with_keys(resources):
+        found = options(resources)
+        found['runtime_env']['env_vars'].update(keys)
+        return found
+
+    monkeypatch.setattr(engines, '_task_options', with_keys)
+    assert train_sweep(base(corpus, **LONGER), SWEEP, bucket_url, engine='ray') == DONE
+    thread.join()
+    output = capfd.readouterr().out
+    assert killed and 'resuming after step' in output and '4 of 4 done' in output
+    there = at_hand(bucket_url)
+    assert curves(there) == curves(local)
+    found, wanted = ([row | {'sweep': ''} for row in table(one)] for one in (there, local))
+    assert found == wanted
+    assert {'sweep.json', 'cells.parquet', 'report.html'} <= set(open_bucket(bucket_url).list())
+
+
+@pytest.mark.full
+def test_sigterm_ends_the_workers(cluster, corpus, tmp_path, capfd):
+    """What they saved is for the same command to go on from."""
+    thread = when(lambda: all_have_saved(tmp_path), lambda: os.kill(os.getpid(), signal.SIGTERM))
+    tree = base(corpus, **LONGER | {'train_steps': 60_000})
+    assert train_sweep(tree, SWEEP, tmp_path, engine='ray') == SIGNALLED + signal.SIGTERM
+    thread.join()
+    assert psutil.wait_procs(workers(), timeout=10)[1] == []
+    assert 'SIGTERM: the same command goes on' in capfd.readouterr().out
+    assert 'done' not in statuses(tmp_path)
+
+
+@pytest.mark.parametrize('resources', [{'GPU': 1.0}, {'CPU': 3.0}, {'CPU': 1.0, 'TPU': 4.0}])
+def test_resources_that_no_node_has_are_refused(cluster, corpus, tmp_path, resources):
+    with pytest.raises(ValueError) as error:
+        train_sweep(base(corpus), SWEEP, tmp_path, engine='ray', resources=resources)
+    assert str(error.value) == (
+        f"no node of the Ray cluster has {resources}; there are [{{'CPU': 2.0}}]"
+    )
+
+
+def test_without_ray_the_error_names_the_extra(corpus, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'ray', None)
+    with pytest.raises(ValueError, match=r'pip install "evenkeel\[cluster\]"'):
+        train_sweep(base(corpus), SWEEP, tmp_path, engine='ray')
+
+
+@pytest.mark.parametrize(
+    ('there', 'wanted'),
+    [
+        ({'CPU': 8.0}, {'CPU': 1.0}),
+        ({'CPU': 8.0, 'GPU': 2.0}, {'GPU': 1.0}),
+        ({'CPU': 8.0, 'GPU': 0.0}, {'CPU': 1.0}),
+        ({'CPU': 8.0, 'TPU': 4.0}, {'TPU': 1.0}),
+    ],
+)
+def test_a_task_takes_an_accelerator_where_there_is_one(there, wanted):
+    assert default_resources(there) == wanted
+
+
+@pytest.mark.parametrize(('runs_at_once', 'sizes'), [(0, [4]), (1, [1] * 4), (3, [3, 1])])
+def test_a_group_is_split_into_tasks_of_what_is_left(corpus, tmp_path, runs_at_once, sizes):
+    (group,) = group_by_program(cells(base(corpus), {'train.seed': range(6)}))
+    for cell, status in ((group[0], 'done'), (group[3], 'diverged'), (group[4], 'failed')):
+        (tmp_path / cell.name).mkdir()
+        write_json(tmp_path / cell.name / 'summary.json', {'status': status})
+    work = Work([group], tmp_path, [], print, print, runs_at_once, {})
+    parts = split(group, work)
+    assert [len(part) for part in parts] == sizes
+    assert [cell for part in parts for cell in part] == [group[i] for i in (1, 2, 4, 5)]

@@ -1,0 +1,199 @@
+"""Which host trains which cells; with processes: tests/lm/launch/test_hosts_on_loopback.py."""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import types
+from typing import NamedTuple
+
+import pytest
+
+from lm.config.fields import MeshConfig
+from lm.launch.this_host import CHILD, JOB, TELL, Host
+from lm.storage.files import locked, sealed, write_json
+from lm.study.train import hosts
+from lm.study.train.groups import Work
+from lm.study.train.hosts import Others, dealt, host_0_first, join_sweep
+from tests.helpers import tiny_config
+from tests.xla import ONE_DEVICE
+
+HOST = Host('h:1', num_processes=2, process_id=1, watch_port=2)
+
+
+@pytest.mark.parametrize('n_hosts', [1, 2, 3, 5, 40])
+def test_every_cell_is_dealt_once_and_evenly(n_hosts, monkeypatch):
+    monkeypatch.setattr(hosts, 'work', lambda recipe: 7)
+    groups = [[Dealt(name) for name in names] for names in ('abcde', 'f', 'ghijklmnop')]
+    shares = [dealt(groups, i, n_hosts) for i in range(n_hosts)]
+    flat = [list(itertools.chain(*share)) for share in shares]
+    assert [cell.name for cell in itertools.chain(*flat)] == list('abcdefghijklmnop')
+    assert {len(share) for share in flat} <= {16 // n_hosts, 16 // n_hosts + 1}
+    assert all(part for share in shares for part in share)
+    # A program more than there are groups for each border between hosts, at most.
+    assert sum(map(len, shares)) <= len(groups) + n_hosts - 1
+
+
+class Dealt(NamedTuple):
+    name: str
+    recipe: int = 0
+
+
+@pytest.mark.parametrize('works', [[8, 4, 2, 1, 1], [1, 1, 2, 4, 8], [1, 1, 1, 1, 9], [5] * 6])
+@pytest.mark.parametrize('n_hosts', [2, 3])
+def test_cells_are_dealt_by_their_work(works, n_hosts, monkeypatch):
+    """No host has more than its share and half of a cell; by number one had up to 12 of 16."""
+    monkeypatch.setattr(hosts, 'work', lambda recipe: recipe)
+    groups = [[Dealt(str(i), work)] for i, work in enumerate(works)]
+    shares = [dealt(groups, i, n_hosts) for i in range(n_hosts)]
+    assert [cell for share in shares for group in share for cell in group] == [
+        cell for (cell,) in groups
+    ]
+    each = [sum(cell.recipe for group in share for cell in group) for share in shares]
+    assert max(each) <= sum(works) / n_hosts + max(works)
+
+
+def test_a_larger_model_is_more_work():
+    base = {'model.d_model': 64, 'train.steps': 10}
+    one, wide, deep, long = (
+        hosts.work(tiny_config(base | more))
+        for more in (
+            {},
+            {'model.d_model': 128},
+            {'model.n_layers': 9},
+            {'train.steps': 20},
+        )
+    )
+    assert long == 2 * one and wide > 1.5 * one and deep > 1.5 * one
+
+
+class Cell:
+    def __init__(self, **mesh):
+        self.name = 'cell'
+        self.recipe = types.SimpleNamespace(mesh=MeshConfig(**{'data': -1} | mesh))
+
+
+@pytest.fixture
+def one_of_two(monkeypatch):
+    """A child of a parent; what it joins is noted."""
+    joined = []
+    monkeypatch.setenv(CHILD, json.dumps(dataclasses.asdict(HOST)))
+    monkeypatch.setattr(hosts, 'join', joined.append)
+    return joined
+
+
+@pytest.mark.parametrize(
+    ('mesh', 'apart'),
+    [({}, True), ({'fsdp': -1, 'data': 1}, True), ({'fsdp': 4}, True), ({'fsdp': 8}, False),
+     ({'tensor': 2, 'data': 4}, False)],
+)  # fmt: skip
+def test_a_run_that_fits_on_a_host_needs_no_other(one_of_two, monkeypatch, mesh, apart):
+    monkeypatch.setattr(hosts, '_own_devices', lambda host: 4)
+    share = join_sweep([[Cell()], [Cell(**mesh)]], 'local')
+    assert (share, len(one_of_two)) == (((1, 2), 0) if apart else ((0, 1), 1))
+
+
+@pytest.mark.full
+def test_devices_are_counted_without_being_opened(monkeypatch):
+    monkeypatch.setenv('XLA_FLAGS', f'{ONE_DEVICE} --xla_force_host_platform_device_count=3')
+    assert hosts._own_devices(HOST) == 3
+    assert hosts._own_devices(dataclasses.replace(HOST, local_devices=(1,))) == 1
+
+
+def test_tpus_of_other_hosts_are_not_waited_for(one_of_two, monkeypatch):
+    monkeypatch.setattr(hosts, 'has_tpu', lambda: True)
+    monkeypatch.setenv('MEGASCALE_NUM_SLICES', '2')
+    monkeypatch.setenv('TPU_PROCESS_BOUNDS', '2,2,1')
+    alone = hosts._alone()
+    assert alone['TPU_PROCESS_BOUNDS'] == '1,1,1' and 'MEGASCALE_NUM_SLICES' not in alone
+
+
+def test_alone_and_other_engines(one_of_two, monkeypatch):
+    with pytest.raises(ValueError, match='--engine=ray starts processes of its own'):
+        join_sweep([[Cell()]], 'ray')
+    monkeypatch.delenv(CHILD)
+    assert join_sweep([[Cell()]], 'ray') == (0, 1)
+
+
+def test_other_hosts_see_what_host_0_has_written(monkeypatch, tmp_path):
+    """And one that does not has another folder of that name."""
+    monkeypatch.setattr(hosts, 'MEET_SEC', 0.1)
+    monkeypatch.setenv(JOB, 'mine')
+    (tmp_path / hosts.MARK).write_text('of the job before')
+    with (tmp_path / 'told').open('wb') as told:
+        monkeypatch.setenv(TELL, str(told.fileno()))
+        with pytest.raises(ValueError, match='is not the same folder on all hosts: host 1'):
+            host_0_first(tmp_path, 1, 2, lambda: None)
+        assert not (tmp_path / 'told').read_bytes()
+        assert host_0_first(tmp_path, 0, 2, lambda: 'opened') == 'opened'
+        assert host_0_first(tmp_path, 1, 2, lambda: 'too') == 'too'
+        assert (tmp_path / 'told').read_bytes() == b'..'
+
+
+class Watched:
+    """Cells of two other hosts in a folder; `at[i]` is called at the i-th look at it."""
+
+    def __init__(self, folder, at):
+        self.work = Work([], folder, [], print, self.look)
+        self.cells, self.at, self.looks = [Dealt('a'), Dealt('b')], at, 0
+        for cell in self.cells:
+            (folder / cell.name).mkdir()
+
+    def look(self):
+        self.at.get(self.looks, lambda: None)()
+        self.looks += 1
+
+    def end(self, name, status='done'):
+        write_json(self.work.workdir / name / 'summary.json', sealed({'status': status}))
+
+    def wait(self):
+        return [cell.name for cell in Others(self.cells, self.work, lambda: None).wait()]
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """A host counts as lost after three looks."""
+    monkeypatch.setattr(hosts, 'POLL_SEC', 0.01)
+    monkeypatch.setattr(hosts, 'LOST_SEC', 0.05)
+
+
+def test_a_host_waits_for_what_others_train(at_once, tmp_path):
+    """While they hold it, however long; progress is shown meanwhile."""
+    held = contextlib.ExitStack()
+    watched = Watched(tmp_path, {})
+    for cell in watched.cells:
+        held.enter_context(locked(tmp_path / cell.name / '.lock'))
+    watched.at = {20: lambda: watched.end('a'), 40: lambda: (watched.end('b'), held.close())}
+    assert watched.wait() == [] and watched.looks == 41
+
+
+def test_cells_that_nobody_trains_any_more_are_returned(at_once, tmp_path):
+    """Their host is lost. One that has ended, or diverged, is not among them."""
+    held = contextlib.ExitStack()
+    watched = Watched(tmp_path, {5: lambda: watched.end('a', 'diverged'), 10: lambda: held.close()})
+    held.enter_context(locked(tmp_path / 'b' / '.lock'))
+    assert watched.wait() == ['b'] and watched.looks > 10
+
+
+def test_a_disk_without_locks_tells_nobody_lost(at_once, tmp_path, monkeypatch):
+    """A cell that another host trains would be trained twice, in one folder."""
+    monkeypatch.setattr('lm.storage.files._try_lock', lambda *_: None)
+    watched = Watched(tmp_path, {30: lambda: [watched.end(name) for name in 'ab']})
+    assert watched.wait() == [] and watched.looks == 31
+
+
+def test_a_failure_of_this_wave_ends_the_wait_and_one_before_does_not(at_once, tmp_path):
+    watched = Watched(
+        tmp_path, {3: lambda: watched.end('a'), 6: lambda: watched.end('b', 'failed')}
+    )
+    watched.end('a', 'failed')
+    held = contextlib.ExitStack()
+    with held:
+        held.enter_context(locked(tmp_path / 'a' / '.lock'))
+        assert watched.wait() == [] and watched.looks == 7
+
+
+def test_a_signal_ends_the_wait(at_once, tmp_path):
+    watched = Watched(tmp_path, {2: lambda: watched.work.caught.append(15)})
+    with locked(tmp_path / 'a' / '.lock'):
+        assert watched.wait() == [] and watched.looks == 3

@@ -1,0 +1,174 @@
+"""What sweep.json says, and that a sweep goes on after an upgrade with the cells it has."""
+
+import json
+import shutil
+
+import pytest
+
+from configs import default
+from lm.config.fields import FIELDS
+from lm.config.resolve import resolve, to_dict
+from lm.record.run import Run
+from lm.record.upgrade import stored_config
+from lm.record.workdir import write_config
+from lm.storage.files import read_json, write_json
+from lm.study.plan.cells import cells, group_by_program
+from lm.study.train.ledger import open_sweep, read_sweep
+from lm.study.train.waves import WavePlan
+from tests.helpers import tiny_raw
+from tests.lm.record.test_upgrade import V0
+
+SWEPT = {'optim.lr': (1e-3, 3e-3), 'train.seed': (0, 1), 'model.norm': ('rmsnorm', 'layernorm')}
+OLD_NAMES = json.loads((V0 / 'expected.json').read_text())['sweep']['cells']
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """(folder of the sweep of commit 0447279, its base as one would give it now)."""
+    folder = shutil.copytree(V0 / 'sweep', tmp_path / 'sweep')
+    raw, base = default.get_config().to_dict(), read_json(folder / 'sweep.json')['base']
+    for section in ('model', 'data', 'train'):
+        known = [name for name in base[section] if f'{section}.{name}' in FIELDS]
+        left_open = ('mlp', 'final_norm')
+        raw[section] |= {name: base[section][name] for name in known if name not in left_open}
+    raw['model']['reparam'] = 'auto'
+    raw['scaling']['embedding_std'] = None
+    return folder, raw
+
+
+def names(grouped):
+    return {
+        json.dumps(cell.changes, sort_keys=True): cell.name for group in grouped for cell in group
+    }
+
+
+def opened(folder, raw, swept, continue_changed=False):
+    """The groups, with the names that their cells have in the folder."""
+    plan = WavePlan(raw, swept)
+    while names := open_sweep(folder, resolve(raw), plan.wave(folder).every, continue_changed):
+        plan.names |= names
+    return plan.wave(folder).every
+
+
+def test_cells_of_an_older_version_keep_their_names(sweep):
+    """And their results. Those that had not begun get their present ones."""
+    folder, raw = sweep
+    fresh = names(group_by_program(cells(raw, SWEPT)))
+    found = names(opened(folder, raw, SWEPT))
+    assert found.keys() == OLD_NAMES.keys() == fresh.keys()
+    for changes, name in found.items():
+        begun = 'layernorm' not in changes
+        assert name == (OLD_NAMES if begun else fresh)[changes]
+        assert Run(folder / name).is_final == begun and fresh[changes] != OLD_NAMES[changes]
+    assert names(opened(folder, raw, SWEPT)) == found  # sweep.json has the present form now
+    assert {cell['cell'] for cell in read_json(folder / 'sweep.json')['cells']} == {*found.values()}
+
+
+def test_a_cell_whose_config_differs_is_another(sweep):
+    """Also where its changes are the same words. Catches matching by them."""
+    folder, raw = sweep
+    raw['optim']['weight_decay'] = 0.2
+    with pytest.raises(ValueError, match=r'optim\.weight_decay: 0\.1 -> 0\.2'):
+        opened(folder, raw, SWEPT)
+    found = names(opened(folder, raw, SWEPT, continue_changed=True))
+    assert not {*found.values()} & {*OLD_NAMES.values()}
+    listed = read_sweep(folder)['cells']
+    assert [c['group'] for c in listed if c['cell'] in OLD_NAMES.values()] == [None] * 4
+
+
+def test_a_folder_of_the_present_name_comes_first(sweep):
+    folder, raw = sweep
+    cell = group_by_program(cells(raw, SWEPT))[0][0]
+    (folder / cell.name).mkdir()
+    assert opened(folder, raw, SWEPT)[0][0].name == cell.name
+
+
+def test_folders_that_hold_no_config_are_no_cells(sweep):
+    folder, raw = sweep
+    for name, text in zip(OLD_NAMES.values(), ('{', '{"model": {}}'), strict=False):
+        (folder / name / 'config.json').write_text(text)
+    found = {*names(opened(folder, raw, SWEPT)).values()}
+    assert len(found & {*OLD_NAMES.values()}) == 2
+
+
+def test_an_old_record_is_read_in_the_present_form(sweep):
+    folder, _ = sweep
+    old, now = read_json(folder / 'sweep.json'), read_sweep(folder)
+    assert now['axes'] == old['axes'] and now['base'] == to_dict(stored_config(old['base']))
+    assert [cell['changes'] for cell in now['cells']] == [cell['changes'] for cell in old['cells']]
+    assert now['cells'][-1]['differs'] == now['cells'][-1]['changes'] | {
+        'model.final_norm': 'layernorm'
+    }
+    old['cells'][0]['changes']['model.norm_eps'] = 0.1
+    write_json(folder / 'sweep.json', old)
+    now = read_sweep(folder)
+    assert now['axes']['norm.eps'] == [0.1] and now['cells'][0]['differs']['norm.eps'] == 0.1
+
+
+def test_each_cell_says_in_what_it_differs_from_the_base(tmp_path):
+    """Also where that follows from what was asked for."""
+    raw = tiny_raw()
+    opened(tmp_path, raw, {'model.placement': ('pre', 'wide')})
+    record = read_sweep(tmp_path)
+    assert record['base'] == to_dict(resolve(raw)) and record['axes'] == {
+        'model.placement': ['pre', 'wide']
+    }
+    plain, wide = record['cells']
+    assert (
+        plain['differs'] == {}
+        and wide['differs'].items()
+        >= {
+            'model.placement': 'wide',
+            'model.mlp': 'moe',
+            'model.reparam': 'shared',
+            'mlp.n_experts': 4,
+        }.items()
+    )
+
+
+def test_cells_of_other_axes_stay_on_record(tmp_path):
+    raw = tiny_raw()
+    ((first,),) = opened(tmp_path, raw, {'optim.lr': (0.1,)})
+    opened(tmp_path, raw, {'optim.lr': (0.2,)})
+    assert [c['changes'] for c in read_sweep(tmp_path)['cells']] == [{'optim.lr': 0.2}]
+    (tmp_path / first.name).mkdir()
+    write_config(tmp_path / first.name, first.recipe)
+    opened(tmp_path, raw, {'optim.lr': (0.1,)})
+    opened(tmp_path, raw, {'optim.lr': (0.2,)})
+    cells_now = read_sweep(tmp_path)['cells']
+    assert [(c['changes'], c['group']) for c in cells_now] == [
+        ({'optim.lr': 0.2}, 0),
+        ({'optim.lr': 0.1}, None),
+    ]
+
+
+@pytest.mark.parametrize('text', ['', '{"base": {}}', '{"base": {}, "cells": 3}', '[', 'null'])
+def test_a_damaged_record_is_written_anew_with_the_cells_that_have_a_folder(tmp_path, text):
+    """Those that the axes have no more stay on record, and finished ones are not run again."""
+    raw, said = tiny_raw(), []
+    cell, *_ = cells(raw, {'optim.lr': (0.1, 0.2, 0.3)})
+    (tmp_path / cell.name).mkdir()
+    write_config(tmp_path / cell.name, cell.recipe)
+    (tmp_path / 'sweep.json').write_text(text)
+    left = group_by_program(cells(raw, {'optim.lr': (0.2, 0.3)}))
+    open_sweep(tmp_path, resolve(raw), left, False, said.append)
+    (line,) = said
+    assert f'{tmp_path}/sweep.json' in line and 'the 1 cells that have a folder' in line
+    found = {one['cell']: one['changes'] for one in read_sweep(tmp_path)['cells']}
+    assert found[cell.name] == {'optim.lr': 0.1} and len(found) == 3
+
+
+def test_a_sweep_goes_on_with_another_mesh(tmp_path):
+    """In the folders that it has; but where cells differ in their meshes, each has its own."""
+    raw, swept = tiny_raw(), {'optim.lr': (1e-3, 3e-3)}
+    found = opened(tmp_path, raw, swept)
+    for group in found:
+        for cell in group:
+            (tmp_path / cell.name).mkdir()
+            write_config(tmp_path / cell.name, cell.recipe)
+    wider = raw | {'mesh': raw['mesh'] | {'fsdp': 2}}
+    assert names(group_by_program(cells(wider, swept))) != names(found)
+    assert names(opened(tmp_path, wider, swept)) == names(found)
+    both = opened(tmp_path, raw, swept | {'mesh.fsdp': (1, 2)})
+    assert len({cell.name for group in both for cell in group}) == 4
+    assert {*names(found).values()} < {cell.name for group in both for cell in group}

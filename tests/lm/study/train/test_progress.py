@@ -1,0 +1,121 @@
+"""Reference tests of the live view: what it says of a sweep whose every number is known."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from eval.runs import gather
+from lm.config.resolve import resolve
+from lm.study.plan.cells import Cell, group_by_program
+from lm.study.train import progress
+from lm.study.train.progress import Progress, live
+from tests.eval import sweep_fixture as fixture
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """(folder, groups): the cells of each norm are one program."""
+    cells = fixture.write_sweep(tmp_path / 'sweep')
+    configs = [resolve(fixture.changed(fixture.base_config(), cell['changes'])) for cell in cells]
+    listed = [
+        Cell(c['cell'], c['changes'], config) for c, config in zip(cells, configs, strict=True)
+    ]
+    return tmp_path / 'sweep', group_by_program(listed)
+
+
+def view_of(sweep, terminal: bool = False) -> Progress:
+    folder, grouped = sweep
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=200)
+    return Progress(folder, grouped, console)
+
+
+def test_a_line_for_each_group_and_one_for_the_sweep(sweep):
+    folder, grouped = sweep
+    first, second, last = view_of(sweep).lines()
+    assert first.startswith('group 1 of 2  model.norm=rmsnorm  11 of 12 done, 1 failed  best ')
+    assert second.startswith(
+        'group 2 of 2  model.norm=layernorm  9 of 12 done, 1 diverged  step 120 of 200  best '
+    )
+    names = {record['cell']: record for record in gather(folder)}
+    best = min(
+        (r for r in names.values() if r['norm'] == 'rmsnorm' and r['ce']), key=lambda r: r['ce']
+    )
+    assert (best['lr'], best['train_seed']) == (0.003, 2)
+    assert first.endswith(f'best {best["ce"]:.4f} (optim.lr=0.003 train.seed=2 {best["cell"]})')
+    assert last == 'sweep 20 of 24 done, 1 diverged, 1 failed  time left not known yet'
+    assert [len(group) for group in grouped] == [12, 12]
+
+
+def test_what_a_sweep_is_told_stands_before_all_else(sweep):
+    folder, grouped = sweep
+    console = Console(file=io.StringIO(), width=200)
+    with live(folder, grouped, console, ['a [word]']):
+        assert console.file.getvalue().splitlines()[0] == 'a [word]'
+
+
+def test_a_cell_that_cannot_be_read_is_counted(sweep):
+    folder, grouped = sweep
+    (folder / grouped[0][0].name / 'summary.json').write_text('{"status": "do')
+    assert (
+        view_of(sweep)
+        .lines()[-1]
+        .startswith('sweep 19 of 24 done, 1 diverged, 1 failed, 1 unreadable  ')
+    )
+
+
+def test_a_group_not_begun_has_no_line(sweep):
+    folder, grouped = sweep
+    for cell in grouped[1]:
+        if (folder / cell.name).exists():
+            (folder / cell.name).rename(folder.parent / cell.name)
+    assert [line.split('  ')[0] for line in view_of(sweep).lines()] == [
+        'group 1 of 2',
+        'sweep 11 of 24 done, 1 failed',
+    ]
+
+
+def test_time_left_is_steps_left_at_the_rate_since_it_began(sweep, monkeypatch):
+    """200 steps in 60 s, with 80 and 200 left in the two runs that have not ended."""
+    folder, grouped = sweep
+    now = iter([100.0, 160.0])
+    done = grouped[0][0]
+    (folder / done.name).rename(folder.parent / done.name)
+    monkeypatch.setattr(progress.time, 'monotonic', lambda: next(now))
+    view = view_of(sweep)
+    (folder.parent / done.name).rename(folder / done.name)
+    assert view.lines()[-1].endswith('1.4 min left')
+
+
+@pytest.mark.parametrize(('terminal', 'every'), [(True, 1.0), (False, 30.0)])
+def test_it_is_read_anew_seldom_and_more_seldom_where_reading_takes_long(
+    sweep, monkeypatch, terminal, every
+):
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, 'monotonic', lambda: clock[0])
+    view, shown = view_of(sweep, terminal), []
+    took = 0.0
+
+    def lines():
+        shown.append(clock[0])
+        clock[0] += took
+        return []
+
+    view.lines = lines
+    for _ in range(3):
+        view.tick()
+    assert shown == [0.0]
+    clock[0] = every - 0.1
+    view.tick()
+    assert shown == [0.0]
+    clock[0] = every
+    took = 2.0
+    view.tick()
+    clock[0] = every + took + took / progress.SHARE - 0.1
+    view.tick()
+    assert shown == [0.0, every]
+    clock[0] += 0.1
+    view.tick()
+    assert len(shown) == 3
+    view.tick(force=True)
+    assert len(shown) == 4

@@ -1,0 +1,250 @@
+"""Stages of an update. Reference: each of them, and all in their order, in float64 in numpy.
+Contract: numbers are mapped, a stage without its inputs is left out, the stored state keeps its
+layout.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from modules.optim import BatchFunctions, Direction, with_share
+from modules.optim.stages import (
+    NO_DECAY,
+    STAGES,
+    apply_stages,
+    build_stages,
+    measure_ghost_radius,
+    stage_inputs,
+    stored_stages,
+)
+from modules.params import ParamSpec
+
+SPECS = {
+    'embedding': ParamSpec('embedding', ('vocab', 'embed')),
+    'positions': ParamSpec('embedding', ('position', 'embed')),
+    'up': ParamSpec('hidden', ('layer', 'embed', 'mlp'), ('embed',)),
+    'scale': ParamSpec('vector', ('layer', 'embed')),
+    'readout': ParamSpec('readout', ('embed', 'vocab'), ('embed',)),
+}
+SHAPES = {'embedding': (6, 4), 'positions': (5, 4), 'up': (2, 4, 3), 'scale': (2, 4)}
+SHAPES |= {'readout': (4, 6)}
+EACH = {'embedding': (0, 1), 'positions': (0, 1), 'up': (1, 2), 'scale': (1,), 'readout': (0, 1)}
+
+
+def draw(seed):
+    rng = np.random.default_rng(seed)
+    return {name: rng.normal(size=shape) for name, shape in SHAPES.items()}
+
+
+GRADS, WEIGHTS, X = draw(0), draw(1), np.random.default_rng(2).normal(size=(2, 3, 5, 4))
+GRADS['up'][1] *= 30  # layers of another size
+TOKENS = np.ones((2, 3, 5))
+TOKENS[0, 1, 2], X[0, 1, 2] = 0, 100  # padding
+X[1, 2, 4] *= 3  # the last token has the largest spread
+SHARES = {'embedding': 0.1, 'positions': 0.2, 'up': 0.3, 'readout': 0.4}  # of a vector none
+LEFT = np.array([0.25, 1.0]).reshape(2, 1, 1)  # of the decay of each layer, by the optimizer
+RATES = dict(zip(SPECS, (0.1, 0.2, 0.3, 0.4, 0.5), strict=True))
+FACTORS = dict(zip(SPECS, (1.0, 2.0, 3.0, 4.0, 5.0), strict=True))
+TRAINED = {name: name != 'positions' for name in SPECS}
+NUMBERS = {
+    'optim.embedding_gradient_shrink': 0.25,
+    'optim.clip_norm': 1.5,
+    'optim.match_rms': 0.2,
+    'optim.update_clip': 0.15,
+    'optim.ghost_radius': 0.02,
+}
+
+
+def turned(grads, state, params=None):
+    """What an optimizer does here: half the gradient, and less decay of some matrices."""
+    half = jax.tree.map(lambda g: 0.5 * g, grads)
+    return half | {'up': Direction(half['up'], jnp.asarray(LEFT))}, state
+
+
+def facts():
+    """Arrays are of the type that is the default where they are made."""
+    shares = {name: jnp.asarray(share) for name, share in SHARES.items()} | {'scale': NO_DECAY}
+    return {
+        'specs': SPECS,
+        'penalty_shares': shares,
+        'decay_shares': shares,
+        'learning_rates': jax.tree.map(jnp.asarray, RATES),
+        'eps_factors': FACTORS,
+        'optimizer': optax.GradientTransformation(lambda params: optax.EmptyState(), turned),
+        'trainable': TRAINED,
+    }
+
+
+def functions(tokens_at_a_time=0):
+    """Logits are x W; what a model has more of does not matter."""
+
+    def activations_fn(params, rows):
+        return rows, jax.tree_util.Partial(lambda w, x: x @ w, params['readout'])
+
+    given = dict.fromkeys(BatchFunctions._fields) | {'rows': X, 'weights': TOKENS}
+    return BatchFunctions(
+        **given | {'activations_fn': activations_fn, 'tokens_at_a_time': tokens_at_a_time}
+    )
+
+
+def rms(name, u):
+    return np.sqrt(np.mean(u**2, EACH[name], keepdims=True))
+
+
+def resized(name, u, match_rms=None, update_clip=None):
+    if match_rms is not None and name == 'up':
+        u = match_rms * u / rms(name, u)
+    return u / np.maximum(1, rms(name, u) / (update_clip or np.inf))
+
+
+def radius(change):
+    spread = np.ptp(X @ change['readout'], axis=-1)
+    return np.max(spread * TOKENS) / np.pi
+
+
+def norm(tree):
+    return np.sqrt(sum(np.sum(leaf**2) for leaf in tree.values()))
+
+
+def each(function):
+    return lambda tree, **options: {name: function(name, u, **options) for name, u in tree.items()}
+
+
+REFERENCES = {  # in the order in which they are applied
+    'shrink_embedding_gradient': each(
+        lambda name, g, embedding_gradient_shrink: (
+            g * (embedding_gradient_shrink if name == 'embedding' else 1)
+        )
+    ),
+    'add_penalty': each(lambda name, g: g + SHARES.get(name, 0) * WEIGHTS[name]),
+    'clip': lambda tree, clip_norm: {
+        n: g * min(1, clip_norm / norm(tree)) for n, g in tree.items()
+    },
+    'divide_by_eps_factor': each(lambda name, g: g / FACTORS[name]),
+    'optimize': each(lambda name, g: g / 2),
+    'resize': each(resized),
+    'scale_by_learning_rate': each(lambda name, u: -RATES[name] * u),
+    'apply_decay': each(
+        lambda name, u: u - SHARES.get(name, 0) * (LEFT if name == 'up' else 1) * WEIGHTS[name]
+    ),
+    'freeze': each(lambda name, u: u * TRAINED[name]),
+    'limit_ghost_radius': lambda tree, ghost_radius: {
+        name: u * min(1, ghost_radius / radius(tree)) for name, u in tree.items()
+    },
+}
+
+
+def options_of(name, numbers=NUMBERS):
+    return {option: numbers[f'optim.{option}'] for option in stage_inputs(STAGES[name])[1]}
+
+
+def run(name, updates, **options):
+    """(updates, what the stage returns as its state)."""
+    needed = {fact: facts()[fact] for fact in stage_inputs(STAGES[name])[0]}
+    stage = optax.with_extra_args_support(STAGES[name](**needed, **options))
+    batch = functions()._asdict()
+    return stage.update(updates, stage.init(WEIGHTS), WEIGHTS, **batch)
+
+
+def assert_same(found, wanted, rtol=1e-12):
+    for name, leaf in wanted.items():
+        value = with_share(found[name]).value
+        np.testing.assert_allclose(value, leaf, rtol=rtol, atol=rtol, err_msg=name)
+
+
+@pytest.mark.parametrize('name', STAGES)
+def test_each_stage(name):
+    """Catches an rms of all layers, a clip of each leaf, positions taken for words, a radius or a
+    limit of the norm that is met from above, and a share of the decay that is lost.
+    """
+    with jax.enable_x64(True):
+        updates = turned(GRADS, ())[0] if name in ('resize', 'apply_decay') else GRADS
+        before = {leaf: np.asarray(with_share(u).value) for leaf, u in updates.items()}
+        found, state = run(name, updates, **options_of(name))
+        assert_same(found, REFERENCES[name](before, **options_of(name)))
+        if name == 'limit_ghost_radius':
+            np.testing.assert_allclose(state.ghost_radius, radius(before), rtol=1e-12)
+        if isinstance(found['up'], Direction):
+            np.testing.assert_array_equal(found['up'].decay_share, LEFT)
+
+
+@pytest.mark.parametrize('name', [name for name in STAGES if stage_inputs(STAGES[name])[1]])
+def test_numbers_are_mapped(name):
+    """Runs of one program, some of which nothing limits. Catches a branch on a traced number."""
+    grads = jax.tree.map(jnp.float32, GRADS)
+    options = {option: jnp.float32([value, 1e6]) for option, value in options_of(name).items()}
+    mapped = jax.jit(jax.vmap(lambda options: run(name, grads, **options)[0]))(options)
+    for i in range(2):
+        one = {option: np.float64(values[i]) for option, values in options.items()}
+        assert_same(jax.tree.map(lambda u, i=i: u[i], mapped), REFERENCES[name](GRADS, **one), 1e-5)
+
+
+@pytest.mark.parametrize('left_out', ['match_rms', 'update_clip'])
+def test_resize_by_one_of_its_options(left_out):
+    """Catches vectors that are matched, and a clip that has no size to compare with."""
+    options = {
+        option: value for option, value in options_of('resize').items() if option != left_out
+    }
+    assert_same(run('resize', GRADS, **options)[0], REFERENCES['resize'](GRADS, **options), 1e-5)
+
+
+def test_no_update_stays_none():
+    """Not NaN, where there is no gradient."""
+    zeros = jax.tree.map(jnp.zeros_like, GRADS)
+    assert not any(leaf.any() for leaf in run('resize', zeros, **options_of('resize'))[0].values())
+
+
+def test_all_stages_in_their_order():
+    """Catches a gradient that shrinks behind its clipping, a decay that is clipped, and a radius
+    of the step before its rate or its decay.
+    """
+    with jax.enable_x64(True):
+        stages = build_stages(facts(), NUMBERS)
+        assert list(stages) == list(STAGES) == list(REFERENCES)
+        state = stored_stages(stages).init(WEIGHTS)
+        given = (stages, GRADS, state, WEIGHTS)
+        found, later, seen = apply_stages(*given, **functions()._asdict())
+        wanted = GRADS
+        for name, reference in REFERENCES.items():
+            before, wanted = wanted, reference(wanted, **options_of(name))
+        assert_same(found, wanted)
+        assert seen.keys() == {'ghost_radius'}
+        np.testing.assert_allclose(seen['ghost_radius'], radius(before), rtol=1e-12)
+        assert jax.tree.structure(later) == jax.tree.structure(state)
+
+
+@pytest.mark.parametrize('name', STAGES)
+def test_a_stage_without_its_inputs_is_left_out(name):
+    """None is as what is not given, and one of two options is enough."""
+    needed, options = stage_inputs(STAGES[name])
+    for fact in needed:
+        without = build_stages(facts() | {fact: None}, NUMBERS)
+        assert name not in without and len(without) < len(STAGES)
+    numbers = NUMBERS | {f'optim.{option}': None for option in options}
+    assert (name in build_stages(facts(), numbers)) == (not options)
+    assert name in build_stages(facts(), NUMBERS | {'optim.match_rms': None})
+
+
+def test_the_stored_state_has_the_places_of_older_checkpoints():
+    """Clipping first, then the factors where there are some, then the optimizer, and no other."""
+    adam = optax.scale_by_adam()
+    inputs = facts() | {'optimizer': adam}
+    for factors, place in ((FACTORS, 2), (None, 1)):
+        stages = build_stages(inputs | {'eps_factors': factors}, NUMBERS)
+        state = stored_stages(stages).init(WEIGHTS)
+        wanted = (optax.EmptyState(),) * place + (adam.init(WEIGHTS),)
+        assert jax.tree.structure(state) == jax.tree.structure(wanted)
+        batch = functions()._asdict()
+        given = jax.tree.map(jnp.float32, (GRADS, state, WEIGHTS))
+        _, later, _ = apply_stages(stages, *given, **batch)
+        assert later[place].count == 1
+
+
+@pytest.mark.parametrize('tokens_at_a_time', [0, 6, 100])
+def test_the_radius_in_chunks(tokens_at_a_time):
+    """Catches a mean, padding that counts, and a last chunk that is left out."""
+    with jax.enable_x64(True):
+        found = measure_ghost_radius(functions(tokens_at_a_time), WEIGHTS, GRADS)
+        np.testing.assert_allclose(found, radius(GRADS), rtol=1e-12)
