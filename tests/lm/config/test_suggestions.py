@@ -7,7 +7,7 @@ import pytest
 from lm.config.fields import FIELDS
 from lm.config.other_programs import foreign
 from lm.config.resolve import resolve
-from lm.config.suggestions import check_flags, field_hint, flag_refusal, sweep_hint
+from lm.config.suggestions import check_flags, field_hint, flag_refusal, sweep_hint, tune_hint
 from lm.model.check import check
 from lm.study.plan.cells import cells
 from modules.choices import USUAL_NAMES
@@ -160,3 +160,10 @@ def test_flags_that_work_pass():
 def test_a_section_that_is_none_names_a_field():
     with pytest.raises(ValueError, match=r"no field lr\. Did you mean 'optim.lr'"):
         resolve(tiny_raw() | {'lr': 1e-3})
+
+
+def test_a_tune_that_is_no_dict_is_answered_with_one():
+    for given in (['optim.lr'], 'optim.lr', '{optim.lr: None}'):
+        assert tune_hint(given, FIELDS) == """Did you mean --config.tune="{'optim.lr': None}"?"""
+    for given in (3, ['eps']):  # no name; and one of several fields
+        assert tune_hint(given, FIELDS).startswith('Such as --config.tune=')

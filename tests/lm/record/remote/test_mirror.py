@@ -66,6 +66,12 @@ def train(folder: Path, step: int, of: str = 'a') -> None:
         write(folder, f'checkpoints/{step}/{item}', f'{item} {step} of {of}')
 
 
+def train_and_push(mirror: Mirror, step: int, of: str = 'a') -> Mirror:
+    train(mirror.copy.folder, step, of)
+    mirror.push()
+    return mirror
+
+
 def files(folder: Path) -> dict[str, str]:
     return {n: (folder / n).read_text() for n in complete_folders.files_in(folder)}
 
@@ -124,8 +130,7 @@ def test_rows_come_before_a_checkpoint_its_mark_behind_it_and_the_summary_last(
     mirror.push()
     assert not done
     shutil.rmtree(mirror.copy.folder / 'checkpoints' / '4')
-    train(mirror.copy.folder, 12)
-    mirror.push()
+    train_and_push(mirror, 12)
     assert done.index('+checkpoints/12/.whole') < done.index('-checkpoints/4/.whole')
     assert done.index('-checkpoints/4/.whole') < done.index('-checkpoints/4/meta/metadata')
     assert not [name for name in names(mirror.bucket) if name.startswith('checkpoints/4/')]
@@ -372,8 +377,7 @@ def test_a_flipped_bit_of_a_record_costs_that_record(name, machine):
 def test_half_a_checkpoint_is_ignored_and_deleted(lost, machine, bucket_url):
     first = machine('a')
     train(first.copy.folder, 4)
-    train(first.copy.folder, 8)
-    first.push()
+    train_and_push(first, 8)
     end(first)
     first.bucket.delete([f'checkpoints/8/{lost}'])
     assert next(checkpoints_at(bucket_url))[1] == 4
@@ -385,18 +389,14 @@ def test_half_a_checkpoint_is_ignored_and_deleted(lost, machine, bucket_url):
 
 
 def test_a_file_of_another_size_than_marked_is_not_whole(machine, bucket_url):
-    first = machine('a')
-    train(first.copy.folder, 4)
-    first.push()
+    first = train_and_push(machine('a'), 4)
     first.bucket.write('checkpoints/4/weights/d/0', b'cut')
     assert next(checkpoints_at(bucket_url), None) is None
 
 
 def test_a_folder_that_is_further_on_is_written_not_thrown_away(machine):
     """The bucket was out of reach when it was trained, or the process was killed."""
-    first = machine('a')
-    train(first.copy.folder, 4)
-    first.push()
+    first = train_and_push(machine('a'), 4)
     train(first.copy.folder, 8)
     again = machine('a')
     assert (again.copy.folder / 'checkpoints' / '8').is_dir()
@@ -406,14 +406,10 @@ def test_a_folder_that_is_further_on_is_written_not_thrown_away(machine):
 
 
 def test_what_another_machine_wrote_since_is_right_and_what_was_here_is_set_aside(machine):
-    first = machine('a')
-    train(first.copy.folder, 4)
-    first.push()
+    first = train_and_push(machine('a'), 4)
     train(first.copy.folder, 8)  # not written
     end(first)
-    second = machine('b')
-    train(second.copy.folder, 8, 'b')
-    second.push()
+    second = train_and_push(machine('b'), 8, 'b')
     end(second)
     again = machine('a')
     assert files(again.copy.folder) == files(second.copy.folder)
@@ -425,13 +421,9 @@ def test_what_another_machine_wrote_since_is_right_and_what_was_here_is_set_asid
 
 def test_a_start_that_was_cut_off_leaves_no_folder_that_seems_further_on(machine):
     """What is here is from before another machine trained, until all of that is here."""
-    first = machine('a')
-    train(first.copy.folder, 4)
-    first.push()
+    first = train_and_push(machine('a'), 4)
     end(first)
-    second = machine('b')
-    train(second.copy.folder, 8, 'b')
-    second.push()
+    second = train_and_push(machine('b'), 8, 'b')
     end(second)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
         patch.setattr(Bucket, 'fetch', killed)
@@ -448,13 +440,9 @@ def killed(*_):
 
 
 def test_what_is_the_same_here_is_not_fetched_again(machine, monkeypatch):
-    first = machine('a')
-    train(first.copy.folder, 4)
-    first.push()
+    first = train_and_push(machine('a'), 4)
     end(first)
-    second = machine('b')
-    train(second.copy.folder, 8, 'b')
-    second.push()
+    second = train_and_push(machine('b'), 8, 'b')
     end(second)
     fetched, fetch = [], Bucket.fetch
 
@@ -475,9 +463,7 @@ def test_what_is_the_same_here_is_not_fetched_again(machine, monkeypatch):
 @pytest.mark.parametrize('how', ['emptied', 'truncated'])
 def test_a_checkpoint_that_was_damaged_here_is_fetched_again(how, machine):
     """Not taken for a newer one, and written over the good one."""
-    first = machine('a')
-    train(first.copy.folder, 4)
-    first.push()
+    first = train_and_push(machine('a'), 4)
     before = files(first.copy.folder)
     damaged = first.copy.folder / 'checkpoints' / '4' / 'weights' / 'd' / '0'
     damaged.unlink() if how == 'emptied' else os.truncate(damaged, 1)
@@ -505,9 +491,7 @@ def test_a_folder_without_a_manifest_is_set_aside(machine):
 
 def test_a_large_file_is_not_written_at_every_look(machine, monkeypatch):
     monkeypatch.setattr('lm.record.remote.mirror.LARGE', 10)
-    mirror = machine('a')
-    train(mirror.copy.folder, 4)
-    mirror.push()
+    mirror = train_and_push(machine('a'), 4)
     done = watched(monkeypatch)
     write(mirror.copy.folder, 'metrics.jsonl', 'more than ten bytes')
     mirror.push()
@@ -549,8 +533,6 @@ def test_urls_of_checkpoints():
 
 
 def test_the_manifest_is_json_that_says_what_it_is_of(machine, bucket_url):
-    first = machine('a')
-    train(first.copy.folder, 4)
-    first.push()
+    first = train_and_push(machine('a'), 4)
     record = json.loads((first.copy.place / 'manifest.json').read_text())
     assert record['url'] == bucket_url and record['folders'].keys() == {'checkpoints/4'}
