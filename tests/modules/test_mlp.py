@@ -167,6 +167,18 @@ def test_balance_counts_each_choice_as_a_share_of_all():
         np.testing.assert_allclose(layer.balance(alike, 2 * alike, None), 1.0, rtol=1e-12)
 
 
+def test_rows_with_a_capacity_of_their_own_are_rows_alone():
+    """In training, where experts are full. Catches rows that get another row's or expert's room."""
+    layer = moe(expert_capacity=0.5, router_noise=0.0, capacity_over='row')
+    x, params, stats = draw(layer)
+    rows_BTD = x.reshape(2, TOKENS // 2, WIDTH)
+    y_BTD, _ = train(layer, params, stats, rows_BTD)
+    for row_TD, y_TD in zip(rows_BTD, y_BTD, strict=True):
+        alone, _ = train(layer, params, stats, row_TD[None])
+        np.testing.assert_allclose(y_TD, alone[0], rtol=1e-5, atol=1e-6)
+    assert np.abs(y_BTD).max() > 0.1
+
+
 @pytest.mark.full
 def test_evaluation_of_a_token_depends_on_no_other():
     """By gradient; in training it depends on earlier ones, which may take the room."""
