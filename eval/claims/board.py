@@ -17,6 +17,7 @@ from eval.claims.left_out import NO_PLACE, WAITS
 from eval.claims.record import FILE, Recorded, board_record
 from eval.claims.register import Entries, note
 from lm.storage.files import json_text, write_text
+from lm.study.statistics import POWER
 from lm.study.tables.text import markdown
 
 RESULTS = Path('configs/studies/results')
@@ -108,7 +109,7 @@ def power(one: Decided) -> Iterator[str]:
         if own.said != UNDECIDED or own.estimate is None:
             continue
         if own.seeds:
-            yield f'{own.words}: about {own.seeds} seeds would tell'
+            yield f'{own.words}: about {own.seeds} seeds would tell in {POWER:.0%} of cases'
         else:
             yield f'{own.words}: a finer or wider search of the rate, or longer runs would tell'
 

@@ -103,7 +103,7 @@ class Task:
     wrong: float = 0.0
 
 
-class Split(NamedTuple):
+class LabeledSplit(NamedTuple):
     """Inputs to train on and their labels, and those that are held out, whose labels are right."""
 
     x: jax.Array
@@ -128,13 +128,13 @@ def draw_clusters(
     return centres[cluster_M] + task.spread * noise, cluster_M
 
 
-def split_rows(task: Task, x: jax.Array, labels: jax.Array) -> Split:
+def split_rows(task: Task, x: jax.Array, labels: jax.Array) -> LabeledSplit:
     """Splits rows into those to train on, which come first, and the others."""
     count = task.trained
-    return Split(x[:count], labels[:count], x[count:], labels[count:])
+    return LabeledSplit(x[:count], labels[:count], x[count:], labels[count:])
 
 
-def draw_rows(key: jax.Array, task: Task) -> Split:
+def draw_rows(key: jax.Array, task: Task) -> LabeledSplit:
     """Draws the rows of a task, with its share of a rare class and its wrong labels."""
     of_centres, of_clusters, of_rare, of_noise, of_wrong, of_others = jax.random.split(key, 6)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from eval.claims import lab
-from eval.claims.lab import Keys, Split, Task, Trained, measure
+from eval.claims.lab import Keys, LabeledSplit, Task, Trained, measure
 from modules.losses.base import cross_entropies
 from modules.losses.distillation import (
     balanced_temperatures,
@@ -68,7 +68,7 @@ def balance_of_teachers() -> Iterable[jax.Array]:
     return lab.map_seeds(_balances, jax.random.split(jax.random.key(1), SEEDS))
 
 
-def _domain(key: jax.Array, task: Task) -> Split:
+def _domain(key: jax.Array, task: Task) -> LabeledSplit:
     of_centres, of_labels, of_clusters, of_noise = jax.random.split(key, 4)
 
     def draw_places(rng, rows):

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from eval.claims import lab
-from eval.claims.lab import Split, Task, measure
+from eval.claims.lab import LabeledSplit, Task, measure
 from modules.losses.base import cross_entropies
 
 TASK, PASSES = Task(10, 30, 0.7, trained=2048, held_out=8192), 20
@@ -78,7 +78,7 @@ def train_regime(regime: Regime) -> tuple[np.ndarray, np.ndarray]:
 
 
 def train_once(
-    regime: Regime, rows: Split, start: list[jax.Array], key: jax.Array, rate: jax.Array
+    regime: Regime, rows: LabeledSplit, start: list[jax.Array], key: jax.Array, rate: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the accuracy, and distances from the start after each step of the first rate."""
     factors_T = jnp.float32(FACTORS)[len(FACTORS) * jnp.arange(regime.steps) // regime.steps]

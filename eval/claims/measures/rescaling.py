@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from eval.claims import lab
-from eval.claims.lab import Split, Task, measure
+from eval.claims.lab import LabeledSplit, Task, measure
 from modules.losses.base import cross_entropies
 from modules.losses.rescaling import Rescaler, init_rescaler, rescaled_step, row_features
 
@@ -32,7 +32,7 @@ Batch = tuple[jax.Array, jax.Array, jax.Array]  # inputs, labels, masks of dropo
 class Noisy(NamedTuple):
     """Rows whose labels are noisy, which are wrong, and the rows of two batches of every step."""
 
-    rows: Split
+    rows: LabeledSplit
     is_wrong: jax.Array
     rows_T2B: jax.Array
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eval.claims.lab import Split
+from eval.claims.lab import LabeledSplit
 from eval.claims.measures import large_batches
 from eval.claims.measures.large_batches import Regime
 
@@ -28,7 +28,7 @@ def test_steps_are_those_of_momentum_and_distances_from_the_start(monkeypatch):
     monkeypatch.setattr(large_batches, 'TASK', dataclasses.replace(large_batches.TASK, trained=1))
     rng = np.random.default_rng(0)
     x, start = np.float32(rng.normal(size=(1, 3))), np.float32(rng.normal(size=(3, 4)))
-    rows = jax.tree.map(jnp.array, Split(x, np.int32([2]), x, np.int32([2])))
+    rows = jax.tree.map(jnp.array, LabeledSplit(x, np.int32([2]), x, np.int32([2])))
     w, v, wanted = np.float64(start), 0.0, []
     for factor in (1.0, 1.0, 0.1, 0.01):
         p = np.exp(x @ w) / np.exp(x @ w).sum()
