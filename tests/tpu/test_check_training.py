@@ -8,7 +8,6 @@ import pytest
 
 from lm.launch.command import ConfigParser
 from lm.launch.exit_status import BAD_INPUT, DONE
-from tests.tpu.stubs import Stub
 from tpu import launch
 from tpu.check_training import check_training, stand_ins
 from tpu.launchers import ray, slurm, xpk
@@ -111,20 +110,14 @@ def test_devices_of_the_hosts_together(chips, devices, slices):
 @pytest.mark.parametrize(
     ('flag', 'said'),
     [
-        (
-            '--config.model.nrm=rmsnorm',
-            "no field model.nrm. Did you mean 'model.norm'?",
-        ),
+        ('--config.model.nrm=rmsnorm', "no field model.nrm. Did you mean 'model.norm'?"),
         ('--workdri=/shared/run', '--workdri is no flag here. Did you mean --workdir=/shared/run?'),
         ('--config.mesh.fsdp=3', 'mesh.fsdp=3 is of 3 devices, and there are 16'),
     ],
 )
-def test_a_launch_ends_before_any_command_of_a_cloud(
-    flag, said, checked, monkeypatch, tmp_path, capsys
-):
+def test_a_launch_ends_before_any_command_of_a_cloud(flag, said, checked, fake, capsys):
     """With --dry_run and without."""
-    monkeypatch.chdir(ROOT)
-    cloud = Stub(monkeypatch, tmp_path, 'gcloud', describe=['echo ACTIVE'])
+    cloud = fake('gcloud', describe=['echo ACTIVE'])
     for dry_run in ([], ['--dry_run']):
         train = [*TRAIN, '--config.data.batch_size=64', flag]
         assert launch.main([*FLAGS, *dry_run, '--', *train]) == BAD_INPUT
@@ -134,9 +127,8 @@ def test_a_launch_ends_before_any_command_of_a_cloud(
 
 
 @pytest.mark.full
-def test_a_launch_that_may_be_goes_on(checked, monkeypatch, tmp_path, capsys):
+def test_a_launch_that_may_be_goes_on(checked, capsys):
     """Flags of train.py that are not of the config are its flags here too."""
-    monkeypatch.chdir(ROOT)
     more = ['--config.data.batch_size=64', '--continue_changed', '--track=mlflow']
     assert launch.main([*FLAGS, '--dry_run', '--', *TRAIN, *more]) == DONE
     said = capsys.readouterr()
@@ -144,7 +136,6 @@ def test_a_launch_that_may_be_goes_on(checked, monkeypatch, tmp_path, capsys):
 
 
 def test_without_jax_it_is_left_to_the_hosts(checked, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
     monkeypatch.setattr(launch.base.importlib.util, 'find_spec', lambda name: None)
     assert launch.main([*FLAGS, '--dry_run', '--', *TRAIN, '--config.model.nrm=x']) == DONE
     assert 'JAX is not installed here' in capsys.readouterr().err

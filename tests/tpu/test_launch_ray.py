@@ -8,15 +8,13 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tests.tpu.conftest import signal_soon
 from tpu import launch
 from tpu.launchers import ray as engine
-
-ROOT = Path(__file__).parents[2]
 
 
 class Lost(Exception):
@@ -227,7 +225,7 @@ def test_a_tpu_slice_is_asked_for_as_a_whole(cluster, trainer):
 
 
 def test_what_is_waited_for_is_said(cluster, trainer, capfd):
-    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    signal_soon(signal.SIGTERM)
     assert stub_run(trainer, '', nodes=3) == 143
     assert "waiting for 3 nodes with {'CPU': 1.0}; in all, {'CPU': 2.0}" in capfd.readouterr().err
 
@@ -235,7 +233,7 @@ def test_what_is_waited_for_is_said(cluster, trainer, capfd):
 def test_dry_run(capsys, monkeypatch):
     monkeypatch.setattr(engine, 'ACCELERATORS', ())
     flags = ['--topology=4x4', '--accelerator_version=v6e', '--slices=2', '--dry_run']
-    config = ROOT / 'configs' / 'default.py'
+    config = 'configs/default.py'
     assert launch.main(['--engine=ray', *flags, '--', 'train.py', f'--config={config}']) == 0
     said = capsys.readouterr().out
     assert "# ray.util.tpu.slice_placement_group('4x4', 'v6e', num_slices=2)" in said
