@@ -130,8 +130,7 @@ def test_a_preempted_slice_is_deleted_and_created_again(fake, capfd):
 )
 def test_a_slice_of_this_command_is_given_back(flags, status, deleted, fake, capfd):
     """After bad input too: a corrected command has another name, and would not find the slice."""
-    answers = {'describe': [NOT_FOUND, 'echo ACTIVE'], 'ssh': [SAYS.format(status)]}
-    stub = fake('gcloud', **answers)
+    stub = fake('gcloud', describe=[NOT_FOUND, 'echo ACTIVE'], ssh=[SAYS.format(status)])
     assert run(*flags) == status
     assert stub.verbs('describe create delete ssh').count('delete') == deleted
     assert ('costs until' in capfd.readouterr().err) == (not deleted)
@@ -145,8 +144,8 @@ def test_what_cannot_be_created_is_not_tried_again(fake, capfd):
 
 
 def test_a_refused_create_says_what_gcloud_said(fake, capfd):
-    create = ['echo "ERROR: quota exceeded" >&2; exit 1']
-    stub = fake('gcloud', describe=[NOT_FOUND], create=create)
+    refuses = ['echo "ERROR: quota exceeded" >&2; exit 1']
+    stub = fake('gcloud', describe=[NOT_FOUND], create=refuses)
     assert run() == 1
     assert stub.verbs('describe create delete') == ['describe', 'create']
     assert 'ended with status 1: ERROR: quota exceeded' in capfd.readouterr().err
@@ -192,8 +191,7 @@ def test_sigterm_stops_the_hosts_and_is_the_status(fake, tmp_path):
 
 
 def test_a_signal_in_the_queue_ends_the_wait(fake):
-    answers = {'describe': [NOT_FOUND, 'echo WAITING_FOR_RESOURCES']}
-    stub = fake('gcloud', **answers)
+    stub = fake('gcloud', describe=[NOT_FOUND, 'echo WAITING_FOR_RESOURCES'])
     signal_soon(signal.SIGINT)
     assert run() == 130
     assert 'ssh' not in stub.verbs('describe create delete ssh') and stub.calls[-1][3] == 'delete'
