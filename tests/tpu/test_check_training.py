@@ -98,7 +98,7 @@ def test_a_start_that_is_on_the_hosts_is_left_to_them():
         (slurm.Options(nodes=2, submit_flags='--gres=gpu:h100:4').chips(), 8, 1),
         (slurm.Options(nodes=2, submit_flags='--gpus-per-node=8').chips(), 16, 1),
         (slurm.Options(nodes=2).chips(), 0, 0),
-        (xpk.Options(cluster='c', image='i', accelerator_type='v6e-8').chips(), 8, 1),
+        (xpk.Options(cluster='c', image='i', accelerator_type='v6e-8', slices=2).chips(), 16, 2),
     ],
 )
 def test_devices_of_the_hosts_together(chips, devices, slices):
