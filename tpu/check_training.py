@@ -33,6 +33,7 @@ from lm.run.start import with_source_model
 from lm.storage.buckets import is_url
 from lm.study.plan.cells import split_sweep
 from lm.study.train import engines
+from lm.study.train.waves import WavePlan
 from tpu.chips import devices_of_slices
 from tpu.launchers.base import Chips
 
@@ -84,7 +85,7 @@ def check_training(config: Mapping[str, Any], given: Collection[str], chips: Chi
     if (sweep, tune) == (None, None):
         check_mesh(recipe, devices)
         return ''
-    for group in engines.described(base, sweep, tune).first:
+    for group in WavePlan(base, sweep, tune).first:
         check(group[0].recipe)
         needed = least_devices(group[0].recipe.mesh)
         if devices and needed > len(devices):

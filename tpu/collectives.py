@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from tpu.chips import Topology
-from tpu.hlo import Array, Computation, Instruction, Module, root_of
+from tpu.hlo import Array, Computation, Instruction, Module
+from tpu.integers import root_of
 
 KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
 OPCODE = re.compile(rf'(?:ragged-)?({"|".join(KINDS)})(-start)?$')

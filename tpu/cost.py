@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from modules.kernels.attention.splash import share_computed
-from tpu.hlo import Array, Computation, Instruction, Module, behind, root_of
+from tpu.hlo import Array, Computation, Instruction, Module
+from tpu.integers import behind, root_of
 from tpu.rates import CAUSAL, LENGTH, attention_share, share_filled
 
 # Opcodes that compute nothing, and move nothing in a device's memory; so do all that end in -done.

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from tpu.integers import INDEX, LOOP, Integers, UnknownInteger
+from tpu.integers import INDEX, LOOP, Integers, UnknownInteger, behind, root_of
 
 BITS = re.compile(r'\d+')
 ARRAY = re.compile(r'\b(\w+)\[([\d,]*)\](?:\{([^{}]*)\})?')
@@ -175,17 +175,6 @@ def _each_round(here: Integers, loop: Instruction) -> list[Integers]:
         return here.rounds_of(loop)
     except UnknownInteger:
         return []
-
-
-def root_of(computation: Computation) -> Instruction:
-    return next(one for one in computation.values() if one.is_root)
-
-
-def behind(computation: Computation, one: Instruction, opcode: str) -> Instruction:
-    """Returns the source of an instruction, behind any number of `opcode`s with one operand."""
-    while one.opcode == opcode:
-        one = computation[one.operands[0]]
-    return one
 
 
 def _start(computation: Computation, loop: Instruction, place: int) -> int:

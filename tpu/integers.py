@@ -83,7 +83,7 @@ class Integers:
             return self.parameters[int(one.argument)]()
         if one.opcode in ('fusion', 'fusion-start'):
             inner = self.called(one)
-            return inner.of(_root(inner.own).name)
+            return inner.of(root_of(inner.own).name)
         if not one.arrays or one.arrays[0].size > LARGEST:
             raise UnknownInteger(name)
         shape = one.arrays[0].shape
@@ -143,24 +143,22 @@ class Integers:
 
     def returned(self, place: int) -> np.ndarray:
         """Computes what a loop's body, or what is called, returns at `place`."""
-        return self.element(_root(self.own), place)
+        return self.element(root_of(self.own), place)
 
     def _stays(self, loop: Any, place: int) -> bool:
         """Whether a loop's body returns what it was given at `place`."""
         body = self.computations[LOOP.search(loop.attributes)[2]]
-        root = _root(body)
+        root = root_of(body)
         if root.opcode != 'tuple':
             return root.opcode == 'parameter'
-        last = body[root.operands[place]]
-        while last.opcode == 'copy':
-            last = body[last.operands[0]]
+        last = behind(body, body[root.operands[place]], 'copy')
         return last.opcode == 'get-tuple-element' and int(INDEX.search(last.attributes)[1]) == place
 
     def count_of(self, loop: Any) -> Count:
         """Computes the count of a loop that stands here. Raises UnknownInteger."""
         condition, body = LOOP.search(loop.attributes).groups()
         asked = Integers(self.computations, condition, (), loop, self)
-        root = _root(asked.own)
+        root = root_of(asked.own)
         count, limit = (asked if root.opcode == 'compare' else asked.called(root)).compared()
         if count not in asked.own:
             inside = self.computations[root.called][count]
@@ -179,7 +177,7 @@ class Integers:
 
     def compared(self) -> tuple[str, int]:
         """Returns (name of the count, limit) of a condition, count < limit."""
-        root = _root(self.own)
+        root = root_of(self.own)
         if root.opcode != 'compare' or DIRECTION.search(root.attributes)[1] != 'LT':
             raise UnknownInteger(root.name)
         return root.operands[0], int(self.of(root.operands[1]))
@@ -204,5 +202,12 @@ class Integers:
         return Integers(self.computations, LOOP.search(loop.attributes)[2], (), loop, self)
 
 
-def _root(computation: Mapping[str, Any]) -> Any:
+def root_of(computation: Mapping[str, Any]) -> Any:
     return next(one for one in computation.values() if one.is_root)
+
+
+def behind(computation: Mapping[str, Any], one: Any, opcode: str) -> Any:
+    """Returns the source of an instruction, behind any number of `opcode`s with one operand."""
+    while one.opcode == opcode:
+        one = computation[one.operands[0]]
+    return one

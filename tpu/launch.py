@@ -134,7 +134,7 @@ def launch(argv: Sequence[str]) -> int:
     base.check_name('--name', name)
     base.check_flags(job)
     engine.check(job, asked)
-    base.check_training(job, engine.chips(asked), say)
+    base.check_training(job, asked.chips(), say)
     if values.dry_run:
         print(engine.script(job, asked), end='')
         return DONE

@@ -24,7 +24,6 @@ CARD, TRAIN, DATASET = 'README.md', 'train', 'dataset'
 # Words in the names of files of another split, where the card says none.
 OTHER_SPLITS = {'test', 'testing', 'eval', 'evaluation', 'dev', 'val', 'valid', 'validation'}
 LISTED = 30  # subsets that an error names at most
-as_regex = Pattern  # the earlier name: both have `fullmatch`
 LAST_CHARACTER = chr(sys.maxunicode)
 MOST_WORK = 10**8  # characters of globs times paths that they may match: half a minute
 

@@ -1,5 +1,11 @@
+import functools
+import os
+import threading
+
 import pytest
 
+from tests import ROOT
+from tests.tpu.stubs import Stub
 from tpu.launchers import base
 
 CHECK = base.check_training
@@ -7,9 +13,11 @@ CHECK = base.check_training
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    """What is looked at every so many seconds is looked at all the time."""
+    """What is looked at every so many seconds is looked at all the time, from the repository."""
+    monkeypatch.chdir(ROOT)
     monkeypatch.setattr(base, 'PAUSE_SEC', 0.0)
     monkeypatch.setattr(base, 'POLL_SEC', 0.01)
+    monkeypatch.setattr(base, 'MOST_FAILURES', 10)
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +30,17 @@ def no_check_of_trainings(monkeypatch):
 def checked(monkeypatch, no_check_of_trainings):
     """A launch checks its training."""
     monkeypatch.setattr(base, 'check_training', CHECK)
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path):
+    """fake(name, describe=[...]) -> Stub: a program that is not here, and its answers."""
+    return functools.partial(Stub, monkeypatch, tmp_path)
+
+
+def signal_soon(number: int, seconds: float = 0.3) -> None:
+    """Sends this process a signal, as from another one, while it goes on."""
+    threading.Timer(seconds, lambda: os.kill(os.getpid(), number)).start()
 
 
 @pytest.fixture

@@ -16,6 +16,15 @@ NASTY = (
     'two\nlines  and two blanks',
     '',
 )
+# A train.py (`conftest.trainer`) that trains until SIGTERM.
+UNTIL_SIGTERM = """
+import signal, time
+def stop(number, frame):
+    print('saved'); sys.exit(128 + number)
+signal.signal(signal.SIGTERM, stop)
+print('begun', flush=True)
+while True: time.sleep(0.02)
+"""
 SEPARATORS = '\x1f', '\x1e'  # of arguments, of calls
 STUB = """#!/bin/sh
 here={here}

@@ -8,7 +8,6 @@ import pytest
 
 from lm.launch.command import ConfigParser
 from lm.launch.exit_status import BAD_INPUT, DONE
-from tests.tpu.stubs import Stub
 from tpu import launch
 from tpu.check_training import check_training, stand_ins
 from tpu.launchers import ray, slurm, xpk
@@ -92,14 +91,14 @@ def test_a_start_that_is_on_the_hosts_is_left_to_them():
         (Chips('v3-32'), 32, 1),
         (Chips('tpu7x-16'), 16, 1),  # eight chips of two devices
         (Chips('v6e-4x4'), 16, 1),
-        (ray.chips(ray.Options(topology='4x4', accelerator_version='v6e', slices=2)), 32, 2),
-        (ray.chips(ray.Options(nodes=2, resources='CPU=8,GPU=8')), 16, 1),
-        (ray.chips(ray.Options(nodes=2)), 0, 0),
-        (slurm.chips(slurm.Options(nodes=4, submit_flags='--partition=gpu --gres=gpu:8')), 32, 1),
-        (slurm.chips(slurm.Options(nodes=2, submit_flags='--gres=gpu:h100:4')), 8, 1),
-        (slurm.chips(slurm.Options(nodes=2, submit_flags='--gpus-per-node=8')), 16, 1),
-        (slurm.chips(slurm.Options(nodes=2)), 0, 0),
-        (xpk.chips(xpk.Options(cluster='c', image='i', accelerator_type='v6e-8')), 8, 1),
+        (ray.Options(topology='4x4', accelerator_version='v6e', slices=2).chips(), 32, 2),
+        (ray.Options(nodes=2, resources='CPU=8,GPU=8').chips(), 16, 1),
+        (ray.Options(nodes=2).chips(), 0, 0),
+        (slurm.Options(nodes=4, submit_flags='--partition=gpu --gres=gpu:8').chips(), 32, 1),
+        (slurm.Options(nodes=2, submit_flags='--gres=gpu:h100:4').chips(), 8, 1),
+        (slurm.Options(nodes=2, submit_flags='--gpus-per-node=8').chips(), 16, 1),
+        (slurm.Options(nodes=2).chips(), 0, 0),
+        (xpk.Options(cluster='c', image='i', accelerator_type='v6e-8', slices=2).chips(), 16, 2),
     ],
 )
 def test_devices_of_the_hosts_together(chips, devices, slices):
@@ -111,20 +110,14 @@ def test_devices_of_the_hosts_together(chips, devices, slices):
 @pytest.mark.parametrize(
     ('flag', 'said'),
     [
-        (
-            '--config.model.nrm=rmsnorm',
-            "no field model.nrm. Did you mean 'model.norm'?",
-        ),
+        ('--config.model.nrm=rmsnorm', "no field model.nrm. Did you mean 'model.norm'?"),
         ('--workdri=/shared/run', '--workdri is no flag here. Did you mean --workdir=/shared/run?'),
         ('--config.mesh.fsdp=3', 'mesh.fsdp=3 is of 3 devices, and there are 16'),
     ],
 )
-def test_a_launch_ends_before_any_command_of_a_cloud(
-    flag, said, checked, monkeypatch, tmp_path, capsys
-):
+def test_a_launch_ends_before_any_command_of_a_cloud(flag, said, checked, fake, capsys):
     """With --dry_run and without."""
-    monkeypatch.chdir(ROOT)
-    cloud = Stub(monkeypatch, tmp_path, 'gcloud', describe=['echo ACTIVE'])
+    cloud = fake('gcloud', describe=['echo ACTIVE'])
     for dry_run in ([], ['--dry_run']):
         train = [*TRAIN, '--config.data.batch_size=64', flag]
         assert launch.main([*FLAGS, *dry_run, '--', *train]) == BAD_INPUT
@@ -134,9 +127,8 @@ def test_a_launch_ends_before_any_command_of_a_cloud(
 
 
 @pytest.mark.full
-def test_a_launch_that_may_be_goes_on(checked, monkeypatch, tmp_path, capsys):
+def test_a_launch_that_may_be_goes_on(checked, capsys):
     """Flags of train.py that are not of the config are its flags here too."""
-    monkeypatch.chdir(ROOT)
     more = ['--config.data.batch_size=64', '--continue_changed', '--track=mlflow']
     assert launch.main([*FLAGS, '--dry_run', '--', *TRAIN, *more]) == DONE
     said = capsys.readouterr()
@@ -144,7 +136,6 @@ def test_a_launch_that_may_be_goes_on(checked, monkeypatch, tmp_path, capsys):
 
 
 def test_without_jax_it_is_left_to_the_hosts(checked, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
     monkeypatch.setattr(launch.base.importlib.util, 'find_spec', lambda name: None)
     assert launch.main([*FLAGS, '--dry_run', '--', *TRAIN, '--config.model.nrm=x']) == DONE
     assert 'JAX is not installed here' in capsys.readouterr().err

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -14,16 +13,11 @@ from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED
 from tpu import launch
 from tpu.launchers import base
 
-ROOT = Path(__file__).parents[2]
 CONFIG = '--config=configs/default.py'
 TRAIN = ['--', 'train.py', CONFIG, '--workdir=/shared/run']
-GCLOUD = ['--zone=z', '--accelerator_type=v6e-16', '--runtime_version=r']
-XPK = ['--cluster=c', '--accelerator_type=v6e-16', '--image=i']
-
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch):
-    monkeypatch.chdir(ROOT)
+GCLOUD = ['--engine=gcloud', '--zone=z', '--accelerator_type=v6e-16', '--runtime_version=r']
+XPK = ['--engine=xpk', '--cluster=c', '--accelerator_type=v6e-16', '--image=i']
+SLURM = ['--engine=slurm', '--nodes=1']
 
 
 @pytest.mark.parametrize(
@@ -32,14 +26,14 @@ def here(monkeypatch):
         (['--engine=slrm', *TRAIN], "--engine must be one of gcloud, ray, slurm, xpk; got 'slrm'."),
         (['--engine=slrm', *TRAIN], "Did you mean 'slurm'?"),
         (TRAIN, '--engine is missing: one of gcloud, ray, slurm, xpk'),
-        (['--engine=slurm', '--nodes=1'], 'the training is missing: ... -- train.py --config='),
+        (SLURM, 'the training is missing: ... -- train.py --config='),
         (
-            ['--engine=slurm', '--nodes=1', '--', 'uv', 'run', 'train.py', CONFIG],
+            [*SLURM, '--', 'uv', 'run', 'train.py', CONFIG],
             "must begin with train.py; got 'uv'. The program that runs it on the hosts is",
         ),
-        (['--engine=slurm', '--nodes=1', '--', 'train.py'], 'train.py needs --config=PATH'),
+        ([*SLURM, '--', 'train.py'], 'train.py needs --config=PATH'),
         (
-            ['--engine=slurm', '--nodes=1', '--', 'train.py', '--config', 'configs/no.py'],
+            [*SLURM, '--', 'train.py', '--config', 'configs/no.py'],
             '--config=configs/no.py is no file here',
         ),
         (['--engine=slurm', *TRAIN], '--engine=slurm needs --nodes (Nodes of the job)'),
@@ -49,31 +43,25 @@ def here(monkeypatch):
         ),
         (['--engine=gcloud', '--zone=z', *TRAIN], '--runtime_version (Software of the TPU VMs'),
         (
-            ['--engine=slurm', '--nodes=1', '--zone=z', *TRAIN],
+            [*SLURM, '--zone=z', *TRAIN],
             '--zone is not read by --engine=slurm, which reads --nodes,',
         ),
         (['--engine=slurm', '--nodes=0', *TRAIN], '--nodes must be at least 1; got 0.'),
         (['--engine=slurm', '--nods=1', *TRAIN], "Unknown command line flag 'nods'"),
-        (['--engine=slurm', '--nodes=1', 'x', *TRAIN], 'flags begin with --, as in --engine=slurm'),
-        (['--engine=slurm', '--nodes=1', '--logs=a b', *TRAIN], '--logs must have no blank'),
+        ([*SLURM, 'x', *TRAIN], 'flags begin with --, as in --engine=slurm'),
+        ([*SLURM, '--logs=a b', *TRAIN], '--logs must have no blank'),
+        ([*SLURM, *TRAIN, '--process_id=1'], '--process_id says which host one is'),
+        ([*GCLOUD, *TRAIN[:3]], 'needs train.py --workdir=... on storage that'),
+        ([*XPK, *TRAIN[:3]], 'needs train.py --workdir=... on storage that'),
+        ([*XPK, '--name=A_b', *TRAIN], '--name must be at most 40 lowercase'),
+        ([*SLURM, f'--name={"a" * 41}', *TRAIN], '--name must be at most 40 lowercase'),
+        ([*XPK, '--cluster=C', *TRAIN], '--cluster must be at most 40 lowercase'),
         (
-            ['--engine=slurm', '--nodes=1', *TRAIN, '--process_id=1'],
-            '--process_id says which host one is',
-        ),
-        (['--engine=gcloud', *GCLOUD, *TRAIN[:3]], 'needs train.py --workdir=... on storage that'),
-        (['--engine=xpk', *XPK, *TRAIN[:3]], 'needs train.py --workdir=... on storage that'),
-        (['--engine=xpk', *XPK, '--name=A_b', *TRAIN], '--name must be at most 40 lowercase'),
-        (
-            ['--engine=slurm', '--nodes=1', f'--name={"a" * 41}', *TRAIN],
-            '--name must be at most 40 lowercase',
-        ),
-        (['--engine=xpk', *XPK, '--cluster=C', *TRAIN], '--cluster must be at most 40 lowercase'),
-        (
-            ['--engine=gcloud', *GCLOUD, '--accelerator_type=tpu7x-16', *TRAIN],
+            [*GCLOUD, '--accelerator_type=tpu7x-16', *TRAIN],
             'TPU7x is to be had through GKE alone: take --engine=xpk.',
         ),
-        (['--engine=xpk', *XPK, *TRAIN, 'a\nb'], 'no flag may have a line break'),
-        (['--engine=xpk', *XPK, '--slices=0', *TRAIN], '--slices must be at least 1; got 0.'),
+        ([*XPK, *TRAIN, 'a\nb'], 'no flag may have a line break'),
+        ([*XPK, '--slices=0', *TRAIN], '--slices must be at least 1; got 0.'),
         (['--engine=ray', *TRAIN], '--engine=ray needs --nodes=N, or --topology=4x4'),
         (
             ['--engine=ray', '--topology=4x4', *TRAIN],
@@ -95,22 +83,22 @@ def test_what_cannot_be_is_refused_before_anything_runs(argv, said, capsys, monk
 
 
 @pytest.mark.parametrize(
-    ('engine', 'flags', 'program', 'how'),
+    ('flags', 'program', 'how'),
     [
-        ('gcloud', GCLOUD, 'gcloud', 'https://cloud.google.com/sdk/docs/install'),
-        ('xpk', XPK, 'xpk', 'pip install xpk'),
-        ('xpk', XPK, 'kubectl', 'gcloud components install kubectl'),
-        ('slurm', ['--nodes=1'], 'sbatch', 'slurm-client'),
+        (GCLOUD, 'gcloud', 'https://cloud.google.com/sdk/docs/install'),
+        (XPK, 'xpk', 'pip install xpk'),
+        (XPK, 'kubectl', 'gcloud components install kubectl'),
+        (SLURM, 'sbatch', 'slurm-client'),
     ],
 )
 def test_a_program_that_is_not_installed_is_named(
-    engine, flags, program, how, monkeypatch, capsys, tmp_path
+    flags, program, how, monkeypatch, capsys, tmp_path
 ):
     monkeypatch.setenv('PATH', str(tmp_path))
-    assert launch.main([f'--engine={engine}', *flags, *TRAIN]) == BAD_INPUT
+    assert launch.main([*flags, *TRAIN]) == BAD_INPUT
     error = capsys.readouterr().err
     assert f'{program}, which is not installed here' in error and how in error
-    assert launch.main([f'--engine={engine}', *flags, '--dry_run', *TRAIN]) == DONE
+    assert launch.main([*flags, '--dry_run', *TRAIN]) == DONE
 
 
 def test_without_ray_its_extra_is_named(monkeypatch, capsys):
@@ -125,7 +113,7 @@ def test_the_command_starts_without_jax():
         'import sys, tpu.launch; '
         "assert not {'jax', 'ray', 'numpy'} & set(sys.modules), sorted(sys.modules)"
     )
-    subprocess.run([sys.executable, '-c', program], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, '-c', program], check=True)
 
 
 @pytest.mark.parametrize('engine', ['slurm', 'ray'])
@@ -155,7 +143,7 @@ def test_a_job_outlives_who_reads_the_launcher_and_its_terminal(engine, monkeypa
 
 def test_the_help_is_there_without_docstrings():
     command = [sys.executable, '-OO', '-m', 'tpu.launch', '--help']
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout.startswith('Starts a training on every host')
 
 
@@ -172,19 +160,17 @@ def test_every_option_is_a_flag_with_words(capsys):
 def test_a_dash_or_none_before_train(capsys):
     """--dry-run as other launchers spell it; and a missing -- is no riddle."""
     said = []
-    for argv in (
-        ['--dry_run', '--', 'train.py', CONFIG],
-        ['--dry-run', 'train.py', CONFIG],
-    ):
-        assert launch.main(['--engine=slurm', '--nodes=1', *argv]) == DONE
+    for argv in (['--dry_run', '--', 'train.py', CONFIG], ['--dry-run', 'train.py', CONFIG]):
+        assert launch.main([*SLURM, *argv]) == DONE
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] and 'srun' in said[0]
 
 
 def test_the_same_command_has_the_same_name():
-    name = launch.job_name(['a b'], 'configs/Long_name of.one_experiment_or_other.py')
-    assert name == launch.job_name(['a b'], 'configs/Long_name of.one_experiment_or_other.py')
-    assert name != launch.job_name(['a', 'b'], 'configs/Long_name of.one_experiment_or_other.py')
+    config = 'configs/Long_name of.one_experiment_or_other.py'
+    name = launch.job_name(['a b'], config)
+    assert name == launch.job_name(['a b'], config)
+    assert name != launch.job_name(['a', 'b'], config)
     assert name.startswith('long-name-of-one-ex') and len(name) <= 28
     assert launch.job_name([], '2024.py').startswith('run-2024-')
 
@@ -250,7 +236,7 @@ def test_a_job_that_its_scheduler_restarts_is_submitted_once():
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_job_once_and_is_the_status(number):
     played, caught = Played([None]), []
-    threading.Timer(0.1, lambda: caught.append(number)).start()
+    threading.Timer(0.1, caught.append, [number]).start()
     assert base.supervise(played, caught, lambda text: None) == SIGNALLED + number
     assert (played.submitted, played.stopped, played.closed) == (1, 1, 1)
 

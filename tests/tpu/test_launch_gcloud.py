@@ -2,26 +2,19 @@
 test_launch_gcloud_host.py.
 """
 
-import os
 import secrets
 import shlex
 import signal
-import threading
-from pathlib import Path
 
 import pytest
 
-from tests.tpu.stubs import Stub
+from tests.tpu.conftest import signal_soon
 from tpu import launch
 from tpu.launchers import gcloud
 from tpu.launchers.base import Job
 
-ROOT = Path(__file__).parents[2]
-REQUIRED = {
-    'zone': 'us-east5-b',
-    'accelerator_type': 'v6e-16',
-    'runtime_version': 'v2-alpha-tpuv6e',
-}
+REQUIRED = {'zone': 'us-east5-b', 'accelerator_type': 'v6e-16'}
+REQUIRED |= {'runtime_version': 'v2-alpha-tpuv6e'}
 FLAGS = [f'--{name}={value}' for name, value in REQUIRED.items()]
 TRAIN = ['--', 'train.py', '--config=configs/default.py', '--workdir=/shared/run']
 SAYS = 'echo "evenkeel: a host ended with status {0}"; exit {0}'
@@ -33,7 +26,6 @@ NOT_FOUND = 'echo "ERROR: NOT_FOUND: Resource was not found" >&2; exit 1'
 def looks(monkeypatch):
     monkeypatch.setattr(gcloud, 'LOOK_SEC', 0.01)
     monkeypatch.setattr(gcloud, 'HOST_SEC', 0.1)
-    monkeypatch.chdir(ROOT)
 
 
 def run(*flags):
@@ -73,10 +65,10 @@ def test_hosts_install_what_their_tpus_need():
     assert ' uv run --extra tpu train.py' in text
 
 
-def test_dry_run_prints_lines_that_a_shell_reads(capsys, monkeypatch, tmp_path):
+def test_dry_run_prints_lines_that_a_shell_reads(capsys, monkeypatch, fake):
     """Contract: what is printed is what runs, but for the secret, which is new each time."""
     monkeypatch.setattr(secrets, 'token_hex', lambda count: '0f' * count)
-    stub = Stub(monkeypatch, tmp_path, 'gcloud', describe=[NOT_FOUND, 'echo ACTIVE'])
+    stub = fake('gcloud', describe=[NOT_FOUND, 'echo ACTIVE'])
     assert run('--setup=git clone x', '--dry_run', '--python=python3') == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith('#')]
     assert not stub.calls
@@ -104,18 +96,16 @@ def test_dry_run_prints_lines_that_a_shell_reads(capsys, monkeypatch, tmp_path):
         ([SAYS.format(42)], 3, 42),
     ],
 )
-def test_statuses(answers, tries, status, monkeypatch, tmp_path, capfd):
-    stub = Stub(monkeypatch, tmp_path, 'gcloud', ssh=answers, **UP)
+def test_statuses(answers, tries, status, fake, capfd):
+    stub = fake('gcloud', ssh=answers, **UP)
     assert run('--max_restarts=2') == status
     assert stub.verbs('describe create delete ssh') == ['describe', 'ssh'] * tries
     out = capfd.readouterr().out
     assert 'evenkeel: a host' not in out and out.count('step') == sum('step' in a for a in answers)
 
 
-def test_a_preempted_slice_is_deleted_and_created_again(monkeypatch, tmp_path, capfd):
-    stub = Stub(
-        monkeypatch,
-        tmp_path,
+def test_a_preempted_slice_is_deleted_and_created_again(fake, capfd):
+    stub = fake(
         'gcloud',
         describe=[
             *[f'echo {state}' for state in ('WAITING_FOR_RESOURCES', 'PROVISIONING', 'ACTIVE')],
@@ -138,27 +128,24 @@ def test_a_preempted_slice_is_deleted_and_created_again(monkeypatch, tmp_path, c
 @pytest.mark.parametrize(
     ('flags', 'status', 'deleted'), [([], 0, 1), (['--keep'], 0, 0), ([], 2, 1), ([], 1, 1)]
 )
-def test_a_slice_of_this_command_is_given_back(
-    flags, status, deleted, monkeypatch, tmp_path, capfd
-):
+def test_a_slice_of_this_command_is_given_back(flags, status, deleted, fake, capfd):
     """After bad input too: a corrected command has another name, and would not find the slice."""
-    answers = {'describe': [NOT_FOUND, 'echo ACTIVE'], 'ssh': [SAYS.format(status)]}
-    stub = Stub(monkeypatch, tmp_path, 'gcloud', **answers)
+    stub = fake('gcloud', describe=[NOT_FOUND, 'echo ACTIVE'], ssh=[SAYS.format(status)])
     assert run(*flags) == status
     assert stub.verbs('describe create delete ssh').count('delete') == deleted
     assert ('costs until' in capfd.readouterr().err) == (not deleted)
 
 
-def test_what_cannot_be_created_is_not_tried_again(monkeypatch, tmp_path, capfd):
-    stub = Stub(monkeypatch, tmp_path, 'gcloud', describe=[NOT_FOUND, 'echo FAILED'])
+def test_what_cannot_be_created_is_not_tried_again(fake, capfd):
+    stub = fake('gcloud', describe=[NOT_FOUND, 'echo FAILED'])
     assert run() == 1
     assert stub.verbs('describe create ssh delete') == ['describe', 'create', 'describe', 'delete']
     assert 'could not be created. The reason: gcloud compute' in capfd.readouterr().err
 
 
-def test_a_refused_create_says_what_gcloud_said(monkeypatch, tmp_path, capfd):
-    create = ['echo "ERROR: quota exceeded" >&2; exit 1']
-    stub = Stub(monkeypatch, tmp_path, 'gcloud', describe=[NOT_FOUND], create=create)
+def test_a_refused_create_says_what_gcloud_said(fake, capfd):
+    refuses = ['echo "ERROR: quota exceeded" >&2; exit 1']
+    stub = fake('gcloud', describe=[NOT_FOUND], create=refuses)
     assert run() == 1
     assert stub.verbs('describe create delete') == ['describe', 'create']
     assert 'ended with status 1: ERROR: quota exceeded' in capfd.readouterr().err
@@ -167,31 +154,29 @@ def test_a_refused_create_says_what_gcloud_said(monkeypatch, tmp_path, capfd):
 @pytest.mark.parametrize(
     ('failures', 'status'), [(gcloud.MOST_TRIES - 1, 0), (gcloud.MOST_TRIES, 1)]
 )
-def test_gcloud_may_fail_for_a_while(failures, status, monkeypatch, tmp_path, capfd):
+def test_gcloud_may_fail_for_a_while(failures, status, fake, capfd):
     """And where it fails for longer, a slice that may train is not deleted."""
     broken = 'echo "ERROR: connection reset" >&2; exit 1'
     states = [NOT_FOUND, 'echo ACTIVE', *[broken] * failures, 'echo ACTIVE']
     ends = ['exit 255', SAYS.format(0)]
-    stub = Stub(monkeypatch, tmp_path, 'gcloud', describe=states, ssh=ends)
+    stub = fake('gcloud', describe=states, ssh=ends)
     assert run() == status
     error = capfd.readouterr().err
     assert ('connection reset. What runs there goes on' in error) == bool(status)
     assert stub.verbs('describe create ssh delete').count('delete') == (not status)
 
 
-def test_what_gcloud_refuses_at_first_is_said_at_once(monkeypatch, tmp_path, capfd):
+def test_what_gcloud_refuses_at_first_is_said_at_once(fake, capfd):
     refuses = ['echo "ERROR: You do not have permission" >&2; exit 1']
-    stub = Stub(monkeypatch, tmp_path, 'gcloud', describe=refuses)
+    stub = fake('gcloud', describe=refuses)
     assert run() == 1 and len(stub.calls) == 1
     assert 'error: gcloud refuses: ERROR: You do not have permission' in capfd.readouterr().err
 
 
-def test_sigterm_stops_the_hosts_and_is_the_status(monkeypatch, tmp_path):
+def test_sigterm_stops_the_hosts_and_is_the_status(fake, tmp_path):
     """The first ssh trains until the second has asked the host to stop."""
     flag = tmp_path / 'stopped'
-    stub = Stub(
-        monkeypatch,
-        tmp_path,
+    stub = fake(
         'gcloud',
         ssh=[
             f'while [ ! -e {flag} ]; do sleep 0.05; done; ' + SAYS.format(143),
@@ -199,15 +184,14 @@ def test_sigterm_stops_the_hosts_and_is_the_status(monkeypatch, tmp_path):
         ],
         **UP,
     )
-    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    signal_soon(signal.SIGTERM, 0.5)
     assert run() == 143
     assert stub.verbs('describe ssh delete') == ['describe', 'ssh', 'ssh']
     assert any(word.startswith('--command=kill -TERM') for word in stub.calls[-1])
 
 
-def test_a_signal_in_the_queue_ends_the_wait(monkeypatch, tmp_path):
-    answers = {'describe': [NOT_FOUND, 'echo WAITING_FOR_RESOURCES']}
-    stub = Stub(monkeypatch, tmp_path, 'gcloud', **answers)
-    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+def test_a_signal_in_the_queue_ends_the_wait(fake):
+    stub = fake('gcloud', describe=[NOT_FOUND, 'echo WAITING_FOR_RESOURCES'])
+    signal_soon(signal.SIGINT)
     assert run() == 130
     assert 'ssh' not in stub.verbs('describe create delete ssh') and stub.calls[-1][3] == 'delete'

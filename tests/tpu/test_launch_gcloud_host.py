@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.tpu.stubs import NASTY, SWEEP, Stub
+from tests.tpu.stubs import NASTY, SWEEP, UNTIL_SIGTERM
 from tpu import launch
 from tpu.launchers import gcloud
 from tpu.launchers.base import Job
 
-ROOT = Path(__file__).parents[2]
 REQUIRED = {'zone': 'z', 'accelerator_type': 'v6e-16', 'runtime_version': 'r'}
 SHELLS = [shell for shell in ('bash', 'dash') if shutil.which(shell)]
 
@@ -25,7 +24,6 @@ SHELLS = [shell for shell in ('bash', 'dash') if shutil.which(shell)]
 @pytest.fixture(autouse=True)
 def looks(monkeypatch):
     monkeypatch.setattr(gcloud, 'HOST_SEC', 0.1)
-    monkeypatch.chdir(ROOT)
 
 
 class Hosts:
@@ -130,14 +128,7 @@ def test_a_connection_that_nobody_reads_leaves_the_trainer_alone(host, gate):
 
 
 def test_a_stop_is_a_sigterm(host):
-    (host.trainer / 'then.py').write_text(
-        'import signal, time\n'
-        'def stop(number, frame):\n'
-        "    print('saved'); sys.exit(128 + number)\n"
-        'signal.signal(signal.SIGTERM, stop)\n'
-        "print('begun', flush=True)\n"
-        'while True: time.sleep(0.02)\n'
-    )
+    (host.trainer / 'then.py').write_text(UNTIL_SIGTERM)
     process = host.start()
     assert process.stdout.readline() == 'begun\n'
     assert host.ssh(gcloud.stop_script(host.job)).wait(10) == 0
@@ -168,7 +159,7 @@ def test_a_host_is_set_up_once(host):
     assert (host.home / 'set').read_text() == "it's\n" and len(host.arguments()) == 2
 
 
-def test_from_the_command_to_the_trainer(trainer, tmp_path, monkeypatch, capfd):
+def test_from_the_command_to_the_trainer(trainer, tmp_path, fake, capfd):
     """All at once: ssh runs what it is given. The trainer ends with 42 at first."""
     (trainer / 'then.py').write_text(
         "tries = len((here / 'arguments').read_text().splitlines())\n"
@@ -179,7 +170,7 @@ def test_from_the_command_to_the_trainer(trainer, tmp_path, monkeypatch, capfd):
         f'cd {tmp_path}; HOME={tmp_path}; export HOME; for word; do case $word in '
         '--command=*) sh -c "${word#--command=}"; exit $?;; esac; done'
     )
-    Stub(monkeypatch, tmp_path, 'gcloud', ssh=[ssh], describe=['echo ACTIVE'])
+    fake('gcloud', ssh=[ssh], describe=['echo ACTIVE'])
     flags = [f'--{name}={value}' for name, value in REQUIRED.items()]
     flags += [f'--folder={trainer.name}', f'--python={sys.executable}', '--name=job']
     train = ['train.py', '--config=configs/default.py', '--workdir=/shared/run', SWEEP, *NASTY]

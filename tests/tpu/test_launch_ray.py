@@ -8,15 +8,13 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tests.tpu.conftest import signal_soon
 from tpu import launch
 from tpu.launchers import ray as engine
-
-ROOT = Path(__file__).parents[2]
 
 
 class Lost(Exception):
@@ -93,20 +91,14 @@ def cluster(monkeypatch):
     return ray
 
 
-def run(folder, *flags, nodes=2, name='job'):
-    return launch.main(
-        ['--engine=ray', f'--nodes={nodes}', f'--folder={folder}', f'--name={name}', '--', *flags]
-    )
-
-
-def stub_run(trainer, then, *flags, nodes=2):
+def stub_run(trainer, then, *flags, hosts=('--nodes=2',)):
     """Of a train.py that does `then`; it has its own number as `me`."""
     (trainer / 'then.py').write_text(
         "import os, signal, time\nme = int(sys.argv[-1].partition('=')[2])\n" + then
     )
-    config = trainer / 'config.py'
-    config.touch()
-    return run(trainer, 'train.py', f'--config={config}', *flags, nodes=nodes)
+    (trainer / 'config.py').touch()
+    train = ['train.py', f'--config={trainer}/config.py', *flags]
+    return launch.main(['--engine=ray', *hosts, f'--folder={trainer}', '--name=job', '--', *train])
 
 
 def test_each_host_is_told_which_it_is(cluster, trainer, capfd):
@@ -138,7 +130,7 @@ def test_a_run_that_was_ended_is_started_again(cluster, trainer, capfd):
         'tries <= 2 and os.kill(os.getpid(), signal.SIGKILL)\n'
         "print('done')\n"
     )
-    assert stub_run(trainer, then, nodes=1) == 0
+    assert stub_run(trainer, then, hosts=['--nodes=1']) == 0
     captured = capfd.readouterr()
     assert captured.out == 'done\n'
     assert 'status 42: restart 1' in captured.err and 'status 137: restart 2' in captured.err
@@ -147,7 +139,7 @@ def test_a_run_that_was_ended_is_started_again(cluster, trainer, capfd):
 
 def test_a_lost_host_is_asked_for_anew(cluster, trainer, capfd):
     cluster.lost.append('read')
-    assert stub_run(trainer, "print('done')", nodes=1) == 0
+    assert stub_run(trainer, "print('done')", hosts=['--nodes=1']) == 0
     captured = capfd.readouterr()
     assert captured.out == 'done\n' and 'host 0 is lost: the node is gone\n' in captured.err
     assert 'status 42: restart 1' in captured.err and len(cluster.removed) == 2
@@ -208,34 +200,28 @@ def test_an_actor_takes_its_bundle():
 @pytest.mark.full
 def test_a_tpu_slice_is_asked_for_as_a_whole(cluster, trainer):
     """With variables of its own for each of several."""
-    (trainer / 'then.py').write_text(
-        'import os\nwith open(here / "slices", "a") as file:\n'
+    then = (
+        'with open(here / "slices", "a") as file:\n'
         '    print(os.environ["MEGASCALE_SLICE_ID"], sys.argv[-1], file=file)\n'
     )
-    config = trainer / 'config.py'
-    config.touch()
-    asked = ['--topology=4x4', '--accelerator_version=v6e', '--slices=2', '--name=job']
-    folder = f'--folder={trainer}'
-    command = ['--engine=ray', *asked, folder, '--', 'train.py', f'--config={config}']
-    assert launch.main(command) == 0
+    hosts = ['--topology=4x4', '--accelerator_version=v6e', '--slices=2']
+    assert stub_run(trainer, then, hosts=hosts) == 0
     assert cluster.slices == {'names': ('4x4', 'v6e'), 'num_slices': 2, 'name': 'job'}
-    assert sorted((trainer / 'slices').read_text().splitlines()) == [
-        '0 --process_id=0',
-        '1 --process_id=1',
-    ]
+    lines = sorted((trainer / 'slices').read_text().splitlines())
+    assert lines == ['0 --process_id=0', '1 --process_id=1']
     assert cluster.removed == [0]
 
 
 def test_what_is_waited_for_is_said(cluster, trainer, capfd):
-    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
-    assert stub_run(trainer, '', nodes=3) == 143
+    signal_soon(signal.SIGTERM)
+    assert stub_run(trainer, '', hosts=['--nodes=3']) == 143
     assert "waiting for 3 nodes with {'CPU': 1.0}; in all, {'CPU': 2.0}" in capfd.readouterr().err
 
 
 def test_dry_run(capsys, monkeypatch):
     monkeypatch.setattr(engine, 'ACCELERATORS', ())
     flags = ['--topology=4x4', '--accelerator_version=v6e', '--slices=2', '--dry_run']
-    config = ROOT / 'configs' / 'default.py'
+    config = 'configs/default.py'
     assert launch.main(['--engine=ray', *flags, '--', 'train.py', f'--config={config}']) == 0
     said = capsys.readouterr().out
     assert "# ray.util.tpu.slice_placement_group('4x4', 'v6e', num_slices=2)" in said

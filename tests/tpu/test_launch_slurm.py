@@ -2,30 +2,26 @@
 SLURM itself: tests/slurm_on_one_machine.py.
 """
 
-import os
 import re
 import shlex
 import signal
 import subprocess
-import threading
 from pathlib import Path
 
 import pytest
 
-from tests.tpu.stubs import NASTY, Stub
+from tests.tpu.conftest import signal_soon
+from tests.tpu.stubs import NASTY
 from tpu import launch
-from tpu.launchers import base, slurm
+from tpu.launchers import slurm
 from tpu.launchers.base import Job
 
-ROOT = Path(__file__).parents[2]
 TRAIN = ['--', 'train.py', '--config=configs/default.py']
 
 
 @pytest.fixture(autouse=True)
 def looks(monkeypatch):
     monkeypatch.setattr(slurm, 'LOOK_SEC', 0.0)
-    monkeypatch.setattr(base, 'MOST_FAILURES', 10)
-    monkeypatch.chdir(ROOT)
 
 
 def shown(state, code='0:0', restarts=0, reason='None'):
@@ -38,15 +34,14 @@ def shown(state, code='0:0', restarts=0, reason='None'):
 
 
 class Controller:
-    def __init__(self, monkeypatch, tmp_path, lines, queue='', says=''):
+    def __init__(self, fake, tmp_path, lines, queue='', says=''):
         self.logs = tmp_path / 'logs'
         script = f'cat > {tmp_path}/batch; '
         script += f'printf {shlex.quote(says)} > {self.logs}/job-7.out; ' if says else ''
-        stub = lambda name, **answers: Stub(monkeypatch, tmp_path, name, **answers)  # noqa: E731
-        self.sbatch = stub('sbatch', any=[script + 'echo "7;cluster"'])
-        self.squeue = stub('squeue', any=[f'echo {queue}'])
-        self.scancel = stub('scancel')
-        self.scontrol = stub(
+        self.sbatch = fake('sbatch', any=[script + 'echo "7;cluster"'])
+        self.squeue = fake('squeue', any=[f'echo {queue}'])
+        self.scancel = fake('scancel')
+        self.scontrol = fake(
             'scontrol', show=[f'echo {shlex.quote(line)}' for line in lines], update=['true']
         )
 
@@ -85,50 +80,53 @@ def test_the_batch_script_asks_for_the_job():
         *[(143, '2', True), (143, '3', False), (42, '4', False)],
     ],
 )
-def test_the_batch_script_queues_itself_again(status, restarts, requeued, monkeypatch, tmp_path):
+def test_the_batch_script_queues_itself_again(
+    status, restarts, requeued, fake, monkeypatch, tmp_path
+):
     """With the flags as they are, and srun leaving the tasks to themselves."""
-    srun = Stub(monkeypatch, tmp_path, 'srun', any=[f'exit {status}'])
-    scontrol = Stub(monkeypatch, tmp_path, 'scontrol')
-    Stub(monkeypatch, tmp_path, 'sleep')
+    srun = fake('srun', any=[f'exit {status}'])
+    scontrol = fake('scontrol')
+    fake('sleep')
     monkeypatch.setenv('SLURM_JOB_ID', '7')
     if restarts is not None:
         monkeypatch.setenv('SLURM_RESTART_COUNT', restarts)
-    flags = [flag for flag in NASTY]
-    done = subprocess.run(['bash', '-c', batch(flags, max_restarts=3, folder=str(tmp_path))])
+    done = subprocess.run(['bash', '-c', batch(NASTY, max_restarts=3, folder=str(tmp_path))])
     assert done.returncode == status
     tasks = ['--kill-on-bad-exit=0', '--wait=0']
-    assert srun.calls == [[*tasks, 'python3', 'train.py', *flags]]
+    assert srun.calls == [[*tasks, 'python3', 'train.py', *NASTY]]
     assert scontrol.calls == ([['requeue', '7']] if requeued else [])
 
 
 @pytest.mark.parametrize(
     ('files', 'words'), [('nvidia0', ['--extra', 'cuda']), ('accel0', ['--extra', 'tpu']), ('', [])]
 )
-def test_the_extra_is_that_of_the_devices_of_the_first_node(files, words, monkeypatch, tmp_path):
+def test_the_extra_is_that_of_the_devices_of_the_first_node(
+    files, words, fake, monkeypatch, tmp_path
+):
     rows = [(words, f'{tmp_path}/{Path(g).name}', *more) for words, g, *more in slurm.ACCELERATORS]
     monkeypatch.setattr(slurm, 'ACCELERATORS', rows)
     (tmp_path / (files or 'null')).touch()
-    srun = Stub(monkeypatch, tmp_path, 'srun')
+    srun = fake('srun')
     text = slurm.batch(Job('job', ('--x=a b',)), slurm.Options(nodes=2, folder=str(tmp_path)))
     subprocess.run(['bash', '-c', text], check=True)
     (call,) = srun.calls
     assert call[2:] == ['uv', 'run', *words, 'train.py', '--x=a b']
 
 
-def test_every_start_has_a_secret_of_its_own(monkeypatch, tmp_path):
+def test_every_start_has_a_secret_of_its_own(fake, tmp_path):
     seen = tmp_path / 'seen'
-    Stub(monkeypatch, tmp_path, 'srun', any=[f'echo "$EVENKEEL_JOB_SECRET" >> {seen}'])
+    fake('srun', any=[f'echo "$EVENKEEL_JOB_SECRET" >> {seen}'])
     for _ in range(2):
         subprocess.run(['bash', '-c', batch([], folder=str(tmp_path))], check=True)
     one, other = seen.read_text().split()
     assert re.fullmatch('[0-9a-f]{32}', one) and one != other
 
 
-def test_a_flag_ends_no_here_document(monkeypatch, tmp_path):
+def test_a_flag_ends_no_here_document(fake, tmp_path):
     """The script that --dry_run prints gives sbatch the same text as a launch does."""
-    Stub(monkeypatch, tmp_path, 'sbatch', any=[f'cat > {tmp_path}/batch'])
+    fake('sbatch', any=[f'cat > {tmp_path}/batch'])
     for name in ('squeue', 'scontrol', 'tail', 'scancel'):
-        Stub(monkeypatch, tmp_path, name)
+        fake(name)
     job, options = Job('job', ('--x=1\nEND\nEND_\nrm -r /',)), slurm.Options(nodes=2)
     subprocess.run(['bash', '-c', slurm.script(job, options)], cwd=tmp_path, check=True)
     assert (tmp_path / 'batch').read_text() == slurm.batch(job, options)
@@ -153,7 +151,7 @@ def test_the_status_of_a_job(state, code, status):
     assert slurm.status_of(slurm.fields_of(shown(state, code))) == status
 
 
-def test_a_job_is_submitted_and_followed(monkeypatch, tmp_path, capfd):
+def test_a_job_is_submitted_and_followed(fake, tmp_path, capfd):
     """Through a preemption, after which SLURM runs it again."""
     lines = [
         shown('PENDING', reason='Resources'),
@@ -163,7 +161,7 @@ def test_a_job_is_submitted_and_followed(monkeypatch, tmp_path, capfd):
         shown('RUNNING', restarts=1),
         shown('COMPLETED', restarts=1),
     ]
-    controller = Controller(monkeypatch, tmp_path, lines, says='step 1\nstep 2\n')
+    controller = Controller(fake, tmp_path, lines, says='step 1\nstep 2\n')
     assert controller.run('--submit_flags=--gres=gpu:8 --time=9', '--max_restarts=5') == 0
     captured = capfd.readouterr()
     assert captured.out == 'step 1\nstep 2\n'
@@ -176,14 +174,14 @@ def test_a_job_is_submitted_and_followed(monkeypatch, tmp_path, capfd):
 
 
 @pytest.mark.parametrize('status', [1, 42])
-def test_its_status_is_returned_and_nothing_is_submitted_twice(status, monkeypatch, tmp_path):
-    controller = Controller(monkeypatch, tmp_path, [shown('FAILED', f'{status}:0')])
+def test_its_status_is_returned_and_nothing_is_submitted_twice(status, fake, tmp_path):
+    controller = Controller(fake, tmp_path, [shown('FAILED', f'{status}:0')])
     assert controller.run() == status and len(controller.sbatch.calls) == 1
 
 
-def test_a_job_in_the_queue_is_found_again(monkeypatch, tmp_path):
+def test_a_job_in_the_queue_is_found_again(fake, tmp_path):
     """A second trainer would find the workdir locked."""
-    controller = Controller(monkeypatch, tmp_path, [shown('COMPLETED')], queue='7')
+    controller = Controller(fake, tmp_path, [shown('COMPLETED')], queue='7')
     assert controller.run() == 0 and not controller.sbatch.calls
 
 
@@ -191,9 +189,9 @@ def test_a_job_in_the_queue_is_found_again(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ('state', 'cancelled'), [('RUNNING', ['--signal=TERM', '7']), ('PENDING', ['7'])]
 )
-def test_sigterm_stops_the_tasks_for_good(state, cancelled, monkeypatch, tmp_path):
+def test_sigterm_stops_the_tasks_for_good(state, cancelled, fake, tmp_path):
     """Were it not held first, its script would queue it again."""
-    controller = Controller(monkeypatch, tmp_path, [shown(state)])
+    controller = Controller(fake, tmp_path, [shown(state)])
     after = f'echo {shlex.quote(shown("FAILED", "143:0"))}'
     (controller.scancel.folder / 'any.1').write_text(
         f'[ $(wc -c < {controller.scontrol.folder}/held) = 5 ] &&'
@@ -202,14 +200,14 @@ def test_sigterm_stops_the_tasks_for_good(state, cancelled, monkeypatch, tmp_pat
     (controller.scontrol.folder / 'update.1').write_text(
         f'echo held > {controller.scontrol.folder}/held\n'
     )
-    threading.Timer(0.4, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    signal_soon(signal.SIGTERM, 0.4)
     assert controller.run() == 143
     assert controller.scancel.calls == [cancelled]
     assert ['update', 'JobId=7', 'Requeue=0'] in controller.scontrol.calls
 
 
-def test_scontrol_may_fail_for_a_while(monkeypatch, tmp_path, capfd):
-    controller = Controller(monkeypatch, tmp_path, [shown('RUNNING')] * 9 + [shown('COMPLETED')])
+def test_scontrol_may_fail_for_a_while(fake, tmp_path, capfd):
+    controller = Controller(fake, tmp_path, [shown('RUNNING')] * 9 + [shown('COMPLETED')])
     for i in range(1, 10):
         (controller.scontrol.folder / f'show.{i}').write_text('echo down >&2; exit 1\n')
     assert controller.run() == 0
@@ -218,9 +216,9 @@ def test_scontrol_may_fail_for_a_while(monkeypatch, tmp_path, capfd):
     assert 'ended with status 1: down' in capfd.readouterr().err
 
 
-def test_dry_run_prints_lines_that_a_shell_reads(monkeypatch, tmp_path, capsys):
+def test_dry_run_prints_lines_that_a_shell_reads(fake, tmp_path, capsys):
     """Contract: pasted, it submits the same script."""
-    controller = Controller(monkeypatch, tmp_path, [shown('COMPLETED')])
+    controller = Controller(fake, tmp_path, [shown('COMPLETED')])
     assert controller.run('--dry_run') == 0
     printed = capsys.readouterr().out
     assert not controller.squeue.calls

@@ -4,22 +4,19 @@ runs, in the shell that xpk puts around it.
 
 import ast
 import json
-import os
 import shlex
 import signal
 import subprocess
 import sys
-import threading
-from pathlib import Path
 
 import pytest
 
-from tests.tpu.stubs import NASTY, SWEEP, Stub
+from tests.tpu.conftest import signal_soon
+from tests.tpu.stubs import NASTY, SWEEP, UNTIL_SIGTERM
 from tpu import launch
-from tpu.launchers import base, xpk
+from tpu.launchers import xpk
 from tpu.launchers.base import Job
 
-ROOT = Path(__file__).parents[2]
 REQUIRED = {'cluster': 'c1', 'accelerator_type': 'v6e-16', 'image': 'gcr.io/p/evenkeel'}
 FLAGS = [f'--{name}={value}' for name, value in REQUIRED.items()]
 TRAIN = ['--', 'train.py', '--config=configs/default.py', '--workdir=gs://b/run']
@@ -38,8 +35,6 @@ exit $EXIT_CODE
 @pytest.fixture(autouse=True)
 def looks(monkeypatch):
     monkeypatch.setattr(xpk, 'LOOK_SEC', 0.0)
-    monkeypatch.setattr(base, 'MOST_FAILURES', 10)
-    monkeypatch.chdir(ROOT)
 
 
 def ended(kind, restarts=0):
@@ -65,11 +60,9 @@ def cat(record):
 class Cluster:
     """Of the JobSet's state at each look, and its pods. None: there is no JobSet."""
 
-    def __init__(self, monkeypatch, tmp_path, states, pods=([],), logs=('echo said',)):
-        self.xpk = Stub(monkeypatch, tmp_path, 'xpk')
-        self.kubectl = Stub(
-            monkeypatch,
-            tmp_path,
+    def __init__(self, fake, states, pods=([],), logs=('echo said',)):
+        self.xpk = fake('xpk')
+        self.kubectl = fake(
             'kubectl',
             jobset=[cat(state) if state else 'true' for state in states],
             pods=[cat({'items': found}) for found in pods],
@@ -109,9 +102,9 @@ def test_create():
     assert '--no-use-parallel-containers' in xpk.create(job, seven)
 
 
-def test_the_manifest_is_xpks_own(monkeypatch, tmp_path, capsys):
+def test_the_manifest_is_xpks_own(fake, capsys):
     writes = 'for a; do case $a in --output-*=*) echo "kind: JobSet" > "${a#*=}";; esac; done'
-    stub = Stub(monkeypatch, tmp_path, 'xpk', any=[writes])
+    stub = fake('xpk', any=[writes])
     assert run('--dry_run') == 0
     out = capsys.readouterr().out
     assert out.endswith('# the JobSet that xpk makes of this:\nkind: JobSet\n')
@@ -125,14 +118,7 @@ def test_the_manifest_is_xpks_own(monkeypatch, tmp_path, capsys):
 
 def test_a_pod_has_the_flags_and_the_sigterm(trainer, tmp_path):
     """Without `exec` xpk's SIGTERM ends a shell, and the trainer is killed after the grace."""
-    (trainer / 'then.py').write_text(
-        'import signal, time\n'
-        'def stop(number, frame):\n'
-        "    print('saved'); sys.exit(128 + number)\n"
-        'signal.signal(signal.SIGTERM, stop)\n'
-        "print('begun', flush=True)\n"
-        'while True: time.sleep(0.02)\n'
-    )
+    (trainer / 'then.py').write_text(UNTIL_SIGTERM)
     flags = tuple(flag for flag in NASTY if '\n' not in flag)
     options = xpk.Options(**REQUIRED, folder=str(trainer))
     command = xpk.container(Job('job', flags, python=sys.executable), options)
@@ -146,10 +132,10 @@ def test_a_pod_has_the_flags_and_the_sigterm(trainer, tmp_path):
     assert ast.literal_eval((trainer / 'arguments').read_text()) == list(flags)
 
 
-def test_done(monkeypatch, tmp_path, capfd):
+def test_done(fake, capfd):
     states = [None, RUNNING, RUNNING, ended('Completed')]
     pods = [[pod(0, 'Pending')], [pod(1, 'Running'), pod(0, 'Running')]]
-    cluster = Cluster(monkeypatch, tmp_path, states, pods)
+    cluster = Cluster(fake, states, pods)
     assert run() == 0
     assert cluster.asked() == ['list', 'create']
     assert capfd.readouterr().out.startswith('said\n')
@@ -170,53 +156,53 @@ def test_done(monkeypatch, tmp_path, capfd):
         ([], 1),
     ],
 )
-def test_the_status_of_a_jobset_that_failed(found, status, monkeypatch, tmp_path):
-    Cluster(monkeypatch, tmp_path, [None, RUNNING, ended('Failed')], [found])
+def test_the_status_of_a_jobset_that_failed(found, status, fake):
+    Cluster(fake, [None, RUNNING, ended('Failed')], [found])
     assert run() == status
 
 
-def test_a_restart_is_said_and_its_pod_followed(monkeypatch, tmp_path, capfd):
+def test_a_restart_is_said_and_its_pod_followed(fake, capfd):
     states = [None, RUNNING, RUNNING | {'status': {'restarts': 1}}, ended('Completed', 1)]
     pods = [[pod(0, 'Running')], [pod(0, 'Failed', 143), pod(0, 'Running', attempt=1)]]
-    cluster = Cluster(monkeypatch, tmp_path, states, pods, ['echo one', 'echo two'])
+    cluster = Cluster(fake, states, pods, ['echo one', 'echo two'])
     assert run('--max_restarts=4') == 0
     captured = capfd.readouterr()
     assert 'restart 1 of at most 4' in captured.err and 'two\n' in captured.out
     assert ['logs', '--follow', 'job-slice-job-0-0-x1'] in cluster.kubectl.calls
 
 
-def test_a_jobset_that_runs_is_found_again(monkeypatch, tmp_path, capfd):
-    cluster = Cluster(monkeypatch, tmp_path, [RUNNING, ended('Completed')])
+def test_a_jobset_that_runs_is_found_again(fake, capfd):
+    cluster = Cluster(fake, [RUNNING, ended('Completed')])
     assert run() == 0
     assert cluster.asked() == ['list'] and 'is there already' in capfd.readouterr().err
 
 
-def test_a_jobset_that_has_ended_is_replaced(monkeypatch, tmp_path):
+def test_a_jobset_that_has_ended_is_replaced(fake):
     """xpk would ask whether to, and there is nobody to answer."""
-    cluster = Cluster(monkeypatch, tmp_path, [ended('Failed'), RUNNING, ended('Completed')])
+    cluster = Cluster(fake, [ended('Failed'), RUNNING, ended('Completed')])
     assert run() == 0
     assert cluster.asked() == ['list', 'delete', 'create']
     assert '--force' in cluster.xpk.calls[1]
 
 
-def test_sigterm_deletes_the_jobset(monkeypatch, tmp_path):
-    cluster = Cluster(monkeypatch, tmp_path, [None, RUNNING])
+def test_sigterm_deletes_the_jobset(fake):
+    cluster = Cluster(fake, [None, RUNNING])
     gone = cluster.xpk.folder / 'delete.1'
     gone.write_text(f'echo true > {cluster.kubectl.folder}/jobset.3; sleep 0.3\n')
-    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    signal_soon(signal.SIGTERM)
     assert run() == 143
     assert cluster.asked() == ['list', 'create', 'delete']
 
 
-def test_kubectl_may_fail_for_a_while(monkeypatch, tmp_path, capfd):
-    cluster = Cluster(monkeypatch, tmp_path, [None, *[RUNNING] * 9, ended('Completed')])
+def test_kubectl_may_fail_for_a_while(fake, capfd):
+    cluster = Cluster(fake, [None, *[RUNNING] * 9, ended('Completed')])
     for i in range(2, 11):
         (cluster.kubectl.folder / f'jobset.{i}').write_text('echo refused >&2; exit 1\n')
     assert run() == 0
 
 
-def test_kubectl_that_never_answers_ends_it(monkeypatch, tmp_path, capfd):
-    cluster = Cluster(monkeypatch, tmp_path, [None, RUNNING])
+def test_kubectl_that_never_answers_ends_it(fake, capfd):
+    cluster = Cluster(fake, [None, RUNNING])
     (cluster.kubectl.folder / 'jobset.2').write_text('echo refused >&2; exit 1\n')
     assert run() == 1
     error = capfd.readouterr().err

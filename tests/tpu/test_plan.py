@@ -46,15 +46,20 @@ def planned(*flags, changes=TINY, **environment):
     return done.returncode, done.stdout, done.stderr
 
 
-@functools.cache
-def of_tpus(folder):
-    """A plan of four chips: what it prints, and what it writes."""
-    pytest.importorskip(COMPILERS['tpu'])
+def written(folder, *flags, **how):
+    """(stdout, stderr, what it writes) of a plan that fits."""
     out = folder / 'plan.json'
-    flags = ('--topology=v5e:2x2', '--config.mesh.fsdp=2', f'--out={out}', '--price=1.2')
-    status, printed, noise = planned(*flags, '--config.model.dtype=bfloat16')
+    status, printed, noise = planned(*flags, f'--out={out}', **how)
     assert status == 0, noise
     return printed, noise, json.loads(out.read_text())
+
+
+@functools.cache
+def of_tpus(folder):
+    """`written` of four chips."""
+    pytest.importorskip(COMPILERS['tpu'])
+    flags = ('--topology=v5e:2x2', '--config.mesh.fsdp=2', '--price=1.2')
+    return written(folder, *flags, '--config.model.dtype=bfloat16')
 
 
 @pytest.fixture(scope='module')
@@ -126,14 +131,8 @@ def test_a_step_for_a_gpu_starts_few_kernels(tmp_path):
     knows all of its calls.
     """
     pytest.importorskip(COMPILERS['gpu'])
-    out = tmp_path / 'plan.json'
-    status, printed, noise = planned(
-        *('--config=configs/llama_124m.py', '--topology=h200:1', f'--out={out}'),
-        '--config.data.batch_size=8',
-        changes={},
-    )
-    assert status == 0, noise
-    found = json.loads(out.read_text())
+    flags = ('--config=configs/llama_124m.py', '--topology=h200:1', '--config.data.batch_size=8')
+    printed, _, found = written(tmp_path, *flags, changes={})
     assert 1000 < found['launches'] < 3000
     assert f'launches: {found["launches"]:,} kernels' in printed
     assert not found['unknown']
@@ -144,12 +143,8 @@ def test_a_step_for_a_gpu_starts_few_kernels(tmp_path):
 def test_a_sweep_is_planned_by_programs_and_runs_a_device(tmp_path):
     """Two programs of two runs each, on the one device at hand."""
     sweep = "{'model.norm': ('rmsnorm', 'layernorm'), 'train.seed': (0, 1)}"
-    out = tmp_path / 'plan.json'
-    status, printed, noise = planned(
-        '--topology=here', f'--config.sweep={sweep}', f'--out={out}', '--config.model.n_layers=1'
-    )
-    assert status == 0, noise
-    found = json.loads(out.read_text())
+    flags = ('--topology=here', f'--config.sweep={sweep}', '--config.model.n_layers=1')
+    printed, _, found = written(tmp_path, *flags)
     assert [(group['name'], group['runs']) for group in found['groups']] == [
         ('model.norm=rmsnorm', 2),
         ('model.norm=layernorm', 2),
@@ -165,14 +160,10 @@ def test_a_sweep_is_planned_by_programs_and_runs_a_device(tmp_path):
 
 @pytest.mark.full
 def test_a_tuned_sweep_is_planned_by_waves(tmp_path):
-    out = tmp_path / 'plan.json'
-    status, printed, noise = planned(
-        *('--topology=here', f'--out={out}', '--config.model.n_layers=1'),
-        "--config.tune={'optim.lr': None, 'budget': 20}",
-        changes=TINY | {'model.d_model': 32, 'model.d_ff': 32, 'data.seq_len': 32},
-    )
-    assert status == 0, noise
-    found = json.loads(out.read_text())
+    small = TINY | {'model.d_model': 32, 'model.d_ff': 32, 'data.seq_len': 32}
+    tune = "--config.tune={'optim.lr': None, 'budget': 20}"
+    flags = ('--topology=here', '--config.model.n_layers=1', tune)
+    printed, _, found = written(tmp_path, *flags, changes=small)
     assert found['runs'] == 5 and found['waves'] == [3, 4]
     words = '1 arm of 15 runs at least, 20 as a rule: 3 to 4 such waves'
     assert words in printed and 'a wave, 5 runs of each arm: 5 runs in 1 programs' in printed
@@ -180,17 +171,13 @@ def test_a_tuned_sweep_is_planned_by_waves(tmp_path):
 
 @pytest.mark.full
 def test_a_search_is_a_table_that_nothing_is_cut_of_and_a_picture(tmp_path):
-    out, figure = tmp_path / 'plan.json', tmp_path / 'plan.svg'
-    status, printed, noise = planned(
-        *('--topology=here', '--search', '--tries=1', '--config.model.n_layers=1'),
-        *(f'--out={out}', f'--figure={figure}'),
-        COLUMNS='80',
-    )
-    assert status == 0, noise
+    figure = tmp_path / 'plan.svg'
+    flags = ('--topology=here', '--search', '--tries=1', '--config.model.n_layers=1')
+    printed, _, found = written(tmp_path, *flags, f'--figure={figure}', COLUMNS='80')
     heading, *rows = printed.splitlines()
     assert heading.split()[-2:] == ['bound', 'by'] and '…' not in printed
     assert {row.split()[1] for row in rows} == {'microbatches=1', 'microbatches=2'}
-    assert len(json.loads(out.read_text())['tried']) == 2
+    assert len(found['tried']) == 2
     assert 'microbatches=2' in figure.read_text()
 
 

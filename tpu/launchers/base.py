@@ -154,6 +154,10 @@ class SliceOptions:
         zone = [f'--zone={self.zone}'] if self.zone else []
         return [*zone, *([f'--project={self.project}'] if self.project else [])]
 
+    def chips(self) -> Chips:
+        """Returns the chips of all slices."""
+        return Chips(self.accelerator_type, self.slices)
+
     def more_flags(self, *own: str) -> list[str]:
         return [*(['--spot'] if self.spot else []), *own, *shlex.split(self.submit_flags)]
 

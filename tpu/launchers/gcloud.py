@@ -20,7 +20,7 @@ import shlex
 
 from lm.launch.exit_status import DONE, RESUME
 from tpu.launchers import base
-from tpu.launchers.base import Chips, Job, SliceOptions, Stream, option
+from tpu.launchers.base import Job, SliceOptions, Stream, option
 
 LOOK_SEC = 30.0
 HOST_SEC = 1.0  # between a host's looks at its trainer
@@ -133,11 +133,6 @@ def script(job: Job, options: Options) -> str:
     if not options.keep:
         lines += ['# in the end:', delete(job, options)]
     return base.shell_lines(*lines)
-
-
-def chips(options: Options) -> Chips:
-    """Returns the chips of all slices."""
-    return Chips(options.accelerator_type, options.slices)
 
 
 def check(job: Job, options: Options) -> None:

@@ -54,6 +54,14 @@ class Options:
     address: str = option('Address of the cluster; default RAY_ADDRESS, or that of this host.', '')
     folder: str = option('Folder of this repository on the nodes; default this one.', '')
 
+    def chips(self) -> Chips:
+        """Returns the slices, or the GPUs of all hosts; only they know what their CPUs count as."""
+        if self.topology:
+            slice_name = f'{self.accelerator_version.lower()}:{self.topology}'
+            return Chips(slice_name, self.slices, '--accelerator_version and --topology')
+        gpus = parse_resources(self.resources).get('GPU', 0)
+        return Chips(devices=int(self.nodes * gpus))
+
 
 def parse_resources(text: str) -> dict[str, float]:
     """Returns {'CPU': 8.0, 'GPU': 8.0} for CPU=8,GPU=8."""
@@ -188,15 +196,6 @@ def script(job: Job, options: Options) -> str:
         [*job.words(python_of(options)), *flags],
         f'# at most {job.max_restarts} times more, after status 42, 128 + n or a lost host',
     )
-
-
-def chips(options: Options) -> Chips:
-    """Returns the slices, or the GPUs of all hosts; only they know what their CPUs count as."""
-    if options.topology:
-        slice_name = f'{options.accelerator_version.lower()}:{options.topology}'
-        return Chips(slice_name, options.slices, '--accelerator_version and --topology')
-    gpus = parse_resources(options.resources).get('GPU', 0)
-    return Chips(devices=int(options.nodes * gpus))
 
 
 def check(job: Job, options: Options) -> None:

@@ -44,6 +44,11 @@ class Options:
     logs: str = option('Folder for output, on a disk that this machine sees.', 'runs/slurm')
     submit_flags: str = option('More flags, for sbatch, such as --partition=gpu --gres=gpu:8.', '')
 
+    def chips(self) -> Chips:
+        """Returns the GPUs of all nodes, where a flag of sbatch says how many each has."""
+        per_node = GPUS.search(self.submit_flags)
+        return Chips(devices=self.nodes * int(per_node[1]) if per_node else 0)
+
 
 def output(job: Job, options: Options, number: str = '%j') -> Path:
     return Path(options.logs).absolute() / f'{job.name}-{number}.out'
@@ -138,12 +143,6 @@ def script(job: Job, options: Options) -> str:
         '# to stop it after a checkpoint:',
         ' && '.join(map(shlex.join, stop('NUMBER'))),
     )
-
-
-def chips(options: Options) -> Chips:
-    """Returns the GPUs of all nodes, where a flag of sbatch says how many each has."""
-    per_node = GPUS.search(options.submit_flags)
-    return Chips(devices=options.nodes * int(per_node[1]) if per_node else 0)
 
 
 def check(job: Job, options: Options) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from lm.launch.exit_status import BAD_INPUT, DONE, RESUME
 from tpu.launchers import base
-from tpu.launchers.base import Chips, Job, SliceOptions, Stream, option
+from tpu.launchers.base import Job, SliceOptions, Stream, option
 
 XPK = 'xpk', 'pip install xpk (github.com/AI-Hypercomputer/xpk)'
 KUBECTL = 'kubectl', 'gcloud components install kubectl'
@@ -139,11 +139,6 @@ def script(job: Job, options: Options) -> str:
         file = Path(folder, 'jobset.yaml')
         base.output_of([*manifest[:-1], f'--output-manifest-file={file}'])
         return base.shell_lines(*lines, file.read_text().strip())
-
-
-def chips(options: Options) -> Chips:
-    """Returns the chips of all slices."""
-    return Chips(options.accelerator_type, options.slices)
 
 
 def check(job: Job, options: Options) -> None:

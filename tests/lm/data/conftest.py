@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from configs import default
 from lm.config.fields import DataConfig
 from lm.config.resolve import resolve
 from lm.data import cache, open_dataset, prepare, scan
+from lm.storage.files import quiet
 
 PIECE_BYTES = 2000
 INTERRUPT = KeyboardInterrupt()
@@ -48,10 +49,6 @@ def cfg(tmp_path):
         return dataclasses.replace(base, **(own | fields))
 
     return make
-
-
-def quiet(line: str) -> None:
-    del line
 
 
 @pytest.fixture
@@ -126,6 +123,34 @@ def folder_of_pieces(cfg: DataConfig) -> Path:
 def n_pieces(cfg: DataConfig) -> int:
     with scan.opened(folder_of_pieces(cfg) / prepare.SCAN) as found:
         return len(found.pieces)
+
+
+def write_texts(folder: Path, texts: Iterable[str | bytes]) -> str:
+    """Returns the source of a folder with a .txt file of each text."""
+    folder.mkdir(exist_ok=True)
+    for i, text in enumerate(texts):
+        (folder / f'{i:04}.txt').write_bytes(text if isinstance(text, bytes) else text.encode())
+    return f'text:{folder}/*.txt'
+
+
+def write_tokenizer(folder: Path) -> str:
+    """Returns the tokenizer of a folder whose BOS is no special token, so that text can spell it:
+    'line'.
+    """
+    import tokenizers as library
+
+    made = library.Tokenizer(library.models.BPE({'l': 0, 'i': 1, 'n': 2, 'e': 3}, []))
+    made.add_tokens(['line'])
+    made.save(str(folder / 'tokenizer.json'))
+    (folder / 'tokenizer_config.json').write_text('{"bos_token": "line"}')
+    return f'hf:{folder}'
+
+
+def notes_of(cfg: DataConfig) -> list[str]:
+    """What is said that begins with NOTE as the data are opened."""
+    said = []
+    open_dataset(cfg, say=said.append)
+    return [line for line in said if line.startswith('NOTE')]
 
 
 def left_in(cfg: DataConfig) -> list[str]:

@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 
 import pyarrow
 import pyarrow.parquet
@@ -20,6 +19,7 @@ from lm.data import hub as lm_hub
 from lm.data.hub import choose_files, open_shards
 from tests import ROOT
 from tests.commands import PATIENCE_SEC
+from tests.object_store import serving
 
 FILES = [
     'data/CC-2013/000_00000.parquet',
@@ -144,10 +144,8 @@ def test_a_card_of_another_form_is_refused_by_its_field(card, says):
 
 def test_a_card_of_more_globs_than_can_be_tried_is_refused(monkeypatch):
     monkeypatch.setattr(lm_hub, 'MOST_WORK', 3 * len(FILES) * len('*t') + len('data/CC-2014/**'))
-    assert (
-        choose_files('a/b', '', FILES, of_files(['*t', '*t', '*t', 'data/CC-2014/**']))
-        == FILES[1:2]
-    )
+    card = of_files(['*t', '*t', '*t', 'data/CC-2014/**'])
+    assert choose_files('a/b', '', FILES, card) == FILES[1:2]
     with pytest.raises(ValueError, match='must be fewer globs for 4 files'):
         choose_files('a/b', '', FILES, of_files(['*t'] * 6))
 
@@ -251,10 +249,8 @@ def hub():
         def log_message(self, *_):
             pass
 
-    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Answers) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f'http://127.0.0.1:{server.server_address[1]}', asked
-        server.shutdown()
+    with serving(Answers) as address:
+        yield address, asked
 
 
 OPENS = """

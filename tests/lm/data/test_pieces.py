@@ -26,6 +26,8 @@ from tests.lm.data.conftest import (
     n_pieces,
     prepared_by,
     quiet,
+    write_texts,
+    write_tokenizer,
 )
 
 pytestmark = pytest.mark.usefixtures('small')
@@ -110,16 +112,8 @@ def test_hosts_that_do_not_see_each_others_locks_write_apart(tmp_path, monkeypat
 
 def test_an_error_of_the_text_is_told_by_all_and_leaves_nothing(cfg, tmp_path, monkeypatch):
     """Each process finds it, however it waited, and none waits for ever."""
-    import tokenizers as library
-
-    made = library.Tokenizer(library.models.BPE({'l': 0, 'i': 1, 'n': 2, 'e': 3}, []))
-    made.add_tokens(['line'])
-    made.save(str(tmp_path / 'tokenizer.json'))
-    (tmp_path / 'tokenizer_config.json').write_text('{"bos_token": "line"}')
-    for i in range(40):
-        text = 'line' if i == 25 else 'nine' * 100
-        (tmp_path / f'{i:02}.txt').write_text(f'{text}{i}')
-    own = cfg(source=f'text:{tmp_path}/*.txt', tokenizer=f'hf:{tmp_path}')
+    texts = [f'{"line" if i == 25 else "nine" * 100}{i}' for i in range(40)]
+    own = cfg(source=write_texts(tmp_path, texts), tokenizer=write_tokenizer(tmp_path))
     for error in on_each(lambda: open_dataset(own, say=quiet), monkeypatch):
         assert isinstance(error, ValueError) and 'makes its own BOS' in str(error)
     assert left_in(own) == []

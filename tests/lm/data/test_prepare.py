@@ -9,14 +9,7 @@ from lm.data import check, open_dataset, prepare, prepared, rows
 from lm.data.prepared import Chunks
 from lm.data.rows import CHUNK
 from lm.data.scan import cut_point
-from tests.lm.data.conftest import quiet
-
-
-def corpus(folder, texts):
-    folder.mkdir(exist_ok=True)
-    for i, text in enumerate(texts):
-        (folder / f'{i:04}.txt').write_bytes(text if isinstance(text, bytes) else text.encode())
-    return f'text:{folder}/*.txt'
+from tests.lm.data.conftest import quiet, write_texts, write_tokenizer
 
 
 def hash64(data):
@@ -65,7 +58,7 @@ def test_equivalence_batches_and_files_of_records_leave_no_trace(cfg, tmp_path, 
 
 def test_property_documents_longer_than_a_chunk(cfg, tmp_path):
     texts = [f'{i} ' + 'abcdefg' * (i * CHUNK // 7) for i in range(6)]
-    ds = open_dataset(cfg(source=corpus(tmp_path / 'long', texts), seq_len=1000), say=quiet)
+    ds = open_dataset(cfg(source=write_texts(tmp_path / 'long', texts), seq_len=1000), say=quiet)
     assert sorted(documents_of(ds, ds.train) + documents_of(ds, ds.validation)) == sorted(texts)
 
 
@@ -77,20 +70,14 @@ def test_property_ids_beyond_16_bits(cfg):
 
 
 def test_errors_of_a_bos_that_text_can_spell(cfg, tmp_path):
-    import tokenizers as library
-
-    made = library.Tokenizer(library.models.BPE({'l': 0, 'i': 1, 'n': 2, 'e': 3}, []))
-    made.add_tokens(['line'])  # no special token, so found in text
-    made.save(str(tmp_path / 'tokenizer.json'))
-    (tmp_path / 'tokenizer_config.json').write_text('{"bos_token": "line"}')
-    source = corpus(tmp_path / 'a', [f'line{"n" * i}' for i in range(9)])
+    source = write_texts(tmp_path / 'a', [f'line{"n" * i}' for i in range(9)])
     with pytest.raises(ValueError, match=r'makes its own BOS, token 4.*another bos_token'):
-        open_dataset(cfg(source=source, tokenizer=f'hf:{tmp_path}'), say=quiet)
+        open_dataset(cfg(source=source, tokenizer=write_tokenizer(tmp_path)), say=quiet)
 
 
 def test_property_copies_stay_on_one_side(cfg, tmp_path):
     texts = [f'text {i % 30} ' * 9 for i in range(90)]
-    ds = open_dataset(cfg(source=corpus(tmp_path / 'twice', texts)), say=quiet)
+    ds = open_dataset(cfg(source=write_texts(tmp_path / 'twice', texts)), say=quiet)
     train, validation = documents_of(ds, ds.train), documents_of(ds, ds.validation)
     assert len(train) + len(validation) == 90
     assert not set(train) & set(validation)
@@ -100,7 +87,7 @@ def test_property_the_split_ignores_order(cfg, tmp_path):
     texts = [f'text {i} ' * 9 for i in range(60)]
     sides = []
     for name, order in (('a', texts), ('b', texts[::-1])):
-        ds = open_dataset(cfg(source=corpus(tmp_path / name, order)), say=quiet)
+        ds = open_dataset(cfg(source=write_texts(tmp_path / name, order)), say=quiet)
         sides.append(set(documents_of(ds, ds.validation)))
     assert sides[0] == sides[1]
 
@@ -115,7 +102,7 @@ def test_property_neither_split_is_empty(fraction, cfg):
 def test_property_one_document_is_cut_at_a_line(cfg, tmp_path):
     text = ''.join(f'line {i} é🙂\n' for i in range(50))
     said = []
-    source = corpus(tmp_path / 'one', [text])
+    source = write_texts(tmp_path / 'one', [text])
     ds = open_dataset(cfg(source=source, validation_fraction=0.1), say=said.append)
     (train,), (validation,) = documents_of(ds, ds.train), documents_of(ds, ds.validation)
     assert train + validation == text
@@ -141,14 +128,14 @@ def test_property_tokenizer_is_trained_on_the_training_split_alone(cfg, tmp_path
         if hash64(f'{i} '.encode() + b'zqj' * 400) < 0.2 * 2**64
     )
     how = {'tokenizer': 'bpe:400'}
-    plain = open_dataset(cfg(source=corpus(tmp_path / 'a', texts), **how), say=quiet)
-    more = open_dataset(cfg(source=corpus(tmp_path / 'b', [*texts, secret]), **how), say=quiet)
+    plain = open_dataset(cfg(source=write_texts(tmp_path / 'a', texts), **how), say=quiet)
+    more = open_dataset(cfg(source=write_texts(tmp_path / 'b', [*texts, secret]), **how), say=quiet)
     assert len(documents_of(more, more.validation)) == len(held) + 1
     assert more.tokenizer.library.to_str() == plain.tokenizer.library.to_str()
 
 
 def test_property_the_digest_follows_content_and_nothing_else(cfg, tmp_path):
-    source = corpus(tmp_path / 'a', [f'text {i} ' * 9 for i in range(20)])
+    source = write_texts(tmp_path / 'a', [f'text {i} ' * 9 for i in range(20)])
 
     def digest(**fields):
         return open_dataset(cfg(**({'source': source} | fields)), say=quiet).digest
@@ -157,7 +144,7 @@ def test_property_the_digest_follows_content_and_nothing_else(cfg, tmp_path):
     same = [{'seq_len': 16}, {'packing': 'best_fit'}, {'seed': 5}, {'batch_size': 2}]
     other = [{'tokenizer': 'bpe:300'}, {'validation_fraction': 0.3}, {'invalid_utf8': 'stop'}]
     assert {digest(**fields) for fields in same} == {first}
-    copy = corpus(tmp_path / 'copy', [f'text {i} ' * 9 for i in range(20)])
+    copy = write_texts(tmp_path / 'copy', [f'text {i} ' * 9 for i in range(20)])
     assert digest(source=copy, cache_dir=str(tmp_path / 'elsewhere')) == first
     digests = [digest(**fields) for fields in other]
     path = tmp_path / 'a' / '0003.txt'
@@ -168,7 +155,7 @@ def test_property_the_digest_follows_content_and_nothing_else(cfg, tmp_path):
 
 def test_property_invalid_utf8_is_replaced_and_counted(cfg, tmp_path):
     texts = [f'text {i} ' * 9 for i in range(20)]
-    source = corpus(
+    source = write_texts(
         tmp_path / 'a', [*texts, b'caf\xe9 \xff\xfe na\xc3\xafve', b'tail \xf0\x9f\x99']
     )
     said = []
@@ -181,7 +168,7 @@ def test_property_invalid_utf8_is_replaced_and_counted(cfg, tmp_path):
 
 
 def test_errors_invalid_utf8_stops(cfg, tmp_path):
-    source = corpus(tmp_path / 'a', ['fine', b'caf\xe9!'])
+    source = write_texts(tmp_path / 'a', ['fine', b'caf\xe9!'])
     says = r'0001\.txt is not UTF-8: byte 0xe9 at offset 3 .*data\.invalid_utf8=replace'
     with pytest.raises(ValueError, match=says):
         open_dataset(cfg(source=source, invalid_utf8='stop'), say=quiet)
@@ -189,7 +176,7 @@ def test_errors_invalid_utf8_stops(cfg, tmp_path):
 
 
 def test_property_empty_documents_are_left_out(cfg, tmp_path):
-    source = corpus(tmp_path / 'a', ['', *(f'text {i} ' * 9 for i in range(20)), ''])
+    source = write_texts(tmp_path / 'a', ['', *(f'text {i} ' * 9 for i in range(20)), ''])
     ds = open_dataset(cfg(source=source), say=quiet)
     assert ds.report['empty_documents'] == 2
     assert ds.report['train']['documents'] + ds.report['validation']['documents'] == 20
@@ -231,10 +218,10 @@ def test_check_passes_what_opens(cfg):
 
 def test_errors_of_small_corpora(cfg, tmp_path):
     with pytest.raises(ValueError, match=r'holds no text: 2 documents, all of them empty'):
-        open_dataset(cfg(source=corpus(tmp_path / 'empty', ['', ''])), say=quiet)
+        open_dataset(cfg(source=write_texts(tmp_path / 'empty', ['', ''])), say=quiet)
     with pytest.raises(ValueError, match=r'0000\.txt alone, 1 bytes: too short to be split'):
-        open_dataset(cfg(source=corpus(tmp_path / 'tiny', ['x'])), say=quiet)
-    source = corpus(tmp_path / 'short', ['0123456789', 'abcdefghij'])
+        open_dataset(cfg(source=write_texts(tmp_path / 'tiny', ['x'])), say=quiet)
+    source = write_texts(tmp_path / 'short', ['0123456789', 'abcdefghij'])
     says = r'holds 12 tokens, less than one row.*= 13.*data\.seq_len to 11 at most'
     with pytest.raises(ValueError, match=says):
         open_dataset(cfg(source=source, seq_len=12), say=quiet)

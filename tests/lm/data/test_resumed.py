@@ -16,6 +16,7 @@ from tests.lm.data.conftest import (
     n_pieces,
     prepared_by,
     quiet,
+    write_texts,
 )
 from tests.lm.data.test_cache import launch
 
@@ -146,9 +147,7 @@ def test_a_copy_that_is_damaged_meanwhile_is_made_again(own, wanted, encoding, m
 
 def test_one_document_is_not_cut_by_a_damaged_copy(cfg, tmp_path, monkeypatch):
     """Its copies may be whole: their piece would hold other splits."""
-    for i in range(9):
-        (tmp_path / f'{i}.txt').write_text('a line\n' * 200)
-    own = cfg(source=f'text:{tmp_path}/*.txt')
+    own = cfg(source=write_texts(tmp_path, ['a line\n' * 200] * 9))
     wanted = prepared_by(dataclasses.replace(own, cache_dir=str(tmp_path / 'wanted')))
     with interrupted(monkeypatch, 0):
         open_dataset(own, say=quiet)

@@ -12,7 +12,7 @@ import tokenizers as library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from lm.data import cache, open_dataset, prepared, round_trip, tokenizers
-from tests.lm.data.conftest import quiet
+from tests.lm.data.conftest import notes_of, quiet, write_texts
 from tests.lm.data.test_tokenizers import TEXTS
 
 LETTERS = 'abcdefghijklmnopqrstuvwxyz'
@@ -29,11 +29,8 @@ def train(
     trainer = trainers.BpeTrainer(
         vocab_size=900, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    for name, part in (
-        ('decoder', decoder),
-        ('normalizer', normalizer),
-        ('post_processor', postprocess),
-    ):
+    parts = {'decoder': decoder, 'normalizer': normalizer, 'post_processor': postprocess}
+    for name, part in parts.items():
         if part is not None:
             setattr(made, name, part)
     made.train_from_iterator(texts, trainer)
@@ -166,28 +163,22 @@ def test_reference_common_subsequences():
 
 def test_a_note_says_what_is_lost_at_each_start(cfg, tmp_path):
     """Of data that are there, too, and of those that a version prepared that did not measure it."""
-    tokenizer, source = f'hf:{tmp_path}', f'text:{tmp_path}/*.txt'
+    tokenizer = f'hf:{tmp_path}'
     words().save(str(tmp_path / 'tokenizer.json'))
-    for i in range(9):
-        (tmp_path / f'{i}.txt').write_text(f'the {LETTERS[i]} fox, ' * 9)
+    source = write_texts(tmp_path, [f'the {LETTERS[i]} fox, ' * 9 for i in range(9)])
     own = cfg(source=source, tokenizer=tokenizer, seq_len=8)
 
-    def notes():
-        said = []
-        open_dataset(own, say=said.append)
-        return [line for line in said if line.startswith('NOTE')]
-
-    (note,) = notes()
+    (note,) = notes_of(own)
     assert f'data.tokenizer={tokenizer} loses 36.36% of the bytes of {source}' in note  # 4 of 11
     assert "by a sample of 891 bytes: 'the a fox, the a fox, the a fox, the a f' comes back" in note
     assert 'not compare with that of another tokenizer' in note
-    assert notes() == [note]
+    assert notes_of(own) == [note]
     folder = cache.root(own.cache_dir) / open_dataset(own, say=quiet).digest
     report = json.loads((folder / prepared.REPORT).read_text())
     assert report.pop(prepared.ROUND_TRIP)['lost'] == 9 * 9 * 4
     (folder / prepared.REPORT).write_text(json.dumps(report))
     (folder / prepared.CONTENTS).unlink()
-    assert notes() == [note]
+    assert notes_of(own) == [note]
 
 
 def test_a_sample_is_of_the_whole_text(cfg, tmp_path, monkeypatch):
@@ -195,7 +186,5 @@ def test_a_sample_is_of_the_whole_text(cfg, tmp_path, monkeypatch):
     monkeypatch.setattr(round_trip, 'SAMPLE', 40)
     words().save(str(tmp_path / 'tokenizer.json'))
     (tmp_path / 'a.txt').write_text('abc' * 9_000 + '123' * 1_000)
-    said = []
-    open_dataset(cfg(source=f'text:{tmp_path}/a.txt', tokenizer=f'hf:{tmp_path}'), say=said.append)
-    (note,) = [line for line in said if line.startswith('NOTE')]
+    (note,) = notes_of(cfg(source=f'text:{tmp_path}/a.txt', tokenizer=f'hf:{tmp_path}'))
     assert ' loses 9.38% of' in note and 'by a sample of 1,280 bytes' in note  # 3 samples of 32

@@ -19,7 +19,7 @@ import zstandard
 from lm.data import cache, formats, open_dataset, regression, sources
 from lm.data.sources import SOURCES, SYNTHETIC, open_source
 from tests import ROOT
-from tests.lm.data.conftest import quiet
+from tests.lm.data.conftest import notes_of, quiet, write_texts
 
 TEXTS = ['first\r\ntext', 'zweiter 🙂', 'the third\n']
 
@@ -144,9 +144,7 @@ def test_what_is_no_regular_file_is_said_and_left_out(cfg, tmp_path):
     (tmp_path / 'd.txt').mkdir()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(os.path.relpath(tmp_path / 'e.txt'))
-    (tmp_path / 'folder').mkdir()
-    for i in range(9):
-        (tmp_path / 'folder' / f'{i}.txt').write_text(f'some text {i}\n' * 9)
+    write_texts(tmp_path / 'folder', [f'some text {i}\n' * 9 for i in range(9)])
     said = []
     open_dataset(cfg(source=f'text:{tmp_path}/**/*.txt'), say=said.append)
     first = ', '.join(f'{tmp_path}/{name}.txt' for name in 'abc')
@@ -227,14 +225,10 @@ def test_a_mark_makes_other_data_than_versions_that_took_it_for_text(tmp_path, m
 
 def test_text_that_looks_like_utf_16_without_a_mark_is_said(cfg, tmp_path):
     """It is valid UTF-8, with a zero for every letter."""
-    for i in range(9):
-        (tmp_path / f'{i}.txt').write_bytes(
-            f'some text {i} '.encode('utf-16-le' if i == 4 else 'utf-8') * 9
-        )
-    said = []
-    open_dataset(cfg(source=f'text:{tmp_path}/*.txt'), say=said.append)
-    (note,) = [line for line in said if line.startswith('NOTE')]
-    assert '1 documents have a zero' in note and f'the first is {tmp_path}/4.txt' in note
+    encodings = ['utf-16-le' if i == 4 else 'utf-8' for i in range(9)]
+    texts = [f'some text {i} '.encode(encoding) * 9 for i, encoding in enumerate(encodings)]
+    (note,) = notes_of(cfg(source=write_texts(tmp_path, texts)))
+    assert '1 documents have a zero' in note and f'the first is {tmp_path}/0004.txt' in note
 
 
 OPENS = """

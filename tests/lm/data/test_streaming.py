@@ -15,7 +15,7 @@ from lm.data import formats, open_dataset, prepare, scan, tokenizers
 from lm.data.scan import characters, replace, stop
 from lm.data.sources import open_source
 from tests import ROOT
-from tests.lm.data.conftest import quiet
+from tests.lm.data.conftest import notes_of, quiet, write_texts
 
 FRACTION = 0.3
 PIECES = [
@@ -74,10 +74,7 @@ def split_reference(documents):
 @pytest.mark.parametrize('name', corpora(random.Random(0)))
 def test_equivalence_parts_are_the_whole(name, tokenizer, cfg, tmp_path, monkeypatch):
     documents = corpora(random.Random(0))[name]
-    folder = tmp_path / 'own'
-    folder.mkdir()
-    for i, data in enumerate(documents):
-        (folder / f'{i:03}.txt').write_bytes(data)
+    source = write_texts(tmp_path / 'own', documents)
     documents = [data.removeprefix(codecs.BOM_UTF8) for data in documents]  # is no text
     wanted = {
         name: [data.decode('utf-8', 'replace') for data in whole]
@@ -88,20 +85,15 @@ def test_equivalence_parts_are_the_whole(name, tokenizer, cfg, tmp_path, monkeyp
         monkeypatch.setattr(room, 'BLOCK', 5)
     monkeypatch.setattr(tokenizers, 'PART', 7)
     monkeypatch.setattr(prepare, 'BATCH_CHARACTERS', 20)
-    source = f'text:{folder}/*.txt'
-    dataset = open_dataset(
-        cfg(source=source, tokenizer=tokenizer, validation_fraction=FRACTION, seq_len=1),
-        say=quiet,
-    )
+    how = {'tokenizer': tokenizer, 'validation_fraction': FRACTION, 'seq_len': 1}
+    dataset = open_dataset(cfg(source=source, **how), say=quiet)
     if tokenizer != 'byte':
         assert dataset.tokenizer.library.to_str() == built.library.to_str()
         encode = lambda t: built.library.encode(t, add_special_tokens=False).ids  # noqa: E731
     else:
         encode = built.encode
-    for rows, texts in (
-        (dataset.train, wanted['train']),
-        (dataset.validation, wanted['validation']),
-    ):
+    for split, texts in wanted.items():
+        rows = getattr(dataset, split)
         found = [tokens.tolist() for tokens in rows.documents()]
         assert found == [encode(text) for text in texts]
         assert rows.n_bytes == sum(len(text.encode()) for text in texts)
@@ -168,12 +160,10 @@ def test_property_batches_are_bounded_in_characters_and_in_documents():
 
 
 def test_errors_of_what_cannot_be_cut(cfg, tmp_path, monkeypatch):
-    for i in range(9):
-        (tmp_path / f'{i}.txt').write_text(f'{i} some words ' + 'x' * i * 20)
+    source = write_texts(tmp_path, [f'{i} some words ' + 'x' * i * 20 for i in range(9)])
     monkeypatch.setattr(scan, 'LARGE', 100)
     monkeypatch.setattr(tokenizers, 'PART', 10)
     monkeypatch.setattr(tokenizers, 'LONGEST_UNCUT', 150)
-    source = f'text:{tmp_path}/*.txt'
     with pytest.raises(ValueError, match=r'8\.txt holds 150 characters without a space.*=byte'):
         open_dataset(cfg(source=source, tokenizer='bpe:300'), say=quiet)
     assert not list((tmp_path / 'cache').glob('*.partial'))
@@ -188,14 +178,11 @@ def test_property_a_tokenizer_that_needs_documents_whole_says_what_they_take(
     made = library.Tokenizer(library.models.BPE({'a': 0, 'b': 1}, []))
     made.pre_tokenizer = library.pre_tokenizers.Whitespace()
     made.save(str(tmp_path / 'tokenizer.json'))
-    for i in range(9):
-        (tmp_path / f'{i}.txt').write_text('ab ' * (i + 1) * 10_000)
+    source = write_texts(tmp_path, ['ab ' * (i + 1) * 10_000 for i in range(9)])
     monkeypatch.setattr(scan, 'LARGE', 250_000)
-    said = []
-    tokenizer = f'hf:{tmp_path}'
-    open_dataset(cfg(source=f'text:{tmp_path}/*.txt', tokenizer=tokenizer), say=said.append)
-    (note,) = [line for line in said if 'memory' in line]
-    assert f'NOTE: {tmp_path}/8.txt is a document of 0.3 MB' in note
+    notes = notes_of(cfg(source=source, tokenizer=f'hf:{tmp_path}'))
+    (note,) = [line for line in notes if 'memory' in line]
+    assert f'NOTE: {tmp_path}/0008.txt is a document of 0.3 MB' in note
     assert 'about 0.03 GB of memory' in note
 
 

@@ -39,6 +39,7 @@ from modules.params import named_leaves
 from tests import strangers
 from tests.commands import ROOT
 from tests.eval.convert.test_hf import imported, saved
+from tests.lm.launch.test_supervisor import free_ports
 from tests.object_store import BUCKET, CREDENTIALS, QUICK, server
 from tests.sweep_helpers import (
     assert_close,
@@ -84,9 +85,7 @@ class Job:
     def __init__(
         self, folder: Path, arguments: list[str], each=lambda number: {}, program=TRAIN, n=N
     ):
-        with socket.create_server(('', 0)) as one, socket.create_server(('', 0)) as two:
-            ports = one.getsockname()[1], two.getsockname()[1]
-        self.ports = ports
+        self.ports = ports = free_ports()
         which = [f'--coordinator=127.0.0.1:{ports[0]}', f'--watch_port={ports[1]}']
         devices = f'{ONE_DEVICE} --xla_force_host_platform_device_count=4'
         self.logs = [folder / f'host{i}.log' for i in range(n)]
@@ -107,6 +106,14 @@ class Job:
     def end(self) -> list[int]:
         """The statuses of all, once they have ended."""
         return [host.wait(MOST_SEC) for host in self.hosts]
+
+    def ended(self, status: int = DONE) -> 'Job':
+        """This job, all of whose hosts have ended with the status."""
+        assert self.end() == [status] * len(self.hosts), [*map(self.said, range(len(self.hosts)))]
+        return self
+
+    def kill_child_of(self, i: int) -> None:
+        os.kill(self.child_of(i), signal.SIGKILL)
 
     def kill(self) -> None:
         for host in self.hosts:
@@ -181,8 +188,7 @@ def undisturbed(corpus, tmp_path_factory):
     """(workdir, what host 1 said) of a run on two hosts that nothing happened to."""
     folder = tmp_path_factory.mktemp('undisturbed')
     with jobs(folder) as start:
-        job = start(folder / 'run', corpus)
-        assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+        job = start(folder / 'run', corpus).ended()
         assert job.said(0).count('step     60 of 60') == 1 and 'done: ' in job.said(0)
         return folder / 'run', job.said(1)
 
@@ -226,8 +232,7 @@ def test_two_hosts_hold_parts_of_one_state(sizes, start, corpus, tmp_path):
     catches a share of them each.
     """
     changes = {'model_n_heads': 8, 'model_n_kv_heads': 8, 'train_steps': 20, 'mesh_data': 1}
-    job = start(tmp_path / 'run', corpus, **changes | sizes)
-    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    start(tmp_path / 'run', corpus, **changes | sizes).ended()
     one = RUN | changes | {'mesh_data': -1}
     assert train(resolve(base(corpus, **one)), tmp_path / 'one') == DONE
     assert_close(timeless(tmp_path / 'run'), timeless(tmp_path / 'one'), rtol=1e-4)
@@ -245,8 +250,7 @@ def test_no_program_is_saved_between_processes_of_cpus(start, corpus, tmp_path):
     each = lambda i: {'env': {'JAX_COMPILATION_CACHE_DIR': str(programs)}}  # noqa: E731
     changes = {'mesh_data': 1, 'mesh_fsdp': 8, 'train_steps': 2, 'train_diagnose_every': 1}
     for name in ('first', 'second'):
-        job = start(tmp_path / name, corpus, each=each, **changes)
-        assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+        start(tmp_path / name, corpus, each=each, **changes).ended()
     assert not programs.exists() or not any(programs.iterdir())
 
 
@@ -255,8 +259,8 @@ def test_kill_9_of_a_child_then_of_a_parent(undisturbed, start, corpus, tmp_path
     workdir = tmp_path / 'run'
     job = start(workdir, corpus)
     job.wait_for_checkpoint(workdir, 10)
-    os.kill(job.child_of(1), signal.SIGKILL)
-    assert job.end() == [RESUME] * N
+    job.kill_child_of(1)
+    job.ended(RESUME)
     for i in range(N):
         assert f'host 1 ({NAME}) was ended by SIGKILL; all hosts end with status 42' in job.said(i)
 
@@ -267,8 +271,7 @@ def test_kill_9_of_a_child_then_of_a_parent(undisturbed, start, corpus, tmp_path
     assert f'host 0 ({NAME}) has gone' in job.said(1)
 
     saved = steps_in(workdir / 'checkpoints')[-1]
-    job = start(workdir, corpus)
-    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    job = start(workdir, corpus).ended()
     assert f'resuming after step {saved}' in job.said(0)
     assert_same(workdir, undisturbed[0])
 
@@ -280,7 +283,7 @@ def test_sigterm_to_one_host_saves_once_on_all(undisturbed, start, corpus, tmp_p
     job = start(workdir, corpus)
     job.wait_for_checkpoint(workdir, 20)
     job.hosts[1].send_signal(signal.SIGTERM)
-    assert job.end() == [SIGNALLED + signal.SIGTERM] * N, (job.said(0), job.said(1))
+    job.ended(SIGNALLED + signal.SIGTERM)
     step = read_rows(workdir / 'metrics.jsonl')[-1]['step']
     *_, before, last = steps_in(workdir / 'checkpoints')
     assert 20 <= step < 60 and last == step
@@ -289,8 +292,7 @@ def test_sigterm_to_one_host_saves_once_on_all(undisturbed, start, corpus, tmp_p
     assert (summary['status'], summary['step']) == ('stopped', step)
 
     damage(workdir / 'checkpoints' / str(step))
-    job = start(workdir, corpus)
-    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    job = start(workdir, corpus).ended()
     assert f'falling back to the one before\nresuming after step {before}' in job.said(0)
     assert_same(workdir, undisturbed[0])
 
@@ -311,7 +313,7 @@ def test_a_scan_of_both_ports_changes_nothing(start, corpus, tmp_path):
     stranger = subprocess.run([sys.executable, '-c', client], capture_output=True, text=True)
     assert stranger.returncode != 0 and 'connected' not in stranger.stdout
     assert all(host.poll() is None for host in job.hosts)  # it was scanned as it trained
-    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    job.ended()
     assert 'connections of strangers to this job, closed: 5000' in job.said(0)
     assert [line for line in job.said(1).splitlines() if '[Gloo]' not in line] == []
     assert start(tmp_path / 'quiet', corpus, **longer).end() == [DONE] * N
@@ -332,8 +334,7 @@ def test_an_error_of_one_host_ends_all(start, corpus, tmp_path):
     """Host 0 cannot write its part of the first checkpoint; host 1 would wait for it."""
     data.open_dataset(resolve(base(corpus, **RUN)).data)  # larger files than the checkpoint's
     each = lambda i: {} if i else {'before': LIMITED}  # noqa: E731
-    job = start(tmp_path / 'run', corpus, each=each)
-    assert job.end() == [BAD_INPUT] * N, (job.said(0), job.said(1))
+    job = start(tmp_path / 'run', corpus, each=each).ended(BAD_INPUT)
     assert 'error: ' in job.said(0) and 'the same command goes on anew' in job.said(0)
     assert f'host 0 ({NAME}) ended with status 1; all hosts end with status 1' in job.said(1)
 
@@ -348,8 +349,7 @@ def test_a_config_that_a_file_resolves_to_differently_is_refused(start, corpus, 
         '    config.optim.b1 = float(os.environ["B1"])\n    return config\n'
     )
     each = [{'env': {'B1': '0.9', 'PYTHONPATH': str(ROOT)}}, {'env': {'B1': '0.8'}}]
-    job = start(tmp_path / 'run', corpus, config=file, each=lambda i: each[i])
-    assert job.end() == [BAD_INPUT] * N
+    job = start(tmp_path / 'run', corpus, config=file, each=lambda i: each[i]).ended(BAD_INPUT)
     for i in range(N):
         said = job.said(i)
         assert 'the config, as its file resolves to it, must be the same on all hosts' in said
@@ -366,8 +366,7 @@ def test_other_text_on_one_host_is_refused(start, corpus, tmp_path):
     own = corpus | {'data.source': 'text:*.txt', 'data.cache_dir': 'cache'}
     config = ROOT / 'configs' / 'default.py'
     each = lambda i: {'cwd': tmp_path / str(i), 'env': {'PYTHONPATH': str(ROOT)}}  # noqa: E731
-    job = start(tmp_path / 'run', own, config=config, each=each)
-    assert job.end() == [BAD_INPUT] * N
+    job = start(tmp_path / 'run', own, config=config, each=each).ended(BAD_INPUT)
     for i in range(N):
         assert 'the digest of the prepared data must be the same on all hosts' in job.said(i)
     assert not (tmp_path / 'run' / 'config.json').exists()
@@ -386,7 +385,7 @@ def test_two_hosts_read_half_of_an_import_each(tmp_path):
         program=('-m', 'eval.convert'),
     )
     try:
-        assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+        job.ended()
     finally:
         job.kill()
     params, wanted = named_leaves(load(tmp_path / 'run').weights.params), imported('llama2')
@@ -409,8 +408,7 @@ def test_two_hosts_start_from_their_parts_of_a_checkpoint(there, start, corpus, 
     assert train(resolve(base(corpus, **RUN | CUT | steps | there)), source) == DONE
     own = {'train_init_from': source, 'model_reparam': 'lora', 'train_trainable': 'lora'}
     own |= {'optim_average': 'ema', 'train_steps': 1, 'train_eval_every': 0}
-    job = start(tmp_path / 'run', corpus, **CUT | own)
-    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    start(tmp_path / 'run', corpus, **CUT | own).ended()
     one, other = (load(tmp_path / name) for name in ('source', 'run'))
     wanted, found = (named_leaves(run.variables['params']) for run in (one, other))
     bases = named_leaves(other.weights.params)
@@ -437,8 +435,7 @@ def dealt_sweep(corpus, tmp_path_factory):
     """On two hosts, and what both said."""
     folder = tmp_path_factory.mktemp('dealt')
     with jobs(folder) as start:
-        job = start(folder / 'sweep', corpus, FLAG)
-        assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+        job = start(folder / 'sweep', corpus, FLAG).ended()
         return folder / 'sweep', [job.said(i) for i in range(N)]
 
 
@@ -461,14 +458,13 @@ def test_kill_9_of_a_host_costs_its_own_cells(dealt_sweep, start, corpus, tmp_pa
     job = start(workdir, corpus, FLAG)
     theirs = list(cell_folders(dealt_sweep[0]).values())[2].name
     job.wait_for_checkpoint(workdir / theirs, 10)
-    os.kill(job.child_of(1), signal.SIGKILL)
-    assert job.end() == [RESUME] * N
+    job.kill_child_of(1)
+    job.ended(RESUME)
     assert f'host 1 ({NAME}) was ended by SIGKILL; all hosts end with status 42' in job.said(0)
     assert statuses(workdir) == ['done', 'done', 'unfinished', 'unfinished']
 
     saved = steps_in(workdir / theirs / 'checkpoints')[-1]
-    job = start(workdir, corpus, FLAG)
-    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    job = start(workdir, corpus, FLAG).ended()
     assert f'resuming after step {saved}' in job.said(1)
     assert_same_curves(workdir, dealt_sweep[0])
 
@@ -481,13 +477,12 @@ def test_runs_that_need_both_hosts_have_them_in_turn(sweep_of_one, start, corpus
     first = cells(base(corpus, **RUN | {'mesh_data': 8}), SWEEP)[0].name
     job.wait_for_checkpoint(workdir / first, 10)
     job.hosts[0].send_signal(signal.SIGTERM)
-    assert job.end() == [SIGNALLED + signal.SIGTERM] * N, (job.said(0), job.said(1))
+    job.ended(SIGNALLED + signal.SIGTERM)
     assert 'on 2-core x86_64 CPU as 8 devices' in job.said(0)
     assert 'cells' not in job.said(1)
     assert statuses(workdir) == ['stopped', *['unfinished'] * 3]
 
-    job = start(workdir, corpus, FLAG, mesh_data=8)
-    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    job = start(workdir, corpus, FLAG, mesh_data=8).ended()
     assert_same_curves(workdir, sweep_of_one, rtol=1e-4)
 
 
@@ -496,8 +491,7 @@ def test_a_folder_that_host_0_refuses_ends_all(start, corpus, tmp_path):
     """Host 1 waits for it to open the folder."""
     (tmp_path / 'sweep').mkdir()
     (tmp_path / 'sweep' / 'config.json').write_text('{}')
-    job = start(tmp_path / 'sweep', corpus, FLAG)
-    assert job.end() == [BAD_INPUT] * N
+    job = start(tmp_path / 'sweep', corpus, FLAG).ended(BAD_INPUT)
     assert 'holds a single run' in job.said(0)
     assert f'host 0 ({NAME}) ended with status 1' in job.said(1)
 
@@ -513,8 +507,7 @@ def tuned_of_one(corpus, tmp_path_factory):
     """A tuned sweep on one host, whose processes compile as those of two do."""
     folder = tmp_path_factory.mktemp('tuned')
     with jobs(folder) as start:
-        job = start(folder / 'sweep', corpus, *TUNED, n=1, **BRIEF)
-        assert job.end() == [DONE], job.said(0)
+        start(folder / 'sweep', corpus, *TUNED, n=1, **BRIEF).ended()
     return folder / 'sweep'
 
 
@@ -532,8 +525,7 @@ def assert_same_study(workdir, wanted, rtol=0.0):
 @pytest.mark.full
 def test_a_tuned_sweep_on_two_hosts_is_that_of_one(tuned_of_one, start, corpus, tmp_path):
     """Each trains its share of every wave, and waits for the other's."""
-    job = start(tmp_path / 'sweep', corpus, *TUNED, **BRIEF)
-    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    job = start(tmp_path / 'sweep', corpus, *TUNED, **BRIEF).ended()
     assert_same_study(tmp_path / 'sweep', tuned_of_one)
     for i in range(N):
         assert job.said(i).count('of the 10 cells train on this host') == 2
@@ -548,8 +540,8 @@ def test_kill_9_of_a_host_in_a_tuned_sweep(tuned_of_one, start, corpus, tmp_path
     theirs = [one['cell'] for one in read_json(tuned_of_one / 'sweep.json')['cells']
               if one['tuned'] == {'arm': 1, 'k': [16], 'seed': 0, 'stage': 'scan'}]  # fmt: skip
     job.wait_for_row(workdir / theirs[0], 5)
-    os.kill(job.child_of(1), signal.SIGKILL)
-    assert job.end() == [RESUME] * N, (job.said(0), job.said(1))
+    job.kill_child_of(1)
+    job.ended(RESUME)
     assert 'of hosts that are lost train on this one' in job.said(0)
     assert_same_study(workdir, tuned_of_one)
 
@@ -562,10 +554,8 @@ def test_a_tuned_sweep_of_runs_that_need_both_hosts(start, corpus, tmp_path):
     tuned = (TUNED[0], f'--config.tune={TUNE | {"optim.lr": 0.001}}')
     cut = BRIEF | {'mesh_data': 8}
     eight = {'XLA_FLAGS': EIGHT_DEVICES}
-    job = start(tmp_path / 'one', corpus, *tuned, n=1, each=lambda i: {'env': eight}, **cut)
-    assert job.end() == [DONE], job.said(0)
-    job = start(tmp_path / 'two', corpus, *tuned, **cut)
-    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    start(tmp_path / 'one', corpus, *tuned, n=1, each=lambda i: {'env': eight}, **cut).ended()
+    start(tmp_path / 'two', corpus, *tuned, **cut).ended()
     assert_same_study(tmp_path / 'two', tmp_path / 'one', rtol=1e-3)
 
 
@@ -583,16 +573,25 @@ def bucket_access(bucket_env, tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
 
 
+@pytest.fixture
+def start_anew(bucket_env, start, tmp_path):
+    """start_anew(url, corpus, ...) -> (Job, disks) of two machines that hold nothing yet."""
+    machines = itertools.count()
+
+    def begin(*given, **changes):
+        disks = [tmp_path / f'machine-{next(machines)}' for _ in range(N)]
+        each = lambda i: {'env': bucket_env | {'EVENKEEL_CACHE': str(disks[i])}}  # noqa: E731
+        return start(*given, each=each, **changes), disks
+
+    return begin
+
+
 @pytest.mark.full
-def test_a_run_in_a_bucket_is_that_of_one_process(
-    bucket_env, start, corpus, tmp_path, bucket_access
-):
+def test_a_run_in_a_bucket_is_that_of_one_process(start_anew, corpus, tmp_path, bucket_access):
     """Up to the order of sums. Catches a checkpoint that only one host has a part of."""
     url, steps = f's3://{BUCKET}/short', {'train_steps': 20}
-    each = lambda i: {'env': bucket_env | {'EVENKEEL_CACHE': str(tmp_path / str(i))}}  # noqa: E731
-    job = start(url, corpus, each=each, **CUT | steps)
-    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
-    assert f'{url} holds all of it' in job.said(0)
+    job, _ = start_anew(url, corpus, **CUT | steps)
+    assert f'{url} holds all of it' in job.ended().said(0)
     assert train(resolve(base(corpus, **RUN | CUT | steps)), tmp_path / 'one') == DONE
     with mirrored(url) as workdir:
         assert_close(timeless(workdir), timeless(tmp_path / 'one'), rtol=1e-4)
@@ -603,35 +602,27 @@ def test_a_run_in_a_bucket_is_that_of_one_process(
 
 @pytest.mark.product
 def test_hosts_without_a_common_disk_train_in_a_bucket(
-    bucket_env, start, corpus, tmp_path, bucket_access
+    start_anew, start, corpus, tmp_path, bucket_access
 ):
     """Killed, stopped, and gone on with, each time on machines that hold nothing: bitwise what
     hosts with a common disk do. Catches a checkpoint that only one host has a part of.
     """
-    job = start(tmp_path / 'disk', corpus, **CUT)
-    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
-    url, machines = f's3://{BUCKET}/hosts', itertools.count()
-
-    def begun():
-        disks = [tmp_path / f'machine-{next(machines)}' for _ in range(N)]
-        each = lambda i: {'env': bucket_env | {'EVENKEEL_CACHE': str(disks[i])}}  # noqa: E731
-        return start(url, corpus, each=each, **CUT), disks
-
-    job, disks = begun()
+    start(tmp_path / 'disk', corpus, **CUT).ended()
+    url = f's3://{BUCKET}/hosts'
+    job, disks = start_anew(url, corpus, **CUT)
     job.wait_for_upload(url, 10)
-    os.kill(job.child_of(1), signal.SIGKILL)
-    assert job.end() == [RESUME] * N, (job.said(0), job.said(1))
+    job.kill_child_of(1)
+    job.ended(RESUME)
     assert not list(disks[1].rglob('checkpoints'))
 
-    job, disks = begun()
+    job, _ = start_anew(url, corpus, **CUT)
     job.wait_for_upload(url, 30)
     job.hosts[1].send_signal(signal.SIGTERM)
-    assert job.end() == [SIGNALLED + signal.SIGTERM] * N, (job.said(0), job.said(1))
+    job.ended(SIGNALLED + signal.SIGTERM)
     assert 'resuming after step' in job.said(0)
 
-    job, _ = begun()
-    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
-    assert f'{url} holds all of it' in job.said(0)
+    job, _ = start_anew(url, corpus, **CUT)
+    assert f'{url} holds all of it' in job.ended().said(0)
     assert [line for line in job.said(1).splitlines() if '[Gloo]' not in line] == []
     with mirrored(url) as workdir:
         assert_same(workdir, tmp_path / 'disk')
@@ -640,40 +631,33 @@ def test_hosts_without_a_common_disk_train_in_a_bucket(
 @pytest.mark.product
 def test_a_bucket_that_host_0_cannot_reach_ends_all(bucket_env, start, corpus, tmp_path):
     nowhere = bucket_env | {'AWS_ENDPOINT_URL': 'http://127.0.0.1:9'}
-    job = start(f's3://{BUCKET}/nowhere', corpus, each=lambda i: {'env': nowhere})
-    assert job.end() == [BAD_INPUT] * N, (job.said(0), job.said(1))
+    job = start(f's3://{BUCKET}/nowhere', corpus, each=lambda i: {'env': nowhere}).ended(BAD_INPUT)
     assert f'error: s3://{BUCKET}/nowhere' in job.said(0)
     assert f'host 0 ({NAME}) ended with status 1; all hosts end with status 1' in job.said(1)
 
 
 @pytest.mark.product
 def test_a_sweep_is_dealt_to_hosts_without_a_common_disk(
-    bucket_env, dealt_sweep, start, corpus, tmp_path, seen
+    start_anew, dealt_sweep, corpus, bucket_access
 ):
     """Killed, and gone on with on machines that hold nothing: bitwise what hosts with a common disk
     do, of the losses and of the table; each host has had its own cells alone.
     """
-    url, machines = f's3://{BUCKET}/dealt', itertools.count()
-
-    def begun():
-        disks = [tmp_path / f'machine-{next(machines)}' for _ in range(N)]
-        each = lambda i: {'env': bucket_env | {'EVENKEEL_CACHE': str(disks[i])}}  # noqa: E731
-        return start(url, corpus, FLAG, each=each), disks
-
-    job, disks = begun()
+    url = f's3://{BUCKET}/dealt'
+    job, disks = start_anew(url, corpus, FLAG)
     names = [folder.name for folder in cell_folders(dealt_sweep[0]).values()]
     bucket, whole = open_bucket(url), {f'{name}/checkpoints/10/.whole' for name in names[2:]}
     job.wait_for(lambda: whole <= set(bucket.list()))
-    os.kill(job.child_of(1), signal.SIGKILL)
-    assert job.end() == [RESUME] * N, (job.said(0), job.said(1))
+    job.kill_child_of(1)
+    job.ended(RESUME)
     assert f'host 1 ({NAME}) was ended by SIGKILL' in job.said(0)
     for i in range(N):
         trained = {path.parent.parent.name for path in disks[i].rglob('dealt/*/checkpoints/*')}
         assert trained == set(names[2 * i : 2 * i + 2])
     assert statuses(url) == ['done', 'done', 'unfinished', 'unfinished']
 
-    job, _ = begun()
-    assert job.end() == [DONE] * N, (job.said(0), job.said(1))
+    job, _ = start_anew(url, corpus, FLAG)
+    job.ended()
     assert 'resuming after step' in job.said(1) and 'is in use by' in job.said(1)
     there = at_hand(url)
     assert_same_curves(there, dealt_sweep[0])
@@ -688,6 +672,5 @@ def test_a_sweep_is_dealt_to_hosts_without_a_common_disk(
 @pytest.mark.product
 def test_a_sweep_whose_runs_need_both_hosts_needs_a_disk(bucket_env, start, corpus):
     each = lambda i: {'env': bucket_env}  # noqa: E731
-    job = start(f's3://{BUCKET}/sweep', corpus, FLAG, each=each, mesh_data=8)
-    assert job.end() == [BAD_INPUT] * N
+    job = start(f's3://{BUCKET}/sweep', corpus, FLAG, each=each, mesh_data=8).ended(BAD_INPUT)
     assert 'needs a --workdir on a disk that all of them see' in job.said(0)

@@ -19,6 +19,7 @@ from lm.launch.this_host import Host
 from tests import strangers
 from tests.lm.launch.test_supervisor import (  # noqa: F401
     ENDS,
+    assert_ended,
     connected,
     ended,
     job,
@@ -153,24 +154,21 @@ def test_what_a_host_says_has_its_types(line):
 def test_an_id_beyond_the_processes_is_refused_on_all(job, number):  # noqa: F811
     first = job(0)
     other = job(number)
-    for parent in (first, other):
-        status, said = ended(parent)
-        assert status == BAD_INPUT and f'host {number} (' in said and 'has no id from' in said, said
+    assert_ended((first, other), BAD_INPUT, f'host {number} (', 'has no id from')
 
 
 def test_who_has_another_secret_is_told_in_time(job):  # noqa: F811
     """A peer that says nothing, too: neither holds a host beyond --host_timeout."""
     first = job(0)
-    status, said = ended(job(1, secret='this is another one', timeout=1.0))
-    assert status == RESUME and 'or has another secret of the job' in said, said
+    stranger = job(1, secret='this is another one', timeout=1.0)
+    assert_ended([stranger], RESUME, 'or has another secret of the job')
     assert first.poll() is None
     wait_begun(job(1), first)
 
 
 def test_a_mute_peer_holds_a_host_no_longer_than_it_may(job, ports):  # noqa: F811
     with socket.create_server(('127.0.0.1', ports[1])):
-        status, said = ended(job(1, timeout=1.0))
-    assert status == RESUME and 'within 1 s (--host_timeout)' in said, said
+        assert_ended([job(1, timeout=1.0)], RESUME, 'within 1 s (--host_timeout)')
 
 
 def test_the_port_of_jax_is_taken(job, ports):  # noqa: F811

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -16,8 +15,9 @@ import pytest
 from lm.launch.coordinator import blame
 from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED
 from lm.launch.this_host import Host, expanded, shared_arguments, slurm, this_host
+from tests import ROOT
+from tests.object_store import serving
 
-ROOT = Path(__file__).parents[3]
 FLAGS = ['--coordinator=n0:1234', '--num_processes=3', '--process_id', '2']
 SLURM = {
     'SLURM_JOB_ID': '4095',
@@ -180,25 +180,17 @@ def test_tpu_vms_by_their_metadata(on_tpu):
         def log_message(self, *_):
             pass
 
-    with http.server.HTTPServer(('127.0.0.1', 0), Metadata) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        env = {'GCE_METADATA_IP': f'127.0.0.1:{server.server_port}'}
+    with serving(Metadata) as address:
+        env = {'GCE_METADATA_IP': address.removeprefix('http://')}
         host = this_host([], env)
         assert host.coordinator == '10.0.0.1:8482'
         assert (host.process_id, host.num_processes) == (1, 4)
         assert this_host([], env | {'TPU_SKIP_MDS_QUERY': '1'}) is None
-        server.shutdown()
 
 
 def test_shared_arguments_are_those_that_hosts_have_in_common():
-    argv = [
-        '--config=a',
-        '-process_id',
-        '1',
-        '--coordinator=h:1',
-        '--workdir=w',
-        '--host_timeout=3',
-    ]
+    own = ['-process_id', '1', '--coordinator=h:1']
+    argv = ['--config=a', *own, '--workdir=w', '--host_timeout=3']
     assert shared_arguments(argv) == ['--config=a', '--workdir=w']
 
 
@@ -214,11 +206,15 @@ SLEEPS = 'import time; print("begun", flush=True); time.sleep(1000)'
 ENDS = 'import os, sys; print("begun", flush=True); sys.stdin.readline(); {then}'
 
 
-@pytest.fixture
-def ports():
-    """Two that are free."""
+def free_ports():
+    """Two of them."""
     with socket.create_server(('', 0)) as one, socket.create_server(('', 0)) as two:
         return one.getsockname()[1], two.getsockname()[1]
+
+
+@pytest.fixture
+def ports():
+    return free_ports()
 
 
 @pytest.fixture
@@ -268,6 +264,13 @@ def ended(parent):
     """(status, what it said)."""
     status = parent.wait(timeout=60)
     return status, parent.stderr.read()
+
+
+def assert_ended(parents, status, *words):
+    """All end with this status, and each says all of the words."""
+    for parent in parents:
+        found, said = ended(parent)
+        assert found == status and all(word in said for word in words), said
 
 
 def child_of(parent):
@@ -342,9 +345,8 @@ def test_kill_9_of_a_parent_ends_its_child_and_the_others(job, killed):
     wait_begun(*parents)
     children = [child_of(parent) for parent in parents]
     parents[killed].kill()
-    for parent in parents[:killed] + parents[killed + 1 :]:
-        status, said = ended(parent)
-        assert status == RESUME and f'host {killed} ({NAME}) has gone' in said, said
+    others = parents[:killed] + parents[killed + 1 :]
+    assert_ended(others, RESUME, f'host {killed} ({NAME}) has gone')
     for child in children:
         wait_gone(child)
 
@@ -355,9 +357,7 @@ def test_who_was_first_is_named_though_another_aborts_sooner_than_its_parent_tel
     second = job(1, ENDS.format(then='import time; time.sleep(0.5); os.kill(os.getpid(), 9)'))
     wait_begun(first, second)
     let_end(first, second)
-    for parent in (first, second):
-        status, said = ended(parent)
-        assert status == RESUME and f'host 1 ({NAME}) was ended by SIGKILL' in said, said
+    assert_ended((first, second), RESUME, f'host 1 ({NAME}) was ended by SIGKILL')
 
 
 @pytest.mark.parametrize(
@@ -400,23 +400,17 @@ def test_a_signal_before_the_job_has_begun_ends_all_that_wait(job, asked):
     parents = [job(i, count=3, before=met) for i in range(2)]
     wait_begun(*parents)
     parents[asked].send_signal(signal.SIGTERM)
-    for parent in parents:
-        status, said = ended(parent)
-        assert status == SIGNALLED + signal.SIGTERM and said, said
+    assert_ended(parents, SIGNALLED + signal.SIGTERM, 'host ')
 
 
 def test_hosts_that_do_not_come_are_named(job):
     parents = [job(i, count=4, timeout=2.0) for i in (0, 2)]
-    for parent in parents:
-        status, said = ended(parent)
-        assert status == RESUME
-        assert 'did not come within 2 s (--host_timeout): host 1, host 3. There: host 0' in said
-        assert f'host 2 ({NAME})' in said
+    words = 'did not come within 2 s (--host_timeout): host 1, host 3. There: host 0'
+    assert_ended(parents, RESUME, words, f'host 2 ({NAME})')
 
 
 def test_a_first_host_that_does_not_come_is_named(job):
-    status, said = ended(job(1, timeout=1.0))
-    assert status == RESUME and 'no host 0 at 127.0.0.1, port ' in said, said
+    assert_ended([job(1, timeout=1.0)], RESUME, 'no host 0 at 127.0.0.1, port ')
 
 
 @pytest.mark.parametrize(
@@ -429,17 +423,13 @@ def test_a_first_host_that_does_not_come_is_named(job):
 def test_hosts_that_differ_are_refused_on_all(job, other, words):
     first = job(0, argv=['--config=a', '--config.optim.lr=1'])
     second = job(1, **{'argv': ['--config=a', '--config.optim.lr=1']} | other)
-    for parent in (first, second):
-        status, said = ended(parent)
-        assert status == BAD_INPUT and words in said, said
-        assert parent.stdout.read() == ''  # no child was started
+    assert_ended((first, second), BAD_INPUT, words)
+    assert first.stdout.read() == second.stdout.read() == ''  # no child was started
 
 
 def test_two_processes_of_one_id_are_refused_on_all(job):
     parents = [job(number, count=3) for number in (0, 1, 1)]
-    for parent in parents:
-        status, said = ended(parent)
-        assert status == BAD_INPUT and 'two processes have the id 1' in said, said
+    assert_ended(parents, BAD_INPUT, 'two processes have the id 1')
 
 
 def connected(port):
@@ -453,17 +443,14 @@ def connected(port):
 def test_two_first_processes_on_one_machine(job, ports):
     first = job(0)
     connected(ports[1]).close()
-    status, said = ended(job(0))
-    assert status == BAD_INPUT and 'Is another process 0 here?' in said
+    assert_ended([job(0)], BAD_INPUT, 'Is another process 0 here?')
     wait_begun(job(1), first)  # which it does not disturb
 
 
 def test_who_comes_late_to_a_refused_start_is_told_why(job):
     parents = [job(0, count=3), job(1, count=3, argv=['--other'])]
     assert ended(parents[1])[0] == BAD_INPUT
-    for parent in (job(2, count=3), parents[0]):
-        status, said = ended(parent)
-        assert status == BAD_INPUT and 'has --other' in said, said
+    assert_ended([job(2, count=3), parents[0]], BAD_INPUT, 'has --other')
 
 
 SOONER = (
@@ -486,8 +473,7 @@ def test_what_is_silent_has_gone(job):
     parents = [job(i, before=SOONER) for i in range(2)]
     wait_begun(*parents)
     parents[1].send_signal(signal.SIGSTOP)
-    status, said = ended(parents[0])
-    assert status == RESUME and f'host 1 ({NAME}) has gone' in said, said
+    assert_ended(parents[:1], RESUME, f'host 1 ({NAME}) has gone')
 
 
 # Children that need no other host and say so; their parents print that they have heard it.
@@ -574,6 +560,4 @@ def test_apart_what_went_wrong_is_said_in_the_end(apart):
     let_end(parents[1])
     still_there(*parents)
     let_end(parents[0])
-    for parent in parents:
-        status, said = ended(parent)
-        assert status == BAD_INPUT and f'host 1 ({NAME}) ended with status 1; all' in said, said
+    assert_ended(parents, BAD_INPUT, f'host 1 ({NAME}) ended with status 1; all')

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from lm.storage.buckets import Changed, open_bucket
-from lm.storage.files import InUse, Unreadable
+from lm.storage.files import InUse, Unreadable, quiet
 from lm.storage.lease import LEASE, Lease, LeaseLost
 
 pytestmark = pytest.mark.xdist_group('buckets')
@@ -22,13 +22,9 @@ def lease_of(bucket_url):
     return made
 
 
-def nothing(text):
-    """Says it to nobody."""
-
-
 def test_one_that_is_renewed_is_refused_to_others(lease_of):
     said, first = [], lease_of('a')
-    first.take(nothing, 0.0)
+    first.take(quiet, 0.0)
     with (
         first.renewed(),
         pytest.raises(InUse, match=r'another process trains in s3://.*wait for it, or give anoth'),
@@ -39,7 +35,7 @@ def test_one_that_is_renewed_is_refused_to_others(lease_of):
 
 def test_one_that_was_given_back_is_taken_at_once(lease_of):
     said, first = [], lease_of('a', seconds=1000.0)
-    first.take(nothing, 0.0)
+    first.take(quiet, 0.0)
     with first.renewed():
         first.claim()
     second = lease_of('b')
@@ -49,7 +45,7 @@ def test_one_that_was_given_back_is_taken_at_once(lease_of):
 
 def test_one_that_ran_out_is_taken_over_and_its_process_sees_so(lease_of):
     said, first, second = [], lease_of('a'), lease_of('b')
-    first.take(nothing, 0.0)
+    first.take(quiet, 0.0)
     first.claim()
     second.take(said.append, 0.0)
     assert len(said) == 1 and second.written_by == 'a'
@@ -65,8 +61,8 @@ def test_one_that_ran_out_is_taken_over_and_its_process_sees_so(lease_of):
 
 def test_one_that_is_lost_is_not_given_back(lease_of, bucket_url):
     first, second = lease_of('a'), lease_of('b')
-    first.take(nothing, 0.0)
-    second.take(nothing, 0.0)
+    first.take(quiet, 0.0)
+    second.take(quiet, 0.0)
     before = open_bucket(bucket_url).read(LEASE)
     with first.renewed():
         pass
@@ -78,14 +74,14 @@ def test_one_that_is_lost_is_not_given_back(lease_of, bucket_url):
 def test_a_process_that_was_killed_is_followed_at_once_in_the_same_folder(lease_of):
     """The lock of the local folder says that it has ended."""
     said, first = [], lease_of('a', seconds=1000.0)
-    first.take(nothing, 0.0)
+    first.take(quiet, 0.0)
     lease_of('a').take(said.append, 0.0, is_only=True)
     assert not said
 
 
 def test_one_that_expired_long_ago_is_not_waited_for(lease_of, bucket_url):
     said, first = [], lease_of('a', seconds=1000.0)
-    first.take(nothing, 0.0)
+    first.take(quiet, 0.0)
     bucket = open_bucket(bucket_url)
     record = json.loads(bucket.read(LEASE)[0])
     bucket.write(LEASE, json.dumps(record | {'expires': '2020-01-01T00:00:00+00:00'}).encode())
@@ -94,13 +90,13 @@ def test_one_that_expired_long_ago_is_not_waited_for(lease_of, bucket_url):
 
 
 def test_of_two_that_wait_one_gets_it(lease_of):
-    lease_of('a').take(nothing, 0.0)
+    lease_of('a').take(quiet, 0.0)
     got, ended = [], threading.Event()
 
     def wait(folder):
         own = lease_of(folder)
         try:
-            own.take(nothing, 0.0)
+            own.take(quiet, 0.0)
         except InUse:
             return
         with own.renewed():
@@ -118,7 +114,7 @@ def test_of_two_that_wait_one_gets_it(lease_of):
 def test_a_write_whose_answer_was_lost_is_its_own(lease_of, monkeypatch):
     """The library repeats it, and is told that the object has changed."""
     own = lease_of('a')
-    own.take(nothing, 0.0)
+    own.take(quiet, 0.0)
     replace = own.bucket.replace
 
     def twice(name, content, before):
@@ -149,12 +145,12 @@ def test_a_store_without_conditions_is_refused(lease_of, monkeypatch):
     own = lease_of('a')
     monkeypatch.setattr(own.bucket, 'create', own.bucket.write)
     with pytest.raises(OSError, match='If-None-Match'):
-        own.take(nothing, 0.0)
+        own.take(quiet, 0.0)
 
 
 def test_a_lease_that_was_deleted_is_lost(lease_of, bucket_url):
     own = lease_of('a')
-    own.take(nothing, 0.0)
+    own.take(quiet, 0.0)
     open_bucket(bucket_url).delete([LEASE])
     with pytest.raises(LeaseLost, match='has been deleted'):
         own.claim()
@@ -174,12 +170,7 @@ WHOLE = {
 @pytest.mark.parametrize(
     'text',
     [
-        b'',
-        b'text',
-        b'\xff\xfe',
-        b'[]',
-        b'{}',
-        b'[' * 100_000,
+        *(b'', b'text', b'\xff\xfe', b'[]', b'{}', b'[' * 100_000),
         *(
             json.dumps(WHOLE | {name: value}).encode()
             for name, value in [
@@ -201,5 +192,5 @@ def test_a_damaged_one_is_one_line(lease_of, bucket_url, text):
     """It is not taken over, as a process may train there."""
     open_bucket(bucket_url).write('.lease', text)
     with pytest.raises(Unreadable, match=r'/\.lease cannot be read .* Delete it, if no'):
-        lease_of('other').take(nothing, patience=0.0)
+        lease_of('other').take(quiet, patience=0.0)
     assert open_bucket(bucket_url).read('.lease')[0] == text

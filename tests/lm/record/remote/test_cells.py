@@ -30,6 +30,16 @@ def train_cell(url, folder, cell, step) -> None:
         write(folder / cell, 'tokenizer/words.txt', 'of no interest to others')
 
 
+def begin_sweep(url: str) -> None:
+    with sweep_records(url, print):
+        pass
+
+
+def assert_refused(kind, says, entering) -> None:
+    with pytest.raises(kind, match=says), entering:
+        pass
+
+
 def of_cell(folder, cell) -> set[str]:
     return {p.relative_to(folder / cell).as_posix() for p in (folder / cell).rglob('*.*')}
 
@@ -68,15 +78,11 @@ def test_a_cell_that_one_process_trains_is_refused_to_others(on, bucket_url, mon
     """And goes on on another machine afterwards, from its checkpoint."""
     monkeypatch.setattr(mirror, 'PATIENCE_SEC', 0.1)
     a = on('a')
-    with sweep_records(bucket_url, print):
-        pass
+    begin_sweep(bucket_url)
     with mirrored_cell(bucket_url, a / 'one', print):
         train(a / 'one', 4)
-        with (
-            pytest.raises(InUse, match=f'another process trains in {bucket_url}/one'),
-            mirrored_cell(bucket_url, on('b') / 'one', print),
-        ):
-            pass
+        there = mirrored_cell(bucket_url, on('b') / 'one', print)
+        assert_refused(InUse, f'another process trains in {bucket_url}/one', there)
         train_cell(bucket_url, on('b'), 'two', 4)
     b = on('b')
     with mirrored_cell(bucket_url, b / 'one', print):
@@ -86,8 +92,7 @@ def test_a_cell_that_one_process_trains_is_refused_to_others(on, bucket_url, mon
 def test_a_cell_that_is_further_on_here_is_kept(on, bucket_url):
     """The bucket was out of reach, or the process was killed; another wrote the other cells."""
     a = on('a')
-    with sweep_records(bucket_url, print):
-        pass
+    begin_sweep(bucket_url)
     train_cell(bucket_url, a, 'one', 4)
     train(a / 'one', 8)
     train_cell(bucket_url, on('b'), 'two', 4)
@@ -101,17 +106,12 @@ def test_a_cell_that_is_further_on_here_is_kept(on, bucket_url):
 
 def test_a_damaged_lease_costs_its_own_cell(on, bucket_url):
     a = on('a')
-    with sweep_records(bucket_url, print):
-        pass
+    begin_sweep(bucket_url)
     train_cell(bucket_url, a, 'one', 4)
     open_bucket(below(bucket_url, 'one')).write('.lease', b'{')
-    with sweep_records(bucket_url, print):
-        pass
-    with (
-        pytest.raises(Unreadable, match=rf'{bucket_url}/one/\.lease cannot be read'),
-        mirrored_cell(bucket_url, a / 'one', print),
-    ):
-        pass
+    begin_sweep(bucket_url)
+    says = rf'{bucket_url}/one/\.lease cannot be read'
+    assert_refused(Unreadable, says, mirrored_cell(bucket_url, a / 'one', print))
     train_cell(bucket_url, a, 'two', 4)
 
 
@@ -121,8 +121,5 @@ def test_a_sweep_is_no_run_and_a_run_no_sweep(there, on, bucket_url):
     bucket.write('.lease', b'')
     bucket.write('sweep.json' if there == 'sweep' else 'config.json', b'{}')
     act = mirror.mirrored if there == 'sweep' else sweep_records
-    with (
-        pytest.raises(ValueError, match=f'{bucket_url} holds a {there}; give another --workdir'),
-        act(bucket_url, print),
-    ):
-        pass
+    says = f'{bucket_url} holds a {there}; give another --workdir'
+    assert_refused(ValueError, says, act(bucket_url, print))

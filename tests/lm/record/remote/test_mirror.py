@@ -72,6 +72,16 @@ def train_and_push(mirror: Mirror, step: int, of: str = 'a') -> Mirror:
     return mirror
 
 
+def left(mirror: Mirror, step: int, of: str = 'a') -> Mirror:
+    """What a process leaves that trains to `step`, and ends by itself."""
+    end(train_and_push(mirror, step, of))
+    return mirror
+
+
+def complete(bucket: Bucket) -> set[str]:
+    return set(complete_folders.complete_folders(bucket, bucket.list()))
+
+
 def files(folder: Path) -> dict[str, str]:
     return {n: (folder / n).read_text() for n in complete_folders.files_in(folder)}
 
@@ -175,13 +185,9 @@ def test_a_checkpoint_that_the_run_removes_meanwhile_is_there_whole(machine, mon
 
     monkeypatch.setattr(Bucket, 'write', slow)
     mirror.push()
-    assert complete_folders.complete_folders(mirror.bucket, mirror.bucket.list()).keys() == {
-        'checkpoints/4'
-    }
+    assert complete(mirror.bucket) == {'checkpoints/4'}
     mirror.push()
-    assert complete_folders.complete_folders(mirror.bucket, mirror.bucket.list()).keys() == {
-        'checkpoints/8'
-    }
+    assert complete(mirror.bucket) == {'checkpoints/8'}
 
 
 class Killed(Exception):
@@ -243,10 +249,7 @@ def test_wherever_it_is_cut_off_what_is_whole_there_is_right(machine, bucket_url
         assert copies.keys() == steps
         first = machine('a')  # the same folder again: it is further on, and goes on
     assert n_points > 12
-    assert complete_folders.complete_folders(first.bucket, first.bucket.list()).keys() == {
-        'checkpoints/8',
-        'checkpoints/12',
-    }
+    assert complete(first.bucket) == {'checkpoints/8', 'checkpoints/12'}
     end(first)
     assert files(machine('b').copy.folder) == files(folder)
 
@@ -347,8 +350,7 @@ def test_a_flipped_bit_of_an_array_is_said_and_the_checkpoint_before_is_taken(ma
     assert again.set_aside() == [2] and 'cannot be read' in said[0]
     again.close()
     second.push()
-    marked = complete_folders.complete_folders(second.bucket, second.bucket.list())
-    assert marked.keys() == {'checkpoints/1', 'checkpoints_damaged/2'}
+    assert complete(second.bucket) == {'checkpoints/1', 'checkpoints_damaged/2'}
 
 
 @pytest.mark.parametrize('name', ['summary.json', 'metrics.jsonl'])
@@ -377,8 +379,7 @@ def test_a_flipped_bit_of_a_record_costs_that_record(name, machine):
 def test_half_a_checkpoint_is_ignored_and_deleted(lost, machine, bucket_url):
     first = machine('a')
     train(first.copy.folder, 4)
-    train_and_push(first, 8)
-    end(first)
+    left(first, 8)
     first.bucket.delete([f'checkpoints/8/{lost}'])
     assert next(checkpoints_at(bucket_url))[1] == 4
     second = machine('b')
@@ -409,8 +410,7 @@ def test_what_another_machine_wrote_since_is_right_and_what_was_here_is_set_asid
     first = train_and_push(machine('a'), 4)
     train(first.copy.folder, 8)  # not written
     end(first)
-    second = train_and_push(machine('b'), 8, 'b')
-    end(second)
+    second = left(machine('b'), 8, 'b')
     again = machine('a')
     assert files(again.copy.folder) == files(second.copy.folder)
     (said,) = [line for line in again.said if line.startswith('NOTE')]
@@ -421,10 +421,8 @@ def test_what_another_machine_wrote_since_is_right_and_what_was_here_is_set_asid
 
 def test_a_start_that_was_cut_off_leaves_no_folder_that_seems_further_on(machine):
     """What is here is from before another machine trained, until all of that is here."""
-    first = train_and_push(machine('a'), 4)
-    end(first)
-    second = train_and_push(machine('b'), 8, 'b')
-    end(second)
+    left(machine('a'), 4)
+    second = left(machine('b'), 8, 'b')
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
         patch.setattr(Bucket, 'fetch', killed)
         machine('a')
@@ -440,10 +438,8 @@ def killed(*_):
 
 
 def test_what_is_the_same_here_is_not_fetched_again(machine, monkeypatch):
-    first = train_and_push(machine('a'), 4)
-    end(first)
-    second = train_and_push(machine('b'), 8, 'b')
-    end(second)
+    left(machine('a'), 4)
+    left(machine('b'), 8, 'b')
     fetched, fetch = [], Bucket.fetch
 
     def noting(bucket, name, path):
