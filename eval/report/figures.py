@@ -390,7 +390,7 @@ def differences(comparisons: Sequence[Comparison], metric: str) -> Chart:
     rows = []
     for c in compared(comparisons):
         needed = needed_text(c)
-        told = (c.verdict, p_text(c), f'{needed} would settle it' if needed else '')
+        told = (c.verdict, p_text(c.p), f'{needed} would settle it' if needed else '')
         row = {'variant': c.variant.name, 'verdict': c.verdict, 'seeds': c.difference.n}
         rows.append(row | _interval(c.difference) | {'told': ', '.join(filter(None, told))})
     names = [row['variant'] for row in rows]

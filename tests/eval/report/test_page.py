@@ -13,7 +13,7 @@ from eval.charts import spec_of
 from eval.report import figures, series
 from eval.report.layers import MEAN, layer_maps
 from eval.report.page import report
-from eval.report.tables import plus_minus
+from eval.report.tables import interval_cell
 from eval.runs import gather
 from lm.study.statistics import Interval
 from lm.study.tables.comparison import compare
@@ -315,10 +315,11 @@ def test_another_baseline(tmp_path, sweep):
         report(sweep, tmp_path / 'page.html', baseline='layernrom')
 
 
-def test_plus_minus():
-    assert plus_minus(Interval(2.0, 0.01, 3)) == '2.0000 ± 0.0248'  # 4.3027 / sqrt(3) of 0.01
-    assert plus_minus(Interval(0.5, math.nan, 1), '+') == '+0.5000'
-    assert plus_minus(Interval(math.nan, math.nan, 0)) == ''
+def test_interval_cell():
+    three = Interval(2.0, 0.01, 3)
+    assert str(interval_cell(three)) == '2.0000 ± 0.0248'  # 4.3027 / sqrt(3) of 0.01
+    assert str(interval_cell(Interval(0.5, math.nan, 1), '+')) == '+0.5000'
+    assert str(interval_cell(Interval(math.nan, math.nan, 0))) == ''
 
 
 def test_thin_curve_keeps_ends_and_spikes():
