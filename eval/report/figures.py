@@ -191,9 +191,7 @@ def loss_curves(comparisons: Sequence[Comparison], runs: Sequence[RunLines]) -> 
         is_short = max(len(row['step']) for row in rows) < 12
         layers = [
             curve.mark_line(point=is_short, clip=True),
-            alt.Chart(alt.Data(values=ends)).mark_point(
-                shape='cross', angle=45, size=70, filled=True
-            ),
+            alt.Chart(alt.Data(values=ends)).mark_point(**CROSS),
         ]
         layers = [layer.transform_filter(AT_RATE) for layer in layers] if rate else layers
         opacity = alt.condition('datum.best', alt.value(0.85), alt.value(0.35))

@@ -155,7 +155,16 @@ def initial_of(variants: Sequence[Variant], metric: str) -> list[float]:
     """Returns the loss of each variant at initialisation in the unit of the metric, which differs
     from nats per token by a factor that runs know.
     """
-    return [_initial(variant, variants, metric) for variant in variants]
+    found = []
+    for variant in variants:
+        initial = initial_loss(variant.records)
+        if math.isnan(initial):
+            initial = initial_loss(record for other in variants for record in other.records)
+        if metric != 'ce':
+            ratios = [r[metric] / r['ce'] for r in variant.records if r['ce'] and r[metric]]
+            initial *= float(np.mean(ratios)) if ratios else math.nan
+        found.append(initial)
+    return found
 
 
 def choice_words(
@@ -192,16 +201,6 @@ def choice_words(
             'chance alone.'
         )
     return words
-
-
-def _initial(variant: Variant, variants: Sequence[Variant], metric: str) -> float:
-    initial = initial_loss(variant.records)
-    if math.isnan(initial):
-        initial = initial_loss(record for other in variants for record in other.records)
-    if metric == 'ce':
-        return initial
-    ratios = [r[metric] / r['ce'] for r in variant.records if r['ce'] and r[metric]]
-    return initial * float(np.mean(ratios)) if ratios else math.nan
 
 
 def _comparison(
