@@ -14,20 +14,10 @@ from eval.report import figures, series
 from eval.report.layers import MEAN, layer_maps
 from eval.report.page import report
 from eval.report.tables import interval_cell
-from eval.runs import gather
 from lm.study.statistics import Interval
-from lm.study.tables.comparison import compare
-from lm.study.tables.results import read_sweep
 from tests import ROOT
 from tests.commands import PATIENCE_SEC
 from tests.eval import sweep_fixture as fixture
-
-
-@pytest.fixture(scope='module')
-def sweep(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('runs') / 'norms'
-    fixture.write_sweep(folder)
-    return folder
 
 
 @pytest.fixture(scope='module')
@@ -271,8 +261,7 @@ def test_figures_for_papers(sweep, tmp_path):
 def test_many_variants_have_a_panel_each(tmp_path):
     kinds = ('gelu', 'relu', 'silu', 'swiglu', 'geglu')
     fixture.write_sweep(tmp_path / 'sweep', fixture.AXES | {'model.activation': kinds}, {})
-    comparisons = compare(gather(tmp_path / 'sweep'), read_sweep(tmp_path / 'sweep'))
-    spec = spec_of(figures.learning_rates(comparisons, 'ce'))
+    spec = spec_of(figures.learning_rates(fixture.compared(tmp_path / 'sweep'), 'ce'))
     wanted = [f'{norm}, {kind}' for norm in fixture.NORMS for kind in kinds]
     assert spec['facet']['sort'] == wanted[1:]
     for panel in wanted[1:]:  # with the baseline in each

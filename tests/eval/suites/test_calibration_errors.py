@@ -29,7 +29,7 @@ from eval.suites.calibration_errors import (
     h_error,
     interval,
 )
-from eval.suites.reading import Row
+from eval.suites.reading import TargetRow
 
 P = np.array([0.6] * 5 + [0.9] * 5)
 HAPPENED = np.array([1, 1, 1, 0, 0, 1, 1, 0, 0, 0], bool)  # 3 of 5 at 0.6, 2 of 5 at 0.9
@@ -198,7 +198,7 @@ def test_statistics_of_tokens_are_those_of_the_distribution():
 def test_tables_of_rows_classes_and_bins_by_hand():
     """Rows of two targets, of none and of one; the last token is the most frequent class."""
     kept = [np.array(one, bool) for one in ([1, 1, 0], [0, 0, 0], [0, 0, 1])]
-    rows = [Row(np.array([9, 4, 4, 7]), one, np.zeros(3, int)) for one in kept]
+    rows = [TargetRow(np.array([9, 4, 4, 7]), one, np.zeros(3, int)) for one in kept]
     items = {name: np.array([0.5, 1.0, 2.0]) for name in ('nll', 'correct', 'confidence')}
     sums = {name: [1.5, 2.0] for name in items}
     assert items_of(rows, items) == {'item': ['row 0', 'row 2'], 'tokens': [2, 1]} | sums
