@@ -110,12 +110,9 @@ def _check_own_values(found: Sequence[Cell], tune: Tune) -> None:
             )
 
 
-def _without(changes: Changes, tune: Tune) -> Changes:
-    return {path: value for path, value in changes.items() if path not in tune.fields}
-
-
 def _start(one: Cell, tune: Tune, sets: Changes, length: float = 1.0) -> Start:
-    name, changes = arm_name(one.changes), _without(one.changes, tune)
+    name = arm_name(one.changes)
+    changes = {path: value for path, value in one.changes.items() if path not in tune.fields}
     for path in tune.fields:
         if FIELDS[path].of_parts and path not in one.recipe.readers:
             raise ValueError(
