@@ -67,8 +67,7 @@ def saved(folder, name, arrays=None, most=10**9, **fields):
     config = {k: v for k, v in (CASES[name]['config'] | fields).items() if v != 'left out'}
     (folder / 'config.json').write_text(json.dumps(config))
     arrays = drawn(name) if arrays is None else arrays
-    tensors = {n: safetensors.Tensor(x.dtype, x.shape, lambda x=x: x) for n, x in arrays.items()}
-    safetensors.write_folder(folder, tensors, most)
+    safetensors.write_folder(folder, safetensors.of_arrays(arrays), most)
     return folder
 
 

@@ -4,8 +4,6 @@ import html.parser
 import json
 import math
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -15,9 +13,8 @@ from eval.report.layers import MEAN, layer_maps
 from eval.report.page import report
 from eval.report.tables import interval_cell
 from lm.study.statistics import Interval
-from tests import ROOT
-from tests.commands import PATIENCE_SEC
 from tests.eval import sweep_fixture as fixture
+from tests.eval.programs import run_module
 
 
 @pytest.fixture(scope='module')
@@ -334,14 +331,9 @@ def test_maps():
     assert [series.room(all_series)[0] for all_series in ([wide] * 10_000, [])] == [6, 60]
 
 
-def program(*arguments):
-    command = [sys.executable, '-m', 'eval.report', *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC)
-
-
 @pytest.mark.full
 def test_program_writes_the_page(sweep, tmp_path):
-    done = program(f'--workdir={sweep}', f'--out={tmp_path}/page.html')
+    done = run_module('eval.report', f'--workdir={sweep}', f'--out={tmp_path}/page.html')
     assert done.stdout.splitlines()[-1] == f'{tmp_path}/page.html', done.stderr
     assert (tmp_path / 'page.md').exists() and 'rmsnorm' in (tmp_path / 'page.html').read_text()
 
