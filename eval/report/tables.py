@@ -20,7 +20,7 @@ from lm.study.statistics import BETTER, ONE_SEED, WITHIN_NOISE, WORSE, Interval,
 from lm.study.tables.columns import columns
 from lm.study.tables.comparison import Comparison, choice_words
 from lm.study.tables.results import UNREADABLE, Record
-from lm.study.tables.text import number
+from lm.study.tables.text import counted, number
 from lm.study.tables.variants import LR, SEEDS, has_diverged
 
 UNITS = {'ce': 'loss, nats per token', 'bits_per_byte': 'bits per byte'}
@@ -120,11 +120,10 @@ def findings(
         return lines
     if any(values for c in ended for values in finished(c, subject.metric).values()):
         best = min(ended, key=lambda c: c.loss.mean)
-        which, seeds = 'Lowest final' if len(ended) > 1 else 'Final', best.loss.n
+        which, seeds = 'Lowest final' if len(ended) > 1 else 'Final', counted(best.loss.n, 'seed')
         lines.append(
             f'{which} validation loss: {interval_cell(best.loss)} {SHORT_UNITS[subject.metric]}, '
-            f'of {best.variant.name} at learning rate {number(best.best_lr)}, {seeds} seed'
-            f'{"s" if seeds != 1 else ""}.'
+            f'of {best.variant.name} at learning rate {number(best.best_lr)}, {seeds}.'
         )
         verdicts = [c.verdict for c in by_rate or comparisons]
         if any(verdicts):

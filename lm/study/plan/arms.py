@@ -19,6 +19,7 @@ from lm.study.plan.cells import Cell, Changes, cell, cells
 from lm.study.plan.protocols import applied
 from lm.study.plan.search import VERSION, K, Point
 from lm.study.plan.settings import SEEDS, Tune, grid, metric_of_axes, read
+from lm.study.tables.text import counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,8 +205,8 @@ class ArmPlan:
     @property
     def words(self) -> str:
         """Returns how many arms there are, and how many runs of each."""
-        least, usual, n = self.tune.least_budget, self.tune.usual_runs, len(self.starts)
-        return f'{n} {"arms" if n > 1 else "arm"} of {least} runs at least, {usual} as a rule'
+        least, usual = self.tune.least_budget, self.tune.usual_runs
+        return f'{counted(len(self.starts), "arm")} of {least} runs at least, {usual} as a rule'
 
     def record(self) -> dict[str, Any]:
         """Returns what `sweep.json` holds of the ablation."""

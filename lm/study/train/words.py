@@ -9,14 +9,10 @@ from lm.study.arm import Ablation, budget_words
 from lm.study.plan.arms import ArmPlan
 from lm.study.plan.search import CYCLES, EXTENSIONS, REFINEMENTS, REPEATS, WAVE, LineSearch, edge
 from lm.study.plan.settings import Grid, Tune
+from lm.study.tables.text import counted
 from lm.study.verdicts import LOOKS, Confirmed
 
 AT_EDGE = {-1: 'still at the lowest edge', 0: '', 1: 'still at the highest edge'}
-
-
-def counted(n: int, thing: str) -> str:
-    """'1 run', '2 runs'."""
-    return f'{n} {thing}' if n == 1 else f'{n} {thing}s'
 
 
 def duration(sec: float) -> str:
