@@ -221,7 +221,9 @@ def family_for(
     for wanted in variants:
         for name, family in sorted(FAMILIES.items(), key=lambda item: item[0] != first):
             try:
-                config, found = as_family(family, recipe, wanted | unbiased)
+                config = family.write(flatten(recipe) | wanted | unbiased)
+                fields = family.read(config)
+                found = recipe_for(fields, to_dict(recipe), recipe.data.tokenizer)
             except ValueError as error:  # a value that their class, or its code, does not take
                 refusals.append(f'{name}: {error}')
                 continue
@@ -254,14 +256,6 @@ def check_eps(recipe: Recipe) -> None:
             f'no family of theirs has this model: its norms have several eps ({values}), theirs '
             'one. A model that is trained with one norm.eps for all can be exported.'
         )
-
-
-def as_family(
-    family: Family, recipe: Recipe, wanted: Mapping[str, Any]
-) -> tuple[dict[str, Any], Recipe]:
-    """Returns config.json of the model of a family that is nearest to `wanted`, and our recipe."""
-    config = family.write(flatten(recipe) | dict(wanted))
-    return config, recipe_for(family.read(config), to_dict(recipe), recipe.data.tokenizer)
 
 
 def biases(params: Params) -> list[str]:

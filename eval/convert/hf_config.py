@@ -85,8 +85,18 @@ def dropouts(raw: Mapping[str, Any]) -> list[str]:
     return [f'{name}={value}' for name, value in of.items() if not name.startswith(BEGINNINGS)]
 
 
+class Entry:
+    """Reads fields of theirs as fields of ours, and writes them again; none, unless it says so."""
+
+    def read(self, fields: Fields) -> Flat:
+        return {}
+
+    def write(self, flat: Flat) -> Flat:
+        return {}
+
+
 @dataclasses.dataclass(frozen=True)
-class Same:
+class Same(Entry):
     """A number or a flag that both have.
 
     default: that of their class. none: what their null is. also: another name of it, which other
@@ -114,7 +124,7 @@ class Same:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fixed:
+class Fixed(Entry):
     """A field that must have this value, since our models have no other; others mean the same."""
 
     name: str
@@ -134,22 +144,16 @@ class Fixed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ignored:
+class Ignored(Fixed):
     """A field that their class has and the code of its model does not read."""
-
-    name: str
-    value: Any
 
     def read(self, fields: Fields) -> Flat:
         fields.ignore(self.name, self.value)
         return {}
 
-    def write(self, flat: Flat) -> Flat:
-        return {self.name: self.value}
-
 
 @dataclasses.dataclass(frozen=True)
-class SameTwice:
+class SameTwice(Entry):
     """Another name of a field that transformers does not read, beside the one that it does."""
 
     name: str
@@ -159,12 +163,9 @@ class SameTwice:
         fields.ignore(self.name, fields.raw.get(self.read_name))
         return {}
 
-    def write(self, flat: Flat) -> Flat:
-        return {}
-
 
 @dataclasses.dataclass(frozen=True)
-class Named:
+class Named(Entry):
     """A choice that has other names here. The first of equal ones is written."""
 
     name: str
@@ -186,7 +187,7 @@ class Named:
 
 
 @dataclasses.dataclass(frozen=True)
-class Inner:
+class Inner(Entry):
     """The hidden width of the MLP, four times the model's where it is left out (GPT-2)."""
 
     name: str
@@ -201,7 +202,7 @@ class Inner:
 
 
 @dataclasses.dataclass(frozen=True)
-class Positions:
+class Positions(Entry):
     """The longest row. default: of their class. is_table: of a table of positions, which has just
     so many.
     """
@@ -223,20 +224,17 @@ class Positions:
 
 
 @dataclasses.dataclass(frozen=True)
-class NoDropout:
+class NoDropout(Entry):
     """A dropout of training: not read, and 0 where it is written."""
 
     name: str
-
-    def read(self, fields: Fields) -> Flat:
-        return {}
 
     def write(self, flat: Flat) -> Flat:
         return {self.name: 0.0}
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadDim:
+class HeadDim(Entry):
     """The width of a head. default: that of their class; None: d_model / n_heads."""
 
     default: int | None = None
@@ -250,7 +248,7 @@ class HeadDim:
 
 
 @dataclasses.dataclass(frozen=True)
-class QueryScalar:
+class QueryScalar(Entry):
     """q of logits q k / sqrt(q). Ours are by the width of a head: weights take up the rest."""
 
     default: int
@@ -263,7 +261,7 @@ class QueryScalar:
 
 
 @dataclasses.dataclass(frozen=True)
-class Biases:
+class Biases(Entry):
     """attention_bias and mlp_bias. Ours are of both or of none: where theirs are of one, those of
     the other are 0.
     """
@@ -282,14 +280,11 @@ class Biases:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mxfp4:
+class Mxfp4(Entry):
     """quantization_config of weights in four bits, which are read and never written (gpt-oss)."""
 
     def read(self, fields: Fields) -> Flat:
         given = fields.take('quantization_config', None) or {}
         if (method := given.get('quant_method', 'mxfp4')) != 'mxfp4':
             raise ValueError(f'{FILE} has quant_method={method!r}, and mxfp4 alone is read')
-        return {}
-
-    def write(self, flat: Flat) -> Flat:
         return {}

@@ -48,6 +48,13 @@ def row(name: str, paths: str, axes: str, plus: float = 0.0) -> TensorRow:
     return TensorRow(name, tuple(stem + one for one in names), Layout(axes), plus)
 
 
+def with_bias(name: str, paths: str, axes: str, bias_axes: str) -> tuple[TensorRow, TensorRow]:
+    """Returns the rows of a matrix, NAME.weight, and of its bias, NAME.bias."""
+    weight = row(f'{name}.weight', paths, axes)
+    of_bias = tuple(f'{path}_bias' for path in weight.paths)
+    return weight, TensorRow(f'{name}.bias', of_bias, Layout(bias_axes))
+
+
 @dataclasses.dataclass(frozen=True)
 class Family:
     """A model_type of theirs. entries: of its config.json; always: fields of ours that each model
@@ -172,27 +179,21 @@ EMBEDDING = row('model.embed_tokens.weight', 'embedding', 'V D -> V D')
 READOUT = row('lm_head.weight', 'readout', 'V D -> D V')
 ENDS = (EMBEDDING, READOUT)
 BLOCK = 'model.layers.{L}.'
-QKV = (
-    row(BLOCK + 'self_attn.q_proj.weight', ATTENTION + 'query', '(N H) D -> D N H'),
-    row(BLOCK + 'self_attn.k_proj.weight', ATTENTION + 'key', '(K H) D -> D K H'),
-    row(BLOCK + 'self_attn.v_proj.weight', ATTENTION + 'value', '(K H) D -> D K H'),
+SELF_ATTN = BLOCK + 'self_attn.'
+QKV, QKV_BIASES = zip(
+    with_bias(SELF_ATTN + 'q_proj', ATTENTION + 'query', '(N H) D -> D N H', '(N H) -> N H'),
+    with_bias(SELF_ATTN + 'k_proj', ATTENTION + 'key', '(K H) D -> D K H', '(K H) -> K H'),
+    with_bias(SELF_ATTN + 'v_proj', ATTENTION + 'value', '(K H) D -> D K H', '(K H) -> K H'),
+    strict=True,
 )
-QKV_BIASES = (
-    row(BLOCK + 'self_attn.q_proj.bias', ATTENTION + 'query_bias', '(N H) -> N H'),
-    row(BLOCK + 'self_attn.k_proj.bias', ATTENTION + 'key_bias', '(K H) -> K H'),
-    row(BLOCK + 'self_attn.v_proj.bias', ATTENTION + 'value_bias', '(K H) -> K H'),
+OUT, OUT_BIASES = zip(
+    with_bias(SELF_ATTN + 'o_proj', ATTENTION + 'out', 'D (N H) -> N H D', 'D -> D'), strict=True
 )
-OUT = (row(BLOCK + 'self_attn.o_proj.weight', ATTENTION + 'out', 'D (N H) -> N H D'),)
-GATED = (
-    row(BLOCK + 'mlp.gate_proj.weight', MLP + 'gate', 'F D -> D F'),
-    row(BLOCK + 'mlp.up_proj.weight', MLP + 'up', 'F D -> D F'),
-    row(BLOCK + 'mlp.down_proj.weight', MLP + 'down', 'D F -> F D'),
-)
-OUT_BIASES = (row(BLOCK + 'self_attn.o_proj.bias', ATTENTION + 'out_bias', 'D -> D'),)
-GATED_BIASES = (
-    row(BLOCK + 'mlp.gate_proj.bias', MLP + 'gate_bias', 'F -> F'),
-    row(BLOCK + 'mlp.up_proj.bias', MLP + 'up_bias', 'F -> F'),
-    row(BLOCK + 'mlp.down_proj.bias', MLP + 'down_bias', 'D -> D'),
+GATED, GATED_BIASES = zip(
+    with_bias(BLOCK + 'mlp.gate_proj', MLP + 'gate', 'F D -> D F', 'F -> F'),
+    with_bias(BLOCK + 'mlp.up_proj', MLP + 'up', 'F D -> D F', 'F -> F'),
+    with_bias(BLOCK + 'mlp.down_proj', MLP + 'down', 'D F -> F D', 'D -> D'),
+    strict=True,
 )
 PRE = (
     *norm(BLOCK + 'input_layernorm', 'layers/attention_norm_in'),
@@ -200,8 +201,8 @@ PRE = (
     *norm('model.norm', 'final_norm'),
 )
 QK_NORMS = (
-    row(BLOCK + 'self_attn.q_norm.weight', ATTENTION + 'query_norm/scale', 'H -> H'),
-    row(BLOCK + 'self_attn.k_norm.weight', ATTENTION + 'key_norm/scale', 'H -> H'),
+    row(SELF_ATTN + 'q_norm.weight', ATTENTION + 'query_norm/scale', 'H -> H'),
+    row(SELF_ATTN + 'k_norm.weight', ATTENTION + 'key_norm/scale', 'H -> H'),
 )
 LLAMA_ROWS = (*ENDS, *QKV, *OUT, *GATED, *PRE)
 
@@ -241,16 +242,15 @@ GPT2 = Family(
         row('transformer.wte.weight', 'embedding', 'V D -> V D'),
         row('transformer.wpe.weight', 'positions/table', 'T D -> T D'),
         READOUT,
-        row(H + 'attn.c_attn.weight', ATTENTION + '{query,key,value}', 'D (3 N H) -> D N H'),
-        row(
-            H + 'attn.c_attn.bias', ATTENTION + '{query_bias,key_bias,value_bias}', '(3 N H) -> N H'
+        *with_bias(
+            H + 'attn.c_attn',
+            ATTENTION + '{query,key,value}',
+            'D (3 N H) -> D N H',
+            '(3 N H) -> N H',
         ),
-        row(H + 'attn.c_proj.weight', ATTENTION + 'out', '(N H) D -> N H D'),
-        row(H + 'attn.c_proj.bias', ATTENTION + 'out_bias', 'D -> D'),
-        row(H + 'mlp.c_fc.weight', MLP + 'up', 'D F -> D F'),
-        row(H + 'mlp.c_fc.bias', MLP + 'up_bias', 'F -> F'),
-        row(H + 'mlp.c_proj.weight', MLP + 'down', 'F D -> F D'),
-        row(H + 'mlp.c_proj.bias', MLP + 'down_bias', 'D -> D'),
+        *with_bias(H + 'attn.c_proj', ATTENTION + 'out', '(N H) D -> N H D', 'D -> D'),
+        *with_bias(H + 'mlp.c_fc', MLP + 'up', 'D F -> D F', 'F -> F'),
+        *with_bias(H + 'mlp.c_proj', MLP + 'down', 'F D -> F D', 'D -> D'),
         *norm(H + 'ln_1', 'layers/attention_norm_in', bias=True),
         *norm(H + 'ln_2', 'layers/mlp_norm_in', bias=True),
         *norm('transformer.ln_f', 'final_norm', bias=True),
@@ -335,7 +335,7 @@ PHI3 = Family(
     (
         *ENDS,
         row(
-            BLOCK + 'self_attn.qkv_proj.weight',
+            SELF_ATTN + 'qkv_proj.weight',
             ATTENTION + '{query,key,value}',
             '(N|K|K H) D -> D N|K|K H',
         ),
@@ -434,22 +434,15 @@ GPT_NEOX = Family(
     (
         row('gpt_neox.embed_in.weight', 'embedding', 'V D -> V D'),
         row('embed_out.weight', 'readout', 'V D -> D V'),
-        row(
-            NEOX + 'attention.query_key_value.weight',
+        *with_bias(
+            NEOX + 'attention.query_key_value',
             ATTENTION + '{query,key,value}',
             '(N 3 H) D -> D N H',
-        ),
-        row(
-            NEOX + 'attention.query_key_value.bias',
-            ATTENTION + '{query_bias,key_bias,value_bias}',
             '(N 3 H) -> N H',
         ),
-        row(NEOX + 'attention.dense.weight', ATTENTION + 'out', 'D (N H) -> N H D'),
-        row(NEOX + 'attention.dense.bias', ATTENTION + 'out_bias', 'D -> D'),
-        row(NEOX + 'mlp.dense_h_to_4h.weight', MLP + 'up', 'F D -> D F'),
-        row(NEOX + 'mlp.dense_h_to_4h.bias', MLP + 'up_bias', 'F -> F'),
-        row(NEOX + 'mlp.dense_4h_to_h.weight', MLP + 'down', 'D F -> F D'),
-        row(NEOX + 'mlp.dense_4h_to_h.bias', MLP + 'down_bias', 'D -> D'),
+        *with_bias(NEOX + 'attention.dense', ATTENTION + 'out', 'D (N H) -> N H D', 'D -> D'),
+        *with_bias(NEOX + 'mlp.dense_h_to_4h', MLP + 'up', 'F D -> D F', 'F -> F'),
+        *with_bias(NEOX + 'mlp.dense_4h_to_h', MLP + 'down', 'D F -> F D', 'D -> D'),
         *norm(NEOX + 'input_layernorm', 'layers/attention_norm_in', bias=True),
         *norm(NEOX + 'post_attention_layernorm', 'layers/mlp_norm_in', bias=True),
         *norm('gpt_neox.final_layer_norm', 'final_norm', bias=True),
@@ -544,10 +537,9 @@ GPT_OSS = Family(
         *QKV_BIASES,
         *OUT,
         *OUT_BIASES,
-        row(BLOCK + 'self_attn.sinks', ATTENTION + 'sinks', 'N -> N'),
+        row(SELF_ATTN + 'sinks', ATTENTION + 'sinks', 'N -> N'),
         *PRE,
-        row(BLOCK + 'mlp.router.weight', MLP + 'router', 'E D -> D E'),
-        row(BLOCK + 'mlp.router.bias', MLP + 'router_bias', 'E -> E'),
+        *with_bias(BLOCK + 'mlp.router', MLP + 'router', 'E D -> D E', 'E -> E'),
         row(BLOCK + 'mlp.experts.gate_up_proj', MLP + '{gate,up}', 'E D (F 2) -> E D F'),
         row(BLOCK + 'mlp.experts.gate_up_proj_bias', MLP + '{gate_bias,up_bias}', 'E (F 2) -> E F'),
         row(BLOCK + 'mlp.experts.down_proj', MLP + 'down', 'E F D -> E F D'),

@@ -136,7 +136,8 @@ def import_folder(
         own = [p for p in shapes if p.startswith(f'layers/{part}/') and p.endswith('_bias')]
         constants |= dict.fromkeys(own, 0.0)
         notes.append(f'no biases of {part} there: they are 0, and are trained with the others')
-    places = places_of(family, recipe, without(shapes, constants), stored)
+    of_files = {path: shape for path, shape in shapes.items() if path not in constants}
+    places = places_of(family, recipe, of_files, stored)
     factors = {}
     if (scalar := fields.get(hf_config.QUERY_SCALAR)) not in (None, recipe.head_dim):
         factors = dict.fromkeys(of_queries(shapes), math.sqrt(recipe.head_dim / scalar))
@@ -277,10 +278,6 @@ def listed(names: Any) -> str:
     names = list(names)
     more = f' and {len(names) - MOST_LISTED} more' if len(names) > MOST_LISTED else ''
     return ', '.join(names[:MOST_LISTED]) + more
-
-
-def without(shapes: Shapes, paths: Container[str]) -> Shapes:
-    return {path: shape for path, shape in shapes.items() if path not in paths}
 
 
 def embedding_factor(recipe: Recipe, dtype: np.dtype) -> np.float32:

@@ -155,13 +155,7 @@ def write_bases(path: Path, bases: Mapping[str, Basis]) -> None:
         for parameter, basis in bases.items()
         for name, array in basis._asdict().items()
     }
-    safetensors.write_file(
-        path,
-        {
-            name: safetensors.Tensor(array.dtype, array.shape, lambda array=array: array)
-            for name, array in arrays.items()
-        },
-    )
+    safetensors.write_file(path, safetensors.of_arrays(arrays))
 
 
 def own_recipe(recipe: Recipe) -> Recipe:

@@ -226,6 +226,11 @@ class Tensor(NamedTuple):
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
+def of_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """Returns arrays that are there as tensors to be written, by name."""
+    return {name: Tensor(x.dtype, x.shape, lambda x=x: x) for name, x in arrays.items()}
+
+
 def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Writes one file, of which one tensor at a time is in memory."""
     header, begin = {METADATA: {'format': 'pt'}}, 0

@@ -1,13 +1,12 @@
 """The answer of a tuned sweep: the table of its arms, and what is said above it."""
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from eval.report.tables import UNITS, TableCell
+from eval.report.tables import UNITS, TableCell, TableRow, p_text
 from lm.study.arm import Ablation
 from lm.study.plan.search import DIVERGED, EDGE
 from lm.study.statistics import BETTER, CONFIDENCE, UNDECIDED, WORSE, t_interval
@@ -24,10 +23,10 @@ from lm.study.tables.ablation import (
     variants,
 )
 from lm.study.tables.columns import columns
-from lm.study.tables.comparison import Comparison, initial_of, losses_by_lr
+from lm.study.tables.comparison import Comparison, initial_of, losses_by_lr, run_numbers
 from lm.study.tables.results import Record
 from lm.study.tables.text import number
-from lm.study.tables.variants import LR, final_loss, has_diverged
+from lm.study.tables.variants import LR
 from lm.study.verdicts import FRESH
 
 MARKS = {BETTER: '▼', WORSE: '▲', UNDECIDED: '≈', FAILED: '✕'}
@@ -36,15 +35,7 @@ VALUE_DIGITS = 3
 FEW = 3  # verdicts that the answer has as sentences
 
 
-@dataclasses.dataclass(frozen=True)
-class ArmRow:
-    color: str
-    cells: dict[str, TableCell]  # by the head of their column
-    verdict: str
-    notes: list[str]
-
-
-def arm_rows(ablation: Ablation, colors: Sequence[str]) -> list[ArmRow]:
+def arm_rows(ablation: Ablation, colors: Sequence[str]) -> list[TableRow]:
     """Returns the table of arms, the baseline first, without columns that say nothing here."""
     every = results(ablation)
     hidden = {
@@ -58,7 +49,7 @@ def arm_rows(ablation: Ablation, colors: Sequence[str]) -> list[ArmRow]:
     for row, color in zip(every, colors, strict=True):
         cells = {'arm': TableCell(row.arm.name)} | _cells(ablation, row)
         shown = {head: cell for head, cell in cells.items() if not hidden.get(head)}
-        found.append(ArmRow(color, shown, row.said, [_sentence(one) for one in row.remains]))
+        found.append(TableRow(color, shown, row.said, [_sentence(one) for one in row.remains]))
     return found
 
 
@@ -93,8 +84,8 @@ def _verdict(row: ArmResult) -> TableCell:
         )
     if row.verdict is None:
         return TableCell(row.said)
-    p = f'p {row.verdict.p:.2g}' if row.verdict.p >= 1e-4 else 'p < 0.0001'
-    return TableCell(f'{MARKS[row.said]} {row.said}', (p, f'{row.verdict.n} seeds'))
+    small = p_text(row.verdict.p), f'{row.verdict.n} seeds'
+    return TableCell(f'{MARKS[row.said]} {row.said}', small)
 
 
 def _difference(row: ArmResult) -> TableCell:
@@ -228,21 +219,17 @@ def comparisons(ablation: Ablation) -> list[Comparison]:
     initials = initial_of(every, metric)
     for row, own, initial in zip(results(ablation), every, initials, strict=True):
         fresh = [r for p, r in row.arm.records.items() if p.seed >= FRESH]
-        per_byte = [final_loss(r, 'bits_per_byte', math.nan) for r in fresh]
-        speeds = [r['tokens_per_sec'] for r in own.records if r['tokens_per_sec']]
         one = Comparison(
             variant=own,
             losses=losses_by_lr(own, metric, initial),
             initial=initial,
             best_lr=row.values.get(LR),
             loss=row.loss,
-            bits_per_byte=t_interval(x for x in per_byte if not math.isnan(x)),
-            tokens_per_sec=float(np.mean(speeds)) if speeds else math.nan,
             sensitivity=row.sensitivity,
             difference=t_interval([]),
-            diverged=sum(map(has_diverged, own.records)),
             notes=[],
             chosen=fresh or _nearest(row, own.records),
+            **run_numbers(fresh, own.records),
         )
         found.append(one)
     return found

@@ -191,9 +191,7 @@ def loss_curves(comparisons: Sequence[Comparison], runs: Sequence[RunLines]) -> 
         is_short = max(len(row['step']) for row in rows) < 12
         layers = [
             curve.mark_line(point=is_short, clip=True),
-            alt.Chart(alt.Data(values=ends)).mark_point(
-                shape='cross', angle=45, size=70, filled=True
-            ),
+            alt.Chart(alt.Data(values=ends)).mark_point(**CROSS),
         ]
         layers = [layer.transform_filter(AT_RATE) for layer in layers] if rate else layers
         opacity = alt.condition('datum.best', alt.value(0.85), alt.value(0.35))
@@ -390,7 +388,7 @@ def differences(comparisons: Sequence[Comparison], metric: str) -> Chart:
     rows = []
     for c in compared(comparisons):
         needed = needed_text(c)
-        told = (c.verdict, p_text(c), f'{needed} would settle it' if needed else '')
+        told = (c.verdict, p_text(c.p), f'{needed} would settle it' if needed else '')
         row = {'variant': c.variant.name, 'verdict': c.verdict, 'seeds': c.difference.n}
         rows.append(row | _interval(c.difference) | {'told': ', '.join(filter(None, told))})
     names = [row['variant'] for row in rows]

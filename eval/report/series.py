@@ -16,7 +16,6 @@ from lm.record.run import Run
 from lm.study.tables.results import Record
 
 POINTS = 300  # of a curve; a figure is about a thousand pixels wide
-RATE_POINTS = 100  # of the learning rate, which has no noise
 MAP_NUMBERS = 400_000  # of all that layers record on a page, about 3 MB of JSON
 MAP_STEPS = (6, 60)  # of one quantity, at least and at most
 

@@ -15,15 +15,15 @@ from lm.config.resolve import flatten
 from lm.record.names import SUMMARY
 from lm.record.run import Run
 from lm.run.warnings import Detector
+from lm.study.arm import UNITS as SHORT_UNITS
 from lm.study.statistics import BETTER, ONE_SEED, WITHIN_NOISE, WORSE, Interval, seeds_text
 from lm.study.tables.columns import columns
 from lm.study.tables.comparison import Comparison, choice_words
 from lm.study.tables.results import UNREADABLE, Record
-from lm.study.tables.text import number
+from lm.study.tables.text import counted, number
 from lm.study.tables.variants import LR, SEEDS, has_diverged
 
 UNITS = {'ce': 'loss, nats per token', 'bits_per_byte': 'bits per byte'}
-SHORT_UNITS = {'ce': 'nats per token', 'bits_per_byte': 'bits per byte'}
 STATUSES = ('done', 'diverged', 'failed', UNREADABLE, 'stopped', 'unfinished', 'waiting')
 ABSENT = object()  # a value that was not recorded; None is one that was not finite
 MOST_RUNS = 12  # that diverged, of which a page shows the last diagnostics
@@ -120,11 +120,10 @@ def findings(
         return lines
     if any(values for c in ended for values in finished(c, subject.metric).values()):
         best = min(ended, key=lambda c: c.loss.mean)
-        which, seeds = 'Lowest final' if len(ended) > 1 else 'Final', best.loss.n
+        which, seeds = 'Lowest final' if len(ended) > 1 else 'Final', counted(best.loss.n, 'seed')
         lines.append(
-            f'{which} validation loss: {plus_minus(best.loss)} {SHORT_UNITS[subject.metric]}, of '
-            f'{best.variant.name} at learning rate {number(best.best_lr)}, {seeds} seed'
-            f'{"s" if seeds != 1 else ""}.'
+            f'{which} validation loss: {interval_cell(best.loss)} {SHORT_UNITS[subject.metric]}, '
+            f'of {best.variant.name} at learning rate {number(best.best_lr)}, {seeds}.'
         )
         verdicts = [c.verdict for c in by_rate or comparisons]
         if any(verdicts):
@@ -148,16 +147,11 @@ def needed_text(comparison: Comparison) -> str:
     return '' if n is None else seeds_text(n)
 
 
-def p_text(comparison: Comparison) -> str:
+def p_text(p: float) -> str:
     """'p 0.012', '' without one."""
-    if math.isnan(comparison.p):
+    if math.isnan(p):
         return ''
-    return f'p {comparison.p:.2g}' if comparison.p >= 1e-4 else 'p < 0.0001'
-
-
-def plus_minus(interval: Interval, sign: str = '') -> str:
-    """'2.8900 ± 0.0248', '2.8900' without an interval, '' without a value."""
-    return str(_interval_cell(interval, sign))
+    return f'p {p:.2g}' if p >= 1e-4 else 'p < 0.0001'
 
 
 def _fixed(value: float | None, form: str = '.4f') -> str:
@@ -176,7 +170,7 @@ class TableCell:
 
 
 @dataclasses.dataclass(frozen=True)
-class VariantRow:
+class TableRow:
     color: str
     cells: dict[str, TableCell]  # by the head of their column
     verdict: str
@@ -185,7 +179,7 @@ class VariantRow:
 
 def variant_rows(
     comparisons: Sequence[Comparison], colors: Sequence[str], name: str
-) -> list[VariantRow]:
+) -> list[TableRow]:
     """The table of variants, without the columns that say nothing here. `name` heads the first."""
     rates = [set(c.variant.rates) for c in comparisons]
     is_hidden = {
@@ -199,7 +193,7 @@ def variant_rows(
     for c, color in zip(comparisons, colors, strict=True):
         cells = {name: TableCell(c.variant.name)} | _results(c)
         shown = {head: cell for head, cell in cells.items() if not is_hidden.get(head)}
-        rows.append(VariantRow(color, shown, c.verdict, c.notes))
+        rows.append(TableRow(color, shown, c.verdict, c.notes))
     return rows
 
 
@@ -208,11 +202,12 @@ def _results(c: Comparison) -> dict[str, TableCell]:
     is_baseline = c.variant.is_baseline
     return {
         'verdict': TableCell(
-            'baseline' if is_baseline else verdict, tuple(filter(None, (p_text(c), needed_text(c))))
+            'baseline' if is_baseline else verdict,
+            tuple(filter(None, (p_text(c.p), needed_text(c)))),
         ),
-        'difference': TableCell('') if is_baseline else _interval_cell(c.difference, '+'),
-        'final loss': _interval_cell(c.loss),
-        'bits per byte': _interval_cell(c.bits_per_byte),
+        'difference': TableCell('') if is_baseline else interval_cell(c.difference, '+'),
+        'final loss': interval_cell(c.loss),
+        'bits per byte': interval_cell(c.bits_per_byte),
         'best lr': TableCell(number(c.best_lr)),
         'seeds': TableCell(str(c.loss.n)),
         'steps': TableCell(_steps(c)),
@@ -227,7 +222,8 @@ def _steps(c: Comparison) -> str:
     return ', '.join(f'{steps:,}' for steps in found)
 
 
-def _interval_cell(interval: Interval, sign: str = '') -> TableCell:
+def interval_cell(interval: Interval, sign: str = '') -> TableCell:
+    """'2.8900 ± 0.0248', '2.8900' without an interval, '' without a value."""
     has_half = not math.isnan(interval.half)
     return TableCell(_fixed(interval.mean, f'{sign}.4f'), (f'± {interval.half:.4f}',) * has_half)
 

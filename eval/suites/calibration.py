@@ -138,12 +138,14 @@ def with_intervals(events: Events, classes: Bins, bins: int, resamples: int) -> 
 def of_classes(
     found: dict[str, np.ndarray], classes: np.ndarray, unit: np.ndarray, edges: np.ndarray
 ) -> Bins:
-    """Returns the bins of each class, that of a token being the event that it comes next."""
+    """Returns the bins of all classes as those of one, whose error is the mean of theirs; that of a
+    token is the event that it comes next.
+    """
     each = [
         binned(found['of_classes'][:, i], found['next'] == token, unit, edges)
         for i, token in enumerate(classes)
     ]
-    return side_by_side(each)
+    return Bins(*(np.concatenate(sums, -1) for sums in zip(*each, strict=True)))
 
 
 def units_of(rows: Sequence[TargetRow]) -> np.ndarray:
@@ -258,11 +260,6 @@ def token_statistics(
         'is_next': is_next_BCK,
         'of_classes': jnp.exp(log_p_BCV[..., classes]),
     }
-
-
-def side_by_side(each: Sequence[Bins]) -> Bins:
-    """Returns the bins of several classes as those of one: its error is the mean of theirs."""
-    return Bins(*(np.concatenate(sums, -1) for sums in zip(*each, strict=True)))
 
 
 def items_of(rows: Sequence[TargetRow], found: dict[str, np.ndarray]) -> dict[str, list]:

@@ -52,7 +52,9 @@ def influence(
     with the mean gradient of validation documents in place of one of the two (arXiv:2002.08484).
     spearman_A_B are rank correlations. With one checkpoint there is no vog.
     """
-    data, steps = open_data(checkpoint), spaced_steps(checkpoint, checkpoints)
+    data = open_data(checkpoint)
+    there = [step for step in steps_in(checkpoint.path.parent) if step <= checkpoint.step]
+    steps = [there[i] for i in spaced(len(there), checkpoints)]
     named = picked(data.train, documents)
     rows = as_rows(checkpoint, [tokens for _, tokens in named])
     held_out = as_rows(checkpoint, [tokens for _, tokens in picked(data.validation, validation)])
@@ -74,12 +76,6 @@ def influence(
         'text': [' '.join(decode(own[: 4 * TEXT].tolist()).split())[:TEXT] for _, own in named],
     }
     return SuiteResult(numbers, items, {'Documents of most self-influence': most(items)})
-
-
-def spaced_steps(checkpoint: Checkpoint, most: int) -> list[int]:
-    """Returns up to `most` steps of the run that have a checkpoint, the last of them this one's."""
-    there = [step for step in steps_in(checkpoint.path.parent) if step <= checkpoint.step]
-    return [there[i] for i in spaced(len(there), most)]
 
 
 def spaced(count: int, most: int) -> list[int]:

@@ -12,8 +12,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from eval.sync.marks import TrackerMark, digest_of, file_name, read_mark
-from eval.sync.records import COMPLETE, StepTail, StepValues, TrackedRun, read_source, read_summary
+from eval.sync.marks import TrackerMark, file_name, read_mark
+from eval.sync.records import (
+    COMPLETE,
+    StepTail,
+    StepValues,
+    TrackedRun,
+    digest_of,
+    read_source,
+    read_summary,
+)
 from eval.sync.trackers import Session, Tracker
 from lm.record.metrics import FILE
 from lm.record.names import CONFIG, LOCK, SUMMARY, SWEEP

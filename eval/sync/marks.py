@@ -8,7 +8,6 @@ tracker itself knows (`eval.sync.trackers.Session`).
 
 import dataclasses
 import hashlib
-import json
 import re
 import secrets
 from pathlib import Path
@@ -71,10 +70,6 @@ def file_name(tracker: str, where: str, ending: str = 'json') -> str:
     """sync-mlflow-1a2b3c4d.json: a file for each place that rows are sent to."""
     digest = hashlib.sha256(where.encode()).hexdigest()[:8]
     return f'sync-{tracker}-{digest}.{ending}'
-
-
-def digest_of(record: dict) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def without_password(uri: str) -> str:

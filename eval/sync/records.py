@@ -38,8 +38,11 @@ def read_source(run: Run) -> TrackedRun:
     except OSError as error:
         raise Unreadable(f'{path} cannot be read ({error.strerror})') from error
     kept = {path: value for path, value in config.items() if not is_mesh(path)}
-    digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:8]
-    return TrackedRun(run, config, digest, path.stat().st_mtime)
+    return TrackedRun(run, config, digest_of(kept), path.stat().st_mtime)
+
+
+def digest_of(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def is_mesh(path: str) -> bool:

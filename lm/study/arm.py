@@ -9,9 +9,10 @@ the unit of the sweep's metric.
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lm.record.run import time_share
 from lm.study.plan.curve import Means, Spread, means_of
 from lm.study.plan.search import DIVERGED, Pick, Point
 from lm.study.plan.settings import Grid, Tune
@@ -59,11 +60,15 @@ class Arm:
         return start | {'coupled': self.grid.coupled, 'length': self.length}
 
 
-def arm_name(changes: Mapping[str, Any], length: float = 1.0) -> str:
-    """Returns 'optim.name=lion', or 'the base'; 'baseline at 0.5 of its steps' at other lengths."""
+def arm_name(
+    changes: Mapping[str, Any], length: float = 1.0, write: Callable[[Any], str] = str
+) -> str:
+    """Returns 'optim.name=lion', or 'the base'; 'baseline at 0.5 of its steps' at other lengths.
+    write: makes a text of a value.
+    """
     if length != 1.0:
         return f'baseline at {length:g} of its steps'
-    return ', '.join(f'{path}={value}' for path, value in changes.items()) or THE_BASE
+    return ', '.join(f'{path}={write(value)}' for path, value in changes.items()) or THE_BASE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,8 +165,8 @@ class Ablation:
         """
         records = self.arms[arm].records
         tuning, fresh = (
-            sum((records[p]['wall_sec'] or 0.0) / (records[p]['side_by_side'] or 1) for p in own)
-            for own in (self.arms[arm].tuning, self.arms[arm].fresh)
+            sum(time_share(records[point]) for point in losses)
+            for losses in (self.arms[arm].tuning, self.arms[arm].fresh)
         )
         return tuning, fresh
 

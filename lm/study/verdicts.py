@@ -90,7 +90,8 @@ class Study:
         known: list[Confirmed | None] = [None] * len(self.losses)
         for times in LOOKS:
             n = times * self.seeds
-            takes_part = self._open(known, n) if found else self._alive
+            is_alive = [DIVERGED not in pick.states for pick in self.picks]
+            takes_part = self._open(known, n) if found else is_alive
             if not any(takes_part[1:]) and found:
                 break
             points = [
@@ -103,10 +104,6 @@ class Study:
             known = self._confirmed(points, known)
             found.append((points, known))
         return found
-
-    @property
-    def _alive(self) -> list[bool]:
-        return [DIVERGED not in pick.states for pick in self.picks]
 
     def _open(self, known: Sequence[Confirmed | None], n: int) -> list[bool]:
         """Whether a further look is for each arm: the undecided ones, with the baseline."""

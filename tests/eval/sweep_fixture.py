@@ -17,6 +17,8 @@ from typing import Any
 
 from configs import default
 from lm.config.resolve import resolve, to_dict
+from lm.study.tables.comparison import Comparison, compare
+from lm.study.tables.results import gather, read_sweep
 
 NORMS = ('rmsnorm', 'layernorm')
 LRS = (0.001, 0.003, 0.01, 0.03)
@@ -154,6 +156,10 @@ def write_sweep(
     sweep = {'base': base, 'axes': {k: list(v) for k, v in axes.items()}, 'cells': cells}
     (folder / 'sweep.json').write_text(json.dumps(sweep))
     return cells
+
+
+def compared(folder: Path) -> list[Comparison]:
+    return compare(gather(folder), read_sweep(folder))
 
 
 if __name__ == '__main__':

@@ -1,8 +1,6 @@
 """`eval.coordinates`: slopes of known sizes, verdicts, and the parametrisations themselves."""
 
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ from eval.coordinates import (
     too_few,
     write,
 )
+from tests.eval.programs import run_module
 from tests.helpers import tiny_config
 
 SMALL = {
@@ -162,7 +161,6 @@ def test_sizes_that_cannot_be():
 
 @pytest.mark.full
 def test_bad_input_ends_with_a_line():
-    command = [sys.executable, '-m', 'eval.coordinates', '--config=configs/default.py']
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_module('eval.coordinates', '--config=configs/default.py')
     assert done.returncode == 1 and done.stdout == ''
     assert done.stderr.startswith('error: give --widths=64,128,256,512 or --depths=2,4,8')

@@ -3,8 +3,6 @@
 import csv
 import json
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -31,6 +29,7 @@ from eval.fit.points import (
 )
 from lm.study.tables.text import number
 from tests.eval import sweep_fixture as fixture
+from tests.eval.programs import run_module
 
 STARTS, BOOTS = 2, 40
 T = 400
@@ -614,8 +613,7 @@ def test_constants_that_no_run_depends_on():
 
 @pytest.mark.full
 def test_bad_input_ends_with_a_line(tmp_path):
-    command = [sys.executable, '-m', 'eval.fit', f'--workdir={tmp_path}']
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_module('eval.fit', f'--workdir={tmp_path}')
     assert done.returncode == 1 and done.stdout == '' and done.stderr.count('\n') == 1
     assert 'holds no run and no sweep' in done.stderr
 
@@ -623,9 +621,9 @@ def test_bad_input_ends_with_a_line(tmp_path):
 @pytest.mark.full
 def test_the_program(tmp_path):
     table = table_of_sizes(tmp_path / 't.csv')
-    command = [sys.executable, '-m', 'eval.fit', f'--table={table}', '--law=kaplan', '--starts=2']
-    command += ['--bootstrap=2', f'--out={tmp_path / "fit.json"}', f'--figures={tmp_path}']
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    flags = (f'--table={table}', '--law=kaplan', '--starts=2', '--bootstrap=2')
+    written = (f'--out={tmp_path / "fit.json"}', f'--figures={tmp_path}')
+    done = run_module('eval.fit', *flags, *written)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith('kaplan: L = ') and 'held out:' in done.stdout
     assert json.loads((tmp_path / 'fit.json').read_text())['law'] == 'kaplan'

@@ -2,8 +2,6 @@
 
 import io
 import json
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -15,7 +13,8 @@ from eval.load import at_step, load
 from lm.inference.sampling import Sampling
 from lm.record.metrics import read_rows
 from lm.storage.files import read_json
-from tests.commands import PATIENCE_SEC, ROOT, tiny
+from tests.commands import tiny
+from tests.eval.programs import run_module
 from tests.sweep_helpers import TINY
 from train import DONE, train
 
@@ -140,18 +139,13 @@ def test_changed_data_is_refused(corpus, tmp_path):
         perplexity(load(tmp_path / 'run'))
 
 
-def program(*arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, '-m', *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC)
-
-
 @pytest.mark.full
 def test_eval_program_writes_json(workdir, tmp_path):
     out = tmp_path / 'out.json'
     page, suite = tmp_path / 'page.html', '--suite=perplexity'
     options = ('--perplexity.stride=8', '--perplexity.documents=1', '--step=100')
     words = (f'--checkpoint={workdir}', suite, *options, f'--out={out}', f'--page={page}')
-    done = program('eval', *words)
+    done = run_module('eval', *words)
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert json.loads(out.read_text()) == record and record['step'] == 100
@@ -163,7 +157,7 @@ def test_eval_program_writes_json(workdir, tmp_path):
 
 @pytest.mark.full
 def test_eval_program_answers_an_unknown_suite_with_the_nearest(workdir):
-    done = program('eval', f'--checkpoint={workdir}', '--suite=perplexty')
+    done = run_module('eval', f'--checkpoint={workdir}', '--suite=perplexty')
     assert done.returncode == 1 and "Did you mean 'perplexity'" in done.stderr
     assert 'Traceback' not in done.stderr
 
@@ -171,7 +165,7 @@ def test_eval_program_answers_an_unknown_suite_with_the_nearest(workdir):
 @pytest.mark.full
 def test_generate_program_prints_the_text(workdir):
     """Streamed, which is what the function gives."""
-    done = program('eval.generate', f'--checkpoint={workdir}', '--prompt=3: abc', '--tokens=6')
+    done = run_module('eval.generate', f'--checkpoint={workdir}', '--prompt=3: abc', '--tokens=6')
     assert done.returncode == 0, done.stderr
     assert done.stdout == generate(load(workdir), ['3: abc'], 6)[0] + '\n'
 
@@ -186,7 +180,7 @@ def test_generate_program_prints_the_text(workdir):
     ],
 )
 def test_generate_program_answers_bad_input_in_a_line(flag, said, workdir):
-    done = program('eval.generate', f'--checkpoint={workdir}', flag)
+    done = run_module('eval.generate', f'--checkpoint={workdir}', flag)
     assert done.returncode == 1 and done.stderr.startswith(said) and not done.stdout
     assert done.stderr.count('\n') == 1
 

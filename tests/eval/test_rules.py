@@ -3,14 +3,13 @@
 import json
 import math
 import runpy
-import subprocess
-import sys
 
 import pytest
 
 from eval.rules import BEYOND, UNKNOWN, WITHIN, Given, as_text, published, write
 from lm.config.resolve import resolve
 from modules.scaling import rules
+from tests.eval.programs import run_module
 
 GOPHER_FLOPS = 5.76e23
 
@@ -224,8 +223,7 @@ def test_a_config_file_may_call_them(tmp_path):
 @pytest.mark.full
 def test_bad_input_ends_with_a_line():
     """One line, exit status 1."""
-    command = [sys.executable, '-m', 'eval.rules', '--parameters=124e6']
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_module('eval.rules', '--parameters=124e6')
     assert done.returncode == 1 and done.stdout == ''
     assert done.stderr.splitlines() == [
         'error: --tokens missing: give both, as --parameters=124e6 --tokens=2.5e9'

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import duckdb
@@ -20,9 +18,8 @@ from lm.study.tables import results
 from lm.study.tables.columns import IDENTITY, RESULTS, SHORT, columns, schema
 from lm.study.tables.text import render
 from lm.study.train.ledger import open_sweep
-from tests import ROOT
-from tests.commands import PATIENCE_SEC
 from tests.eval import sweep_fixture as fixture
+from tests.eval.programs import run_module
 from tests.helpers import tiny_raw
 
 
@@ -266,15 +263,10 @@ def test_sql_that_cannot_be_answered(sweep, sql, answer):
     assert answer in str(error.value) and '\n' not in str(error.value)
 
 
-def program(*arguments):
-    command = [sys.executable, '-m', 'eval.runs', *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC)
-
-
 @pytest.mark.full
 def test_program_prints_csv(sweep):
     sql = 'select norm, count(*) n, sum(train_seed) s from runs group by norm order by norm'
-    done = program(f'--workdir={sweep},{sweep.parent}', '--format=csv', sql)
+    done = run_module('eval.runs', f'--workdir={sweep},{sweep.parent}', '--format=csv', sql)
     assert done.stdout == 'norm,n,s\nlayernorm,24,24\nrmsnorm,25,24\n', done.stderr
 
 
@@ -288,7 +280,7 @@ def test_overview_tells_cells_apart(sweep):
 
 @pytest.mark.full
 def test_program_fails_in_one_line(sweep):
-    done = program(f'--workdir={sweep}', 'select nrom from runs')
+    done = run_module('eval.runs', f'--workdir={sweep}', 'select nrom from runs')
     assert done.returncode == 1 and done.stderr.count('\n') == 1
     assert done.stderr.startswith('error: Binder Error') and "mean 'norm'" in done.stderr
 

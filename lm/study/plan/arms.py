@@ -19,6 +19,7 @@ from lm.study.plan.cells import Cell, Changes, cell, cells
 from lm.study.plan.protocols import applied
 from lm.study.plan.search import VERSION, K, Point
 from lm.study.plan.settings import SEEDS, Tune, grid, metric_of_axes, read
+from lm.study.tables.text import counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,12 +111,9 @@ def _check_own_values(found: Sequence[Cell], tune: Tune) -> None:
             )
 
 
-def _without(changes: Changes, tune: Tune) -> Changes:
-    return {path: value for path, value in changes.items() if path not in tune.fields}
-
-
 def _start(one: Cell, tune: Tune, sets: Changes, length: float = 1.0) -> Start:
-    name, changes = arm_name(one.changes), _without(one.changes, tune)
+    name = arm_name(one.changes)
+    changes = {path: value for path, value in one.changes.items() if path not in tune.fields}
     for path in tune.fields:
         if FIELDS[path].of_parts and path not in one.recipe.readers:
             raise ValueError(
@@ -207,8 +205,8 @@ class ArmPlan:
     @property
     def words(self) -> str:
         """Returns how many arms there are, and how many runs of each."""
-        least, usual, n = self.tune.least_budget, self.tune.usual_runs, len(self.starts)
-        return f'{n} {"arms" if n > 1 else "arm"} of {least} runs at least, {usual} as a rule'
+        least, usual = self.tune.least_budget, self.tune.usual_runs
+        return f'{counted(len(self.starts), "arm")} of {least} runs at least, {usual} as a rule'
 
     def record(self) -> dict[str, Any]:
         """Returns what `sweep.json` holds of the ablation."""

@@ -21,12 +21,12 @@ from lm.data import check_epochs, steps_in_epoch
 from lm.run.program import flops_of_step
 from lm.study.plan.cells import PROTOCOL, Cell, Changes, cell, group_by_program
 from lm.study.plan.cells import cells as cells_of
-from lm.study.plan.settings import SEEDS
+from lm.study.plan.settings import LR, SEEDS
 from modules.choices import choose
 from modules.options import Option, check_inline, parse
 
 WHERE = 'sweep.protocol'
-STEPS, BATCH, LR, EPOCHS = 'train.steps', 'data.batch_size', 'optim.lr', 'data.epochs'
+STEPS, BATCH, EPOCHS = 'train.steps', 'data.batch_size', 'data.epochs'
 SYNTHETIC = 'synthetic:'
 Groups = Sequence[Sequence[Cell]]  # by program
 # Shares by which a whole number of steps may miss what is to be equal. Half a step of 500 is the

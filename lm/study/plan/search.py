@@ -412,7 +412,7 @@ def _pick(arm: LineSearch, own: Spread, is_refined: bool) -> Pick:
     known = {
         NOT_REFINED: not is_refined,
         EDGE: any(map(edge, lines.values())),
-        CLIFF: any(_distance(k, one) <= OCTAVE for one in diverged),
+        CLIFF: any(max(map(abs, np.subtract(k, one))) <= OCTAVE for one in diverged),
         FLAT: first is not None and _is_flat(first, low, high, own),
         NOT_CONVEX: not all(is_convex(one, own.s) for one in lines.values()),
     }
@@ -420,10 +420,6 @@ def _pick(arm: LineSearch, own: Spread, is_refined: bool) -> Pick:
     allowed = [allowance(one, own) for one in lines.values()]
     is_whole = len(lines) == len(arm.bounds)
     return Pick(k, sum(allowed) if is_whole else math.inf, (low, high), states or (LOCATED,))
-
-
-def _distance(one: K, other: K) -> int:
-    return max(abs(i - j) for i, j in zip(one, other, strict=True))
 
 
 def _is_flat(means: Means, low: float, high: float, own: Spread) -> bool:

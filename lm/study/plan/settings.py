@@ -18,6 +18,7 @@ from lm.study.plan.search import CYCLES, SCAN, STEPS, UNBOUNDED, WAVE, Search
 from lm.study.statistics import HOLM, TESTS
 from modules.choices import choose, nearest
 
+LR, DECAY = 'optim.lr', 'optim.weight_decay'
 SEEDS = ('train.seed', 'data.seed')
 PER_BYTE_FIELDS = {'data.tokenizer', 'data.source', 'data.mixture'}  # nats a token differ in these
 MOST_FIELDS = len(STEPS)
@@ -231,9 +232,6 @@ def _within(bound: float, centre: float, inward: int) -> int:
     while (centre * 2.0 ** (k / PER_OCTAVE) - bound) * inward < 0:
         k += inward
     return k
-
-
-LR, DECAY = 'optim.lr', 'optim.weight_decay'
 
 
 def grid(tune: Tune, own: Mapping[str, Any], decay_times_lr: bool) -> Grid:

@@ -29,14 +29,9 @@ def arm_names(sweep: Mapping[str, Any]) -> list[str]:
         records.append({columns()[path]: config[path] for path in axes} | {'cell': THE_BASE})
     found = [variant.name for variant in split(records, {'axes': axes})]
     if len(found) < len(judged):  # arms that differ in what no cell's config shows
-        found = [in_words(arms[i]['changes']) for i in judged]
+        found = [arm_name(arms[i]['changes'], write=number) for i in judged]
     names = dict(zip(judged, found, strict=True))
     return [names.get(i) or arm_name({}, arm['length']) for i, arm in enumerate(arms)]
-
-
-def in_words(changes: Mapping[str, Any]) -> str:
-    """Returns 'model.norm=none, optim.lr=0.1'."""
-    return ', '.join(f'{path}={number(value)}' for path, value in changes.items()) or THE_BASE
 
 
 def is_asked_for(cell: Mapping[str, Any]) -> bool:

@@ -155,7 +155,16 @@ def initial_of(variants: Sequence[Variant], metric: str) -> list[float]:
     """Returns the loss of each variant at initialisation in the unit of the metric, which differs
     from nats per token by a factor that runs know.
     """
-    return [_initial(variant, variants, metric) for variant in variants]
+    found = []
+    for variant in variants:
+        initial = initial_loss(variant.records)
+        if math.isnan(initial):
+            initial = initial_loss(record for other in variants for record in other.records)
+        if metric != 'ce':
+            ratios = [r[metric] / r['ce'] for r in variant.records if r['ce'] and r[metric]]
+            initial *= float(np.mean(ratios)) if ratios else math.nan
+        found.append(initial)
+    return found
 
 
 def choice_words(
@@ -194,24 +203,12 @@ def choice_words(
     return words
 
 
-def _initial(variant: Variant, variants: Sequence[Variant], metric: str) -> float:
-    initial = initial_loss(variant.records)
-    if math.isnan(initial):
-        initial = initial_loss(record for other in variants for record in other.records)
-    if metric == 'ce':
-        return initial
-    ratios = [r[metric] / r['ce'] for r in variant.records if r['ce'] and r[metric]]
-    return initial * float(np.mean(ratios)) if ratios else math.nan
-
-
 def _comparison(
     variant: Variant, losses: Losses, initial: float, baseline: Losses, metric: str
 ) -> Comparison:
     best = best_lr(losses)
     at_best, of_baseline = losses.get(best, {}), baseline.get(best_lr(baseline), {})
-    per_byte = [final_loss(r, 'bits_per_byte', math.nan) for r in variant.at(best)]
     difference = paired(at_best, of_baseline)
-    speeds = [r['tokens_per_sec'] for r in variant.records if r['tokens_per_sec']]
     gaps = _sensitivity_gaps(variant, metric, initial)
     notes = _notes(variant, losses, initial, difference)
     if gaps and best is not None:
@@ -222,13 +219,22 @@ def _comparison(
         initial=initial,
         best_lr=best,
         loss=t_interval(at_best.values()),
-        bits_per_byte=t_interval(x for x in per_byte if not math.isnan(x)),
-        tokens_per_sec=float(np.mean(speeds)) if speeds else math.nan,
         sensitivity=math.nan if gaps else sensitivity(losses, initial),
         difference=difference,
-        diverged=sum(map(has_diverged, variant.records)),
         notes=notes,
+        **run_numbers(variant.at(best), variant.records),
     )
+
+
+def run_numbers(at_best: Sequence[Record], every: Sequence[Record]) -> dict[str, Any]:
+    """Returns what a `Comparison` has of runs at the chosen values, and of every run."""
+    per_byte = [final_loss(r, 'bits_per_byte', math.nan) for r in at_best]
+    speeds = [r['tokens_per_sec'] for r in every if r['tokens_per_sec']]
+    return {
+        'bits_per_byte': t_interval(x for x in per_byte if not math.isnan(x)),
+        'tokens_per_sec': float(np.mean(speeds)) if speeds else math.nan,
+        'diverged': sum(map(has_diverged, every)),
+    }
 
 
 def _sensitivity_gaps(variant: Variant, metric: str, initial: float) -> list[str]:

@@ -15,6 +15,11 @@ def number(value: Any, digits: int = 5) -> str:
     return f'{value:.{digits}g}' if isinstance(value, float) else str(value)
 
 
+def counted(n: int, thing: str) -> str:
+    """'1 run', '2 runs'."""
+    return f'{n} {thing}' if n == 1 else f'{n} {thing}s'
+
+
 def render(rows: list[dict[str, Any]], names: list[str], form: str) -> str:
     """The columns `names` of rows, in one of `FORMATS`; csv and json keep every digit."""
     if form == 'json':

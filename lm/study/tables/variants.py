@@ -20,12 +20,11 @@ from lm.config.choice import AUTO
 from lm.config.fields import CHOICES
 from lm.record.metrics import FILE
 from lm.storage.files import Unreadable, open_regular, parse_json
+from lm.study.plan.settings import LR, SEEDS
 from lm.study.tables.columns import Record, columns
 from lm.study.tables.text import number
 from modules.choices import nearest
 
-LR = 'optim.lr'
-SEEDS = ('train.seed', 'data.seed')
 BASELINE = 'baseline'  # the name of the first of a list
 SIZES = ('d_model', 'n_layers')
 # What a size brings along: no choice of its own.

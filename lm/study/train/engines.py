@@ -47,6 +47,7 @@ from lm.storage.buckets import is_url
 from lm.storage.files import locked
 from lm.study.plan.cells import Cell, call_for_cell, group_by_program
 from lm.study.plan.protocols import agreed, protocol_of
+from lm.study.tables.text import counted
 from lm.study.train import words
 from lm.study.train.groups import Work, train_group
 from lm.study.train.hosts import Others, dealt, host_0_first, join_sweep
@@ -54,7 +55,6 @@ from lm.study.train.ledger import open_sweep
 from lm.study.train.means import means_here
 from lm.study.train.throughput import known_throughput, measure_throughput
 from lm.study.train.waves import Groups, PlannedWave, WavePlan
-from lm.study.train.words import counted
 from modules.choices import choose
 
 flags.disclaim_key_flags()  # flags that are defined here belong to the program that asks for them

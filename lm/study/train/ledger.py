@@ -76,7 +76,12 @@ def open_sweep(
     ]
     now = {cell['cell'] for cell in listed}
     left = [cell for cell in before if cell['cell'] not in now]
-    listed += [_left_out(cell) for cell in left if (path / cell['cell']).exists()]
+    # Those that are asked for no more are of no group, and of no arm: others have its number.
+    listed += [
+        {name: value for name, value in cell.items() if name != 'tuned'} | {'group': None}
+        for cell in left
+        if (path / cell['cell']).exists()
+    ]
     with writable(path):
         path.mkdir(parents=True, exist_ok=True)
         record = {'base': to_dict(base), 'axes': _axes(listed), 'cells': listed}
@@ -141,11 +146,6 @@ def _compare_tunes(
     for name in arms[0]:
         if name not in arms[1]:
             say(f'NOTE: arm {name} is left out: its runs stay on record, in no verdict')
-
-
-def _left_out(cell: Record) -> Record:
-    """A cell that is asked for no more: of no group, and of no arm, as others have its number."""
-    return {name: value for name, value in cell.items() if name != 'tuned'} | {'group': None}
 
 
 def _record(name: str, group: int | None, changes: Record, differs: Record) -> Record:

@@ -14,7 +14,7 @@ from lm.launch.distributed import from_first, is_first
 from lm.study.plan.arms import ArmPlan
 from lm.study.plan.cells import Cell, Changes, cells, find_text, group_by_program
 from lm.study.plan.protocols import applied
-from lm.study.train import words
+from lm.study.tables.text import counted
 from lm.study.train.throughput import key_of
 
 Groups = list[list[Cell]]
@@ -94,9 +94,9 @@ class WavePlan:
         """Says how large the sweep is, so far."""
         n = sum(map(len, wave.every))
         if self.arms is None:
-            return words.counted(n, 'cell')
-        arms = words.counted(len(self.arms.starts), 'arm')
-        return f'{arms}, {words.counted(n - len(wave.cells), "cell")} trained'
+            return counted(n, 'cell')
+        arms = counted(len(self.arms.starts), 'arm')
+        return f'{arms}, {counted(n - len(wave.cells), "cell")} trained'
 
     @property
     def step_sec(self) -> list[float | None]:

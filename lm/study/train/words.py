@@ -9,14 +9,10 @@ from lm.study.arm import Ablation, budget_words
 from lm.study.plan.arms import ArmPlan
 from lm.study.plan.search import CYCLES, EXTENSIONS, REFINEMENTS, REPEATS, WAVE, LineSearch, edge
 from lm.study.plan.settings import Grid, Tune
-from lm.study.verdicts import LOOKS, Confirmed, Study
+from lm.study.tables.text import counted
+from lm.study.verdicts import LOOKS, Confirmed
 
 AT_EDGE = {-1: 'still at the lowest edge', 0: '', 1: 'still at the highest edge'}
-
-
-def counted(n: int, thing: str) -> str:
-    """'1 run', '2 runs'."""
-    return f'{n} {thing}' if n == 1 else f'{n} {thing}s'
 
 
 def duration(sec: float) -> str:
@@ -63,7 +59,8 @@ def announced(plan: ArmPlan, ablation: Ablation, step_sec: Sequence[float | None
     study = ablation.study
     stage, points = study.open
     number = len(study.tuned.waves) + len(study.looks)
-    done = [runs_ended(study, arm) for arm in range(len(points))]
+    every = zip(study.stages, study.losses, strict=True)
+    done = [sum(point in ended for point in stages) for stages, ended in every]
     asked = [
         [p for p in own if by[p] == stage] for own, by in zip(points, study.stages, strict=True)
     ]
@@ -82,11 +79,6 @@ def announced(plan: ArmPlan, ablation: Ablation, step_sec: Sequence[float | None
         return [line]
     arms = zip(more, step_sec, plan.steps, strict=True)
     return [f'{line}, {duration(sum(n * sec * steps for n, sec, steps in arms))}']
-
-
-def runs_ended(study: Study, arm: int) -> int:
-    """Returns how many runs of an arm have ended, of those that the study has asked for."""
-    return sum(point in study.losses[arm] for point in study.stages[arm])
 
 
 def states(ablation: Ablation) -> list[str]:

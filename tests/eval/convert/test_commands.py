@@ -3,9 +3,6 @@ Contract: what cannot be folded is refused, with what would work.
 """
 
 import functools
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -23,13 +20,11 @@ from lm.record.run import Run
 from lm.training.state import Weights
 from modules.norms import fold as algebra
 from modules.params import named_leaves
-from tests.commands import PATIENCE_SEC
+from tests.eval.programs import run_module
 from tests.helpers import VOCAB, initial_state, tiny_config, tiny_learner
 from tests.sweep_helpers import base, changed, write_corpus
 from tests.xla import ONE_DEVICE
 from train import DONE, train
-
-ROOT = Path(__file__).parent.parent.parent.parent
 
 
 def checkpoint(changes, weights=None):
@@ -232,24 +227,12 @@ def tuned(tmp_path_factory):
     return folder / 'tuned'
 
 
-def program(*arguments):
-    command = [sys.executable, '-m', *arguments]
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {'XLA_FLAGS': ONE_DEVICE},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SEC,
-    )
-
-
 @pytest.mark.full
 def test_fine_tuned_then_folded_loses_as_before(tuned, tmp_path):
     """The whole way: no norm is left, and the programs read what is written as any checkpoint."""
     out = tmp_path / 'none'
     flags = ('--to=none', f'--checkpoint={tuned}', f'--out={out}')
-    done = program('eval.convert', 'fold', *flags)
+    done = run_module('eval.convert', 'fold', *flags, XLA_FLAGS=ONE_DEVICE)
     assert done.returncode == 0, done.stderr
     assert 'layernorm_removal -> none' in done.stdout and 'in float64' in done.stdout
     source, result = load(tuned), load(out)

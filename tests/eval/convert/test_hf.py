@@ -67,8 +67,7 @@ def saved(folder, name, arrays=None, most=10**9, **fields):
     config = {k: v for k, v in (CASES[name]['config'] | fields).items() if v != 'left out'}
     (folder / 'config.json').write_text(json.dumps(config))
     arrays = drawn(name) if arrays is None else arrays
-    tensors = {n: safetensors.Tensor(x.dtype, x.shape, lambda x=x: x) for n, x in arrays.items()}
-    safetensors.write_folder(folder, tensors, most)
+    safetensors.write_folder(folder, safetensors.of_arrays(arrays), most)
     return folder
 
 
@@ -85,6 +84,13 @@ def checkpoint_of(found, recipe=None):
     meta = {'vocab_size': found.vocab_size, 'model_type': found.model_type}
     where = Path('memory/checkpoints/0')
     return Checkpoint(where, recipe, 0, meta, learner, None, None, weights, found.tokenizer)
+
+
+def assert_same(params, wanted):
+    """Bitwise."""
+    assert params.keys() == wanted.keys()
+    for path, array in wanted.items():
+        np.testing.assert_array_equal(params[path], array, path)
 
 
 @functools.cache
@@ -121,9 +127,7 @@ def test_each_device_has_its_part_of_an_import(name, mesh):
     1 more and queries that are multiplied. Catches a range that is off, and one taken twice.
     """
     found, whole = spread(name, **mesh), imported(name)
-    assert found.params.keys() == whole.params.keys()
-    for path, array in found.params.items():
-        np.testing.assert_array_equal(array, whole.params[path])
+    assert_same(found.params, whole.params)
     if mesh == {'fsdp': 8}:  # nothing is read twice; CUT has copies of what it does not cut
         assert found.n_bytes == found.n_bytes_of_files == whole.n_bytes
     up = found.params['layers/mlp/up']
@@ -135,8 +139,7 @@ def test_each_device_has_its_part_of_an_import(name, mesh):
 def test_logits_on_eight_devices_are_theirs(name):
     """Catches a sharding rule that a family's axes miss, and a kernel that is wrong when cut."""
     found = spread(name, **CUT)
-    for path, array in found.params.items():
-        np.testing.assert_array_equal(array, imported(name).params[path])
+    assert_same(found.params, imported(name).params)
     logits = np.asarray(checkpoint_of(found).logits(np.repeat(TOKENS_BT, 8, 0)))
     assert len(found.params['layers/mlp/up'].sharding.device_set) == 8
     assert max(largest_difference(row, theirs()[name]) for row in logits) < CLOSE
@@ -176,9 +179,7 @@ def test_import_of_an_export_is_bitwise(tmp_path, name):
     export_hf.write_folder(tmp_path / 'out', checkpoint, found, 'float32', most=9000)
     again = import_folder(tmp_path / 'out', base(), Path('run'))
     assert export_hf.definition(again.recipe) == export_hf.definition(imported(name).recipe)
-    assert again.params.keys() == imported(name).params.keys()
-    for path, array in again.params.items():
-        np.testing.assert_array_equal(array, imported(name).params[path])
+    assert_same(again.params, imported(name).params)
     stored = dict(safetensors.opened(safetensors.read_folder(tmp_path / 'out')))
     there = CASES[name]
     assert {n: list(array.shape) for n, array in stored.items()} == there['tensors']
@@ -267,9 +268,8 @@ def test_weights_of_four_bits_are_read(tmp_path):
             ('packed', packed, quantised, cut),
         )
     )
-    for path, array in one.params.items():
-        np.testing.assert_array_equal(array, other.params[path])
-        np.testing.assert_array_equal(array, parts.params[path])
+    assert_same(other.params, one.params)
+    assert_same(parts.params, one.params)
 
 
 @pytest.mark.parametrize('attention, mlp', [(True, True), (True, False), (False, True)])
@@ -329,8 +329,7 @@ def test_the_text_model_inside_of_gemma_3_is_read(tmp_path, version):
     (folder / 'config.json').write_text(json.dumps(whole))
     found, wanted = import_folder(folder, base(), Path('run')), imported('gemma3')
     assert (found.model_type, found.recipe) == ('gemma3_text', wanted.recipe)
-    for path, array in wanted.params.items():
-        np.testing.assert_array_equal(array, found.params[path])
+    assert_same(found.params, wanted.params)
     assert 'vision_tower (1 tensors), multi_modal_projector (1 tensors)' in found.notes[0]
     (folder / 'config.json').write_text(json.dumps(whole | {'text_config': None}))
     with pytest.raises(ValueError, match="has model_type='gemma3' and no text_config"):
@@ -579,8 +578,7 @@ def test_an_import_is_evaluated_trained_and_exported(tmp_path, capsys):
     convert.run(['export-hf'], options | {'dtype': 'float32'})
     assert 'model_type=llama' in capsys.readouterr().out
     again = import_folder(tmp_path / 'out', base(), run)
-    for path, array in imported('llama2').params.items():
-        np.testing.assert_array_equal(array, again.params[path])
+    assert_same(again.params, imported('llama2').params)
     assert again.tokenizer.encode('w0 w49') == [3, 52]
     named = json.loads((tmp_path / 'out' / 'tokenizer_config.json').read_text())
     assert (named['bos_token'], named['eos_token']) == ('<s>', '</s>')

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from eval.convert import safetensors
-from eval.convert.safetensors import Tensor, opened, read_folder, read_header, write_folder
+from eval.convert.safetensors import of_arrays, opened, read_folder, read_header, write_folder
 
 ARRAYS = {
     'b': np.arange(6, dtype=np.float32).reshape(2, 3).T,  # not contiguous
@@ -18,10 +18,6 @@ ARRAYS = {
     'empty': np.zeros((0, 2), np.float16),
     'scalar': np.array(7, np.int64),
 }
-
-
-def tensors(arrays):
-    return {n: Tensor(x.dtype, x.shape, lambda x=x: x) for n, x in arrays.items()}
 
 
 def raw(header, data=b'', length=None):
@@ -38,7 +34,7 @@ def test_what_is_written_is_read(tmp_path, most, files):
     """In one file or several. Catches a transposed array written as it lies, and one dtype for all
     tensors of a file.
     """
-    write_folder(tmp_path, tensors(ARRAYS), most)
+    write_folder(tmp_path, of_arrays(ARRAYS), most)
     assert len(list(tmp_path.glob('*.safetensors'))) == files
     found = dict(opened(read_folder(tmp_path)))
     assert found.keys() == ARRAYS.keys()

@@ -4,8 +4,6 @@ import html.parser
 import json
 import math
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -13,21 +11,10 @@ from eval.charts import spec_of
 from eval.report import figures, series
 from eval.report.layers import MEAN, layer_maps
 from eval.report.page import report
-from eval.report.tables import plus_minus
-from eval.runs import gather
+from eval.report.tables import interval_cell
 from lm.study.statistics import Interval
-from lm.study.tables.comparison import compare
-from lm.study.tables.results import read_sweep
-from tests import ROOT
-from tests.commands import PATIENCE_SEC
 from tests.eval import sweep_fixture as fixture
-
-
-@pytest.fixture(scope='module')
-def sweep(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('runs') / 'norms'
-    fixture.write_sweep(folder)
-    return folder
+from tests.eval.programs import run_module
 
 
 @pytest.fixture(scope='module')
@@ -271,8 +258,7 @@ def test_figures_for_papers(sweep, tmp_path):
 def test_many_variants_have_a_panel_each(tmp_path):
     kinds = ('gelu', 'relu', 'silu', 'swiglu', 'geglu')
     fixture.write_sweep(tmp_path / 'sweep', fixture.AXES | {'model.activation': kinds}, {})
-    comparisons = compare(gather(tmp_path / 'sweep'), read_sweep(tmp_path / 'sweep'))
-    spec = spec_of(figures.learning_rates(comparisons, 'ce'))
+    spec = spec_of(figures.learning_rates(fixture.compared(tmp_path / 'sweep'), 'ce'))
     wanted = [f'{norm}, {kind}' for norm in fixture.NORMS for kind in kinds]
     assert spec['facet']['sort'] == wanted[1:]
     for panel in wanted[1:]:  # with the baseline in each
@@ -315,10 +301,11 @@ def test_another_baseline(tmp_path, sweep):
         report(sweep, tmp_path / 'page.html', baseline='layernrom')
 
 
-def test_plus_minus():
-    assert plus_minus(Interval(2.0, 0.01, 3)) == '2.0000 ± 0.0248'  # 4.3027 / sqrt(3) of 0.01
-    assert plus_minus(Interval(0.5, math.nan, 1), '+') == '+0.5000'
-    assert plus_minus(Interval(math.nan, math.nan, 0)) == ''
+def test_interval_cell():
+    three = Interval(2.0, 0.01, 3)
+    assert str(interval_cell(three)) == '2.0000 ± 0.0248'  # 4.3027 / sqrt(3) of 0.01
+    assert str(interval_cell(Interval(0.5, math.nan, 1), '+')) == '+0.5000'
+    assert str(interval_cell(Interval(math.nan, math.nan, 0))) == ''
 
 
 def test_thin_curve_keeps_ends_and_spikes():
@@ -344,14 +331,9 @@ def test_maps():
     assert [series.room(all_series)[0] for all_series in ([wide] * 10_000, [])] == [6, 60]
 
 
-def program(*arguments):
-    command = [sys.executable, '-m', 'eval.report', *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC)
-
-
 @pytest.mark.full
 def test_program_writes_the_page(sweep, tmp_path):
-    done = program(f'--workdir={sweep}', f'--out={tmp_path}/page.html')
+    done = run_module('eval.report', f'--workdir={sweep}', f'--out={tmp_path}/page.html')
     assert done.stdout.splitlines()[-1] == f'{tmp_path}/page.html', done.stderr
     assert (tmp_path / 'page.md').exists() and 'rmsnorm' in (tmp_path / 'page.html').read_text()
 

@@ -4,17 +4,7 @@ import pytest
 
 from eval.report.page import report
 from eval.report.tables import rates_table
-from eval.runs import gather
-from lm.study.tables.comparison import compare
-from lm.study.tables.results import read_sweep
 from tests.eval import sweep_fixture as fixture
-
-
-@pytest.fixture(scope='module')
-def sweep(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('runs') / 'norms'
-    fixture.write_sweep(folder)
-    return folder
 
 
 def mean(norm, lr, seeds):
@@ -26,7 +16,7 @@ def mean(norm, lr, seeds):
 
 
 def test_means_over_the_seeds_that_finished_and_how_many_diverged(sweep):
-    head, *rows = rates_table(compare(gather(sweep), read_sweep(sweep)), 'ce')
+    head, *rows = rates_table(fixture.compared(sweep), 'ce')
     assert head == ['variant', '0.001', '0.003', '0.01', '0.03']
     assert rows == [
         [
@@ -49,8 +39,7 @@ def test_means_over_the_seeds_that_finished_and_how_many_diverged(sweep):
 def test_no_mean_where_every_run_diverged(tmp_path):
     fates = {('rmsnorm', 0.03, seed): 'diverged' for seed in fixture.SEEDS}
     fixture.write_sweep(tmp_path / 'sweep', fixture.AXES, fates)
-    comparisons = compare(gather(tmp_path / 'sweep'), read_sweep(tmp_path / 'sweep'))
-    _, first, _ = rates_table(comparisons, 'ce')
+    _, first, _ = rates_table(fixture.compared(tmp_path / 'sweep'), 'ce')
     assert first[-1] == '(3)'
 
 

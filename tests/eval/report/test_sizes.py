@@ -5,15 +5,12 @@ import pytest
 
 from eval.charts import spec_of
 from eval.report.figures import by_size, rates_by_size
-from eval.runs import gather
-from lm.study.tables.comparison import compare
-from lm.study.tables.results import read_sweep
 from tests.eval import sweep_fixture as fixture
 
 
 def comparisons_of(folder, axes):
     fixture.write_sweep(folder, fixture.AXES | axes, {})
-    return compare(gather(folder), read_sweep(folder))
+    return fixture.compared(folder)
 
 
 def test_a_panel_for_each_choice_and_a_line_for_each_size(tmp_path):

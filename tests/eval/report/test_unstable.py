@@ -11,9 +11,6 @@ from eval.report import series
 from eval.report.figures import lines_of, runs_of
 from eval.report.layers import over_steps, step_rows
 from eval.report.page import report
-from eval.runs import gather
-from lm.study.tables.comparison import compare
-from lm.study.tables.results import read_sweep
 from tests.eval import sweep_fixture as fixture
 from tests.eval.report.test_page import Page, as_dicts, specs_of
 
@@ -160,9 +157,9 @@ def test_figures_over_steps_have_a_line_for_each_run(sweep):
     """The mean over layers with its band, variants in their colours: catches one layer for all, a
     run that is left out, and a step without a number that breaks a line.
     """
-    records = gather(sweep)
+    comparisons = fixture.compared(sweep)
+    records = [record for one in comparisons for record in one.variant.records]
     found = {record['workdir']: series.read_series(record) for record in records}
-    comparisons = compare(records, read_sweep(sweep))
     runs = runs_of(comparisons, found)
     assert step_rows(runs, 'update_ratio_hidden') == []  # it lacks a layer
     rows = step_rows(runs, 'attention_entropy_share')

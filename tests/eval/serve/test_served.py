@@ -19,6 +19,7 @@ from eval.serve import server as program
 from eval.serve.connections import bind
 from lm.inference.scoring import Scorer
 from tests.commands import PATIENCE_SEC, ROOT
+from tests.eval.programs import run_module
 from tests.eval.serve.fakes import serving
 
 PROMPTS = ['norm lay', 'é', '']
@@ -188,8 +189,7 @@ def test_the_program_serves_until_a_signal_and_ends_what_it_has_begun(whole, num
 @pytest.mark.full
 def test_the_program_says_in_a_line_why_it_does_not_start(whole, tmp_path):
     def said(*flags: str) -> str:
-        command = [sys.executable, '-m', 'eval.serve', *flags]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        done = run_module('eval.serve', *flags)
         assert done.returncode == 1 and done.stderr.count('\n') == 1, done.stderr
         return done.stderr
 

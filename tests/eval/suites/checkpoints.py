@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -28,12 +29,20 @@ def a_checkpoint(
     weights: Weights | None = None,
 ) -> Checkpoint:
     """The tiny config with changes; weights: initial ones unless given."""
-    tokenizer = tokenizer or ByteTokenizer()
-    config = tiny_config(changes)
-    learner, hyper = learner_of(config, tokenizer), hyper_from(config)
+    return of_recipe(tiny_config(changes), tokenizer or ByteTokenizer(), n_devices, weights)
+
+
+def of_recipe(
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    n_devices: int = 1,
+    weights: Weights | None = None,
+    meta: Mapping[str, Any] = MappingProxyType({}),
+) -> Checkpoint:
+    learner, hyper = learner_of(recipe, tokenizer), hyper_from(recipe)
     if weights is None:
         key = jax.random.key(0)
         made = jax.jit(lambda key, hyper: init_state(learner, hyper, key))(key, hyper)
         weights = jax.device_get(made).weights
     mesh = make_mesh(MeshConfig(data=n_devices), jax.devices()[:n_devices])
-    return Checkpoint(Path('x'), config, 1, {}, learner, mesh, hyper, weights, tokenizer)
+    return Checkpoint(Path('x/1'), recipe, 1, {**meta}, learner, mesh, hyper, weights, tokenizer)

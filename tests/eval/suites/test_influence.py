@@ -132,7 +132,7 @@ def test_a_run_has_scores_of_its_documents(whole):
     assert len(items['item']) == len(items['text']) == numbers['documents'] == 5
     assert all(len(column) == 5 for column in items.values())
     assert numbers['vog'] == pytest.approx(np.mean(items['vog'])) and numbers['vog'] > 0
-    assert np.mean(items['vog_normalised']) == pytest.approx(0, abs=1e-9)
+    assert np.mean(items['vog_normalised']) == pytest.approx(0, abs=1e-6)  # of float32
     assert all(0 < value < 2**0.5 for value in items['el2n'])
     assert -1 <= numbers['spearman_loss_el2n'] <= 1
     assert numbers['checkpoints'] == 2 and all(items['text'])

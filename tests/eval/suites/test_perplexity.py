@@ -12,12 +12,11 @@ import pytest
 
 from eval.suites.perplexity import perplexity, windows_of
 from lm import data
-from lm.devices.mesh import make_mesh
 from lm.inference.load import Checkpoint
 from lm.run.evaluate import evaluate
 from lm.storage.files import quiet
-from lm.training.state import build_learner, hyper_from, init_state
 from tests.commands import tiny
+from tests.eval.suites.checkpoints import of_recipe
 from tests.helpers import jit_eval_step
 
 LENGTH = 16
@@ -44,20 +43,10 @@ def a_checkpoint(text: Path, source: str, **changes) -> Checkpoint:
         fields = fields | {'data.source': '', 'data.mixture': repr(mixture)}
     recipe = tiny(fields, data_validation_fraction=0.5, data_seq_len=LENGTH, **changes)
     opened = data.open_dataset(recipe.data, say=quiet)
-    tokenizer = opened.tokenizer
-    learner, hyper = _learner(recipe, tokenizer.vocab_size, tokenizer.bos_id), hyper_from(recipe)
-    state = jax.jit(lambda key: init_state(learner, hyper, key))(jax.random.key(0))
-    mesh = make_mesh(recipe.mesh, jax.devices()[:1])
-    meta, weights = {'data': opened.digest}, state.weights
-    return Checkpoint(Path('x'), recipe, 0, meta, learner, mesh, hyper, weights, tokenizer)
+    return of_recipe(recipe, opened.tokenizer, meta={'data': opened.digest})
 
 
 SHARES = {'short': 0.75, 'long': 0.25}
-
-
-@functools.cache
-def _learner(recipe, vocab_size, bos_id):
-    return build_learner(recipe, vocab_size, bos_id, 'cpu')
 
 
 def of_the_loop(c: Checkpoint) -> dict[str, float]:

@@ -1,8 +1,7 @@
 """Suites of the validation split. Equivalence: their losses and perplexity's, as rows are read."""
 
-from pathlib import Path
+import dataclasses
 
-import jax
 import numpy as np
 import pytest
 
@@ -12,11 +11,8 @@ from eval.suites.layers import layers, turns
 from eval.suites.perplexity import perplexity
 from eval.suites.reading import TargetRow, rows_of, validation_rows
 from eval.suites.sharpness import sharpness
-from lm.config.fields import MeshConfig
-from lm.data import tokenizers
-from lm.devices.mesh import make_mesh
-from lm.inference.load import Checkpoint
-from lm.training.state import build_learner, hyper_from, init_state
+from lm.data.tokenizers import ByteTokenizer
+from tests.eval.suites.checkpoints import of_recipe
 from tests.helpers import checked_config
 
 READ = {  # across documents, within them
@@ -42,15 +38,10 @@ def corpus(tmp_path_factory):
 @pytest.fixture(scope='module', params=READ)
 def checkpoint(request, corpus):
     config = checked_config(corpus | READ[request.param] | {'model.n_layers': 3})
-    tokenizer = tokenizers.ByteTokenizer()
-    learner = build_learner(config, tokenizer.vocab_size, tokenizer.bos_id, 'cpu')
-    mesh, hyper = make_mesh(MeshConfig(data=1), jax.devices()[:1]), hyper_from(config)
-    state = jax.jit(lambda key: init_state(learner, hyper, key))(jax.random.key(0))
-    weights = state.weights.replace(
-        params=state.params | {'readout': 3 * state.params['readout']}  # far from uniform
-    )
-    meta = {'data': None}
-    return Checkpoint(Path('x/1'), config, 1, meta, learner, mesh, hyper, weights, tokenizer)
+    found = of_recipe(config, ByteTokenizer(), meta={'data': None})
+    params = found.weights.params
+    params = params | {'readout': 3 * params['readout']}  # far from uniform
+    return dataclasses.replace(found, weights=found.weights.replace(params=params))
 
 
 @pytest.mark.full

@@ -68,6 +68,20 @@ def end(folder, status='done', **numbers):
     (folder / 'summary.json').write_text(json_text(sealed(record)))
 
 
+def go_on(folder, behind, last, status='done'):
+    """Does the steps behind one again, and ends."""
+    go_back(folder, behind)
+    train(folder, behind + 1, last)
+    end(folder, status)
+
+
+def write_run(folder, first, last, status='done', lr=0.001, **numbers):
+    """A run that has ended, with the rows of these steps."""
+    begin(folder, lr)
+    train(folder, first, last)
+    end(folder, status, **numbers)
+
+
 def on_disk(folder):
     """{(step, tag): value as text} of metrics.jsonl, for NaN equals nothing."""
     found = {}

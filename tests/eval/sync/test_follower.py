@@ -12,13 +12,32 @@ from eval.sync.marks import file_name, read_mark
 from eval.sync.records import StepTail
 from lm.record.run import Run
 from lm.storage.files import InUse, Unreadable, locked
-from tests.eval.sync.fakes import Killed, Server, begin, end, go_back, on_disk, train
+from tests.eval.sync.fakes import (
+    Killed,
+    Server,
+    begin,
+    end,
+    go_back,
+    go_on,
+    on_disk,
+    train,
+    write_run,
+)
 
 MARK = file_name('fake', Server.where)
 
 
 def following(folder, server, said=None):
     return Follower(folder, 'fake', server, [].append if said is None else said.append)
+
+
+def followed(folder, server, last):
+    """The follower of a run that has come to a step, once it has sent what is there."""
+    begin(folder)
+    train(folder, 1, last)
+    sender = following(folder, server)
+    sender.round()
+    return sender
 
 
 def send(folder, server):
@@ -38,9 +57,7 @@ def has_all(folder, server):
 def test_every_point_is_sent_once_and_as_it_was(tmp_path, knows):
     """Sends 25 steps, with infinities and NaN of scalars and of heads; a later process has none."""
     server, run = Server(knows), tmp_path / 'run'
-    begin(run)
-    train(run, 0, 25)
-    end(run, best=1.5)
+    write_run(run, 0, 25, best=1.5)
     send(run, server)
     has_all(run, server)
     points = server.points(name_of(run))
@@ -56,10 +73,7 @@ def test_every_point_is_sent_once_and_as_it_was(tmp_path, knows):
 def test_a_step_is_sent_when_nothing_more_of_it_can_come(tmp_path):
     """Catches an evaluation that is lost: its step was sent before it was made."""
     server = Server()
-    begin(tmp_path)
-    train(tmp_path, 1, 9)
-    sender = following(tmp_path, server)
-    sender.round()
+    sender = followed(tmp_path, server, 9)
     assert max(step for step, _ in server.points(name_of(tmp_path))) == 8
     train(tmp_path, 10, 11)  # 10 has a row of training and one of validation
     sender.round()
@@ -67,9 +81,7 @@ def test_a_step_is_sent_when_nothing_more_of_it_can_come(tmp_path):
     end(tmp_path, 'failed')  # perhaps in the evaluation of step 11
     sender.round()
     assert max(step for step, _ in server.points(name_of(tmp_path))) == 10
-    go_back(tmp_path, 5)
-    train(tmp_path, 6, 15)
-    end(tmp_path, 'diverged')
+    go_on(tmp_path, 5, 15, 'diverged')
     sender.round()
     has_all(tmp_path, server)
 
@@ -78,10 +90,7 @@ def test_a_step_is_sent_when_nothing_more_of_it_can_come(tmp_path):
 def test_steps_that_are_done_again_are_not_sent_again(tmp_path, knows):
     """Goes back under one follower, and under another one; the mesh is no other run."""
     server = Server(knows)
-    begin(tmp_path)
-    train(tmp_path, 1, 20)
-    sender = following(tmp_path, server)
-    sender.round()
+    sender = followed(tmp_path, server, 20)
     for mesh, last in ((1, 12), (2, 4)):
         go_back(tmp_path, last)
         begin(tmp_path, mesh=mesh)
@@ -89,9 +98,7 @@ def test_steps_that_are_done_again_are_not_sent_again(tmp_path, knows):
         train(tmp_path, last + 1, 15)
         sender.round()
         train(tmp_path, 16, 18)
-    go_back(tmp_path, 18)
-    train(tmp_path, 19, 33)
-    end(tmp_path)
+    go_on(tmp_path, 18, 33)
     send(tmp_path, server)
     has_all(tmp_path, server)
     assert len(server.runs) == 1
@@ -99,16 +106,11 @@ def test_steps_that_are_done_again_are_not_sent_again(tmp_path, knows):
 
 def test_a_run_of_another_config_in_the_same_folder_is_another_run(tmp_path):
     server = Server()
-    begin(tmp_path)
-    train(tmp_path, 1, 20)
-    sender = following(tmp_path, server)
-    sender.round()
+    sender = followed(tmp_path, server, 20)
     first = name_of(tmp_path)
     before = server.points(first)
     (tmp_path / 'metrics.jsonl').unlink()
-    begin(tmp_path, lr=0.5)
-    train(tmp_path, 1, 5)
-    end(tmp_path)
+    write_run(tmp_path, 1, 5, lr=0.5)
     sender.round()
     assert name_of(tmp_path) != first and server.points(first) == before
     has_all(tmp_path, server)
@@ -117,9 +119,7 @@ def test_a_run_of_another_config_in_the_same_folder_is_another_run(tmp_path):
 def test_two_runs_of_one_config_are_two(tmp_path):
     server = Server()
     for name in ('a', 'b'):
-        begin(tmp_path / name)
-        train(tmp_path / name, 1, 3)
-        end(tmp_path / name)
+        write_run(tmp_path / name, 1, 3)
         send(tmp_path / name, server)
         has_all(tmp_path / name, server)
     assert len(server.runs) == 2
@@ -148,9 +148,7 @@ def test_a_killed_follower_leaves_nothing_twice_and_nothing_out(tmp_path, at, kn
         send_all(sender)
     server.kill = None
     if resumes:
-        go_back(tmp_path, 6)
-        train(tmp_path, 7, 30)
-        end(tmp_path)
+        go_on(tmp_path, 6, 30)
     send(tmp_path, server)
     has_all(tmp_path, server)
     assert len(server.runs) == 1 and server.ends[name_of(tmp_path)]
@@ -178,10 +176,7 @@ def test_a_mark_waits_for_the_close_of_a_session_that_keeps_rows_then(tmp_path):
     """Catches rows that a tracker had in memory alone, and that count as sent."""
     server = Server()
     server.certain_after = 'close'
-    begin(tmp_path)
-    train(tmp_path, 1, 12)
-    sender = following(tmp_path, server)
-    sender.round()
+    sender = followed(tmp_path, server, 12)
     assert server.runs and read_mark(tmp_path / MARK).step == -1
     sender.close()
     assert read_mark(tmp_path / MARK).step == 11
@@ -216,9 +211,7 @@ def test_a_long_run_does_not_make_the_others_wait(tmp_path, monkeypatch):
     monkeypatch.setattr('lm.record.metrics.MOST_BYTES', 1000)
     server = Server()
     for name, last in (('a', 200), ('b', 5)):
-        begin(tmp_path / name, lr=last)
-        train(tmp_path / name, 1, last)
-        end(tmp_path / name)
+        write_run(tmp_path / name, 1, last, lr=last)
     sender = following(tmp_path, server)
     assert sender.round()
     a, b = (server.points(name_of(tmp_path / name)) for name in 'ab')
@@ -250,9 +243,7 @@ def test_sessions_that_are_dear_are_not_opened_again_at_once(tmp_path):
 def test_an_error_of_one_run_leaves_the_others(tmp_path):
     server, said = Server(), []
     for name in 'abc':
-        begin(tmp_path / name, lr=ord(name))
-        train(tmp_path / name, 1, 5)
-        end(tmp_path / name)
+        write_run(tmp_path / name, 1, 5, lr=ord(name))
     server.bad = ('b',)
     (tmp_path / 'c' / 'config.json').write_text('{')
     sender, waits = following(tmp_path, server, said), []

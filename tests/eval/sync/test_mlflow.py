@@ -13,7 +13,7 @@ from eval.sync.records import read_source
 from eval.sync.to_mlflow import LARGEST, MOST_PARAM, Mlflow
 from lm.record.metrics import TIME_FIELDS, read_rows
 from lm.record.run import Run
-from tests.eval.sync.fakes import Killed, begin, end, go_back, on_disk, train
+from tests.eval.sync.fakes import Killed, begin, end, go_on, on_disk, train, write_run
 from tests.eval.sync.programs import TRAIN, finish, kill_when, start
 
 pytestmark = [pytest.mark.full, pytest.mark.xdist_group('mlflow')]
@@ -58,9 +58,7 @@ def has_all(folder, tracker):
 def test_a_run_is_sent_as_it_is(database, tmp_path):
     """Sends infinities and NaN, config, summary and status; a run that goes on is running."""
     tracker, run = place(database, 'one'), tmp_path / 'named'
-    begin(run)
-    train(run, 0, 25)
-    end(run, 'stopped', device='2-core CPU')
+    write_run(run, 0, 25, 'stopped', device='2-core CPU')
     assert send_all(Follower(run, 'mlflow', tracker, print))
     there = has_all(run, tracker)
     assert there.info.run_name == 'named' and there.info.status == 'KILLED'
@@ -85,9 +83,7 @@ def test_a_killed_follower_leaves_nothing_twice(database, tmp_path, monkeypatch,
     """Kills it at a request, before it or behind it: of config, of some rows, of the next rows."""
     monkeypatch.setattr('eval.sync.to_mlflow.MOST_POINTS', 7)
     tracker = place(database, f'{when}-{call}')
-    begin(tmp_path)
-    train(tmp_path, 0, 14)
-    end(tmp_path, 'stopped')
+    write_run(tmp_path, 0, 14, 'stopped')
     log, calls = tracker.client.log_batch, []
 
     def killed(*arguments, **what):
@@ -105,9 +101,7 @@ def test_a_killed_follower_leaves_nothing_twice(database, tmp_path, monkeypatch,
     mark = mark_of(tmp_path, tracker)
     mark.began += 1.0  # no point equals another then, of which a database would keep one
     mark.write(tmp_path / file_name('mlflow', tracker.where))
-    go_back(tmp_path, 4)
-    train(tmp_path, 5, 16)
-    end(tmp_path)
+    go_on(tmp_path, 4, 16)
     assert send_all(Follower(tmp_path, 'mlflow', tracker, print))
     has_all(tmp_path, tracker)
     (experiment,) = [tracker.client.get_experiment_by_name(f'{when}-{call}').experiment_id]
@@ -154,9 +148,7 @@ def test_a_database_that_cannot_be_is_one_line():
 
 
 def test_a_server_that_does_not_answer_is_an_error_of_some_seconds(tmp_path, monkeypatch):
-    begin(tmp_path)
-    train(tmp_path, 0, 3)
-    end(tmp_path)
+    write_run(tmp_path, 0, 3)
     monkeypatch.setenv('MLFLOW_HTTP_REQUEST_MAX_RETRIES', '0')
     said = []
     tracker = place('http://127.0.0.1:9', None)
@@ -173,9 +165,7 @@ def metrics_in(database):
 
 def test_processes_that_are_killed_while_they_send(database, tmp_path):
     """Kills two followers by signal, each with some of its rows sent."""
-    begin(tmp_path)
-    train(tmp_path, 0, 4000)
-    end(tmp_path)
+    write_run(tmp_path, 0, 4000)
     flags = f'--workdir={tmp_path}', '--to=mlflow', f'--uri={database}', '--project=killed'
     at = metrics_in(database)
     for more in (1, 2500):

@@ -8,7 +8,7 @@ import pytest
 from eval.sync.follower import Follower, send_all
 from eval.sync.marks import file_name, read_mark
 from eval.sync.to_wandb import Wandb, files_of, points
-from tests.eval.sync.fakes import Killed, begin, end, go_back, on_disk, train
+from tests.eval.sync.fakes import Killed, begin, go_on, on_disk, write_run
 from tests.eval.sync.programs import TRAIN, finish, kill_when, start
 
 pytestmark = [pytest.mark.full, pytest.mark.xdist_group('wandb')]
@@ -37,15 +37,11 @@ def has_all(folder):
 def test_a_run_is_sent_as_it_is(tmp_path):
     """Sends infinities and NaN; goes on in another session; a file crosses blocks of its format."""
     tracker = place()
-    begin(tmp_path)
-    train(tmp_path, 0, 400)
-    end(tmp_path, 'stopped', device='2-core CPU')
+    write_run(tmp_path, 0, 400, 'stopped', device='2-core CPU')
     assert send_all(Follower(tmp_path, 'wandb', tracker, print))
     has_all(tmp_path)
     begin(tmp_path, mesh=8)
-    go_back(tmp_path, 390)
-    train(tmp_path, 391, 420)
-    end(tmp_path)
+    go_on(tmp_path, 390, 420)
     assert send_all(Follower(tmp_path, 'wandb', place(), print))
     has_all(tmp_path)
     path, other = files_of(tmp_path, read_mark(tmp_path / file_name('wandb', tracker.where)).run)
@@ -57,9 +53,7 @@ def test_a_run_is_sent_as_it_is(tmp_path):
 @pytest.mark.parametrize('call', [1, 12])
 def test_a_killed_follower_leaves_nothing_twice(tmp_path, monkeypatch, call):
     """Kills it before the first step, or between two; W&B's own process ends by itself."""
-    begin(tmp_path)
-    train(tmp_path, 0, 20)
-    end(tmp_path, 'stopped')
+    write_run(tmp_path, 0, 20, 'stopped')
     tracker, calls, sessions = place(), [], []
     opened = tracker.open
 
@@ -81,9 +75,7 @@ def test_a_killed_follower_leaves_nothing_twice(tmp_path, monkeypatch, call):
     with pytest.raises(Killed):
         send_all(Follower(tmp_path, 'wandb', tracker, print))
     sessions[0]._run.finish()
-    go_back(tmp_path, 7)
-    train(tmp_path, 8, 25)
-    end(tmp_path)
+    go_on(tmp_path, 7, 25)
     assert send_all(Follower(tmp_path, 'wandb', place(), print))
     has_all(tmp_path)
 
@@ -99,9 +91,7 @@ def processes_of(folder):
 
 
 def test_a_process_that_is_killed_while_it_sends(tmp_path):
-    begin(tmp_path)
-    train(tmp_path, 0, 6000)
-    end(tmp_path)
+    write_run(tmp_path, 0, 6000)
     flags = f'--workdir={tmp_path}', '--to=wandb', '--uri=offline'
     follower = start('-m', 'eval.sync', *flags)
 

@@ -37,14 +37,14 @@ def loss_of(cell) -> float:
     return math.inf if z > 2.2 else 3 + 0.01 * z**2 + 0.001 * float(jitter)
 
 
-def end(cell, workdir, loss=None) -> None:
-    """Writes what a run leaves that has ended with this loss."""
+def end(cell, workdir, loss=None, **more) -> None:
+    """Writes what a run leaves that has ended with this loss; more: of its summary."""
     loss = loss_of(cell) if loss is None else loss
     record = {'status': 'done', 'validation_ce': loss}
     if math.isinf(loss):
         record = {'status': 'diverged', 'validation_ce': 3.0}  # of an earlier step
     (workdir / cell.name).mkdir(parents=True)
-    write_json(workdir / cell.name / SUMMARY, sealed(record))
+    write_json(workdir / cell.name / SUMMARY, sealed(record | more))
 
 
 def runs_of(ablation, workdir) -> list[tuple]:
@@ -240,19 +240,15 @@ class TestLosses:
                 losses[point]
 
     def test_those_that_stopped_or_failed_have_not_ended(self, two, tmp_path):
-        for name, status in zip(two.first, ('stopped', 'failed'), strict=True):
-            (tmp_path / name.name).mkdir()
-            record = sealed({'status': status, 'validation_ce': 2.0})
-            write_json(tmp_path / name.name / SUMMARY, record)
+        for cell, status in zip(two.first, ('stopped', 'failed'), strict=True):
+            end(cell, tmp_path, 2.0, status=status)
         assert not any(Point((0,), 0) in losses for losses in two.read(tmp_path).study.losses)
 
     def test_they_are_in_bits_a_byte_where_tokens_differ(self, tmp_path):
         tokenizers = {'data.tokenizer': ('byte', 'bpe:300')}
         found = ArmPlan(tiny_raw({'data.source': 'python'}), tokenizers, LR)
         assert found.metric == 'bits_per_byte'
-        (tmp_path / found.first[0].name).mkdir()
-        record = sealed({'status': 'done', 'validation_ce': 2.0, 'bits_per_byte': 1.5})
-        write_json(tmp_path / found.first[0].name / SUMMARY, record)
+        end(found.first[0], tmp_path, 2.0, bits_per_byte=1.5)
         assert found.read(tmp_path).study.losses[0][Point((0,), 0)] == 1.5
 
 

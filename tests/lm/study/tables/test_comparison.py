@@ -9,7 +9,7 @@ from scipy import stats
 
 from eval import runs
 from lm.study.tables import comparison, results
-from lm.study.tables.columns import schema
+from lm.study.tables.columns import columns, schema
 from lm.study.tables.comparison import best_lr, sensitivity
 from lm.study.tables.variants import with_baseline
 from tests.eval import sweep_fixture as fixture
@@ -77,9 +77,7 @@ def test_sensitivity_is_not_given_before_the_grid_has_ended(tmp_path):
     notes = {}
     for name, fates in (('waits', waits), ('partly', partly), ('ends', ends)):
         fixture.write_sweep(tmp_path / name, axes, fates)
-        [found] = comparison.compare(
-            runs.gather(tmp_path / name), results.read_sweep(tmp_path / name)
-        )
+        [found] = fixture.compared(tmp_path / name)
         notes[name] = found.notes
         assert math.isnan(found.sensitivity) == (name != 'ends')
     assert notes == {
@@ -195,6 +193,13 @@ def ended(loss, seed, lr=0.01, norm='rmsnorm', status='done', **more):
 SWEEP = {'base': fixture.base_config(), 'axes': {'model.norm': [], 'train.seed': []}}
 
 
+def variants_of(axes, listed):
+    """Of a sweep over these fields, whose cells have the values that are listed."""
+    names = [columns()[path] for path in axes]
+    records = [ended(3.0, 0) | dict(zip(names, values, strict=True)) for values in listed]
+    return comparison.split(records, SWEEP | {'axes': {path: [] for path in axes}})
+
+
 def test_divergence_at_the_best_learning_rate_is_said(monkeypatch):
     monkeypatch.setattr(comparison, 'initial_loss', lambda records: 8.0)
     base = [ended(3.0 + 0.01 * seed, seed) for seed in range(3)]
@@ -237,46 +242,36 @@ def test_a_text_that_two_fields_may_have_keeps_its_field():
     """Catches two variants of one name, a 'none' that does not say of what, and 'rmsnorm' alone
     for a norm of queries and keys.
     """
-    axes = ('norm', 'qk_norm', 'd_model')
-    sweep = SWEEP | {'axes': {f'model.{name}': [] for name in axes}}
+    axes = ('model.norm', 'model.qk_norm', 'model.d_model')
     listed = [('rmsnorm', 'none', 64), ('layernorm', 'rmsnorm', 64), ('dyt', 'none', 64)]
-    records = [ended(3.0, 0) | dict(zip(axes, values, strict=True)) for values in listed]
-    found = comparison.split(records, sweep)
+    found = variants_of(axes, listed)
     assert [v.name for v in found] == ['baseline', 'layernorm, qk_norm rmsnorm', 'dyt']
     assert [v.name for v in with_baseline(found, 'dyt')] == ['the first', found[1].name, 'dyt']
-    records = [ended(3.0, 0) | {'qk_norm': norm} for norm in ('layernorm', 'rmsnorm')]
-    found = comparison.split(records, SWEEP | {'axes': {'model.qk_norm': []}})
+    found = variants_of(['model.qk_norm'], [('layernorm',), ('rmsnorm',)])
     assert [v.name for v in found] == ['qk_norm layernorm', 'qk_norm rmsnorm']
 
 
 def test_a_variant_is_named_without_what_its_size_brings_along():
     """Catches names that repeat it, and two variants of one name."""
-    axes = {'model.d_model': [], 'model.n_heads': [], 'scaling.base_width': [], 'model.norm': []}
-    columns = ('d_model', 'n_heads', 'scaling_base_width', 'norm')
+    axes = ('model.d_model', 'model.n_heads', 'scaling.base_width', 'model.norm')
     sizes = [(64, 1, None), (128, 2, 64)]
     grid = [(*size, norm) for size in sizes for norm in ('rmsnorm', 'layernorm')]
-    records = [ended(3.0, 0) | dict(zip(columns, values, strict=True)) for values in grid]
-    found = comparison.split(records, SWEEP | {'axes': axes})
+    found = variants_of(axes, grid)
     wanted = [f'd_model {size}, {norm}' for size in (64, 128) for norm in ('rmsnorm', 'layernorm')]
     assert [v.name for v in found] == wanted
-    two = [ended(3.0, 0) | {'d_model': 64, 'n_heads': heads} for heads in (1, 2)]
-    found = comparison.split(two, SWEEP | {'axes': {'model.d_model': [], 'model.n_heads': []}})
+    found = variants_of(axes[:2], [(64, 1), (64, 2)])
     assert [v.name for v in found] == ['d_model 64, n_heads 1', 'd_model 64, n_heads 2']
 
 
 def test_variants_of_a_list_are_named_by_what_is_not_as_in_the_baseline():
     """A full grid names all values of each."""
-    axes = ('norm', 'placement', 'attention_gate')
-    sweep = SWEEP | {'axes': {'model.norm': [], 'model.placement': [], 'attention.gate': []}}
+    axes = ('model.norm', 'model.placement', 'attention.gate')
     listed = [('rmsnorm', 'pre', 'none'), ('none', 'pre', 'none'), ('rmsnorm', 'post', None)]
-    records = [ended(3.0, 0) | dict(zip(axes, values, strict=True)) for values in listed]
-    found = comparison.split(records, sweep)
+    found = variants_of(axes, listed)
     assert [v.name for v in found] == ['baseline', 'norm none', 'post']
     assert found[0].all_values == 'norm rmsnorm, placement pre, attention_gate none'
     grid = [(*pair, 'none') for pair in itertools.product(('rmsnorm', 'none'), ('pre', 'post'))]
-    records = [ended(3.0, 0) | dict(zip(axes, values, strict=True)) for values in grid]
-    names = [v.name for v in comparison.split(records, sweep)]
-    assert names[-1] == 'norm none, post, attention_gate none'
+    assert variants_of(axes, grid)[-1].name == 'norm none, post, attention_gate none'
 
 
 def test_tokenizers_are_compared_in_bits_per_byte(monkeypatch):

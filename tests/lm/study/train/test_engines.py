@@ -94,35 +94,42 @@ def when(happened, act) -> threading.Thread:
     return thread
 
 
-def all_have_saved(workdir: Path) -> bool:
-    """Whether some cells have begun, and each of those holds a checkpoint."""
-    if not (workdir / 'sweep.json').exists():
-        return False
-    begun = [folder for folder in cell_folders(workdir).values() if timeless(folder)]
-    return bool(begun) and all(steps_in(folder / 'checkpoints') for folder in begun)
+def begun(workdir: Path) -> list[Path]:
+    """The folders of the cells that have begun."""
+    is_there = (workdir / 'sweep.json').exists()
+    return [own for own in cell_folders(workdir).values() if timeless(own)] if is_there else []
 
 
-def half_way(workdir: Path) -> bool:
-    """Whether a cell has saved and has some way to go."""
-    if not (workdir / 'sweep.json').exists():
-        return False
-    return any(
-        steps_in(folder / 'checkpoints') and timeless(folder)[-1]['step'] < 250
-        for folder in cell_folders(workdir).values()
-    )
+def has_saved(folder: Path) -> bool:
+    return bool(steps_in(folder / 'checkpoints'))
 
 
-@pytest.mark.full
-def test_kill_9_of_workers_changes_no_number(cluster, local, corpus, tmp_path, capfd):
-    """All of them, since the one that trains the cell seen cannot be told from the others."""
+def kill_workers_half_way(workdir: Path) -> tuple[threading.Thread, list[int]]:
+    """Kills all workers, once a cell has saved and has some way to go, in a thread; returns it, and
+    the list of those that it has killed.
+    """
     killed = []
+
+    def half_way():
+        return any(has_saved(own) and timeless(own)[-1]['step'] < 250 for own in begun(workdir))
 
     def kill():
         for victim in workers():
             victim.kill()
             killed.append(victim.pid)
 
-    thread = when(lambda: half_way(tmp_path), kill)
+    return when(half_way, kill), killed
+
+
+def rows(workdir: Path) -> list[dict]:
+    """The table, whatever the name of the sweep."""
+    return [row | {'sweep': ''} for row in table(workdir)]
+
+
+@pytest.mark.full
+def test_kill_9_of_workers_changes_no_number(cluster, local, corpus, tmp_path, capfd):
+    """All of them, since the one that trains the cell seen cannot be told from the others."""
+    thread, killed = kill_workers_half_way(tmp_path)
     assert train_sweep(base(corpus, **LONGER), SWEEP, tmp_path, engine='ray') == DONE
     thread.join()
     output = capfd.readouterr().out
@@ -138,24 +145,15 @@ def test_a_tuned_sweep_whose_workers_are_killed(cluster, corpus, tmp_path, capfd
     arms, tune = {'optim.b1': (0.9, 0.8)}, {'optim.lr': 0.01, 'seeds': 3, 'budget': 13}
     tree = base(corpus, train_steps=30, train_eval_every=30, train_checkpoint_every=10)
     assert train_sweep(tree, arms, tmp_path / 'local', tune=tune) == DONE
-    killed = []
-
-    def kill():
-        for victim in workers():
-            victim.kill()
-            killed.append(victim.pid)
-
     workdir = tmp_path / 'ray'
-    thread = when(lambda: half_way(workdir), kill)
+    thread, killed = kill_workers_half_way(workdir)
     assert train_sweep(tree, arms, workdir, engine='ray', tune=tune) == DONE
     thread.join()
     output = capfd.readouterr().out
     assert killed and output.count('1 task on Ray') == 3 and 'look 1: 3 runs' in output
     ledgers = [read_json(tmp_path / one / 'sweep.json') for one in ('ray', 'local')]
     assert ledgers[0] == ledgers[1]
-    assert [row | {'sweep': ''} for row in table(workdir)] == [
-        row | {'sweep': ''} for row in table(tmp_path / 'local')
-    ]
+    assert rows(workdir) == rows(tmp_path / 'local')
     assert curves(workdir) == curves(tmp_path / 'local')
 
 
@@ -165,14 +163,7 @@ def test_a_bucket_has_what_a_disk_has(cluster, local, corpus, bucket_url, monkey
     none, writes table and report. The cluster has been started without the bucket's variables.
     """
     keys = {name: os.environ[name] for name in variables()}
-    killed = []
-
-    def kill():
-        for victim in workers():
-            victim.kill()
-            killed.append(victim.pid)
-
-    thread = when(lambda: half_way(sweep_folder(bucket_url)), kill)
+    thread, killed = kill_workers_half_way(sweep_folder(bucket_url))
     options = engines._task_options
 
     def with_keys(resources):
@@ -187,15 +178,17 @@ def test_a_bucket_has_what_a_disk_has(cluster, local, corpus, bucket_url, monkey
     assert killed and 'resuming after step' in output and '4 of 4 done' in output
     there = at_hand(bucket_url)
     assert curves(there) == curves(local)
-    found, wanted = ([row | {'sweep': ''} for row in table(one)] for one in (there, local))
-    assert found == wanted
+    assert rows(there) == rows(local)
     assert {'sweep.json', 'cells.parquet', 'report.html'} <= set(open_bucket(bucket_url).list())
 
 
 @pytest.mark.full
 def test_sigterm_ends_the_workers(cluster, corpus, tmp_path, capfd):
     """What they saved is for the same command to go on from."""
-    thread = when(lambda: all_have_saved(tmp_path), lambda: os.kill(os.getpid(), signal.SIGTERM))
+    thread = when(
+        lambda: begun(tmp_path) and all(map(has_saved, begun(tmp_path))),
+        lambda: os.kill(os.getpid(), signal.SIGTERM),
+    )
     tree = base(corpus, **LONGER | {'train_steps': 60_000})
     assert train_sweep(tree, SWEEP, tmp_path, engine='ray') == SIGNALLED + signal.SIGTERM
     thread.join()

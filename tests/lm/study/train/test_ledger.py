@@ -1,5 +1,6 @@
 """What sweep.json says, and that a sweep goes on after an upgrade with the cells it has."""
 
+import itertools
 import json
 import shutil
 
@@ -48,6 +49,11 @@ def opened(folder, raw, swept, continue_changed=False):
     while names := open_sweep(folder, resolve(raw), plan.wave(folder).every, continue_changed):
         plan.names |= names
     return plan.wave(folder).every
+
+
+def begin(folder, cell):
+    (folder / cell.name).mkdir()
+    write_config(folder / cell.name, cell.recipe)
 
 
 def test_cells_of_an_older_version_keep_their_names(sweep):
@@ -131,8 +137,7 @@ def test_cells_of_other_axes_stay_on_record(tmp_path):
     ((first,),) = opened(tmp_path, raw, {'optim.lr': (0.1,)})
     opened(tmp_path, raw, {'optim.lr': (0.2,)})
     assert [c['changes'] for c in read_sweep(tmp_path)['cells']] == [{'optim.lr': 0.2}]
-    (tmp_path / first.name).mkdir()
-    write_config(tmp_path / first.name, first.recipe)
+    begin(tmp_path, first)
     opened(tmp_path, raw, {'optim.lr': (0.1,)})
     opened(tmp_path, raw, {'optim.lr': (0.2,)})
     cells_now = read_sweep(tmp_path)['cells']
@@ -147,8 +152,7 @@ def test_a_damaged_record_is_written_anew_with_the_cells_that_have_a_folder(tmp_
     """Those that the axes have no more stay on record, and finished ones are not run again."""
     raw, said = tiny_raw(), []
     cell, *_ = cells(raw, {'optim.lr': (0.1, 0.2, 0.3)})
-    (tmp_path / cell.name).mkdir()
-    write_config(tmp_path / cell.name, cell.recipe)
+    begin(tmp_path, cell)
     (tmp_path / 'sweep.json').write_text(text)
     left = group_by_program(cells(raw, {'optim.lr': (0.2, 0.3)}))
     open_sweep(tmp_path, resolve(raw), left, False, said.append)
@@ -162,10 +166,8 @@ def test_a_sweep_goes_on_with_another_mesh(tmp_path):
     """In the folders that it has; but where cells differ in their meshes, each has its own."""
     raw, swept = tiny_raw(), {'optim.lr': (1e-3, 3e-3)}
     found = opened(tmp_path, raw, swept)
-    for group in found:
-        for cell in group:
-            (tmp_path / cell.name).mkdir()
-            write_config(tmp_path / cell.name, cell.recipe)
+    for cell in itertools.chain(*found):
+        begin(tmp_path, cell)
     wider = raw | {'mesh': raw['mesh'] | {'fsdp': 2}}
     assert names(group_by_program(cells(wider, swept))) != names(found)
     assert names(opened(tmp_path, wider, swept)) == names(found)

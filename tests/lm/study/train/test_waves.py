@@ -94,6 +94,28 @@ def whole(tuned, tmp_path):
     return tmp_path / 'whole', trainer
 
 
+def finished(tuned, workdir, every, order):
+    """Gives the command until the sweep has ended, each time stopped after so many runs; returns
+    (how often each was trained, how many commands it took). order(i): how the i-th sorts cells.
+    """
+    trained, status, commands = collections.Counter(), None, 0
+    while status != DONE:
+        assert status in (None, SIGNALLED + signal.SIGTERM)
+        left = [every]
+
+        def stop(cell, work, left=left):
+            if not left[0]:
+                work.caught.append(signal.SIGTERM)
+            left[0] -= 1
+            return bool(work.caught)
+
+        trainer = Trainer(order(commands), stop)
+        status = tuned(workdir, trainer)
+        trained += trainer.trained
+        commands += 1
+    return trained, commands
+
+
 def ledger(workdir):
     """What sweep.json says, with cells in the order of their names."""
     record = read_json(workdir / 'sweep.json')
@@ -127,24 +149,12 @@ def test_a_sweep_that_is_stopped_again_and_again_is_the_same(every, whole, tuned
     """It is stopped after so many runs, whose order is another each time. Catches a wave that opens
     before the last has ended, and one that follows from the order of ends.
     """
-    workdir, trained, commands = tmp_path / 'stopped', collections.Counter(), 0
-    while True:
-        left = [every]
+    workdir = tmp_path / 'stopped'
 
-        def stop(cell, work, left=left):
-            if not left[0]:
-                work.caught.append(signal.SIGTERM)
-            left[0] -= 1
-            return bool(work.caught)
+    def turned(turn):
+        return lambda cells: sorted(cells, key=lambda cell: cell.name[turn % 3 :])
 
-        turn = commands % 3
-        trainer = Trainer(lambda cells, turn=turn: sorted(cells, key=lambda c: c.name[turn:]), stop)
-        status = tuned(workdir, trainer)
-        trained += trainer.trained
-        commands += 1
-        if status == DONE:
-            break
-        assert status == SIGNALLED + signal.SIGTERM
+    trained, commands = finished(tuned, workdir, every, turned)
     assert commands > len(trained) / every - 1 and trained == whole[1].trained
     assert ledger(workdir) == ledger(whole[0]) and rows(workdir) == rows(whole[0])
 
@@ -240,22 +250,11 @@ def test_a_sweep_in_a_bucket_goes_on_where_nothing_is(
     whole, tuned, bucket_url, tmp_path, monkeypatch
 ):
     """Each command is given on another machine, which has none of the files."""
-    trained, status, commands = collections.Counter(), None, 0
-    while status != DONE:
-        assert status in (None, SIGNALLED + signal.SIGTERM)
-        monkeypatch.setenv('EVENKEEL_CACHE', str(tmp_path / f'machine-{commands}'))
-        left = [13]
 
-        def stop(cell, work, left=left):
-            if not left[0]:
-                work.caught.append(signal.SIGTERM)
-            left[0] -= 1
-            return bool(work.caught)
+    def on_another(command):
+        monkeypatch.setenv('EVENKEEL_CACHE', str(tmp_path / f'machine-{command}'))
+        return list
 
-        trainer = Trainer(act=stop)
-        status = tuned(bucket_url, trainer)
-        trained += trainer.trained
-        commands += 1
-    assert commands == 3 and trained == whole[1].trained
+    assert finished(tuned, bucket_url, 13, on_another) == (whole[1].trained, 3)
     assert ledger(at_hand(bucket_url)) == ledger(whole[0])
     assert rows(at_hand(bucket_url)) == rows(whole[0])
