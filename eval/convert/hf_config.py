@@ -85,7 +85,7 @@ def dropouts(raw: Mapping[str, Any]) -> list[str]:
     return [f'{name}={value}' for name, value in of.items() if not name.startswith(BEGINNINGS)]
 
 
-class Entry:
+class ConfigEntry:
     """Reads fields of theirs as fields of ours, and writes them again; none, unless it says so."""
 
     def read(self, fields: Fields) -> Flat:
@@ -96,7 +96,7 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True)
-class Same(Entry):
+class Same(ConfigEntry):
     """A number or a flag that both have.
 
     default: that of their class. none: what their null is. also: another name of it, which other
@@ -124,7 +124,7 @@ class Same(Entry):
 
 
 @dataclasses.dataclass(frozen=True)
-class Fixed(Entry):
+class Fixed(ConfigEntry):
     """A field that must have this value, since our models have no other; others mean the same."""
 
     name: str
@@ -153,7 +153,7 @@ class Ignored(Fixed):
 
 
 @dataclasses.dataclass(frozen=True)
-class SameTwice(Entry):
+class SameTwice(ConfigEntry):
     """Another name of a field that transformers does not read, beside the one that it does."""
 
     name: str
@@ -165,7 +165,7 @@ class SameTwice(Entry):
 
 
 @dataclasses.dataclass(frozen=True)
-class Named(Entry):
+class Named(ConfigEntry):
     """A choice that has other names here. The first of equal ones is written."""
 
     name: str
@@ -187,7 +187,7 @@ class Named(Entry):
 
 
 @dataclasses.dataclass(frozen=True)
-class Inner(Entry):
+class Inner(ConfigEntry):
     """The hidden width of the MLP, four times the model's where it is left out (GPT-2)."""
 
     name: str
@@ -202,7 +202,7 @@ class Inner(Entry):
 
 
 @dataclasses.dataclass(frozen=True)
-class Positions(Entry):
+class Positions(ConfigEntry):
     """The longest row. default: of their class. is_table: of a table of positions, which has just
     so many.
     """
@@ -224,7 +224,7 @@ class Positions(Entry):
 
 
 @dataclasses.dataclass(frozen=True)
-class NoDropout(Entry):
+class NoDropout(ConfigEntry):
     """A dropout of training: not read, and 0 where it is written."""
 
     name: str
@@ -234,7 +234,7 @@ class NoDropout(Entry):
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadDim(Entry):
+class HeadDim(ConfigEntry):
     """The width of a head. default: that of their class; None: d_model / n_heads."""
 
     default: int | None = None
@@ -248,7 +248,7 @@ class HeadDim(Entry):
 
 
 @dataclasses.dataclass(frozen=True)
-class QueryScalar(Entry):
+class QueryScalar(ConfigEntry):
     """q of logits q k / sqrt(q). Ours are by the width of a head: weights take up the rest."""
 
     default: int
@@ -261,7 +261,7 @@ class QueryScalar(Entry):
 
 
 @dataclasses.dataclass(frozen=True)
-class Biases(Entry):
+class Biases(ConfigEntry):
     """attention_bias and mlp_bias. Ours are of both or of none: where theirs are of one, those of
     the other are 0.
     """
@@ -280,7 +280,7 @@ class Biases(Entry):
 
 
 @dataclasses.dataclass(frozen=True)
-class Mxfp4(Entry):
+class Mxfp4(ConfigEntry):
     """quantization_config of weights in four bits, which are read and never written (gpt-oss)."""
 
     def read(self, fields: Fields) -> Flat:
