@@ -87,6 +87,7 @@ LEFT_OUT = {  # line: why it is not run here
             ' --run --hours=2',
             ' --only=muon,lion --run',
             ' --pages=docs/claims',
+            ' --record=docs/claims/board.json',
             ' --only=vanishing_variance,seednorm,deepnorm,self_normalizing,unnormalised --run',
         )
     },

@@ -83,7 +83,8 @@ def test_sigterm_reaches_the_trainer(trainer, tmp_path):
         "(here / 'begun').touch()\n"
         'while True: time.sleep(0.05)\n'
     )
-    (trainer / 'config.py').touch()
+    # A launch builds its config before it starts anything.
+    (trainer / 'config.py').write_text('from configs.default import get_config\n')
     command = [sys.executable, '-m', 'tpu.launch', '--engine=ray', '--nodes=1']
     command += [f'--folder={trainer}', '--', 'train.py', f'--config={trainer}/config.py']
     launched = subprocess.Popen(
