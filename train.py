@@ -41,10 +41,10 @@ from lm.config.recipe import Recipe
 from lm.config.resolve import digest, resolve, with_dtype
 from lm.launch import command, distributed, signals, streams, tracking
 from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, SIGNALLED  # noqa: F401
-from lm.record.remote.mirror import mirrored
+from lm.record.remote.mirror import mirror_workdir
 from lm.record.workdir import open_workdir
 from lm.run import runs, start
-from lm.run.describe import describe, memory_words, where_from
+from lm.run.describe import format_memory, list_field_origins, print_description
 from lm.run.program import Experiment, Program, open_text
 from lm.run.wave import Wave, closing
 from lm.study.plan import cells
@@ -65,22 +65,27 @@ def main() -> int:
     if CONFIG.value is None:
         raise app.UsageError('--config=PATH is needed, such as --config=configs/default.py')
     given = CONFIG.value.to_dict()
-    config, followed = start.with_source_model(given, command.fields_given(given), WORKDIR.value)
-    base, sweep, tune = cells.split_sweep(with_dtype(config, engines.dtype_of_workers()))
+    config, followed = start.merge_source_model(
+        given, command.find_set_fields(given), WORKDIR.value
+    )
+    base, sweep, tune = cells.split_sweep(with_dtype(config, engines.worker_dtype()))
     recipe, is_sweep = resolve(base), (sweep, tune) != (None, None)
     if listings.print_config(recipe, base, sweep, tune):
         return DONE
-    if words := before_jax.idle_accelerator():
+    if words := before_jax.missing_plugin_advice():
         raise ValueError(words)
-    streams.outlive_output()
+    streams.ignore_output_loss()
     place = WORKDIR.value or command.default_workdir(recipe, '-sweep' * is_sweep)
-    how = engines.asked(is_sweep) | {'trackers': tracking.asked(), 'tune': tune}
+    how = engines.read_sweep_flags(is_sweep) | {
+        'trackers': tracking.read_track_flag(),
+        'tune': tune,
+    }
     again = CONTINUE_CHANGED.value, START_OVER.value
-    words = where_from(command.overridden(given), followed, recipe.train.init_from)
+    words = list_field_origins(command.find_overrides(given), followed, recipe.train.init_from)
     if is_sweep:
         return train_sweep(base, sweep, place, again[0], words, start_over=again[1], **how)
     distributed.join(digest(recipe))
-    with mirrored(place) as workdir:
+    with mirror_workdir(place) as workdir:
         return train(recipe, workdir, *again, words, trackers=how['trackers'])
 
 
@@ -89,14 +94,14 @@ def train(
     workdir: Path,
     continue_changed: bool = False,
     start_over: bool = False,
-    words: Sequence[str] = (),
+    notes: Sequence[str] = (),
     trackers: Sequence[str] = (),
 ) -> int:
     """Trains to config.train.steps, from the newest checkpoint there is; the exit status."""
     runs.check(recipe, workdir)
     terminal = runs.open_terminal()
     with open_workdir(workdir, recipe, continue_changed, terminal.say):
-        for line in (runs.where(workdir), *words):
+        for line in (runs.format_header(workdir), *notes):
             terminal.say(line)
         # Data: the text as rows of tokens, prepared once, if there is a place for checkpoints.
         runs.try_storage(recipe, workdir)
@@ -108,20 +113,20 @@ def train(
         run = runs.RunSpec(recipe, workdir, terminal, continue_changed, start_over)
         with closing(Wave(program, [run], size=1)) as wave:
             (slot,) = wave.slots
-            describe(slot.journal)
-            if slot.journal.finished:
-                return runs.nothing_left(slot)
+            print_description(slot.journal)
+            if slot.journal.is_finished:
+                return runs.report_finished(slot)
             wave.compile()
-            held = memory_words(experiment, program)
+            held = format_memory(experiment, program)
             terminal.say(f'compiled in {program.compile_sec:.1f} s; {held}')
             with (
-                tracking.tracked(workdir, trackers, terminal.say),
-                terminal.live(recipe.train.steps, slot.journal.step),
-                signals.caught_signals() as caught,
+                tracking.send_to_trackers(workdir, trackers, terminal.say),
+                terminal.show_progress(recipe.train.steps, slot.journal.step),
+                signals.catch_signals() as caught,
             ):
                 # Steps, with evaluations, diagnoses and checkpoints where they are due.
                 wave.train(caught)
-                return runs.exit_status(slot, caught)
+                return runs.report_exit(slot, caught)
 
 
 def train_sweep(
@@ -129,21 +134,23 @@ def train_sweep(
     sweep: Any,
     workdir: str | Path,
     continue_changed: bool = False,
-    words: Sequence[str] = (),
+    notes: Sequence[str] = (),
     engine: str = 'local',
-    **how: Any,
+    **work_options: Any,
 ) -> int:
     """Trains the cells that have not ended yet; the exit status. how: as in `engines`."""
 
     def report(folder: Path) -> str:
-        from eval.report.page import report  # brings Altair and SciPy, which wait until the end
+        from eval.report.page import (
+            write_report,  # brings Altair and SciPy, which wait until the end
+        )
 
         said: list[str] = []
-        page = report(folder, say=said.append)
+        page = write_report(folder, say=said.append)
         return '\n'.join([*said, str(page)])
 
-    run = base, sweep, workdir, continue_changed, engine, report, words
-    return engines.train_sweep(*run, **how)
+    run = base, sweep, workdir, continue_changed, engine, report, notes
+    return engines.train_sweep(*run, **work_options)
 
 
 if __name__ == '__main__':

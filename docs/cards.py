@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from configs import default
-from eval.console.listings import form, kind, rows_of
+from eval.console.listings import option_type, part_rows, value_form
 from lm.config.fields import CHOICES
 from lm.config.resolve import resolve
 from lm.model.check import check
-from modules.options import Declared
+from modules.options import OptionDeclaration
 
 ROOT = Path(__file__).parents[1]
 PAPER = re.compile(r'arXiv:(\d{4}\.\d{4,5})')
@@ -79,11 +79,11 @@ def cards(field: str) -> Iterator[str]:
     """
     others = [f for f in CHOICES if CHOICES[f].table is CHOICES[field].table and f != field]
     yield f'# {field}\n'
-    yield f'`{field}={form(CHOICES[field])}`' + (
+    yield f'`{field}={value_form(CHOICES[field])}`' + (
         f', and so for {", ".join(f"`{name}`" for name in others)}.\n' if others else '\n'
     )
-    for row in rows_of(field):
-        if not row.text or not all(one.option.words for one in row.options.values()):
+    for row in part_rows(field):
+        if not row.text or not all(one.option.description for one in row.options.values()):
             raise ValueError(f'{field}={row.name} has no description, or an option without words')
         yield f'## {row.name}\n'
         papers = dict.fromkeys(PAPER.findall(row.text))
@@ -102,9 +102,9 @@ def cards(field: str) -> Iterator[str]:
         yield f'Held by {", ".join(f"`{path}`" for path in tests_of(field, row.name))}.\n'
 
 
-def options(declared: dict[str, Declared]) -> list[list[str]]:
+def options(declared: dict[str, OptionDeclaration]) -> list[list[str]]:
     return [
-        [f'`{path}`', f'`{one.default}`', kind(one), one.option.words]
+        [f'`{path}`', f'`{one.default}`', option_type(one), one.option.description]
         for path, one in declared.items()
     ]
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from configs import default
 from docs import python_pages
 from docs.cards import cards, table, tables
-from eval.console.listings import bounds, form
+from eval.console.listings import format_bounds, value_form
 from lm.config.fields import CHOICES, FIELDS
 from lm.config.resolve import flatten
 from lm.study.tables.columns import IDENTITY, RESULTS, columns
 from modules.optim.stages import STAGES, stage_inputs
 from tests.mistakes import ANSWERED, NOT_HERE
-from tpu.launchers.base import goes_on
+from tpu.launchers.base import is_resumable
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = {
@@ -96,11 +96,15 @@ def fields() -> str:
             section = path.split('.')[0]
         if field.choice:
             page = pages[id(field.choice.table)]
-            values = f'[{form(field.choice)}](parts/{page}.md)'
+            values = f'[{value_form(field.choice)}](parts/{page}.md)'
         else:
             values = ' or '.join(t.__name__.replace('NoneType', 'None') for t in field.types)
-            values += f', {bounds(field.option)}' if field.option and bounds(field.option) else ''
-        words = field.option.words if field.option else ''
+            values += (
+                f', {format_bounds(field.option)}'
+                if field.option and format_bounds(field.option)
+                else ''
+            )
+        words = field.option.description if field.option else ''
         rows.append([f'`{path}`', f'`{given.get(path)}`', values, words])
     flush()
     return '\n'.join(parts)
@@ -116,7 +120,8 @@ def stages() -> str:
     for name, stage in STAGES.items():
         fields = [f'optim.{option}' for option in stage_inputs(stage)[1]]
         rows = [
-            [f'`{path}`', bounds(FIELDS[path].option), FIELDS[path].option.words] for path in fields
+            [f'`{path}`', format_bounds(FIELDS[path].option), FIELDS[path].option.description]
+            for path in fields
         ]
         head = table(['field', 'values', 'what'], rows) + '\n\n' if rows else ''
         found.append(f'## {name}\n\n{head}```text\n{inspect.getdoc(stage)}\n```\n')
@@ -206,7 +211,7 @@ def statuses() -> str:
         for name, number in numbers.items():
             is_signal = name == 'SIGNALLED'
             when, then = words[name]
-            again = goes_on(number + is_signal)
+            again = is_resumable(number + is_signal)
             launcher = 'starts the command again' if again else 'ends with it'
             shown = f'{number} + n' if is_signal else str(number)
             rows.append([number, [shown, f'`{name}`', when, launcher, then]])

@@ -21,14 +21,14 @@ from absl import app, flags
 from eval.evaluation.program import evaluate_checkpoints
 from eval.evaluation.suite_flags import (
     define_suites,
-    given_options,
-    listing,
+    format_suites,
     parse_suite_flags,
+    read_option_flags,
     read_suites,
 )
 from lm.launch.command import run_main
 from lm.launch.path_flags import define_path
-from lm.storage.buckets import local_path
+from lm.storage.buckets import parse_local_path
 
 CHECKPOINT = define_path(
     'checkpoint',
@@ -48,20 +48,20 @@ PAGE = define_path(
 def main(_) -> None:
     if not CHECKPOINT.value and not SUITE.value:
         raise ValueError(
-            '--checkpoint=WORKDIR and --suite=NAME[,NAME] are needed. Suites:\n' + listing()
+            '--checkpoint=WORKDIR and --suite=NAME[,NAME] are needed. Suites:\n' + format_suites()
         )
     for flag, value in (('checkpoint', CHECKPOINT.value), ('suite', SUITE.value)):
         if not value:
             raise ValueError(f'--{flag} is needed; without arguments the suites are listed')
-    out = local_path(OUT.value, '--out') if OUT.value else None
-    page = local_path(PAGE.value, '--page') if PAGE.value else None
+    out = parse_local_path(OUT.value, '--out') if OUT.value else None
+    page = parse_local_path(PAGE.value, '--page') if PAGE.value else None
     text = evaluate_checkpoints(
         CHECKPOINT.value,
-        read_suites(SUITE.value, given_options()),
+        read_suites(SUITE.value, read_option_flags()),
         step=STEP.value,
         again=AGAIN.value,
-        out=out,
-        page=page,
+        json_path=out,
+        page_path=page,
         say=functools.partial(print, file=sys.stderr),
     )
     print(text)

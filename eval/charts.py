@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 # Okabe and Ito's colours, told apart by the colour-blind, without their yellow, too light on white.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#7A5195')
-PASSES, FAILS = '#8a929a', '#D55E00'
+PASS_COLOUR, FAIL_COLOUR = '#8a929a', '#D55E00'
 DIGITS = 6  # of the numbers of a page
 PIXELS_PER_INCH = 200  # of a PNG; a specification counts 72 to an inch
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
@@ -31,7 +31,7 @@ Chart = alt.TopLevelMixin
 Spec = dict[str, Any]
 
 
-def config(ink: str, soft: str, line: str, font: str = 'sans-serif') -> Spec:
+def chart_config(ink: str, soft: str, line: str, font: str = 'sans-serif') -> Spec:
     """Returns the look of a chart: `ink` for titles, `soft` for numbers, `line` for the grid."""
     words = {'labelColor': soft, 'titleColor': soft, 'labelFontSize': 11, 'titleFontSize': 11}
     axis = {'gridColor': line, 'domainColor': line, 'tickColor': line, 'titleFontWeight': 'normal'}
@@ -51,20 +51,20 @@ def config(ink: str, soft: str, line: str, font: str = 'sans-serif') -> Spec:
 
 
 INK = '#22262b'  # in the dark, what has this colour turns light
-LIGHT = config(INK, '#646b73', '#e3e6e9')
-DARK = config('#e6e8ea', '#a3abb3', '#3a4047')
+LIGHT = chart_config(INK, '#646b73', '#e3e6e9')
+DARK = chart_config('#e6e8ea', '#a3abb3', '#3a4047')
 
 
-def spec_of(chart: Chart) -> Spec:
+def chart_spec(chart: Chart) -> Spec:
     """Returns the Vega-Lite specification of a chart, however many rows its data have."""
     with alt.data_transformers.enable('default', max_rows=None):
         return chart.to_dict()
 
 
-def save(chart: Chart, path: Path) -> Path:
+def save_chart(chart: Chart, path: Path) -> Path:
     """Writes a chart as `path` says by its ending, .png or .svg. Raises ValueError for others."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    spec = spec_of(chart) | {'background': 'white'}
+    spec = chart_spec(chart) | {'background': 'white'}
     if path.suffix == '.svg':
         _write(path, vl_convert.vegalite_to_svg(spec, config=LIGHT).encode())
     elif path.suffix == '.png':
@@ -75,16 +75,16 @@ def save(chart: Chart, path: Path) -> Path:
     return path
 
 
-def in_page(charts: Mapping[str, Chart]) -> Markup:
+def render_scripts(charts: Mapping[str, Chart]) -> Markup:
     """Returns the scripts that draw each chart in the element whose id is its name.
 
     They follow the colours that the reader's system prefers, and print in light ones.
     """
-    specs = {name: spec_of(chart) for name, chart in charts.items()}
+    specs = {name: chart_spec(chart) for name, chart in charts.items()}
     data = {'specs': specs, 'light': LIGHT | {'font': FONT}, 'dark': DARK | {'font': FONT}}
     return Markup(
-        f'<script>{_library()}</script>\n'
-        f'<script type="application/json" id="charts">{as_data(data)}</script>\n'
+        f'<script>{_vega_library()}</script>\n'
+        f'<script type="application/json" id="charts">{to_script_json(data)}</script>\n'
         f'<script>{SCRIPT.read_text()}</script>'
     )
 
@@ -95,8 +95,8 @@ def write_page(path: Path, charts: Mapping[str, Chart], **content: Any) -> None:
     content: title, about, verdict, is_bad, notes (a list), rows ({head: cell} each) and failed.
     """
     command = shlex.join(['python', *sys.orig_argv[1:]])
-    page = environment().get_template('page.html.j2')
-    about = {'made': made(), 'command': command, 'scripts': in_page(charts)}
+    page = build_environment().get_template('page.html.j2')
+    about = {'made': format_now(), 'command': command, 'scripts': render_scripts(charts)}
     path.parent.mkdir(parents=True, exist_ok=True)
     _write(path, page.render(charts=list(charts), **about, **content).encode())
 
@@ -111,7 +111,7 @@ def _write(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def environment(*folders: Path, is_html: bool = True) -> jinja2.Environment:
+def build_environment(*folders: Path, is_html: bool = True) -> jinja2.Environment:
     """Returns what finds templates in the folders, and the frame of all pages beside them."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader([*folders, SCRIPT.parent]),
@@ -122,25 +122,25 @@ def environment(*folders: Path, is_html: bool = True) -> jinja2.Environment:
     )
 
 
-def made() -> str:
+def format_now() -> str:
     """Returns the present time in words."""
     return datetime.datetime.now().astimezone().strftime('%Y-%m-%d %H:%M %Z')
 
 
-def as_data(value: Any) -> Markup:
+def to_script_json(value: Any) -> Markup:
     """Returns JSON for a script element, which no text in it can end, with numbers of DIGITS."""
-    text = json.dumps(_rounded(value), separators=(',', ':'), allow_nan=False)
+    text = json.dumps(_round_floats(value), separators=(',', ':'), allow_nan=False)
     return Markup(text.replace('<', '\\u003c'))
 
 
-def _rounded(value: Any) -> Any:
+def _round_floats(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _rounded(inner) for name, inner in value.items()}
+        return {name: _round_floats(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_rounded(inner) for inner in value]
+        return [_round_floats(inner) for inner in value]
     return float(f'{value:.{DIGITS}g}') if isinstance(value, float) else value
 
 
 @functools.cache
-def _library() -> str:
+def _vega_library() -> str:
     return vl_convert.javascript_bundle('window.vegaEmbed = vegaEmbed; window.vega = vega;')

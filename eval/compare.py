@@ -21,42 +21,42 @@ from pathlib import Path
 
 from absl import app, flags
 
-from eval.evaluation.paired import CONFIDENCE, Difference, difference, pairs_of
+from eval.evaluation.paired import CONFIDENCE, Difference, compute_difference, pair_items
 from eval.evaluation.suite_flags import (
     SuiteRequest,
     define_suites,
-    given_options,
     parse_suite_flags,
+    read_option_flags,
     read_suites,
 )
-from eval.evaluation.targets import Evaluation, Say, Target, evaluate_all, targets_of
+from eval.evaluation.targets import Evaluation, Say, Target, evaluate_all, find_targets
 from eval.suites import SUITES
 from eval.suites.base import Suite
 from lm.launch.command import run_main
-from lm.record.remote.local_copy import at_hand
+from lm.record.remote.local_copy import fetch_records
 from lm.record.workdir import SWEEP
 from lm.storage.buckets import is_url
 from lm.storage.files import expand_home
-from lm.study.statistics import BETTER, WITHIN_NOISE, WORSE, holm
+from lm.study.statistics import BETTER, WITHIN_NOISE, WORSE, holm_adjust
 
 DEFAULT = 'perplexity'
 
 
 @dataclasses.dataclass(frozen=True)
-class Compared:
+class RunComparison:
     """A run against the baseline. `items`: how many both have; p: adjusted."""
 
     run: str
     baseline: str
     verdict: str
     difference: Difference
-    items: int
+    n_items: int
     line: str
 
 
 def compare(
     runs: Sequence[str], request: SuiteRequest, say: Say, again: bool = False
-) -> list[Compared]:
+) -> list[RunComparison]:
     """Compares each run with the first by the items of a suite.
 
     Args:
@@ -78,17 +78,17 @@ def compare(
         raise ValueError(
             f'{request.name} has no score of single items to compare; these have: {", ".join(able)}'
         )
-    targets = [one_target(run, say) for run in runs]
+    targets = [find_target(run, say) for run in runs]
     evaluations = [
         one for target in targets for one in evaluate_all([target], [request], again, say)
     ]
     baseline, *others = evaluations
-    return judged(baseline, others, request, say)
+    return compare_evaluations(baseline, others, request, say)
 
 
-def one_target(run: str, say: Say) -> Target:
+def find_target(run: str, say: Say) -> Target:
     """Returns the newest checkpoint of a run. Raises ValueError for a sweep's folder."""
-    targets = targets_of([run], None, say)
+    targets = find_targets([run], None, say)
     if not is_url(run) and targets[0].folder.parent.resolve() not in (
         Path(run).resolve(),
         *Path(run).resolve().parents,
@@ -105,69 +105,71 @@ def compare_arms(run: str, say: Say) -> list[str] | None:
     """Returns the verdict on each arm of a sweep with config.tune, from fresh seeds, as a sentence;
     None for what is no such sweep. `say` is told what is not finished.
     """
-    from lm.study.tables.ablation import progress, read_ablation, sentences
+    from lm.study.tables.ablation import describe_progress, format_verdicts, read_ablation
     from lm.study.tables.results import gather, read_sweep
 
-    folder = at_hand(run)
+    folder = fetch_records(run)
     if not (folder / SWEEP).exists():
         return None
     sweep = read_sweep(folder)
     if 'tune' not in sweep:
         return None
     ablation = read_ablation(sweep, gather(folder))
-    if going := progress(ablation):
+    if going := describe_progress(ablation):
         say(f'NOTE: not finished: {going}')
-    return sentences(ablation)
+    return format_verdicts(ablation)
 
 
-def judged(
-    baseline: Evaluation, others: Sequence[Evaluation], request: SuiteRequest, say: Say
-) -> list[Compared]:
+def compare_evaluations(
+    baseline: Evaluation, evaluations: Sequence[Evaluation], request: SuiteRequest, say: Say
+) -> list[RunComparison]:
     """Returns what is said of the others against the baseline."""
     suite, first = request.suite, baseline.results[request.label]
     pairs_of_each, differences = [], []
-    for other in others:
+    for other in evaluations:
         try:
-            pairs = pairs_of(first, other.results[request.label], suite)
+            pairs = pair_items(first, other.results[request.label], suite)
         except ValueError as error:
             raise ValueError(
                 f'{other.run} does not compare with {baseline.run}: {error}'
             ) from error
         if pairs.only_first or pairs.only_second:
             say(
-                f'NOTE: {len(pairs)} {suite.counted} are compared; {pairs.only_first} more are of '
+                f'NOTE: {len(pairs)} {suite.item_noun} are compared; {pairs.only_first} more are of '
                 f'{baseline.run} alone, and {pairs.only_second} of {other.run}'
             )
         pairs_of_each.append(pairs)
-        differences.append(difference(pairs, suite.scale))
-    adjusted = holm([one.p for one in differences])
+        differences.append(compute_difference(pairs, suite.scale))
+    adjusted = holm_adjust([one.p for one in differences])
     comparisons = []
-    for other, pairs, one, p in zip(others, pairs_of_each, differences, adjusted, strict=True):
+    for other, pairs, one, p in zip(evaluations, pairs_of_each, differences, adjusted, strict=True):
         one = dataclasses.replace(one, p=p)
-        verdict = verdict_of(one, suite)
-        line = said(other.run, baseline.run, verdict, one, len(pairs), suite)
-        comparisons.append(Compared(other.run, baseline.run, verdict, one, len(pairs), line))
+        verdict = decide_verdict(one, suite)
+        line = comparison_sentence(other.run, baseline.run, verdict, one, len(pairs), suite)
+        comparisons.append(RunComparison(other.run, baseline.run, verdict, one, len(pairs), line))
     return comparisons
 
 
-def verdict_of(one: Difference, suite: Suite) -> str:
+def decide_verdict(effect: Difference, suite: Suite) -> str:
     """Returns BETTER or WORSE where the p-value allows it, otherwise WITHIN_NOISE."""
-    if not one.p < 1 - CONFIDENCE:
+    if not effect.p < 1 - CONFIDENCE:
         return WITHIN_NOISE
-    return BETTER if (one.value < 0) == suite.lower_is_better else WORSE
+    return BETTER if (effect.value < 0) == suite.lower_is_better else WORSE
 
 
-def said(run: str, baseline: str, verdict: str, one: Difference, items: int, suite: Suite) -> str:
+def comparison_sentence(
+    run: str, baseline: str, verdict: str, effect: Difference, n_items: int, suite: Suite
+) -> str:
     """Returns the comparison as a sentence: 'b is better than a: 0.012 [0.008, 0.016] bits per byte
     lower over 412 documents, p = 0.0004'.
     """
-    sign, way = (-1, 'lower') if one.value < 0 else (1, 'higher')
-    low, high = sorted((sign * one.low, sign * one.high))
+    sign, way = (-1, 'lower') if effect.value < 0 else (1, 'higher')
+    low, high = sorted((sign * effect.low, sign * effect.high))
     unit = suite.unit or (f'{suite.score} per {suite.weight}' if suite.weight else suite.score)
     words = {BETTER: 'is better than', WORSE: 'is worse than', WITHIN_NOISE: 'is within noise of'}
     return (
-        f'{run} {words[verdict]} {baseline}: {sign * one.value:.3g} [{low:.3g}, {high:.3g}] {unit} '
-        f'{way} over {items} {suite.counted}, p = {one.p:.2g}'
+        f'{run} {words[verdict]} {baseline}: {sign * effect.value:.3g} [{low:.3g}, {high:.3g}] {unit} '
+        f'{way} over {n_items} {suite.item_noun}, p = {effect.p:.2g}'
     )
 
 
@@ -182,7 +184,7 @@ def main(argv: list[str]) -> None:
             'give two runs at least: python -m eval.compare BASELINE RUN [RUN ...], or one sweep '
             'with config.tune'
         )
-    requests = read_suites(flags.FLAGS.suite, given_options())
+    requests = read_suites(flags.FLAGS.suite, read_option_flags())
     for request in requests:
         for compared in compare(runs, request, say, flags.FLAGS.again):
             print(compared.line)

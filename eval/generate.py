@@ -20,7 +20,7 @@ from eval.load import Checkpoint, define_checkpoint, load
 from lm.data.tokenizers import Tokenizer
 from lm.inference.engine import Engine, Request
 from lm.inference.sampling import Sampling
-from lm.inference.scoring import power_of_two
+from lm.inference.scoring import next_power_2
 from lm.inference.text import generate_texts
 from lm.launch.command import parse_flags, run_main
 
@@ -83,14 +83,14 @@ def generate(
       ValueError: where a prompt is longer than data.seq_len, or a number is out of its bounds.
     """
     sampling = Sampling(temperature, top_k, top_p, min_p, seed)
-    requests = requests_of(checkpoint.tokenizer, prompts, tokens, sampling)
+    requests = build_requests(checkpoint.tokenizer, prompts, tokens, sampling)
     texts = [checkpoint.tokenizer.decode(request.tokens[1:]) for request in requests]
-    for i, piece in continued(engine_for(checkpoint, requests), checkpoint, requests, stop):
+    for i, piece in stream_texts(build_engine(checkpoint, requests), checkpoint, requests, stop):
         texts[i] += piece
     return texts
 
 
-def requests_of(
+def build_requests(
     tokenizer: Tokenizer, prompts: Sequence[str], tokens: int, sampling: Sampling
 ) -> list[Request]:
     """Makes a request of each prompt; the i-th has the seed of `sampling` + i."""
@@ -104,15 +104,15 @@ def requests_of(
     ]
 
 
-def engine_for(checkpoint: Checkpoint, requests: Sequence[Request]) -> Engine:
+def build_engine(checkpoint: Checkpoint, requests: Sequence[Request]) -> Engine:
     """Makes an engine with as many slots and as much room as the requests need."""
     longest = max((len(one.tokens) + one.max_tokens for one in requests), default=1)
-    capacity = power_of_two(longest)  # few capacities: few programs
+    capacity = next_power_2(longest)  # few capacities: few programs
     slots = max(1, min(SLOTS, len(requests)))
     return Engine(checkpoint, slots, min(checkpoint.recipe.data.seq_len, capacity))
 
 
-def continued(
+def stream_texts(
     engine: Engine, checkpoint: Checkpoint, requests: Sequence[Request], stop: Sequence[str]
 ) -> Iterator[tuple[int, str]]:
     """Yields (which request, text that follows) as the text comes.
@@ -126,13 +126,13 @@ def continued(
         yield i, text
 
 
-def show(
+def print_text(
     engine: Engine, checkpoint: Checkpoint, request: Request, stop: Sequence[str], before: str = ''
 ) -> None:
     """Prints a text as it comes, behind what stands before it."""
     engine.check(request)
     print(before, end='', flush=True)
-    for _, piece in continued(engine, checkpoint, [request], stop):
+    for _, piece in stream_texts(engine, checkpoint, [request], stop):
         print(piece, end='', flush=True)
     print(flush=True)
 
@@ -143,15 +143,15 @@ def converse(checkpoint: Checkpoint, tokens: int, sampling: Sampling, stop: Sequ
     A prompt is one document, and knows nothing of those before it.
     """
     engine = Engine(checkpoint, slots=1)
-    for prompt in lines():
-        (request,) = requests_of(checkpoint.tokenizer, [prompt], tokens, sampling)
+    for prompt in read_lines():
+        (request,) = build_requests(checkpoint.tokenizer, [prompt], tokens, sampling)
         try:
-            show(engine, checkpoint, request, stop)
+            print_text(engine, checkpoint, request, stop)
         except ValueError as error:
             print(f'error: {error}', file=sys.stderr)
 
 
-def lines() -> Iterator[str]:
+def read_lines() -> Iterator[str]:
     """Yields the lines that are typed, with history and editing on a terminal, or piped in."""
     if not sys.stdin.isatty():
         yield from (line.rstrip('\n') for line in sys.stdin)
@@ -179,13 +179,13 @@ def main(_) -> None:
             print()
         return
     prompts = [prompt for prompt in PROMPT.value for _ in range(N.value)]
-    requests = requests_of(checkpoint.tokenizer, prompts, tokens, sampling)
-    engine = engine_for(checkpoint, requests)
+    requests = build_requests(checkpoint.tokenizer, prompts, tokens, sampling)
+    engine = build_engine(checkpoint, requests)
     texts = [checkpoint.tokenizer.decode(request.tokens[1:]) for request in requests]
     if len(requests) == 1:
-        show(engine, checkpoint, requests[0], stop, before=texts[0])
+        print_text(engine, checkpoint, requests[0], stop, before=texts[0])
         return
-    for i, piece in continued(engine, checkpoint, requests, stop):
+    for i, piece in stream_texts(engine, checkpoint, requests, stop):
         texts[i] += piece
     print('\n\n'.join(texts))
 

@@ -7,11 +7,11 @@ choose_platform()  # before a notebook's first device is looked for
 from absl import flags
 
 from lm import data
-from lm.config.mixture import source_of
-from lm.inference.load import Checkpoint, at_step, find, load, to_stderr
+from lm.config.mixture import source_flag
+from lm.inference.load import Checkpoint, find_checkpoint, load, load_step, to_stderr
 from lm.launch.path_flags import define_path
 
-__all__ = ['Checkpoint', 'at_step', 'define_checkpoint', 'find', 'load', 'open_data']
+__all__ = ['Checkpoint', 'define_checkpoint', 'find_checkpoint', 'load', 'load_step', 'open_data']
 
 flags.disclaim_key_flags()  # those that are defined here are of the program that asks for them
 
@@ -43,7 +43,7 @@ def open_data(checkpoint: Checkpoint) -> data.Dataset:
     trained_on = checkpoint.meta['data']  # None: nobody knows
     if trained_on is not None and dataset.digest != trained_on:
         raise ValueError(
-            f'{source_of(fields)} has changed since training: it was '
+            f'{source_flag(fields)} has changed since training: it was '
             f'{trained_on} and is {dataset.digest}. Numbers would not compare.'
         )
     return dataset

@@ -22,30 +22,30 @@ from absl import app, flags
 from lm.launch.command import run_main
 from lm.launch.path_flags import define_path
 from lm.storage.files import write_json
-from lm.study.tables.text import render
+from lm.study.tables.text import format_table
 from modules.scaling import rules
 from modules.scaling.rules import Origin
 
 WITHIN, BEYOND, UNKNOWN = 'within', 'beyond', 'not known'
 
 
-def _flag(text: str) -> float | None:
+def _flag_field(text: str) -> float | None:
     return field(default=None, metadata={'help': text})
 
 
 @dataclass(frozen=True)
-class Given:
+class RuleInputs:
     """The numbers that rules take; each field is a flag. Batches count tokens; loss is in nats.
 
     Raises ValueError where a number is missing or not positive.
     """
 
-    parameters: float | None = _flag('Parameters of the model, without embeddings.')
-    tokens: float | None = _flag('Tokens to train on.')
-    batch_tokens: float | None = _flag('Tokens in a batch.')
-    base_lr: float | None = _flag('Learning rate that was found with --base_batch.')
-    base_batch: float | None = _flag('Tokens in the batch of --base_lr.')
-    loss: float | None = _flag('Loss in nats, for the critical batch; else by compute.')
+    parameters: float | None = _flag_field('Parameters of the model, without embeddings.')
+    tokens: float | None = _flag_field('Tokens to train on.')
+    batch_tokens: float | None = _flag_field('Tokens in a batch.')
+    base_lr: float | None = _flag_field('Learning rate that was found with --base_batch.')
+    base_batch: float | None = _flag_field('Tokens in the batch of --base_lr.')
+    loss: float | None = _flag_field('Loss in nats, for the critical batch; else by compute.')
 
     def __post_init__(self) -> None:
         numbers = {name: value for name, value in asdict(self).items() if value is not None}
@@ -78,36 +78,40 @@ class Rule:
     read_in: str
 
 
-def rule(name: str, what: str, value: float, unit: str, fit: Origin, **at: float) -> Rule:
+def evaluate_rule(name: str, what: str, value: float, unit: str, fit: Origin, **at: float) -> Rule:
     """`at` are the quantities that decide whether the rule is within its range."""
     spans, outside = [], []
-    for quantity in [quantity for quantity in at if quantity in fit.on]:
-        words, (least, most) = quantity.replace('_', ' '), fit.on[quantity]
-        spans.append(f'{words} {short(least)} to {short(most)}')
+    for quantity in [quantity for quantity in at if quantity in fit.ranges]:
+        words, (least, most) = quantity.replace('_', ' '), fit.ranges[quantity]
+        spans.append(f'{words} {format_number(least)} to {format_number(most)}')
         if not least <= at[quantity] <= most:
-            outside.append(f'{words} {short(at[quantity])} ({short(least)} to {short(most)})')
+            outside.append(
+                f'{words} {format_number(at[quantity])} ({format_number(least)} to {format_number(most)})'
+            )
     holds = BEYOND if outside else WITHIN if spans else UNKNOWN
     span, beyond = ', '.join(spans) or UNKNOWN, ', '.join(outside)
     return Rule(name, what, value, unit, span, holds, beyond, fit.source, fit.read_in)
 
 
-def short(value: float) -> str:
+def format_number(value: float) -> str:
     """Three digits: 2.5e9, 0.0023."""
     return f'{value:.3g}'.replace('e+0', 'e').replace('e+', 'e')
 
 
-def published(given: Given) -> list[Rule]:
+def apply_rules(inputs: RuleInputs) -> list[Rule]:
     """Every rule that the given numbers suffice for."""
-    n, d = given.parameters, given.tokens
+    n, d = inputs.parameters, inputs.tokens
     size, batch = {'parameters': n, 'tokens': d}, rules.step_law_batch(d)
     flops = rules.training_flops(n, d)
-    critical = rules.critical_batch(given.loss) if given.loss else rules.kaplan_batch(flops)
-    of = f'critical batch at this {"loss" if given.loss else "compute"}'
+    critical = rules.critical_batch(inputs.loss) if inputs.loss else rules.kaplan_batch(flops)
+    of = f'critical batch at this {"loss" if inputs.loss else "compute"}'
     rate = rules.step_law_rate(n, d)
     found = [
-        rule('step_law', 'learning rate, AdamW', rate, '', rules.STEP_LAW, **size),
-        rule('step_law', 'batch', batch, 'tokens', rules.STEP_LAW, **size, batch_tokens=batch),
-        rule('kaplan', of, critical, 'tokens', rules.KAPLAN, **size),
+        evaluate_rule('step_law', 'learning rate, AdamW', rate, '', rules.STEP_LAW, **size),
+        evaluate_rule(
+            'step_law', 'batch', batch, 'tokens', rules.STEP_LAW, **size, batch_tokens=batch
+        ),
+        evaluate_rule('kaplan', of, critical, 'tokens', rules.KAPLAN, **size),
     ]
     hoffmann = rules.chinchilla_allocation(flops, rules.HOFFMANN_SURFACE)
     besiroglu = rules.chinchilla_allocation(flops, rules.BESIROGLU_SURFACE)
@@ -117,29 +121,31 @@ def published(given: Given) -> list[Rule]:
         ('chinchilla_refit', rules.BESIROGLU, besiroglu),
     ):
         at = best._asdict()
-        found.append(rule(name, 'model for this compute', best.parameters, 'parameters', fit, **at))
-        found.append(rule(name, 'data for this compute', best.tokens, 'tokens', fit, **at))
+        found.append(
+            evaluate_rule(name, 'model for this compute', best.parameters, 'parameters', fit, **at)
+        )
+        found.append(evaluate_rule(name, 'data for this compute', best.tokens, 'tokens', fit, **at))
     for name, fit, tokens in (
-        ('twenty_tokens', rules.TWENTY, rules.twenty_tokens(n)),
+        ('twenty_tokens', rules.TWENTY_TOKENS, rules.twenty_tokens(n)),
         ('one_epoch', rules.ONE_EPOCH, rules.one_epoch_tokens(n)),
     ):
         at = size | {'tokens': tokens}
-        found.append(rule(name, 'data for these parameters', tokens, 'tokens', fit, **at))
-    return found + at_the_batch(given, critical, size)
+        found.append(evaluate_rule(name, 'data for these parameters', tokens, 'tokens', fit, **at))
+    return found + apply_batch_rules(inputs, critical, size)
 
 
-def at_the_batch(given: Given, critical: float, size: dict[str, float]) -> list[Rule]:
+def apply_batch_rules(inputs: RuleInputs, critical: float, size: dict[str, float]) -> list[Rule]:
     """Nothing without a batch; learning rates only with one that was found at another batch."""
-    if given.batch_tokens is None:
+    if inputs.batch_tokens is None:
         return []
-    batch = given.batch_tokens
+    batch = inputs.batch_tokens
     found = [
-        rule('kaplan', f'{of} at this batch', least, 'x fewest', rules.KAPLAN, **size)
+        evaluate_rule('kaplan', f'{of} at this batch', least, 'x fewest', rules.KAPLAN, **size)
         for of, least in zip(('steps', 'tokens'), rules.overhead(batch, critical), strict=True)
     ]
-    if given.base_lr is None:
+    if inputs.base_lr is None:
         return found
-    base, ratio = (given.base_lr, given.base_batch), batch / given.base_batch
+    base, ratio = (inputs.base_lr, inputs.base_batch), batch / inputs.base_batch
     linear, root = rules.linear_rate(*base, batch), rules.sqrt_rate(*base, batch)
     saturating = rules.saturating_rate(*base, batch, critical)
     for name, optimizer, value, fit in (
@@ -149,45 +155,45 @@ def at_the_batch(given: Given, critical: float, size: dict[str, float]) -> list[
         ('noise_scale', 'SGD', saturating, rules.NOISE_SCALE),
     ):
         what = f'learning rate, {optimizer}'
-        found.append(rule(name, what, value, '', fit, batch_ratio=ratio))
+        found.append(evaluate_rule(name, what, value, '', fit, batch_ratio=ratio))
     return found
 
 
-def as_text(found: Sequence[Rule]) -> str:
+def format_rules(rule_values: Sequence[Rule]) -> str:
     """A table, below it what is beyond its range, and where the constants are from."""
     names = ['rule', 'what', 'value', 'range', 'holds', 'source']
     rows = [
-        asdict(one) | {'rule': one.name, 'value': f'{short(one.value)} {one.unit}'.rstrip()}
-        for one in found
+        asdict(one) | {'rule': one.name, 'value': f'{format_number(one.value)} {one.unit}'.rstrip()}
+        for one in rule_values
     ]
     beyond = [
         f'{one.name}, {one.what}: beyond the range it was fitted on: {one.outside}'
-        for one in found
+        for one in rule_values
         if one.holds == BEYOND
     ]
-    read = dict.fromkeys(f'{one.source}: constants from {one.read_in}' for one in found)
-    blocks = [render(rows, names, 'table'), '\n'.join(beyond), '\n'.join(read)]
+    read = dict.fromkeys(f'{one.source}: constants from {one.read_in}' for one in rule_values)
+    blocks = [format_table(rows, names, 'table'), '\n'.join(beyond), '\n'.join(read)]
     return '\n\n'.join(block for block in blocks if block)
 
 
-def write(path: Path, given: Given, found: Sequence[Rule]) -> None:
+def write_rules(path: Path, inputs: RuleInputs, rule_values: Sequence[Rule]) -> None:
     """Writes JSON; ValueError for a path that does not end so."""
     if path.suffix != '.json':
         raise ValueError(f'--out is written as JSON, so that it must end with .json, got {path}')
-    rows = {'given': asdict(given), 'rules': [asdict(one) for one in found]}
+    rows = {'given': asdict(inputs), 'rules': [asdict(one) for one in rule_values]}
     write_json(path, rows)
 
 
 def main(_) -> None:
-    given = Given(**{one.name: flags.FLAGS[one.name].value for one in fields(Given)})
-    found = published(given)
+    given = RuleInputs(**{one.name: flags.FLAGS[one.name].value for one in fields(RuleInputs)})
+    found = apply_rules(given)
     if flags.FLAGS.out:
-        write(Path(flags.FLAGS.out), given, found)
-    print(as_text(found))
+        write_rules(Path(flags.FLAGS.out), given, found)
+    print(format_rules(found))
 
 
 if __name__ == '__main__':  # only here: other programs have flags of these names
-    for one in fields(Given):
+    for one in fields(RuleInputs):
         flags.DEFINE_float(one.name, None, one.metadata['help'])
     define_path('out', None, 'JSON file to write.')
     app.run(run_main(main))

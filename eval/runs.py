@@ -29,15 +29,15 @@ from lm.launch.path_flags import define_path
 from lm.record.run import Run
 from lm.study.tables import sql
 from lm.study.tables.columns import columns
-from lm.study.tables.results import Record, as_arrow, gather, gather_all
-from lm.study.tables.text import FORMATS, number, render
+from lm.study.tables.results import Record, gather, gather_all, to_arrow
+from lm.study.tables.text import FORMATS, format_number, format_table
 
 if TYPE_CHECKING:
     import pandas as pd  # takes a second to import, which only frames are worth
 
 __all__ = ['frame', 'gather', 'metrics_frame', 'overview', 'query']
 
-PLACE = ('arm', 'stage')  # of a run in a tuned sweep
+TUNE_COLUMNS = ('arm', 'stage')  # of a run in a tuned sweep
 OVERVIEW = ('status', 'ce', 'bits_per_byte', 'best_ce', 'tokens_per_sec')
 
 
@@ -50,7 +50,7 @@ def frame(*workdirs: str | Path) -> 'pd.DataFrame':
     Raises:
       ValueError: where a folder holds neither run nor sweep.
     """
-    return as_arrow(gather_all(workdirs)).to_pandas()
+    return to_arrow(gather_all(workdirs)).to_pandas()
 
 
 def metrics_frame(*workdirs: str | Path) -> 'pd.DataFrame':
@@ -62,10 +62,10 @@ def metrics_frame(*workdirs: str | Path) -> 'pd.DataFrame':
     Raises:
       ValueError: where a folder holds neither run nor sweep.
     """
-    return _metrics(gather_all(workdirs)).to_pandas()
+    return _metrics_table(gather_all(workdirs)).to_pandas()
 
 
-def _metrics(records: list[Record]) -> pa.Table:
+def _metrics_table(records: list[Record]) -> pa.Table:
     merged: dict[tuple[str, int], dict[str, Any]] = {}
     for record in records:
         for row in Run(Path(record['workdir'])).rows():
@@ -75,7 +75,7 @@ def _metrics(records: list[Record]) -> pa.Table:
     known = [('cell', pa.string()), ('workdir', pa.string()), ('step', pa.int64())]
     names = dict.fromkeys(name for row in merged.values() for name in row)
     rows = list(merged.values())
-    found = [(name, _type_of(name, rows)) for name in names if name not in dict(known)]
+    found = [(name, _column_type(name, rows)) for name in names if name not in dict(known)]
     return pa.Table.from_pylist(rows, schema=pa.schema(known + found))
 
 
@@ -86,7 +86,7 @@ def _is_number(value: Any) -> bool:
     return value is None or isinstance(value, int | float)
 
 
-def _type_of(name: str, rows: list[Record]) -> pa.DataType:
+def _column_type(name: str, rows: list[Record]) -> pa.DataType:
     """A number, or lists as deep as those that the rows have."""
     kind, value = pa.float64(), next((row[name] for row in rows if row.get(name) is not None), None)
     while isinstance(value, list):
@@ -108,15 +108,15 @@ def query(select: str, *workdirs: str | Path) -> pa.Table:
       ValueError: with DuckDB's message in one line, and the nearest column for an unknown one.
     """
     records = gather_all(workdirs)
-    tables = {'runs': as_arrow(records)}
+    tables = {'runs': to_arrow(records)}
     if re.search(r'\bmetrics\b', select, re.IGNORECASE):  # reads every metrics.jsonl
-        tables['metrics'] = _metrics(records)
-    return sql.answer(select, tables)
+        tables['metrics'] = _metrics_table(records)
+    return sql.run_query(select, tables)
 
 
 def overview(records: list[Record]) -> list[Record]:
     """Returns the cell, its main results and what differs within its sweep, for each record; where
-    any is of a tuned sweep also `PLACE`.
+    any is of a tuned sweep also `TUNE_COLUMNS`.
 
     Args:
       records: as `gather` gives them.
@@ -130,9 +130,9 @@ def overview(records: list[Record]) -> list[Record]:
         names = columns().values() if siblings[0]['sweep'] else ()
         swept = [name for name in names if len({repr(row[name]) for row in siblings}) > 1]
         for row in siblings:
-            caption = ' '.join(f'{name}={number(row[name])}' for name in swept)
+            caption = ' '.join(f'{name}={format_number(row[name])}' for name in swept)
             results = {name: row[name] for name in OVERVIEW}
-            place = {name: row[name] for name in PLACE} if is_tuned else {}
+            place = {name: row[name] for name in TUNE_COLUMNS} if is_tuned else {}
             rows.append({'cell': row['cell']} | place | {'swept': caption} | results)
     return rows
 
@@ -147,7 +147,7 @@ def main(argv: list[str]) -> None:
     else:
         rows = overview(gather_all(workdirs))
         names = list(rows[0]) if rows else ['cell', 'swept', *OVERVIEW]
-    print(render(rows, names, flags.FLAGS.format))
+    print(format_table(rows, names, flags.FLAGS.format))
 
 
 if __name__ == '__main__':  # only here: other programs that import this have a --workdir too

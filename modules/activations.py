@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from modules.facts import demands_nothing
+from modules.facts import accept_any
 from modules.options import Option
 
 # SELU is SELU_SCALE * (x where x > 0, else SELU_ALPHA * (exp(x) - 1)), with the numbers that keep
@@ -21,7 +21,7 @@ SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 # Of gpt-oss (arXiv:2508.10925): x sigmoid(1.702 x) is near x Phi(x) (arXiv:1606.08415).
 GLU_ALPHA, GLU_LIMIT = 1.702, 7.0
 
-Dropout = Callable[[jax.Array, jax.Array], jax.Array]  # (hidden activations, key)
+DropoutFn = Callable[[jax.Array, jax.Array], jax.Array]  # (hidden activations, key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,21 +31,21 @@ class Activation:
     summary: str  # one line of what it is, with its source
     fn: Callable[[jax.Array], jax.Array]
     gated: bool = False
-    of_up: Callable[[jax.Array], jax.Array] = lambda up: up
+    up_fn: Callable[[jax.Array], jax.Array] = lambda up: up
     # Takes the options that it declares, and returns what training does to hidden activations.
-    dropout: Callable[..., Dropout | None] = lambda: None
-    check: Callable[[Any, Any], None] = demands_nothing  # its own rule (`modules.facts`)
+    dropout: Callable[..., DropoutFn | None] = lambda: None
+    check: Callable[[Any, Any], None] = accept_any  # its own rule (`modules.facts`)
 
 
 def selu_dropout(
     alpha_dropout: Annotated[
         float, Option('share of the hidden activations that training sets to their least', 0, 0.99)
     ] = 0.0,
-) -> Dropout | None:
-    return functools.partial(drop_to_least, alpha_dropout) if alpha_dropout else None
+) -> DropoutFn | None:
+    return functools.partial(apply_alpha_dropout, alpha_dropout) if alpha_dropout else None
 
 
-def drop_to_least(rate: float, x: jax.Array, key: jax.Array) -> jax.Array:
+def apply_alpha_dropout(rate: float, x: jax.Array, key: jax.Array) -> jax.Array:
     """a (x or, with probability `rate`, l) + b, where l = -SELU_SCALE * SELU_ALPHA.
 
     selu is l far below 0. a and b keep a mean of 0 and a variance of 1 (alpha-dropout,
@@ -93,6 +93,6 @@ ACTIVATIONS = {
         '(arXiv:2508.10925)',
         clamped_silu,
         gated=True,
-        of_up=clamped_up,
+        up_fn=clamped_up,
     ),
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 # {row: other names for it}, letters and digits only, where `nearest` would not find the row. Such a
 # name is refused too; the error suggests the row.
-_OTHER_NAMES = {
+_ALIASES = {
     'adversarial_comp_sum': 'advcompsum',
     'alibi': 'attentionwithlinearbiases',
     'aro': 'adaptivelyrotatedoptimization',
@@ -49,47 +49,47 @@ _OTHER_NAMES = {
     'weight_standardization': 'ws',
     'wta_crs': 'columnrowsampling',
 }
-USUAL_NAMES = {usual: row for row, names in _OTHER_NAMES.items() for usual in names.split()}
+ROWS_BY_ALIAS = {usual: row for row, names in _ALIASES.items() for usual in names.split()}
 
 
-def closest(name: str, names: Iterable[str]) -> list[str]:
+def closest_names(name: str, names: Iterable[str]) -> list[str]:
     """Returns the closest of `names` in a list, which is empty if none is close."""
     return difflib.get_close_matches(str(name).lower(), list(names), n=1, cutoff=0.5)
 
 
-def did_you_mean(names: Iterable[str]) -> str:
+def format_suggestion(names: Iterable[str]) -> str:
     """Returns ' Did you mean X or Y?', or '' if there is no name."""
     quoted = ' or '.join(map(repr, names))
     return f' Did you mean {quoted}?' if quoted else ''
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def suggest_nearest(name: str, names: Iterable[str]) -> str:
     """Returns ' Did you mean X?' for the closest of `names`, or '' if none is close."""
-    return did_you_mean(closest(name, names))
+    return format_suggestion(closest_names(name, names))
 
 
-def choose[T](table: Mapping[str, T], name: str, what: str) -> T:
+def choose[T](table: Mapping[str, T], name: str, field: str) -> T:
     """Returns `table[name]`; raises a ValueError with the choices and the name that may be meant.
 
     `what` is the config field of the name, such as 'model.norm'.
     """
     if name in table:
         return table[name]
-    usual = USUAL_NAMES.get(re.sub(r'[^a-z0-9]', '', str(name).lower()))
-    hint = did_you_mean([usual]) if usual in table else nearest(name, table)
-    raise ValueError(f'{what} must be one of {", ".join(sorted(table))}; got {name!r}.{hint}')
+    usual = ROWS_BY_ALIAS.get(re.sub(r'[^a-z0-9]', '', str(name).lower()))
+    hint = format_suggestion([usual]) if usual in table else suggest_nearest(name, table)
+    raise ValueError(f'{field} must be one of {", ".join(sorted(table))}; got {name!r}.{hint}')
 
 
-def nearest_divisor(n: int, wanted: int) -> int:
+def nearest_divisor(n: int, target: int) -> int:
     """Returns the divisor d of n that is nearest to `wanted`, among d or n / d up to a million."""
     small = [d for d in range(1, min(math.isqrt(n), 10**6) + 1) if n % d == 0]
-    return min(sorted([*small, *(n // d for d in small)]), key=lambda d: abs(d - wanted))
+    return min(sorted([*small, *(n // d for d in small)]), key=lambda d: abs(d - target))
 
 
-def check_divides(field: str, size: int, what: str, whole: int) -> None:
+def check_divides(field: str, size: int, whole_name: str, whole: int) -> None:
     """Raises ValueError, with the nearest size that works, where one does not divide the whole."""
     if whole % size:
         raise ValueError(
-            f'{field} must divide {what}; got {size} for {whole}. Nearest that works: '
+            f'{field} must divide {whole_name}; got {size} for {whole}. Nearest that works: '
             f'{nearest_divisor(whole, size)}.'
         )

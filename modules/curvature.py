@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import eigh_tridiagonal
 
-BROKEN = 1e-6  # of the largest entry so far: what is left of a product that the basis spans
-HALVINGS = 24  # as float32 has bits
-TINY = 1e-30  # the least length that a vector is divided by
+BREAKDOWN = 1e-6  # of the largest entry so far: what is left of a product that the basis spans
+BISECTIONS = 24  # as float32 has bits
+MIN_LENGTH = 1e-30  # the least length that a vector is divided by
 HIGHEST = jax.lax.Precision.HIGHEST
 
 Tree = Any  # of arrays
@@ -20,7 +20,7 @@ def lanczos(
     product: Callable[[Tree], Tree], start: Tree, steps: int
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the diagonal [steps] and what stands beside it [steps] of the tridiagonal matrix that
-    a symmetric map has in the basis of its Krylov space, as `ritz` reads them.
+    a symmetric map has in the basis of its Krylov space, as `ritz_values` reads them.
 
     Each product is made orthogonal to the whole basis, twice, so that no eigenvalue is found again
     because of rounding. The basis is `steps` times as large as `start`; all is float32 at least.
@@ -30,7 +30,7 @@ def lanczos(
       start: where the Krylov space begins; any tree of arrays that is not 0.
       steps: products, at most as many as `start` has numbers.
     """
-    first = scaled(start, 1 / norm(start))
+    first = scale_tree(start, 1 / norm(start))
     basis = jax.tree.map(lambda x: jnp.zeros((steps, *x.shape), x.dtype).at[0].set(x), first)
 
     def step(i, carry):
@@ -39,11 +39,11 @@ def lanczos(
         w = product(v)
         diagonal = diagonal.at[i].set(dot(v, w))
         for _ in range(2):
-            w = jax.tree.map(jnp.subtract, w, combined(basis, coefficients(basis, w)))
+            w = jax.tree.map(jnp.subtract, w, combine_basis(basis, coefficients(basis, w)))
         length = norm(w)
         largest = jnp.maximum(jnp.max(jnp.abs(diagonal)), jnp.max(beside))
-        factor = jnp.where(length > BROKEN * largest, 1 / jnp.maximum(length, TINY), 0.0)
-        following = scaled(w, factor)
+        factor = jnp.where(length > BREAKDOWN * largest, 1 / jnp.maximum(length, MIN_LENGTH), 0.0)
+        following = scale_tree(w, factor)
         basis = jax.tree.map(lambda b, x: b.at[i + 1].set(x, mode='drop'), basis, following)
         return basis, diagonal, beside.at[i].set(length)
 
@@ -51,23 +51,23 @@ def lanczos(
     return jax.lax.fori_loop(0, steps, step, (basis, empty, empty))[1:]
 
 
-def ritz(diagonal: np.ndarray, beside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def ritz_values(diagonal: np.ndarray, off_diagonal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns (Ritz values, descending, and for each a bound on its distance to an eigenvalue).
 
     Args:
       diagonal: [m], of `lanczos`.
       beside: [m], of `lanczos`; the space is whole where an entry is 0 to rounding.
     """
-    diagonal, beside = np.asarray(diagonal, np.float64), np.asarray(beside, np.float64)
-    largest = np.maximum.accumulate(np.maximum(np.abs(diagonal), beside))
-    whole = np.flatnonzero(beside <= BROKEN * largest)
+    diagonal, off_diagonal = np.asarray(diagonal, np.float64), np.asarray(off_diagonal, np.float64)
+    largest = np.maximum.accumulate(np.maximum(np.abs(diagonal), off_diagonal))
+    whole = np.flatnonzero(off_diagonal <= BREAKDOWN * largest)
     m = int(whole[0]) + 1 if len(whole) else len(diagonal)
-    values, vectors = eigh_tridiagonal(diagonal[:m], beside[: m - 1])
-    return values[::-1], np.abs(beside[m - 1] * vectors[-1])[::-1]
+    values, vectors = eigh_tridiagonal(diagonal[:m], off_diagonal[: m - 1])
+    return values[::-1], np.abs(off_diagonal[m - 1] * vectors[-1])[::-1]
 
 
-def largest_stretches(
-    function: Callable[[Tree], Tree], at: Tree, start: Tree, rounds: int
+def jacobian_gains(
+    function: Callable[[Tree], Tree], point: Tree, start: Tree, rounds: int
 ) -> jax.Array:
     """Returns |J u| of each row, [B], after `rounds` rounds u <- J^T J u / |J^T J u|.
 
@@ -81,13 +81,13 @@ def largest_stretches(
       start: the first u, like `at` and in no row 0.
       rounds: of a product with J and one with its transpose.
     """
-    _, backward = jax.vjp(function, at)
+    _, backward = jax.vjp(function, point)
 
     def forward(u):
-        return jax.jvp(function, (at,), (u,))[1]
+        return jax.jvp(function, (point,), (u,))[1]
 
     def unit(u):
-        lengths_B = jnp.maximum(row_norms(u), TINY)
+        lengths_B = jnp.maximum(row_norms(u), MIN_LENGTH)
         return jax.tree.map(lambda x: x / jnp.expand_dims(lengths_B, range(1, x.ndim)), u)
 
     u = jax.lax.fori_loop(0, rounds, lambda _, u: unit(backward(forward(u))[0]), unit(start))
@@ -109,7 +109,7 @@ def norm(a: Tree) -> jax.Array:
     return jnp.sqrt(dot(a, a))
 
 
-def scaled(a: Tree, factor: jax.Array) -> Tree:
+def scale_tree(a: Tree, factor: jax.Array) -> Tree:
     return jax.tree.map(lambda x: (factor * x).astype(x.dtype), a)
 
 
@@ -119,7 +119,7 @@ def coefficients(basis: Tree, w: Tree) -> jax.Array:
     return sum(jax.tree.leaves(parts))
 
 
-def combined(basis: Tree, weights: jax.Array) -> Tree:
+def combine_basis(basis: Tree, weights: jax.Array) -> Tree:
     return jax.tree.map(lambda b: jnp.tensordot(weights, b, axes=1, precision=HIGHEST), basis)
 
 
@@ -139,7 +139,7 @@ def logit_curvature(logits: jax.Array) -> jax.Array:
         is_above = jnp.sum(p**2 / (p - middle[..., None]), -1) > 1
         return jnp.where(is_above, low, middle), jnp.where(is_above, middle, high)
 
-    low, high = jax.lax.fori_loop(0, HALVINGS, halve, (second, largest))
+    low, high = jax.lax.fori_loop(0, BISECTIONS, halve, (second, largest))
     return (low + high) / 2
 
 

@@ -7,10 +7,10 @@ from flax import struct
 
 from modules.statistics import next_key
 
-KEY = 'dropout_key'  # the name of a key among what a layer carries
+KEY_NAME = 'dropout_key'  # the name of a key among what a layer carries
 
 
-class Drop(struct.PyTreeNode):
+class Dropout(struct.PyTreeNode):
     """y = m x / (1 - rate) with m drawn from the key: 0 with probability `rate`, else 1.
 
     The rate may be a tracer; at 0 all is kept as it is. Source: arXiv:1207.0580, scaled in training
@@ -31,4 +31,4 @@ class DropoutKey(nn.Module):
 
     @nn.compact
     def __call__(self) -> jax.Array | None:
-        return next_key(self, KEY)
+        return next_key(self, KEY_NAME)

@@ -17,21 +17,21 @@ from collections.abc import Callable
 from typing import Any
 
 
-def demands_nothing(recipe: Any, part: Any) -> None:
+def accept_any(recipe: Any, part: Any) -> None:
     """Accepts any config: the rule of a row that goes with everything."""
 
 
-def longest(blocks: int, **lengths: int) -> int:
+def longest_horizon(blocks: int, **lengths: int) -> int:
     """Returns the steps or updates after which a row behaves as published: its longest length.
 
     Args:
       blocks: those of the model.
-      **lengths: its options with `modules.options.Option.counted_in`.
+      **lengths: its options with `modules.options.Option.time_unit`.
     """
     return max(lengths.values())
 
 
-def marks(**defaults: Any) -> Callable[..., Callable[[Any], Any]]:
+def row_decorator(**defaults: Any) -> Callable[..., Callable[[Any], Any]]:
     """Makes the decorator of a table's functions, which sets each fact to its value or default.
 
     The decorator raises TypeError for a fact that is not in `defaults`.

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
-from modules.activations import Activation, Dropout
-from modules.facts import demands_nothing
+from modules.activations import Activation, DropoutFn
+from modules.facts import accept_any
 from modules.kernels import Kernels
-from modules.numerics import OF_MLP
+from modules.numerics import MLP_PRODUCTS
 from modules.options import Option
-from modules.parallel.axes import sharded
-from modules.products import NORMAL, product, shared_input
+from modules.parallel.axes import shard_activation
+from modules.products import NORMAL, prepare_input, product
 from modules.statistics import AUXILIARY, is_training, next_key
 
 
@@ -33,13 +33,13 @@ class PositionWise(nn.Module):
     activation: Activation
     kernels: Kernels
     dtype: jnp.dtype
-    dropout: Dropout | None = None
+    dropout: DropoutFn | None = None
     init_gain: float = 1.0
 
     # The rows of AUXILIARIES that it sows (`modules.losses`).
     auxiliary: ClassVar[tuple[str, ...]] = ()
 
-    check = staticmethod(demands_nothing)
+    check = staticmethod(accept_any)
 
     def up_options(self) -> dict[str, Any]:
         """Returns what `product` is told of the first matrix alone."""
@@ -52,14 +52,14 @@ class PositionWise(nn.Module):
         def project(name, x, axes, features, **more):
             options = matmul | {'bias': bias, 'init_gain': self.init_gain} | more
             y = product(self, name, x, (*batch, *axes), axes[:1], features, **options)
-            return checkpoint_name(y, OF_MLP)
+            return checkpoint_name(y, MLP_PRODUCTS)
 
         d_model = x.shape[-1]
-        x = shared_input(self, 'input', x, n_batch=len(batch), **matmul)
+        x = prepare_input(self, 'input', x, n_batch=len(batch), **matmul)
         up = project('up', x, ('embed', 'mlp'), self.d_ff, **self.up_options())
         if self.activation.gated:
             gate = project('gate', x, ('embed', 'mlp'), self.d_ff)
-            hidden = self.activation.fn(gate) * self.activation.of_up(up)
+            hidden = self.activation.fn(gate) * self.activation.up_fn(up)
         else:
             hidden = self.activation.fn(up)
         if self.dropout is not None:  # without one nothing is carried
@@ -225,15 +225,15 @@ class MoE(PositionWise):
         def grouped(array_M_):
             return array_M_.reshape(groups, -1, *array_M_.shape[1:])
 
-        send = functools.partial(sent, capacity=capacity)
+        send = functools.partial(dispatch, capacity=capacity)
         room_GECD, places_GMK = jax.vmap(send)(*map(grouped, (x_MD, chosen_MK, mask_ME)))
         # The tokens of a row go to where their experts are, and back: an all-to-all each.
-        room_GECD = sharded(sharded(room_GECD, 'B_CD'), 'GECD')
+        room_GECD = shard_activation(shard_activation(room_GECD, 'B_CD'), 'GECD')
         room_ECD = jnp.swapaxes(room_GECD, 0, 1).reshape(self.n_experts, -1, d_model)
         y_EGCD = self.feed_forward(room_ECD, batch=('expert',), bias=self.bias)
         y_EGCD = y_EGCD.reshape(self.n_experts, groups, capacity, d_model)
-        y_GECD = sharded(sharded(jnp.swapaxes(y_EGCD, 0, 1), 'GECD'), 'B_CD')
-        mixed_GMD = jax.vmap(received)(y_GECD, places_GMK, grouped(gates_MK.astype(self.dtype)))
+        y_GECD = shard_activation(shard_activation(jnp.swapaxes(y_EGCD, 0, 1), 'GECD'), 'B_CD')
+        mixed_GMD = jax.vmap(combine)(y_GECD, places_GMK, grouped(gates_MK.astype(self.dtype)))
         return mixed_GMD.reshape(x_BTD.shape)
 
     def balance(self, probs_ME, mask_ME, valid_M1):
@@ -245,31 +245,31 @@ class MoE(PositionWise):
         return self.n_experts * jnp.sum(proxy_E * share_E)
 
 
-def sent(
-    x_MD: jax.Array, chosen_MK: jax.Array, mask_ME: jax.Array, capacity: int
+def dispatch(
+    x_MD: jax.Array, expert_MK: jax.Array, mask_ME: jax.Array, capacity: int
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the first C tokens of each expert in order, [E, C, D], and the place of each choice
     among those E C rows, [M, K]; E C where it got none.
     """
     (_, d_model), n_experts = x_MD.shape, mask_ME.shape[1]
     place_ME = jnp.cumsum(mask_ME, 0).astype(jnp.int32) - 1
-    place_MK = jnp.take_along_axis(place_ME, chosen_MK, 1)
-    taken_MK = (jnp.take_along_axis(mask_ME, chosen_MK, 1) > 0) & (place_MK < capacity)
+    place_MK = jnp.take_along_axis(place_ME, expert_MK, 1)
+    taken_MK = (jnp.take_along_axis(mask_ME, expert_MK, 1) > 0) & (place_MK < capacity)
     # One row more than there is room for: what is not taken is written there.
-    row_MK = jnp.where(taken_MK, chosen_MK * capacity + place_MK, n_experts * capacity)
+    row_MK = jnp.where(taken_MK, expert_MK * capacity + place_MK, n_experts * capacity)
     sent_MKD = jnp.broadcast_to(x_MD[:, None], (*row_MK.shape, d_model))
     room = jnp.zeros((n_experts * capacity + 1, d_model), x_MD.dtype)
     room = room.at[row_MK.reshape(-1)].set(sent_MKD.reshape(-1, d_model))
     return room[:-1].reshape(n_experts, capacity, d_model), row_MK
 
 
-def received(y_ECD: jax.Array, row_MK: jax.Array, gates_MK: jax.Array) -> jax.Array:
+def combine(y_ECD: jax.Array, slot_MK: jax.Array, gates_MK: jax.Array) -> jax.Array:
     """Returns sum_k gate_k y_k, [M, D], of what `sent` has sent; choices without a place add 0."""
     d_model = y_ECD.shape[-1]
     rows = y_ECD.reshape(-1, d_model)
     y = jnp.concatenate([rows, jnp.zeros((1, d_model), rows.dtype)])
-    weights_MK = jnp.where(row_MK < len(rows), gates_MK, 0)
-    return jnp.einsum('mk,mkd->md', weights_MK, y[row_MK])
+    weights_MK = jnp.where(slot_MK < len(rows), gates_MK, 0)
+    return jnp.einsum('mk,mkd->md', weights_MK, y[slot_MK])
 
 
 MLPS = {'dense': MLP, 'moe': MoE, 'random_features': RandomFeatures}

@@ -11,12 +11,16 @@ DTYPES = {'bfloat16': jnp.bfloat16, 'float32': jnp.float32, 'float64': jnp.float
 
 # Names that policies know values by: the output and the log-sum-exp of an attention kernel, the
 # products of an attention layer with its weights, and those of a position-wise network.
-ATTENDED, OF_ATTENTION, OF_MLP = 'attended', 'attention_products', 'mlp_products'
+ATTENTION_OUTPUT, ATTENTION_PRODUCTS, MLP_PRODUCTS = (
+    'attended',
+    'attention_products',
+    'mlp_products',
+)
 
 Policy = Callable[..., Any]
 
 
-def keeping(*names: str) -> Policy:
+def save_policy(*names: str) -> Policy:
     """Makes the policy that keeps what bears one of the names.
 
     cuDNN's kernel has no names of ours: what it returns goes with ATTENDED by its primitive.
@@ -25,7 +29,7 @@ def keeping(*names: str) -> Policy:
 
     def policy(primitive: Any, *args: Any, **params: Any) -> bool:
         by_cudnn = primitive.name.startswith('dot_product_attention_fwd')
-        return by_name(primitive, *args, **params) or (by_cudnn and ATTENDED in names)
+        return by_name(primitive, *args, **params) or (by_cudnn and ATTENTION_OUTPUT in names)
 
     return policy
 
@@ -34,21 +38,21 @@ def keeping(*names: str) -> Policy:
 REMAT_POLICIES = {
     'none': None,
     'dots': jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, keeping(ATTENDED)
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, save_policy(ATTENTION_OUTPUT)
     ),
-    'mlp': keeping(ATTENDED, OF_MLP),
-    'attention': keeping(ATTENDED, OF_ATTENTION),
-    'attended': keeping(ATTENDED),
+    'mlp': save_policy(ATTENTION_OUTPUT, MLP_PRODUCTS),
+    'attention': save_policy(ATTENTION_OUTPUT, ATTENTION_PRODUCTS),
+    'attended': save_policy(ATTENTION_OUTPUT),
     'offload': jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[],
-        names_which_can_be_offloaded=[ATTENDED, OF_ATTENTION],
+        names_which_can_be_offloaded=[ATTENTION_OUTPUT, ATTENTION_PRODUCTS],
         offload_src='device',
         offload_dst='pinned_host',
     ),
     'full': jax.checkpoint_policies.nothing_saveable,
 }
 # {policy: the one that keeps on the device what it does}, where the host keeps the rest.
-ON_DEVICE = {'offload': 'full'}
+DEVICE_POLICIES = {'offload': 'full'}
 REMAT_SUMMARIES = {
     'none': 'keeps everything that the backward pass reads',
     'dots': 'keeps the products with weights and what attention makes, and computes the rest again',

@@ -13,14 +13,14 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from modules.facts import demands_nothing
+from modules.facts import accept_any
 from modules.options import Option
 
-MARKS = 5  # how many are not numbered
-LEAST_WITH_MARKS = 8  # tokens of a row: one hole's four marks, a token in it, and some around it
+N_UNNUMBERED = 5  # how many are not numbered
+MIN_SEQ_LEN = 8  # tokens of a row: one hole's four marks, a token in it, and some around it
 
 
-class Marks(NamedTuple):
+class SpecialTokens(NamedTuple):
     """Ids that no text holds.
 
     bos, eos: the tokenizer's; the others follow from `first` on. `sep` ends a document with holes,
@@ -39,10 +39,10 @@ class Marks(NamedTuple):
 
     def mask(self, i: int) -> int:
         """Returns the mark of hole i, from 0."""
-        return self.first + MARKS + i
+        return self.first + N_UNNUMBERED + i
 
 
-class Document(NamedTuple):
+class TrainingDocument(NamedTuple):
     """The tokens of a document as they are trained on."""
 
     tokens: np.ndarray  # int32 [n]
@@ -50,16 +50,20 @@ class Document(NamedTuple):
     prefix: np.ndarray  # bool [n]: those that see each other
 
 
-LOSS_WORDS = 'what is predicted: all text, or what fills the holes'
-LossOn = Annotated[str, Option(LOSS_WORDS, choices=('document', 'holes'))]
+LOSS_DESCRIPTION = 'what is predicted: all text, or what fills the holes'
+LossOn = Annotated[str, Option(LOSS_DESCRIPTION, choices=('document', 'holes'))]
 
 
-def causal(tokens: np.ndarray, marks: Marks, rng: np.random.Generator) -> Document:
+def causal(
+    tokens: np.ndarray, special_tokens: SpecialTokens, rng: np.random.Generator
+) -> TrainingDocument:
     """Every token, from those before it."""
-    return _unchanged(tokens, True)
+    return _keep_document(tokens, True)
 
 
-def prefix(tokens: np.ndarray, marks: Marks, rng: np.random.Generator) -> Document:
+def prefix(
+    tokens: np.ndarray, special_tokens: SpecialTokens, rng: np.random.Generator
+) -> TrainingDocument:
     """The tokens behind a prefix whose tokens all see each other (arXiv:1910.10683).
 
     The length of the prefix is uniform from 1 to n - 1, as others describe T5's code, which was not
@@ -67,12 +71,12 @@ def prefix(tokens: np.ndarray, marks: Marks, rng: np.random.Generator) -> Docume
     """
     length = int(rng.integers(1, len(tokens))) if len(tokens) > 1 else 0
     within = np.arange(len(tokens)) < length
-    return Document(tokens, ~within, within)
+    return TrainingDocument(tokens, ~within, within)
 
 
 def span_corruption(
     tokens: np.ndarray,
-    marks: Marks,
+    special_tokens: SpecialTokens,
     rng: np.random.Generator,
     *,
     mask_ratio_least: Annotated[float, Option('least share of the text in holes', 0, 1)] = 0.15,
@@ -81,7 +85,7 @@ def span_corruption(
     span_most: Annotated[int, Option('tokens of the longest hole', 1)] = 64,
     masks: Annotated[int, Option('most holes of a document; each is a token', 1, 1024)] = 32,
     loss_on: LossOn = 'holes',
-) -> Document:
+) -> TrainingDocument:
     """Holes in the text, and behind it what fills them (CodeGen2, arXiv:2305.02309).
 
         text <mask_1> text <mask_2> text EOS <sep> <mask_1> hole <eom> <mask_2> hole <eom>
@@ -95,36 +99,38 @@ def span_corruption(
     smallest and largest of UL2's denoisers (arXiv:2205.05131, as Levanter's code quotes its first
     table); the loss is on holes alone, as in T5.
     """
-    begins, ends, room = _ends(tokens, marks)
+    begins, ends, room = _find_ends(tokens, special_tokens)
     is_text = loss_on == 'document'
     share = rng.uniform(mask_ratio_least, mask_ratio_most)
-    lengths = _spans(rng.integers(span_least, span_most + 1, size=masks), share, room)
+    lengths = _fit_spans(rng.integers(span_least, span_most + 1, size=masks), share, room)
     if lengths is None:
-        return _unchanged(tokens, is_text)
-    kept = _kept(tokens, begins, ends, room - _cost(len(lengths)))
-    starts = _places(rng, len(kept) - lengths.sum(), len(lengths)) + np.cumsum(lengths) - lengths
+        return _keep_document(tokens, is_text)
+    kept = _crop_text(tokens, begins, ends, room - _count_special(len(lengths)))
+    starts = (
+        _draw_places(rng, len(kept) - lengths.sum(), len(lengths)) + np.cumsum(lengths) - lengths
+    )
     pieces, holes, at = [(tokens[:begins], False)], [], 0
     for i, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
-        mask = ([marks.mask(i)], False)
+        mask = ([special_tokens.mask(i)], False)
         pieces += [(kept[at:start], is_text), mask]
         at = start + length
-        holes += [mask, (kept[start:at], True), ([marks.eom], True)]
+        holes += [mask, (kept[start:at], True), ([special_tokens.eom], True)]
     pieces += [(kept[at:], is_text), (tokens[len(tokens) - ends :], is_text)]
-    return _joined([*pieces, ([marks.sep], False), *holes])
+    return _join_pieces([*pieces, ([special_tokens.sep], False), *holes])
 
 
-def room_for_marks(recipe: Any, part: Any) -> None:
+def check_seq_len(recipe: Any, part: Any) -> None:
     """Raises ValueError for rows too short for marks."""
-    if recipe.data.seq_len < LEAST_WITH_MARKS:
+    if recipe.data.seq_len < MIN_SEQ_LEN:
         raise ValueError(
             f'{part} puts marks into rows, for which data.seq_len must be at least '
-            f'{LEAST_WITH_MARKS}; got {recipe.data.seq_len}'
+            f'{MIN_SEQ_LEN}; got {recipe.data.seq_len}'
         )
 
 
-def bounds_in_order(recipe: Any, part: Any) -> None:
-    """Raises ValueError for a least value above the largest, and as `room_for_marks` does."""
-    room_for_marks(recipe, part)
+def check_bounds(recipe: Any, part: Any) -> None:
+    """Raises ValueError for a least value above the largest, and as `check_seq_len` does."""
+    check_seq_len(recipe, part)
     for name in ('mask_ratio', 'span'):
         least, most = part.options[f'{name}_least'], part.options[f'{name}_most']
         if least > most:
@@ -134,8 +140,12 @@ def bounds_in_order(recipe: Any, part: Any) -> None:
 
 
 def infill(
-    tokens: np.ndarray, marks: Marks, rng: np.random.Generator, *, loss_on: LossOn = 'document'
-) -> Document:
+    tokens: np.ndarray,
+    special_tokens: SpecialTokens,
+    rng: np.random.Generator,
+    *,
+    loss_on: LossOn = 'document',
+) -> TrainingDocument:
     """The middle behind prefix and suffix: PSM of fill-in-the-middle (arXiv:2207.14255).
 
         <prefix> text <suffix> text EOS <middle> text <eom>
@@ -146,76 +156,76 @@ def infill(
     <suffix> and <middle> are never predicted; every document is cut, since a mixture says how many
     are.
     """
-    begins, ends, room = _ends(tokens, marks)
+    begins, ends, room = _find_ends(tokens, special_tokens)
     is_text, room = loss_on == 'document', room - 4  # 4 of these are marks
     if room < 1:
-        return _unchanged(tokens, is_text)
-    kept = _kept(tokens, begins, ends, room)
+        return _keep_document(tokens, is_text)
+    kept = _crop_text(tokens, begins, ends, room)
     first, last = sorted(rng.integers(0, room + 1, size=2).tolist())
-    pieces = [(tokens[:begins], False), ([marks.prefix], False), (kept[:first], is_text)]
-    pieces += [([marks.suffix], False), (kept[last:], is_text)]
-    pieces += [(tokens[len(tokens) - ends :], is_text), ([marks.middle], False)]
-    return _joined([*pieces, (kept[first:last], True), ([marks.eom], True)])
+    pieces = [(tokens[:begins], False), ([special_tokens.prefix], False), (kept[:first], is_text)]
+    pieces += [([special_tokens.suffix], False), (kept[last:], is_text)]
+    pieces += [(tokens[len(tokens) - ends :], is_text), ([special_tokens.middle], False)]
+    return _join_pieces([*pieces, (kept[first:last], True), ([special_tokens.eom], True)])
 
 
-def _unchanged(tokens: np.ndarray, are_targets: bool) -> Document:
-    return Document(tokens, np.full(len(tokens), are_targets), np.zeros(len(tokens), bool))
+def _keep_document(tokens: np.ndarray, are_targets: bool) -> TrainingDocument:
+    return TrainingDocument(tokens, np.full(len(tokens), are_targets), np.zeros(len(tokens), bool))
 
 
-def _ends(tokens: np.ndarray, marks: Marks) -> tuple[int, int, int]:
+def _find_ends(tokens: np.ndarray, special_tokens: SpecialTokens) -> tuple[int, int, int]:
     """Returns (1 where BOS begins it, 1 where EOS ends what is kept, tokens between these).
 
     A document that begins here loses its last tokens, and EOS with them.
     """
-    begins = int(tokens[0] == marks.bos)
-    ends = int(not begins and tokens[-1] == marks.eos)
+    begins = int(tokens[0] == special_tokens.bos)
+    ends = int(not begins and tokens[-1] == special_tokens.eos)
     return begins, ends, len(tokens) - begins - ends
 
 
-def _kept(tokens: np.ndarray, begins: int, ends: int, count: int) -> np.ndarray:
+def _crop_text(tokens: np.ndarray, begins: int, ends: int, count: int) -> np.ndarray:
     if begins:
         return tokens[1 : 1 + count]
     stop = len(tokens) - ends
     return tokens[stop - count : stop]
 
 
-def _cost(holes: np.ndarray | int) -> np.ndarray | int:
+def _count_special(holes: np.ndarray | int) -> np.ndarray | int:
     """Returns the number of marks: for each hole twice <mask_i> and <eom>, and one <sep>."""
     return 3 * holes + 1
 
 
-def _spans(drawn: np.ndarray, share: float, room: int) -> np.ndarray | None:
+def _fit_spans(lengths: np.ndarray, share: float, room: int) -> np.ndarray | None:
     """Returns as many of the drawn lengths as take `share` of the text; None: no room for one.
 
     The text is what the marks of the holes leave of `room` tokens.
     """
-    text = room - _cost(np.arange(1, len(drawn) + 1))
-    drawn, text = drawn[text >= 1], text[text >= 1]
-    if not len(drawn):
+    text = room - _count_special(np.arange(1, len(lengths) + 1))
+    lengths, text = lengths[text >= 1], text[text >= 1]
+    if not len(lengths):
         return None
     wanted = np.maximum(1, np.rint(share * text).astype(int))
-    enough = np.cumsum(drawn) >= wanted
-    count = int(np.argmax(enough)) + 1 if enough.any() else len(drawn)
-    before = int(drawn[: count - 1].sum())
-    last = min(int(wanted[count - 1]) - before, int(drawn[count - 1]))
+    enough = np.cumsum(lengths) >= wanted
+    count = int(np.argmax(enough)) + 1 if enough.any() else len(lengths)
+    before = int(lengths[: count - 1].sum())
+    last = min(int(wanted[count - 1]) - before, int(lengths[count - 1]))
     if last < 1:  # the marks of this hole have taken what it was to hold
-        return drawn[: count - 1]
-    return np.append(drawn[: count - 1], last)
+        return lengths[: count - 1]
+    return np.append(lengths[: count - 1], last)
 
 
-def _places(rng: np.random.Generator, text: int, holes: int) -> np.ndarray:
+def _draw_places(rng: np.random.Generator, text: int, holes: int) -> np.ndarray:
     """Returns how many of `text` tokens stand before each hole: uniform over all ways."""
     chosen = np.sort(rng.choice(text + holes, size=holes, replace=False))
     return chosen - np.arange(holes)
 
 
-def _joined(pieces: list[tuple[np.ndarray | list[int], bool]]) -> Document:
+def _join_pieces(pieces: list[tuple[np.ndarray | list[int], bool]]) -> TrainingDocument:
     tokens = np.concatenate([np.asarray(piece, np.int32) for piece, _ in pieces])
     targets = np.repeat([is_target for _, is_target in pieces], [len(p) for p, _ in pieces])
-    return Document(tokens, targets, np.zeros(len(tokens), bool))
+    return TrainingDocument(tokens, targets, np.zeros(len(tokens), bool))
 
 
-def sees_its_prefix(recipe: Any, part: Any) -> None:
+def check_prefix_attention(recipe: Any, part: Any) -> None:
     """Raises ValueError for attention that cannot show later tokens."""
     if not recipe.attention.row.has_scores:
         from modules.attention import ATTENTIONS  # not where batches are made
@@ -231,16 +241,16 @@ def sees_its_prefix(recipe: Any, part: Any) -> None:
 class Objective:
     """A row of `OBJECTIVES`: of_document(tokens, marks, rng, **options) -> Document."""
 
-    of_document: Callable[..., Document]
-    has_marks: bool = False  # whether the vocabulary must hold `Marks`
+    transform: Callable[..., TrainingDocument]
+    has_special_tokens: bool = False  # whether the vocabulary must hold `SpecialTokens`
     has_prefix: bool = False  # whether tokens see later ones
     leaves_rows: bool = False  # whether rows stay as they are, with every token a target
-    check: Callable[[Any, Any], None] = demands_nothing  # its own rule (`modules.facts`)
+    check: Callable[[Any, Any], None] = accept_any  # its own rule (`modules.facts`)
 
 
 OBJECTIVES = {
     'causal': Objective(causal, leaves_rows=True),
-    'prefix': Objective(prefix, has_prefix=True, check=sees_its_prefix),
-    'span_corruption': Objective(span_corruption, has_marks=True, check=bounds_in_order),
-    'infill': Objective(infill, has_marks=True, check=room_for_marks),
+    'prefix': Objective(prefix, has_prefix=True, check=check_prefix_attention),
+    'span_corruption': Objective(span_corruption, has_special_tokens=True, check=check_bounds),
+    'infill': Objective(infill, has_special_tokens=True, check=check_seq_len),
 }

@@ -18,7 +18,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from modules.choices import choose, nearest
+from modules.choices import choose, suggest_nearest
 
 LARGEST_INT = 2**31 - 1  # the bound of int options without one: programs hold 32 bits
 
@@ -27,30 +27,32 @@ LARGEST_INT = 2**31 - 1  # the bound of int options without one: programs hold 3
 class Option:
     """Description of an option besides its type and default."""
 
-    words: str = ''  # one line that says what it is
-    least: float = -math.inf  # bounds are included; NaN is never within them
-    most: float = math.inf
+    description: str = ''  # one line that says what it is
+    minimum: float = -math.inf  # bounds are included; NaN is never within them
+    maximum: float = math.inf
     choices: tuple[str, ...] = ()  # the values that a str may have; empty: any
     # 'steps' or 'updates' (one a microbatch) if it is a time in a run, which a short run may not
     # reach (`lm.run.describe.notes_of`).
-    counted_in: str = ''
-    off: float | None = None  # a value of a traced field that leaves it out of the program, as None
+    time_unit: str = ''
+    off_value: float | None = (
+        None  # a value of a traced field that leaves it out of the program, as None
+    )
     traced: bool = False  # whether runs that differ in it share one program, which takes it as data
-    watches: bool = False  # whether it only looks at a run, and is no part of its identity
+    is_observer: bool = False  # whether it only looks at a run, and is no part of its identity
 
     def check(self, path: str, value: Any) -> None:
         """Raises ValueError if `value`, of the config field `path`, is out of bounds or unknown."""
         if self.choices:
             choose(dict.fromkeys(self.choices), value, path)
             return
-        is_open = type(value) is int and self.most == math.inf
-        most = LARGEST_INT if is_open else self.most
-        if not isinstance(value, bool | str) and not self.least <= value <= most:
-            raise ValueError(f'{path} must be between {self.least} and {most}; got {value}')
+        is_open = type(value) is int and self.maximum == math.inf
+        most = LARGEST_INT if is_open else self.maximum
+        if not isinstance(value, bool | str) and not self.minimum <= value <= most:
+            raise ValueError(f'{path} must be between {self.minimum} and {most}; got {value}')
 
 
 @dataclasses.dataclass(frozen=True)
-class Declared:
+class OptionDeclaration:
     """An option as a part declares it; `types` are those of its values, NoneType included."""
 
     types: tuple[type, ...]
@@ -58,16 +60,18 @@ class Declared:
     default: Any
 
 
-def options(part: Any) -> Mapping[str, Declared]:
+def declared_options(part: Any) -> Mapping[str, OptionDeclaration]:
     """Returns the options of a class, a function, or the fields of a row that is a record."""
-    return {} if isinstance(part, Mapping) else _options(part)  # a mapping names other rows
+    return (
+        {} if isinstance(part, Mapping) else _declared_options(part)
+    )  # a mapping names other rows
 
 
 @functools.cache
-def _options(part: Any) -> Mapping[str, Declared]:
+def _declared_options(part: Any) -> Mapping[str, OptionDeclaration]:
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
         held = [getattr(part, field.name) for field in dataclasses.fields(part)]
-        of_held = [options(one) for one in held if callable(one)]
+        of_held = [declared_options(one) for one in held if callable(one)]
         names = [name for of_one in of_held for name in of_one]
         if len(set(names)) < len(names):
             raise TypeError(f'two functions of {part} have options of one name, of {names}')
@@ -89,32 +93,32 @@ def _options(part: Any) -> Mapping[str, Declared]:
         if option is not None and default in (inspect.Parameter.empty, dataclasses.MISSING):
             raise TypeError(f'the option {name!r} of {part} has no default, the published value')
         if option is not None:
-            found[name] = Declared(types_of(hints[name]), option, default)
+            found[name] = OptionDeclaration(annotation_types(hints[name]), option, default)
     return found
 
 
-def types_of(annotation: Any) -> tuple[type, ...]:
+def annotation_types(annotation: Any) -> tuple[type, ...]:
     """Returns (float, NoneType) for Annotated[float | None, ...]; (float,) for float."""
     if hasattr(annotation, '__metadata__'):
         annotation = annotation.__origin__
     return typing.get_args(annotation) or (annotation,)
 
 
-def section(own: type, *tables: Mapping[str, Any]) -> type:
+def make_section(base: type, *tables: Mapping[str, Any]) -> type:
     """Returns the frozen dataclass `own` with a field for each option of each part in the tables.
 
     Such a field is None unless given; None stands for the default in the part's signature. Raises
     TypeError if two parts mean different things by one name.
     """
-    found: dict[str, Declared] = {}
-    owners: dict[str, str] = {field.name: own.__name__ for field in dataclasses.fields(own)}
+    found: dict[str, OptionDeclaration] = {}
+    owners: dict[str, str] = {field.name: base.__name__ for field in dataclasses.fields(base)}
     for table in tables:
         for row, part in table.items():
-            for name, declared in options(part).items():
+            for name, declared in declared_options(part).items():
                 first = found.setdefault(name, declared)
                 meaning = (set(first.types) - {types.NoneType}, first.option)
                 if (set(declared.types) - {types.NoneType}, declared.option) != meaning or (
-                    owners.setdefault(name, row) == own.__name__
+                    owners.setdefault(name, row) == base.__name__
                 ):
                     raise TypeError(
                         f'the option {name!r} of {row} means another thing than that of '
@@ -125,19 +129,19 @@ def section(own: type, *tables: Mapping[str, Any]) -> type:
         for name, declared in found.items()
     ]
     made = dataclasses.make_dataclass(
-        own.__name__, fields, bases=(own,), frozen=True, kw_only=True, module=own.__module__
+        base.__name__, fields, bases=(base,), frozen=True, kw_only=True, module=base.__module__
     )
-    made.__doc__ = own.__doc__
+    made.__doc__ = base.__doc__
     return made
 
 
-def build(part: Any, given: Mapping[str, Any], **wiring: Any) -> Any:
+def build_part(part: Any, option_values: Mapping[str, Any], **wiring: Any) -> Any:
     """Returns part(...) with the given options and the entries of `wiring` that are its fields."""
     known = set(getattr(part, '__dataclass_fields__', ()))
-    return part(**given, **{name: value for name, value in wiring.items() if name in known})
+    return part(**option_values, **{name: value for name, value in wiring.items() if name in known})
 
 
-def parse(path: str, text: str) -> tuple[str, dict[str, Any]]:
+def parse_part(path: str, text: str) -> tuple[str, dict[str, Any]]:
     """Returns ('rmsnorm', {'scale': False}) for 'rmsnorm:scale=False'; several options with commas.
 
     path: the config field that has the text, such as 'model.norm'. Raises ValueError if the text
@@ -158,7 +162,7 @@ def parse(path: str, text: str) -> tuple[str, dict[str, Any]]:
     return name, given
 
 
-def typed(path: str, value: Any, allowed: Iterable[type]) -> Any:
+def coerce_type(path: str, value: Any, allowed: Iterable[type]) -> Any:
     """Returns the value, an int as a float if only float is allowed; ValueError for other types."""
     allowed = tuple(allowed)
     if float in allowed and int not in allowed and type(value) is int:
@@ -169,21 +173,23 @@ def typed(path: str, value: Any, allowed: Iterable[type]) -> Any:
     return value
 
 
-def check_inline(path: str, part: Any, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def check_inline_options(
+    path: str, part: Any, name: str, option_values: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns the options written behind the name of a part, typed and checked.
 
     None stands for the published default, as in a section: such an option is left out. Raises
     ValueError for an option that the part does not have.
     """
-    known, checked = options(part), {}
-    for option, value in given.items():
+    known, checked = declared_options(part), {}
+    for option, value in option_values.items():
         where = f'{path}={name}:{option}'
         if option not in known:
             raise ValueError(
                 f'{where}: {name} has no such option, only {", ".join(known) or "none"}.'
-                f'{nearest(option, known)}'
+                f'{suggest_nearest(option, known)}'
             )
-        value = typed(where, value, known[option].types)
+        value = coerce_type(where, value, known[option].types)
         if value is not None:
             known[option].option.check(where, value)
             checked[option] = value

@@ -44,7 +44,7 @@ class ParamSpec:
         if unknown:
             raise ValueError(f'fan_in names axes {sorted(unknown)} that are not in {self.axes}')
 
-    def without(self, axis: str) -> 'ParamSpec':
+    def drop_axis(self, axis: str) -> 'ParamSpec':
         """Returns the description of one slice along `axis`."""
         return dataclasses.replace(self, axes=tuple(a for a in self.axes if a != axis))
 
@@ -53,7 +53,7 @@ class ParamSpec:
         return math.prod(n for n, axis in zip(shape, self.axes, strict=True) if axis in self.fan_in)
 
 
-class Described(struct.PyTreeNode, meta.AxisMetadata):
+class ParamBox(struct.PyTreeNode, meta.AxisMetadata):
     """Box of a parameter with its description; `nn.scan` calls `add_axis` to stack layers."""
 
     value: Any
@@ -79,29 +79,29 @@ def declare(
     role: str,
     axes: tuple[str, ...],
     fan_in: tuple[str, ...] = (),
-    **more: Any,
-) -> Callable[..., Described]:
+    **spec_fields: Any,
+) -> Callable[..., ParamBox]:
     """Makes an initializer whose value carries ParamSpec(role, axes, fan_in, **more).
 
     `init(key, shape, dtype)` draws at unit scale; the parametrisation multiplies matrices by their
     standard deviation afterwards (`modules.scaling`), so that no layer sets its own.
     """
-    spec = ParamSpec(role, tuple(axes), tuple(fan_in), **more)
+    spec = ParamSpec(role, tuple(axes), tuple(fan_in), **spec_fields)
 
     def initializer(key, shape, dtype=jnp.float32):
         if len(shape) != len(spec.axes):
             raise ValueError(f'axes {spec.axes} must name each dimension of shape {tuple(shape)}')
-        return Described(init(key, shape, dtype), spec)
+        return ParamBox(init(key, shape, dtype), spec)
 
     return initializer
 
 
-def split(described: Any) -> tuple[Any, Any]:
+def split_boxes(boxed_params: Any) -> tuple[Any, Any]:
     """Returns (params, specs), two parallel plain dict trees.
 
     Raises ValueError for a parameter without a description.
     """
-    boxes, tree = jax.tree_util.tree_flatten_with_path(described, is_leaf=is_box)
+    boxes, tree = jax.tree_util.tree_flatten_with_path(boxed_params, is_leaf=is_box)
     for path, box in boxes:
         if not is_box(box):
             raise ValueError(
@@ -112,7 +112,7 @@ def split(described: Any) -> tuple[Any, Any]:
 
 
 def is_box(leaf: Any) -> bool:
-    return isinstance(leaf, Described)
+    return isinstance(leaf, ParamBox)
 
 
 def matrix_axes(spec: ParamSpec) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

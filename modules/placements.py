@@ -109,7 +109,7 @@ class Blocks(NamedTuple):
     mlp: Callable[..., Any]
 
 
-def all_alike(attention: Callable, mlp: Callable) -> Callable[[int], list[Blocks]]:
+def repeat_block(attention: Callable, mlp: Callable) -> Callable[[int], list[Blocks]]:
     return lambda blocks: [Blocks('layers', blocks, attention, mlp)]
 
 
@@ -119,22 +119,22 @@ def post_then_pre(
 ) -> list[Blocks]:
     """Post-norm in the first floor(mix_fraction * L) blocks, pre-norm in the rest."""
     first = math.floor(mix_fraction * blocks + 1e-9)  # 0.3 * 10 is 2.9999999999999996 in some order
-    return _without_empty(
+    return _drop_empty(
         Blocks('layers_post', first, post, post), Blocks('layers_pre', blocks - first, pre, pre)
     )
 
 
-def first_differs(blocks: int) -> list[Blocks]:
-    return _without_empty(
+def pre_norm_first(blocks: int) -> list[Blocks]:
+    return _drop_empty(
         Blocks('layers_first', 1, pre, pre), Blocks('layers', blocks - 1, bare, normed_residual)
     )
 
 
-def _without_empty(*groups: Blocks) -> list[Blocks]:
+def _drop_empty(*groups: Blocks) -> list[Blocks]:
     return [group for group in groups if group.count]
 
 
-def needs_are_met(recipe: Any, part: Any) -> None:
+def check_needs(recipe: Any, part: Any) -> None:
     """Raises ValueError where another choice is taken than the placement needs."""
     chosen = {
         'model.mlp': [recipe.mlp.name],
@@ -172,72 +172,74 @@ class Placement:
     init_gain: Callable[[int], float] = lambda blocks: 1.0
     norms_before: Mapping[str, str] | None = None
     needs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    check: Callable[[Any, Any], None] = needs_are_met  # its own rule (`modules.facts`)
+    check: Callable[[Any, Any], None] = check_needs  # its own rule (`modules.facts`)
 
 
 NORMED_VALUES = {'norm_values': True}
-OWN_NORMS = {'attention': 'attention_norm_in', 'mlp': 'mlp_norm_in'}
-ONE_NORM = {'attention': 'attention_norm_in', 'mlp': 'attention_norm_in'}
+SEPARATE_NORMS = {'attention': 'attention_norm_in', 'mlp': 'mlp_norm_in'}
+SHARED_NORM = {'attention': 'attention_norm_in', 'mlp': 'attention_norm_in'}
 
 PLACEMENTS = {
     'deepnorm': Placement(
         'N(a x + F(x)), smaller initial matrices: DeepNet (arXiv:2203.00555)',
-        all_alike(deepnorm, deepnorm),
+        repeat_block(deepnorm, deepnorm),
         final_norm=False,
         init_gain=deepnorm_gain,
     ),
     'hybrid': Placement(
         "queries, keys and values normalized, the MLP's residual too: HybridNorm "
         '(arXiv:2503.04598)',
-        all_alike(bare, normed_residual),
+        repeat_block(bare, normed_residual),
         needs=NORMED_VALUES,
     ),
     'hybrid_star': Placement(
         'hybrid with a pre-norm first block: HybridNorm* (arXiv:2503.04598)',
-        first_differs,
+        pre_norm_first,
         needs=NORMED_VALUES,
     ),
     'layernorm_scaling': Placement(
         'x + F(N(x) / sqrt(l)) in block l: the curse of depth (arXiv:2502.05795)',
-        all_alike(layernorm_scaling, layernorm_scaling),
+        repeat_block(layernorm_scaling, layernorm_scaling),
     ),
     'mix': Placement(
         'post-norm in the first blocks, pre-norm above: Mix-LN (arXiv:2412.13795)', post_then_pre
     ),
     'output': Placement(
-        'x + N(F(x)): OLMo 2 (arXiv:2501.00656)', all_alike(output, output), norms_updates=True
+        'x + N(F(x)): OLMo 2 (arXiv:2501.00656)', repeat_block(output, output), norms_updates=True
     ),
     'parallel': Placement(
         'x + A(N(x)) + M(N(x)), each with a norm of its own: GPT-NeoX, Pythia (arXiv:2204.06745)',
-        all_alike(parallel_attention, parallel_mlp),
-        norms_before=OWN_NORMS,
+        repeat_block(parallel_attention, parallel_mlp),
+        norms_before=SEPARATE_NORMS,
     ),
     'parallel_shared': Placement(
         'x + A(y) + M(y) with y = N(x): GPT-J, Phi-2, PaLM (arXiv:2204.02311)',
-        all_alike(shared_attention, shared_mlp),
-        norms_before=ONE_NORM,
+        repeat_block(shared_attention, shared_mlp),
+        norms_before=SHARED_NORM,
     ),
     'peri': Placement(
         'x + N(F(N(x))): Peri-LN (arXiv:2502.02732), as an equation Sandwich-LN (arXiv:2105.13290)',
-        all_alike(peri, peri),
+        repeat_block(peri, peri),
         norms_updates=True,
     ),
     'post': Placement(
         'N(x + F(x)): the original Transformer (arXiv:1706.03762)',
-        all_alike(post, post),
+        repeat_block(post, post),
         final_norm=False,
     ),
-    'pre': Placement('x + F(N(x)) (arXiv:2002.04745)', all_alike(pre, pre), norms_before=OWN_NORMS),
+    'pre': Placement(
+        'x + F(N(x)) (arXiv:2002.04745)', repeat_block(pre, pre), norms_before=SEPARATE_NORMS
+    ),
     'resi_dual': Placement(
         'two streams, post- and pre-norm: ResiDual (arXiv:2304.14802)',
-        all_alike(resi_dual, resi_dual),
+        repeat_block(resi_dual, resi_dual),
         split=lambda x: (x, x),
         join=lambda streams, final_norm: streams[0] + final_norm(streams[1]),
     ),
     'wide': Placement(
         'pre-norm, one attention and one mixture of experts for all blocks: WideNet '
         '(arXiv:2107.11817)',
-        all_alike(pre, pre),
+        repeat_block(pre, pre),
         needs={'mlp': 'moe', 'reparam': 'shared'},
     ),
 }

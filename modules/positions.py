@@ -16,16 +16,16 @@ import numpy as np
 from flax import linen as nn
 
 from modules.attention import ATTENTIONS
-from modules.facts import demands_nothing
-from modules.options import Option, options
+from modules.facts import accept_any
+from modules.options import Option, declared_options
 from modules.params import declare
 from modules.statistics import at_least_float32
 
 FINITE = sys.float_info.max
-LOWEST_ABOVE_0 = 1e-37
+ABOVE_0 = 1e-37
 
 
-def unturned(x_BNTH: jax.Array, positions_BT: jax.Array, **layer: Any) -> jax.Array:
+def no_rotation(x_BNTH: jax.Array, positions_BT: jax.Array, **layer: Any) -> jax.Array:
     """Returns x: what positions that turn nothing do to queries and keys."""
     return x_BNTH
 
@@ -62,20 +62,20 @@ def rope(
         float, Option('turns below which llama3 divides by all of it', 0, FINITE)
     ] = 1.0,
     rope_high_frequency_factor: Annotated[
-        float, Option('turns above which llama3 leaves a frequency', LOWEST_ABOVE_0, FINITE)
+        float, Option('turns above which llama3 leaves a frequency', ABOVE_0, FINITE)
     ] = 4.0,
     rope_beta_fast: Annotated[
         float, Option('turns above which yarn leaves a frequency', 1, FINITE)
     ] = 32.0,
     rope_beta_slow: Annotated[
-        float, Option('turns below which yarn divides by all of it', LOWEST_ABOVE_0, FINITE)
+        float, Option('turns below which yarn divides by all of it', ABOVE_0, FINITE)
     ] = 1.0,
     rope_truncate: Annotated[
         bool, Option('whether yarn rounds the pairs between which it interpolates')
     ] = True,
     rope_attention_factor: Annotated[
         float | None,
-        Option('m of yarn and longrope; None: the published one', LOWEST_ABOVE_0, FINITE),
+        Option('m of yarn and longrope; None: the published one', ABOVE_0, FINITE),
     ] = None,
     rope_short_factor: Annotated[
         str, Option('what longrope divides by up to the original length: R/2 numbers, by commas')
@@ -90,13 +90,13 @@ def rope(
 ) -> jax.Array:
     """Rotary embedding: of the first R features, pairs (x_i, x_{i+R/2}) turned by position * f_i.
 
-    f_i = rope_base^(-2i/R), then `scaled`, or as of YaRN (`yarn_kept`) or LongRoPE, which multiply
+    f_i = rope_base^(-2i/R), then `scaled`, or as of YaRN (`yarn_ramp`) or LongRoPE, which multiply
     what is turned by m, so that logits have a factor m^2. x_BNTH is [B, N, T, H], and
     R = rope_fraction * H is even; positions_BT is int32 and may have a batch of 1. The angles are
     float32, float64 where x is. `block` is the number of the layer, from 1; is_full: whether it has
     no window, None where all layers are alike in that; capacity: tokens that its cache has room
     for, None without one. platform: of the devices; TPUs turn 16-bit types by a product
-    (`turned_by_product`).
+    (`rotate_by_matmul`).
 
     Sources: arXiv:2104.09864, equation 34, in the half-split layout (rotate_half); a part of the
     features as in GPT-NeoX (arXiv:2204.06745); another base in windows as in Gemma 3
@@ -115,18 +115,20 @@ def rope(
     frequency_H, m = plain(rope_base), 1.0
     if rope_scaling == 'yarn':
         betas = rope_beta_fast, rope_beta_slow
-        kept_H = yarn_kept(half, rope_base, rope_original_length, *betas, truncate=rope_truncate)
+        kept_H = yarn_ramp(half, rope_base, rope_original_length, *betas, truncate=rope_truncate)
         kept_H = jnp.asarray(kept_H, exact)
         frequency_H = (1 - kept_H) * frequency_H / rope_factor + kept_H * frequency_H
         m = 0.1 * math.log(rope_factor) + 1
     elif rope_scaling == 'longrope':
         is_long = (capacity or x_BNTH.shape[2]) > rope_original_length
         factors = rope_long_factor if is_long else rope_short_factor
-        frequency_H = frequency_H / jnp.asarray(numbers_of(factors), exact)
+        frequency_H = frequency_H / jnp.asarray(parse_numbers(factors), exact)
         m = math.sqrt(1 + math.log(rope_factor) / math.log(rope_original_length))
     elif rope_scaling != 'none':
         turns = rope_low_frequency_factor, rope_high_frequency_factor
-        frequency_H = scaled(frequency_H, rope_scaling, rope_factor, rope_original_length, *turns)
+        frequency_H = scale_frequencies(
+            frequency_H, rope_scaling, rope_factor, rope_original_length, *turns
+        )
     m = m if rope_attention_factor is None else rope_attention_factor
     has_m = True  # whether this layer does; traced where blocks are scanned
     if rope_local_base is not None:
@@ -142,7 +144,7 @@ def rope(
         m = m if has_m is True else jnp.where(has_m, m, 1.0)
         cos, sin = m * cos, m * sin
     if platform == 'tpu' and x_BNTH.dtype.itemsize == 2:
-        return turned_by_product(x_BNTH, cos, sin)
+        return rotate_by_matmul(x_BNTH, cos, sin)
     turned = jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
     turned = turned.astype(x_BNTH.dtype)
     if features == x_BNTH.shape[-1]:
@@ -150,7 +152,7 @@ def rope(
     return jnp.concatenate([turned, x_BNTH[..., features:]], axis=-1)
 
 
-def turned_by_product(x_BNTH: jax.Array, cos_B1TH: jax.Array, sin_B1TH: jax.Array) -> jax.Array:
+def rotate_by_matmul(x_BNTH: jax.Array, cos_B1TH: jax.Array, sin_B1TH: jax.Array) -> jax.Array:
     """Computes x cos + (x P) sin, with P x = (-second half, first half) of what is turned.
 
     cos, sin: float32, of half of the features that are turned. x P has one input in each sum, so
@@ -171,7 +173,7 @@ def turned_by_product(x_BNTH: jax.Array, cos_B1TH: jax.Array, sin_B1TH: jax.Arra
     return (x32_BNTH * cos_B1TH + swapped_BNTH * sin_B1TH).astype(x_BNTH.dtype)
 
 
-def scaled(
+def scale_frequencies(
     frequency_H: jax.Array,
     scaling: str,
     factor: float,
@@ -192,7 +194,7 @@ def scaled(
     return (1 - kept_H) * frequency_H / factor + kept_H * frequency_H
 
 
-def yarn_kept(
+def yarn_ramp(
     half: int, base: float, original_length: int, fast: float, slow: float, *, truncate: bool
 ) -> np.ndarray:
     """Returns the share of each frequency, [R/2], that YaRN keeps; the rest is divided by s.
@@ -213,13 +215,13 @@ def yarn_kept(
     return 1 - np.clip((np.arange(half) - low) / width, 0, 1)
 
 
-def numbers_of(text: str) -> list[float]:
+def parse_numbers(text: str) -> list[float]:
     """Returns [1.0, 1.5] for '1.0,1.5'; raises ValueError for what is no number."""
     return [float(number) for number in text.split(',')]
 
 
 # Options of a scaling -> the scalings that read them.
-READ_BY = {
+SCALINGS_BY_OPTION = {
     'rope_factor': ('linear', 'llama3', 'yarn', 'longrope'),
     'rope_original_length': ('llama3', 'yarn', 'longrope'),
     'rope_low_frequency_factor': ('llama3',),
@@ -242,8 +244,8 @@ def check_rope(recipe: Any, part: Any) -> None:
             'Set it, change n_heads, or use position=learned.'
         )
     features = rotated_features(head_dim, given['rope_fraction'])
-    scaling, published = given['rope_scaling'], options(rope)
-    for name, scalings in READ_BY.items():
+    scaling, published = given['rope_scaling'], declared_options(rope)
+    for name, scalings in SCALINGS_BY_OPTION.items():
         if scaling not in scalings and given[name] != published[name].default:
             raise ValueError(
                 f'attention.{name}={given[name]} is read with attention.rope_scaling='
@@ -267,27 +269,27 @@ def check_rope(recipe: Any, part: Any) -> None:
         raise ValueError('attention.rope_scaling=yarn needs attention.rope_base above 1; got 1')
     if scaling == 'longrope':
         _check_longrope(given, features)
-    _check_rope_of_layers(recipe, part)
+    _check_layer_rope(recipe, part)
 
 
-def _check_longrope(given: Mapping[str, Any], features: int) -> None:
+def _check_longrope(option_values: Mapping[str, Any], features: int) -> None:
     """Raises ValueError for lists of factors that do not have one above 0 for each pair."""
     for name in ('rope_short_factor', 'rope_long_factor'):
         try:
-            numbers = numbers_of(given[name])
+            numbers = parse_numbers(option_values[name])
         except ValueError:
             numbers = []
         if len(numbers) != features // 2 or not all(0 < n < math.inf for n in numbers):
             raise ValueError(
                 f'attention.{name} has a number above 0 for each of the {features // 2} pairs that '
-                f'are turned, joined by commas; got {given[name]!r}, from which {len(numbers)} are '
+                f'are turned, joined by commas; got {option_values[name]!r}, from which {len(numbers)} are '
                 'read'
             )
-    if given['rope_original_length'] == 1:
+    if option_values['rope_original_length'] == 1:
         raise ValueError('attention.rope_original_length must be above 1 for longrope; got 1')
 
 
-def _check_rope_of_layers(recipe: Any, part: Any) -> None:
+def _check_layer_rope(recipe: Any, part: Any) -> None:
     """Raises ValueError where a rule for some layers would be one for all, or for none."""
     given, attention = part.options, recipe.attention.options
     if given['rope_local_base'] is not None and not attention.get('full_every'):
@@ -330,7 +332,7 @@ def alibi_slopes(n_heads: int) -> jax.Array:
     return jnp.array(slopes, jnp.float32)
 
 
-def needs_scores(recipe: Any, part: Any) -> None:
+def check_takes_slopes(recipe: Any, part: Any) -> None:
     """Raises ValueError for attention without logits to add slopes to."""
     if not recipe.attention.row.takes_slopes:
         able = [name for name, row in ATTENTIONS.items() if row.takes_slopes]
@@ -358,10 +360,10 @@ class Position:
     """A row of `POSITIONS`: one line of what it is with its source, and what it does."""
 
     summary: str
-    rotate: Callable[..., jax.Array] = unturned  # called as `rope` is
+    rotate: Callable[..., jax.Array] = no_rotation  # called as `rope` is
     table: type[nn.Module] | None = None  # added to the embeddings
     slopes: Callable[[int], jax.Array] | None = None  # N -> [N], by which logits fall with distance
-    check: Callable[[Any, Any], None] = demands_nothing  # its own rule (`modules.facts`)
+    check: Callable[[Any, Any], None] = accept_any  # its own rule (`modules.facts`)
 
 
 POSITIONS = {
@@ -369,7 +371,7 @@ POSITIONS = {
         'logits that fall with the distance, in each head by a slope of its own: ALiBi '
         '(arXiv:2108.12409)',
         slopes=alibi_slopes,
-        check=needs_scores,
+        check=check_takes_slopes,
     ),
     'learned': Position(
         'a table of vectors, added to the embeddings (arXiv:1706.03762)', table=LearnedPositions

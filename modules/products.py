@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from modules.kernels.matmul.wta_crs import WTACRS, KeptRows, product_by_rows
-from modules.parallel.axes import of_gathered, parts_of
+from modules.kernels.matmul.wta_crs import WTACRS, SampledRows, sampled_product
+from modules.parallel.axes import count_axis_shards, gather_weights
 from modules.params import declare
 from modules.statistics import (
     INPUT_MOMENTS,
@@ -28,7 +28,7 @@ from modules.statistics import (
 NORMAL = nn.initializers.normal(1.0)
 
 
-def matrix(
+def make_matrix(
     module: nn.Module,
     name: str,
     shape: tuple[int, ...],
@@ -37,22 +37,22 @@ def matrix(
     *,
     init: Callable[..., jax.Array] = NORMAL,
     role: str = 'hidden',
-    **more: Any,
+    **spec_fields: Any,
 ) -> jax.Array:
     """Makes the parameter `name` of `module`, declared (`modules.params`), at unit scale."""
-    return module.param(name, declare(init, role, axes, fan_in, **more), shape)
+    return module.param(name, declare(init, role, axes, fan_in, **spec_fields), shape)
 
 
-class Input(struct.PyTreeNode):
+class SharedInput(struct.PyTreeNode):
     """x [..., D] in the type of products, and the rows that stand for it in weight gradients; None:
     all do.
     """
 
     x: jax.Array
-    rows: KeptRows | None
+    rows: SampledRows | None
 
 
-class Draws(nn.Module):
+class RowSampler(nn.Module):
     """Draws the rows of an input by a key of its own, another for each layer and update. It is a
     module, so that the keys of parameters do not change.
     """
@@ -67,13 +67,13 @@ class Draws(nn.Module):
         key = next_key(self)
         if key is None:
             return None
-        rows_of = self.matmul.rows
+        rows_of = self.matmul.sample_rows
         if flat_x.ndim == 3:
             key, rows_of = jax.random.split(key, len(flat_x)), jax.vmap(rows_of)
         return rows_of(key, flat_x)
 
 
-def shared_input(
+def prepare_input(
     module: nn.Module,
     name: str,
     x: jax.Array,
@@ -82,23 +82,25 @@ def shared_input(
     dtype: jnp.dtype,
     n_batch: int = 0,
     n_summed: int = 1,
-) -> jax.Array | Input:
+) -> jax.Array | SharedInput:
     """Prepares x, with `n_batch` batch axes and `n_summed` summed ones, for several products.
 
     Where `matmul` keeps some rows of x for weight gradients, one set serves them all.
     """
     if not isinstance(matmul, WTACRS):
         return x
-    rows = Draws(matmul, name=f'{name}_rows')(flattened(x.astype(dtype), n_batch, n_summed))
-    return Input(x.astype(dtype), rows)
+    rows = RowSampler(matmul, name=f'{name}_rows')(
+        flatten_tokens(x.astype(dtype), n_batch, n_summed)
+    )
+    return SharedInput(x.astype(dtype), rows)
 
 
-def flattened(x: jax.Array, n_batch: int, n_summed: int) -> jax.Array:
+def flatten_tokens(x: jax.Array, n_batch: int, n_summed: int) -> jax.Array:
     """Flattens x to [batch axes, M, I]; to [B, T, I] where T is cut over devices, as XLA cannot cut
     B and T as one axis.
     """
     kept = n_batch
-    if n_batch == 0 and x.ndim - n_summed > 1 and parts_of('T') > 1:
+    if n_batch == 0 and x.ndim - n_summed > 1 and count_axis_shards('T') > 1:
         kept = 1
     return x.reshape(*x.shape[:kept], -1, math.prod(x.shape[x.ndim - n_summed :]))
 
@@ -123,7 +125,7 @@ def record_inputs(module: nn.Module, name: str, x: jax.Array, n_batch: int, n_su
 def product(
     module: nn.Module,
     name: str,
-    x: jax.Array | Input,
+    x: jax.Array | SharedInput,
     axes: tuple[str, ...],
     fan_in: tuple[str, ...],
     features: int | tuple[int, ...],
@@ -131,7 +133,7 @@ def product(
     matmul: Callable[..., jax.Array],
     dtype: jnp.dtype,
     bias: bool = False,
-    **more: Any,
+    **matrix_options: Any,
 ) -> jax.Array:
     """Computes x W, or x W + b, in `dtype`, with the parameters `name` and `name`_bias.
 
@@ -143,7 +145,7 @@ def product(
         [E, C, D]     ('expert', 'embed', 'mlp')         over ('embed',)              [E, C, F]
 
     `matmul` (`modules.kernels.matmul`) sees two dimensions and is mapped over batch axes, or all
-    where it is not flat. An input of several products comes from `shared_input`. `more` is that of
+    where it is not flat. An input of several products comes from `prepare_input`. `more` is that of
     `matrix`: init, init_gain, frozen.
     """
     features = (features,) if isinstance(features, int) else features
@@ -156,16 +158,16 @@ def product(
         )
     if isinstance(x, jax.Array):
         sizes = {'n_batch': n_batch, 'n_summed': len(fan_in)}
-        x = shared_input(module, name, x, matmul=matmul, dtype=dtype, **sizes)
+        x = prepare_input(module, name, x, matmul=matmul, dtype=dtype, **sizes)
     rows, flat = (), matmul.flat
-    if isinstance(x, Input):
+    if isinstance(x, SharedInput):
         if x.rows is not None:
-            matmul, rows = product_by_rows, (x.rows,)
+            matmul, rows = sampled_product, (x.rows,)
         x = x.x
     record_inputs(module, name, x, n_batch, len(fan_in))
     batch, summed = x.shape[:n_batch], x.shape[x.ndim - len(fan_in) :]
     shape = (*batch, *summed, *features)
-    w = matrix(module, name, shape, axes, fan_in, **more)
+    w = make_matrix(module, name, shape, axes, fan_in, **matrix_options)
     if bias:
         zeros = declare(nn.initializers.zeros, 'vector', (*axes[:n_batch], *axes[after:]))
         b = module.param(f'{name}_bias', zeros, (*batch, *features)).astype(dtype)
@@ -173,17 +175,17 @@ def product(
     if module.is_initializing():  # of which the parameters alone are wanted
         return jnp.zeros(of_result, dtype)
     if flat:
-        flat_x = flattened(x.astype(dtype), n_batch, len(fan_in))
+        flat_x = flatten_tokens(x.astype(dtype), n_batch, len(fan_in))
         flat_w = w.reshape(*batch, math.prod(summed), -1).astype(dtype)
         if flat_x.ndim > n_batch + 2:
             matmul = jax.vmap(matmul, (0, None))
         for _ in batch:
             matmul = jax.vmap(matmul)
         groups = [*([axis] for axis in axes[:n_batch]), fan_in, axes[after:]]
-        y = of_gathered(matmul, groups)(flat_x, flat_w, *rows)
+        y = gather_weights(matmul, groups)(flat_x, flat_w, *rows)
     else:
         matmul = functools.partial(matmul, n_batch=n_batch, n_summed=len(fan_in))
-        y = of_gathered(matmul, [[axis] for axis in axes])(x.astype(dtype), w.astype(dtype))
+        y = gather_weights(matmul, [[axis] for axis in axes])(x.astype(dtype), w.astype(dtype))
     if bias:
         last = (-1,) if flat else features
         ones = [1] * (y.ndim - n_batch - len(last))
@@ -209,7 +211,7 @@ class Readout(struct.PyTreeNode):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns the logits [..., V] of x [..., D]."""
         exact = jnp.promote_types(self.dtype, jnp.float32)
-        flat_x, weight_DV = flattened(x, 0, 1), self.weight_DV.astype(self.dtype)
+        flat_x, weight_DV = flatten_tokens(x, 0, 1), self.weight_DV.astype(self.dtype)
         matmul = functools.partial(self.matmul, out_dtype=exact)
         logits = (matmul if flat_x.ndim == 2 else jax.vmap(matmul, (0, None)))(flat_x, weight_DV)
         if self.bias_V is not None:

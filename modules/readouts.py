@@ -14,23 +14,23 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from modules.facts import demands_nothing
+from modules.facts import accept_any
 from modules.options import Option
 from modules.statistics import at_least_float32
 
-LEAST_SQUARE = 1e-12  # of a length, so that what is 0 keeps a gradient
-TURNS, RATE, FOLLOWS = 300, 0.5, 0.9  # of `spread_rows`
-AT_ONCE = 1024  # rows whose cosines with all others are held
+MIN_SQUARE = 1e-12  # of a length, so that what is 0 keeps a gradient
+SPREAD_STEPS, SPREAD_RATE, THRESHOLD_SHARE = 300, 0.5, 0.9  # of `spread_rows`
+ROWS_AT_ONCE = 1024  # rows whose cosines with all others are held
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Learned:
+class LearnedReadout:
     """x W, all of it trained."""
 
     is_frozen: ClassVar[bool] = False
     init: ClassVar[Callable[..., jax.Array]] = staticmethod(nn.initializers.normal(1.0))
 
-    check = staticmethod(demands_nothing)
+    check = staticmethod(accept_any)
 
     def inputs(self, x: jax.Array, weight_DV: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the activations and the matrix whose product the logits are."""
@@ -38,7 +38,7 @@ class Learned:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Cosine(Learned):
+class CosineReadout(LearnedReadout):
     """cos(x, w_v) / temperature, W trained: logits of directions alone.
 
     What `random` and `equiangular` are to be compared with: they have the same logits of rows that
@@ -61,11 +61,11 @@ class Cosine(Learned):
 
     def inputs(self, x: jax.Array, weight_DV: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the unit activations, and unit rows over the temperature."""
-        return unit(x, -1), unit(weight_DV, 0) / self.readout_temperature
+        return normalize(x, -1), normalize(weight_DV, 0) / self.readout_temperature
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Random(Cosine):
+class RandomReadout(CosineReadout):
     """cos(x, e_v) / temperature, with unit rows e_v that are drawn once and never trained.
 
     They have neither gradients nor decay nor state of an optimizer. The control of `equiangular`
@@ -92,30 +92,30 @@ class Random(Cosine):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Equiangular(Random):
+class EquiangularReadout(RandomReadout):
     """cos(x, e_v) / temperature, with rows e_v that are spread apart once and never trained.
 
     Their largest |cosine| is pushed down before training (`spread_rows`): Equiangular Basis Vectors
     (arXiv:2303.11637). That takes some hundred products of [V, D] with [D, V] at the start.
     """
 
-    init = staticmethod(lambda key, shape, dtype=jnp.float32: spread_start(key, shape, dtype))
+    init = staticmethod(lambda key, shape, dtype=jnp.float32: init_spread_rows(key, shape, dtype))
 
 
-def unit(x: jax.Array, axis: int) -> jax.Array:
+def normalize(x: jax.Array, axis: int) -> jax.Array:
     """Returns x / |x| over an axis, reduced in float32."""
     x32 = at_least_float32(x)
     square = jnp.sum(jnp.square(x32), axis, keepdims=True)
-    return (x32 * jax.lax.rsqrt(square + LEAST_SQUARE)).astype(x.dtype)
+    return (x32 * jax.lax.rsqrt(square + MIN_SQUARE)).astype(x.dtype)
 
 
-def spread_start(key: jax.Array, shape: tuple[int, int], dtype: jnp.dtype) -> jax.Array:
+def init_spread_rows(key: jax.Array, shape: tuple[int, int], dtype: jnp.dtype) -> jax.Array:
     """Returns `spread_rows` as a matrix [D, V] at unit scale, as all matrices start."""
     width, vocab = shape
     return (math.sqrt(width) * spread_rows(key, vocab, width).T).astype(dtype)
 
 
-def spread_rows(key: jax.Array, vocab: int, width: int, turns: int = TURNS) -> jax.Array:
+def spread_rows(key: jax.Array, vocab: int, width: int, steps: int = SPREAD_STEPS) -> jax.Array:
     """Returns unit rows [V, D], drawn and then moved until their largest |cosine| is small.
 
     Descends sum over pairs of max(0, |cosine| - threshold)^2, with rows set back to unit length and
@@ -124,26 +124,26 @@ def spread_rows(key: jax.Array, vocab: int, width: int, turns: int = TURNS) -> j
     many pairs just above it weigh more than one at 1; here the threshold is FOLLOWS times the
     largest |cosine| there is, so that it need not be known. `welch_bound` is the least that can be.
     """
-    rows_VD = unit(jax.random.normal(key, (vocab, width)), 1)
+    rows_VD = normalize(jax.random.normal(key, (vocab, width)), 1)
 
     def turn(i, carried):
         rows_VD, largest = carried
         pulls_VD, most_V = jax.lax.map(
-            functools.partial(_pull, rows_VD, FOLLOWS * largest),
+            functools.partial(_row_gradient, rows_VD, THRESHOLD_SHARE * largest),
             (jnp.arange(vocab), rows_VD),
-            batch_size=AT_ONCE,
+            batch_size=ROWS_AT_ONCE,
         )
-        rate = RATE * (1 - i / turns)
-        return unit(rows_VD - rate * pulls_VD, 1), jnp.max(most_V)
+        rate = SPREAD_RATE * (1 - i / steps)
+        return normalize(rows_VD - rate * pulls_VD, 1), jnp.max(most_V)
 
-    return jax.lax.fori_loop(0, turns, turn, (rows_VD, jnp.float32(1.0)))[0]
+    return jax.lax.fori_loop(0, steps, turn, (rows_VD, jnp.float32(1.0)))[0]
 
 
-def _pull(
-    rows_VD: jax.Array, threshold: jax.Array, one: tuple[jax.Array, jax.Array]
+def _row_gradient(
+    rows_VD: jax.Array, threshold: jax.Array, indexed_row: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     """The gradient of half of the loss in one row, and its largest |cosine| with another."""
-    number, row_D = one
+    number, row_D = indexed_row
     cosines_V = jnp.where(jnp.arange(len(rows_VD)) == number, 0.0, rows_VD @ row_D)
     sizes_V = jnp.abs(cosines_V)
     over_V = jnp.sign(cosines_V) * jnp.maximum(sizes_V - threshold, 0)
@@ -158,8 +158,8 @@ def welch_bound(vocab: int, width: int) -> float:
 
 
 READOUTS = {
-    'learned': Learned,
-    'cosines': Cosine,
-    'equiangular': Equiangular,
-    'random': Random,
+    'learned': LearnedReadout,
+    'cosines': CosineReadout,
+    'equiangular': EquiangularReadout,
+    'random': RandomReadout,
 }

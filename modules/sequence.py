@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from modules.dropout import Drop
+from modules.dropout import Dropout
 
 
 class Sequence(struct.PyTreeNode):
@@ -22,7 +22,7 @@ class Sequence(struct.PyTreeNode):
     # Rates of dropout by what is dropped ('attention', 'embedding', 'residual'), and what drops
     # probabilities in the layer at hand; None: nothing is dropped.
     rates: dict[str, jax.Array] | None = None
-    dropout: Drop | None = None
+    dropout: Dropout | None = None
     # None: the tokens are whole rows.
     capacity: int | None = struct.field(pytree_node=False, default=None)
 
@@ -37,14 +37,14 @@ def whole_rows(length: int) -> Sequence:
     return Sequence(jnp.arange(length, dtype=jnp.int32)[None])
 
 
-def documents(segments_BT: jax.Array) -> Sequence:
+def packed_rows(segments_BT: jax.Array) -> Sequence:
     """Makes the Sequence of packed documents: positions restart where the segment changes."""
     index_1T = jnp.arange(segments_BT.shape[1], dtype=jnp.int32)[None]
     index_BT = jnp.broadcast_to(index_1T, segments_BT.shape)
-    return Sequence(index_BT - start_of(segments_BT), segments_BT)
+    return Sequence(index_BT - segment_starts(segments_BT), segments_BT)
 
 
-def start_of(segments_BT: jax.Array) -> jax.Array:
+def segment_starts(segments_BT: jax.Array) -> jax.Array:
     """Returns the index [B, T], int32, at which the document of each token begins in its row."""
     index_1T = jnp.arange(segments_BT.shape[1], dtype=jnp.int32)[None]
     previous_BT = jnp.pad(segments_BT[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
@@ -53,7 +53,7 @@ def start_of(segments_BT: jax.Array) -> jax.Array:
     return jax.lax.cummax(jnp.where(begins_BT, index_BT, 0), axis=1)
 
 
-def part_of_rows(start_B: jax.Array, count_B: jax.Array, length: int, capacity: int) -> Sequence:
+def partial_rows(start_B: jax.Array, count_B: jax.Array, length: int, capacity: int) -> Sequence:
     """Makes the Sequence of tokens start to start + count of each row, padded to `length`."""
     column_1T = jnp.arange(length, dtype=jnp.int32)[None]
     positions_BT = start_B[:, None] + column_1T

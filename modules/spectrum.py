@@ -34,10 +34,10 @@ def power_iteration(
     fixed = jax.lax.stop_gradient(matrices)
     u = jax.lax.stop_gradient(u)
     if steps > 1:
-        u = jax.lax.fori_loop(0, steps - 1, lambda _, u: _step(fixed, u)[1], u)
-    v, u = _step(fixed, u)
+        u = jax.lax.fori_loop(0, steps - 1, lambda _, u: _iterate(fixed, u)[1], u)
+    v, u = _iterate(fixed, u)
     # The same product as in the step, whose result is used again.
-    back = product('...io,...i->...o', matrices, v)
+    back = precise_einsum('...io,...i->...o', matrices, v)
     return jnp.sum(back * u, -1), u
 
 
@@ -47,16 +47,16 @@ def first_right_vector(matrices: jax.Array) -> jax.Array:
     return right[..., 0, :]
 
 
-def _step(matrices: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
-    v = _unit(product('...io,...o->...i', matrices, u))
-    back = product('...io,...i->...o', matrices, v)
-    return v, jnp.where(jnp.any(back != 0, -1, keepdims=True), _unit(back), u)
+def _iterate(matrices: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
+    v = _normalize(precise_einsum('...io,...o->...i', matrices, u))
+    back = precise_einsum('...io,...i->...o', matrices, v)
+    return v, jnp.where(jnp.any(back != 0, -1, keepdims=True), _normalize(back), u)
 
 
-def _unit(x: jax.Array) -> jax.Array:
+def _normalize(x: jax.Array) -> jax.Array:
     length = jnp.sqrt(jnp.sum(jnp.square(x), -1, keepdims=True))
     return x / jnp.maximum(length, EPS)
 
 
-def product(subscripts: str, *operands: jax.Array) -> jax.Array:
+def precise_einsum(subscripts: str, *operands: jax.Array) -> jax.Array:
     return jnp.einsum(subscripts, *operands, precision=jax.lax.Precision.HIGHEST)

@@ -49,18 +49,18 @@ def token_mean(x: jax.Array, valid: jax.Array | None) -> jax.Array:
 
 def next_key(module: nn.Module, name: str = 'key') -> jax.Array | None:
     """Returns a new random key from the one that `module` stores as `name`; None in evaluation."""
-    carried = module.variable(STATS, name, lambda: as_int(module.make_rng('params')))
+    carried = module.variable(STATS, name, lambda: key_to_int(module.make_rng('params')))
     if not is_training(module):
         return None
-    now, later = jax.random.split(as_key(carried.value))
-    carried.value = as_int(later)
+    now, later = jax.random.split(key_from_int(carried.value))
+    carried.value = key_to_int(later)
     return now
 
 
-def as_int(key: jax.Array) -> jax.Array:
+def key_to_int(key: jax.Array) -> jax.Array:
     """Returns a random key as int32 [2], which can be stored with the other statistics."""
     return jax.lax.bitcast_convert_type(jax.random.key_data(key), jnp.int32)
 
 
-def as_key(data: jax.Array) -> jax.Array:
-    return jax.random.wrap_key_data(jax.lax.bitcast_convert_type(data, jnp.uint32))
+def key_from_int(bits: jax.Array) -> jax.Array:
+    return jax.random.wrap_key_data(jax.lax.bitcast_convert_type(bits, jnp.uint32))

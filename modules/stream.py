@@ -15,7 +15,7 @@ def moments(x_BTD: jax.Array, valid_BT: jax.Array | None = None) -> dict[str, ja
     with m = mean x. Kurtosis is 3 for a normal distribution, more with outliers (arXiv:2405.19279).
     valid_BT is 0 for padding; None: there is none.
     """
-    x_BTD, weights_BT1 = _counted(x_BTD, valid_BT)
+    x_BTD, weights_BT1 = _mask_padding(x_BTD, valid_BT)
     count = jnp.maximum(jnp.sum(weights_BT1), 1.0) * x_BTD.shape[-1]
     rms = jnp.sqrt(jnp.sum(jnp.square(x_BTD)) / count)
     unit_BTD = x_BTD / jnp.where(rms > 0, rms, 1.0)  # the fourth power of x may overflow
@@ -29,20 +29,20 @@ def moments(x_BTD: jax.Array, valid_BT: jax.Array | None = None) -> dict[str, ja
 
 
 @jax.named_scope('diagnostics')
-def sink(x_BTD: jax.Array, valid_BT: jax.Array | None = None) -> jax.Array:
+def sink_share(x_BTD: jax.Array, valid_BT: jax.Array | None = None) -> jax.Array:
     """Returns the share of the squared norm in the largest SINK_SHARE of coordinates, at least one.
 
     The sum of the largest e_d = mean over tokens of x_td^2, over the sum of all: SINK_SHARE if all
     are equal. Coordinates that stand out in every token are the residual sinks of arXiv:2601.22966.
     """
-    x_BTD, _ = _counted(x_BTD, valid_BT)
+    x_BTD, _ = _mask_padding(x_BTD, valid_BT)
     x_BTD = x_BTD / jnp.maximum(jnp.max(jnp.abs(x_BTD)), jnp.finfo(jnp.float32).tiny)
     energy_D = jnp.sum(jnp.square(x_BTD), (0, 1))
     largest, _ = jax.lax.top_k(energy_D, max(1, round(SINK_SHARE * len(energy_D))))
     return jnp.sum(largest) / jnp.sum(energy_D)
 
 
-def _counted(x_BTD, valid_BT):
+def _mask_padding(x_BTD, valid_BT):
     """Returns (x in float32, 0 for padding; 1 for tokens that count [B, T, 1]); no gradient."""
     x_BTD = jax.lax.stop_gradient(x_BTD).astype(jnp.float32)
     if valid_BT is None:

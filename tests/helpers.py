@@ -10,13 +10,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from configs import default
-from lm.config.fields import CHOICES, RUN_PATHS, Config, left_out
-from lm.config.resolve import flatten, replaced, resolve
-from lm.devices.mesh import batch_sharding, make_mesh, replicated, traced_on
+from lm.config.fields import CHOICES, RUN_PATHS, Config, is_off
+from lm.config.resolve import flatten, resolve, update_recipe
+from lm.devices.mesh import batch_sharding, make_mesh, replicated_sharding, trace_on_mesh
 from lm.devices.shardings import state_shardings, step_options
 from lm.model.check import check
 from lm.model.transformer import Transformer, build_model
-from lm.training.state import Hyper, Learner, State, build_learner, hyper_from, init_state
+from lm.training.state import Hyper, Learner, State, build_learner, init_state, make_hyper
 from lm.training.step import make_eval_step, make_train_step
 from modules.options import Option
 from modules.scaling import PARAMETRIZATIONS
@@ -131,7 +131,7 @@ def packed_batch(seed: int = 0, rows: int = 8, length: int = 8) -> dict[str, np.
 def program_of(config: Config) -> Config:
     """The same for all configs that one program serves."""
     flat = flatten(config)
-    return replaced(config, {p: flat[p] and 1 for p in RUN_PATHS if not left_out(p, flat[p])})
+    return update_recipe(config, {p: flat[p] and 1 for p in RUN_PATHS if not is_off(p, flat[p])})
 
 
 @functools.cache
@@ -150,7 +150,7 @@ def initial_state(config: Config, seed: int = 0) -> State:
     """As `init_state` makes it, as numpy arrays: no test can change or donate them. One program
     serves all numbers.
     """
-    made = _init(program_of(config))(jax.random.key(seed), hyper_from(config))
+    made = _init(program_of(config))(jax.random.key(seed), make_hyper(config))
     return jax.device_get(made)
 
 
@@ -188,8 +188,8 @@ def trained_on_all_devices(learner: Learner, batches: Any, hyper: Hyper) -> Stat
     rows = NamedSharding(mesh, PartitionSpec(None, 'data'))
     cut = jax.jit(
         run,
-        in_shardings=(rows, replicated(mesh)),
-        out_shardings=replicated(mesh),
+        in_shardings=(rows, replicated_sharding(mesh)),
+        out_shardings=replicated_sharding(mesh),
     )
     return jax.device_get(cut(batches, hyper))
 
@@ -202,11 +202,11 @@ def rows_of(paths: Sequence[str], taken: Config) -> list[dict[str, Any]]:
 
 def another(option: Option, value: float) -> float:
     """A value within the bounds of an option, far enough from `value` to show."""
-    span = max(min(option.most, 1.0) - max(option.least, 0.0), 0.0) or option.least
+    span = max(min(option.maximum, 1.0) - max(option.minimum, 0.0), 0.0) or option.minimum
     step = 0.1 * span if value >= 0.1 * span else 0.01 * span
-    if int(value) == value and option.most == math.inf:  # a number of steps
+    if int(value) == value and option.maximum == math.inf:  # a number of steps
         step = 5.0
-    return value - step if value + step > option.most else value + step
+    return value - step if value + step > option.maximum else value + step
 
 
 def stack(trees: list[Any]) -> Any:
@@ -233,9 +233,9 @@ def jit_train_step(learner: Learner, mesh: Mesh) -> Callable:
     """Returns the jitted step: state donated, batch cut by rows, metrics replicated."""
     state = state_shardings(learner, mesh)
     return jax.jit(
-        traced_on(mesh, make_train_step(learner)),
-        in_shardings=(state, batch_sharding(mesh), replicated(mesh)),
-        out_shardings=(state, replicated(mesh)),
+        trace_on_mesh(mesh, make_train_step(learner)),
+        in_shardings=(state, batch_sharding(mesh), replicated_sharding(mesh)),
+        out_shardings=(state, replicated_sharding(mesh)),
         donate_argnums=0,
         compiler_options=step_options(mesh),
     )
@@ -244,11 +244,11 @@ def jit_train_step(learner: Learner, mesh: Mesh) -> Callable:
 def jit_eval_step(learner: Learner, mesh: Mesh) -> Callable:
     """Returns the jitted evaluation step: batch cut by rows, sums replicated."""
     return jax.jit(
-        traced_on(mesh, make_eval_step(learner)),
+        trace_on_mesh(mesh, make_eval_step(learner)),
         in_shardings=(
             state_shardings(learner, mesh).weights,
             batch_sharding(mesh),
-            replicated(mesh),
+            replicated_sharding(mesh),
         ),
-        out_shardings=replicated(mesh),
+        out_shardings=replicated_sharding(mesh),
     )

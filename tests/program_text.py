@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 
 from tpu.collectives import OPCODE
-from tpu.hlo import Array, Computation, Instruction, Module, behind
+from tpu.hlo import Array, Computation, Instruction, Module, skip_opcode
 
 SMALL = 2**20  # bytes: less than this is not counted
 MOVES_NOTHING = ('parameter', 'get-tuple-element', 'bitcast', 'tuple', 'constant')
@@ -38,7 +38,7 @@ def moves(program: jax.stages.Compiled) -> list[Move]:
     where no cache holds them, and what a GPU's cache holds until the next instruction is not moved.
     """
     module = Module(program.as_text())
-    assert not module.unknown, module.unknown
+    assert not module.unknown_loops, module.unknown_loops
     found = []
     for name, one, times in module.instructions():
         if one.opcode not in MOVES_NOTHING + CALLERS and not one.opcode.endswith('-done'):
@@ -57,7 +57,7 @@ def _moved(module: Module, computation: Computation, one: Instruction) -> int:
     if one.opcode == UPDATE:
         return 2 * read[1]
     if one.opcode == 'fusion':
-        read, written = _with_parts(module.computations[one.called], read, written)
+        read, written = _with_parts(module.computations[one.callee], read, written)
     return sum(read) + written
 
 
@@ -68,7 +68,7 @@ def _with_parts(inside: Computation, read: list[int], written: int) -> tuple[lis
     uses = {}  # number of the operand: the instructions that take it, and as which of theirs
     for one in inside.values():
         for place, operand in enumerate(one.operands if one.opcode != 'bitcast' else ()):
-            source = behind(inside, inside[operand], 'bitcast')
+            source = skip_opcode(inside, inside[operand], 'bitcast')
             if source.opcode == 'parameter':
                 uses.setdefault(int(source.argument), []).append((one, place))
     for number, users in uses.items():
@@ -99,7 +99,7 @@ def _bytes(arrays: Iterable[Array], of_fast_memory: bool = False) -> int:
         for axis, length in zip(order, reversed(tile[1].split(',')) if tile else (), strict=False):
             lengths[axis] = math.ceil(lengths[axis] / int(length)) * int(length)
         size = array._replace(shape=tuple(lengths)).bytes
-        if size >= SMALL and (of_fast_memory or not array.fast):
+        if size >= SMALL and (of_fast_memory or not array.is_fast):
             total += size
     return total
 

@@ -24,12 +24,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tests import ROOT
 from tpu.chips import CHIPS
-from tpu.environment import FOR_OTHERS
+from tpu.environment import COMPILE_ONLY_ENV
 
 # Packages that the extras `tpu` and `cuda-compiler` have.
 COMPILERS = {'tpu': 'libtpu', 'gpu': 'jax_cuda13_plugin'}
 DUMPED = 'MOSAIC_GPU_DUMP_TO'
-ENVIRONMENT = FOR_OTHERS | {'MOSAIC_GPU_DUMP_PTXAS': '1', 'XLA_FLAGS': ''}
+ENVIRONMENT = COMPILE_ONLY_ENV | {'MOSAIC_GPU_DUMP_PTXAS': '1', 'XLA_FLAGS': ''}
 
 
 def printed_by(module: str, *arguments: str, seconds: float = 300) -> list[Any]:
@@ -65,7 +65,7 @@ def compiled(
     has more axes come and go by rows, as they lie inside a model. donated: arguments whose memory
     the program may write to. options: the compiler's.
     """
-    device = CHIPS[chip].devices()[0]
+    device = CHIPS[chip].make_host_devices()[0]
     mesh = Mesh(np.array([device]), ('data',))
     described = mesh.abstract_mesh
     if CHIPS[chip].platform == 'gpu':

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from lm.launch.exit_status import BAD_INPUT, DONE, SIGNALLED
-from lm.record.checkpoint import steps_in
+from lm.record.checkpoint import list_steps
 from lm.record.metrics import read_rows
 from tests.commands import ROOT
 from tests.sweep_helpers import settings
@@ -161,7 +161,7 @@ class Launched:
 
     @property
     def number(self) -> str:
-        return run(*slurm.find(slurm.Job(self.workdir.name, ()))).strip()
+        return run(*slurm.find_command(slurm.Job(self.workdir.name, ()))).strip()
 
 
 @pytest.fixture
@@ -227,7 +227,9 @@ def test_no_more_than_max_restarts(start):
     for step in (60, 120):
         launched.wait_for_step(step)
         run('scancel', '--signal=TERM', launched.number)
-        wait_for(lambda step=step: steps_in(launched.workdir / 'checkpoints')[-1] >= step, 'saved')
+        wait_for(
+            lambda step=step: list_steps(launched.workdir / 'checkpoints')[-1] >= step, 'saved'
+        )
     assert launched.end() == SIGNALLED + signal.SIGTERM
     assert launched.said().count(': queued again') == 1
 
@@ -240,7 +242,7 @@ def test_sigterm_to_the_launcher_stops_the_job_for_good(start):
     assert launched.end() == SIGNALLED + signal.SIGTERM
     assert 'SIGTERM: saved step' in launched.said()
     assert ': queued again' not in launched.said()
-    fields = slurm.fields_of(run(*slurm.look(number)))
+    fields = slurm.parse_fields(run(*slurm.show_command(number)))
     assert (fields['JobState'], fields['ExitCode'], fields['Restarts']) == ('FAILED', '143:0', '0')
 
 

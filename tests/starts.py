@@ -20,7 +20,7 @@ import numpy as np
 from absl import app, flags
 
 from lm.config.fields import CHOICES
-from lm.training.state import hyper_from, init_state
+from lm.training.state import init_state, make_hyper
 from lm.training.step import make_train_step
 from tests.helpers import checked_config, tiny_batch, tiny_learner
 
@@ -96,7 +96,7 @@ def not_finite(config: dict, steps: int = 2) -> str:
     """What of the run is no number: the paths of the first metric and leaf; '' for none."""
     recipe = checked_config(BASE | config)
     learner = tiny_learner(recipe)
-    step, hyper = jax.jit(make_train_step(learner)), hyper_from(recipe)
+    step, hyper = jax.jit(make_train_step(learner)), make_hyper(recipe)
     state, batch = jax.jit(lambda key: init_state(learner, hyper, key))(jax.random.key(0)), {}
     for i in range(steps):
         batch = tiny_batch(i)

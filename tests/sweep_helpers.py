@@ -15,7 +15,7 @@ import pytest
 from configs import default
 from eval.runs import gather
 from lm.config.fields import Config
-from lm.config.resolve import build, flatten, resolve, to_dict
+from lm.config.resolve import build_config, flatten, resolve, to_dict
 from lm.record.metrics import TIME_FIELDS, read_rows
 from lm.run.program import Experiment, open_text
 from lm.run.wave import Wave
@@ -60,7 +60,7 @@ def settings(corpus: dict, **changes) -> dict[str, Any]:
 def base(corpus: dict, **changes) -> dict[str, Any]:
     config = default.get_config()
     config.update_from_flattened_dict(settings(corpus, **changes))
-    return to_dict(build(config))
+    return to_dict(build_config(config))
 
 
 def changed(tree: dict[str, Any], changes: dict[str, Any]) -> Config:

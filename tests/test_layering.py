@@ -266,7 +266,7 @@ def test_every_config_field_is_read():
         owners = (section, 'config', 'cfg', 'every', 'fields', 'names')
         by_attribute = any((owner, name) in read for owner in owners)
         as_part = ('recipe', PARTS.get(path)) in read
-        assert field.of_parts or path in paths or by_attribute or as_part, path
+        assert field.is_part_option or path in paths or by_attribute or as_part, path
 
 
 # A docstring says first what something is or does; that of a study asks its question.

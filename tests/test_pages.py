@@ -11,11 +11,11 @@ import yaml
 
 from docs import cards, generate
 from eval.evaluation.suite_flags import read_suites
-from eval.evaluation.targets import evaluate_all, targets_of
-from eval.report.page import report
+from eval.evaluation.targets import evaluate_all, find_targets
+from eval.report.page import write_report
 from lm.launch import exit_status
 from lm.record.metrics import read_rows
-from lm.record.remote.mirror import mirrored
+from lm.record.remote.mirror import mirror_workdir
 from lm.storage.buckets import open_bucket
 from lm.storage.files import read_json
 from modules.optim.stages import STAGES
@@ -121,7 +121,7 @@ class TestFiles:
 
     def test_of_a_run_that_was_evaluated(self, whole, tmp_path):
         workdir = shutil.copytree(whole, tmp_path / 'run')
-        targets = targets_of([str(workdir)], 'all', print)
+        targets = find_targets([str(workdir)], 'all', print)
         assert list(evaluate_all(targets, read_suites('perplexity:4', {}), False, print))
         assert unlisted(files_in(workdir), 'A run', 'Evaluations') == (set(), set())
         (path, *_) = workdir.glob('evaluations/*/*')
@@ -137,11 +137,11 @@ class TestFiles:
     def test_of_a_sweep(self, corpus, tmp_path):
         cells = ({'optim.lr': 0.01}, {'optim.lr': 0.003})
         assert train_sweep(base(corpus), cells, tmp_path) == DONE
-        report([tmp_path])
+        write_report([tmp_path])
         assert unlisted(files_in(tmp_path), 'A sweep') == (set(), set())
 
     def test_of_a_bucket(self, corpus, bucket_url):
-        with mirrored(bucket_url) as workdir:
+        with mirror_workdir(bucket_url) as workdir:
             assert train(tiny(corpus), workdir) == DONE
         objects = [*open_bucket(bucket_url).list()]
         assert unlisted(objects, 'A run', 'A bucket') == (set(), {'.lock'})

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from eval.console.listings import rows_of
+from eval.console.listings import part_rows
 from lm.config.fields import CHOICES, FIELDS
 from tests.pages import FRONT_PAGE, TEXT
 
@@ -54,21 +54,21 @@ def test_the_tables_are_found():
 def test_a_table_has_each_name_once(field):
     _, rows = TABLES[field]
     names = [name for row in rows for name in quoted(row[0])]
-    assert sorted(names) == sorted(row.name for row in rows_of(field))
+    assert sorted(names) == sorted(row.name for row in part_rows(field))
 
 
 @pytest.mark.parametrize('field', TABLES)
 def test_a_table_has_exactly_the_options_that_each_part_declares(field):
     """In the column `options`; without one, as config paths in any column."""
     header, rows = TABLES[field]
-    declared = {row.name: {path.split('.')[1] for path in row.options} for row in rows_of(field)}
+    declared = {row.name: {path.split('.')[1] for path in row.options} for row in part_rows(field)}
     left_out, _ = LEFT_OUT.get(field, ('', ''))
     for row in rows:
         if 'options' in header:
             listed = quoted(row[header.index('options')])
         else:
             paths = [path for path in quoted(' '.join(row)) if path in FIELDS]
-            listed = [path.split('.')[1] for path in paths if FIELDS[path].of_parts]
+            listed = [path.split('.')[1] for path in paths if FIELDS[path].is_part_option]
         assert len(set(listed)) == len(listed), row
         for name in quoted(row[0]):
             assert set(listed) == declared[name] - {left_out}, name
@@ -82,7 +82,7 @@ def test_an_option_that_is_left_out_is_named_above_the_table(field):
     assert sentence in ' '.join(above.split())
     without = [
         row.name
-        for row in rows_of(field)
+        for row in part_rows(field)
         if option not in {path.split('.')[1] for path in row.options}
     ]
     assert without and sorted([*without, option]) == sorted(quoted(sentence))

@@ -180,14 +180,14 @@ def blocks(language: str) -> list[str]:
 def lower(program: Program, *_, **__) -> None:
     """Takes the place of the wave that would train: lowers the step, and ends the process."""
     jax.stages.Lowered.compile = lambda lowered: sys.exit(DONE)
-    program.compiled(1)
+    program.compile_step(1)
 
 
 def run(words: list[str], code: str, folder: Path, log: Path, is_lowered: bool) -> None:
     """In a process of its own: the program `words`, or else `code`. The rate of a product, of which
     a page shows nothing, is given: to measure it takes 0.55 CPU-seconds a program.
     """
-    flops.measured_flops = functools.cache(lambda: 1e12)
+    flops.cached_gemm_flops = functools.cache(lambda: 1e12)
     if is_lowered:
         wave.Wave = lower
     os.chdir(folder)

@@ -9,7 +9,7 @@ import pytest
 
 from lm.model.check import check
 from lm.study.plan.arms import ArmPlan
-from lm.study.plan.cells import cells, split_sweep
+from lm.study.plan.cells import expand_sweep, split_sweep
 
 FOLDER = Path(__file__).parent.parent / 'configs' / 'studies'
 NAMES = sorted(path.stem for path in FOLDER.glob('[!_]*.py'))
@@ -30,8 +30,8 @@ def test_cells_can_be_trained(name):
     """Catches a study that an option, a name or a check has left behind."""
     for given in [(), *((variant,) for variant in VARIANTS.get(name, ()))]:
         base, sweep, tune = split_sweep(study(name).get_config(*given))
-        found = cells(base, sweep) if sweep else []
-        found = found if tune is None else ArmPlan(base, sweep, tune).first
+        found = expand_sweep(base, sweep) if sweep else []
+        found = found if tune is None else ArmPlan(base, sweep, tune).first_cells
         assert len({cell.name for cell in found}) == len(found)
         for cell in itertools.islice(found, 0, None, max(1, len(found) // 6)):
             check(cell.recipe)

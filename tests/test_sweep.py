@@ -340,11 +340,11 @@ def test_flags_of_a_sweep_are_refused_for_a_single_run(given):
     """They would be lost in silence."""
     with flagsaver.flagsaver():
         parse_flags(['train.py'])
-        assert engines.asked(False)
+        assert engines.read_sweep_flags(False)
         for name, value in given.items():
             flags.FLAGS[name].value = value
         with pytest.raises(ValueError, match=FOR_SWEEPS):
-            engines.asked(False)
+            engines.read_sweep_flags(False)
 
 
 @pytest.mark.full

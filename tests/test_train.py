@@ -139,7 +139,7 @@ def test_full_disk_names_what_is_complete(corpus, tmp_path, monkeypatch):
 
 
 def test_a_run_notes_that_its_output_is_gone(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(streams, '_loss', 'Broken pipe')
+    monkeypatch.setattr(streams, '_loss_reason', 'Broken pipe')
     assert train(tiny(corpus), tmp_path) == DONE
     (event,) = json.loads((tmp_path / 'summary.json').read_text())['events']
     assert event['kind'] == 'output_lost' and event['step'] == 1

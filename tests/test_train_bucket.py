@@ -14,15 +14,15 @@ import pytest
 
 from eval.generate import generate
 from eval.load import load
-from eval.report.page import report
+from eval.report.page import write_report
 from eval.runs import gather
-from lm.record.digests import of_arrays
-from lm.record.remote.local_copy import at_hand
-from lm.record.remote.mirror import mirrored
-from lm.run.start import candidates, check_init_from
+from lm.record.digests import hash_arrays
+from lm.record.remote.local_copy import fetch_records
+from lm.record.remote.mirror import mirror_workdir
+from lm.run.start import check_init_from, list_candidates
 from lm.storage import complete_folders
-from lm.storage.buckets import Changed, open_bucket
-from lm.storage.files import InUse
+from lm.storage.buckets import PreconditionFailed, open_bucket
+from lm.storage.files import InUseError
 from lm.storage.lease import LEASE, Lease
 from tests.commands import PATIENCE_SEC, ROOT, finished, start_run, tiny
 from tests.object_store import Line
@@ -35,11 +35,13 @@ pytestmark = [pytest.mark.xdist_group('buckets'), pytest.mark.usefixtures('progr
 def checkpoints_of(url: str) -> set[int]:
     """Returns the steps of the checkpoints that are whole."""
     bucket = open_bucket(url)
-    return {int(n.split('/')[-1]) for n in complete_folders.complete_folders(bucket, bucket.list())}
+    return {
+        int(n.split('/')[-1]) for n in complete_folders.list_complete_folders(bucket, bucket.list())
+    }
 
 
 def train_there(config, url: str) -> int:
-    with mirrored(url) as workdir:
+    with mirror_workdir(url) as workdir:
         return train(config, workdir)
 
 
@@ -77,16 +79,16 @@ def test_a_run_there_is_the_run_on_a_disk(
     line.cut()
     assert f'{bucket_url} holds all of it' in capsys.readouterr().out
     elsewhere()
-    with mirrored(bucket_url) as workdir:
+    with mirror_workdir(bucket_url) as workdir:
         assert timeless(workdir) == timeless(whole)
         assert train(tiny(corpus), workdir) == DONE
     assert 'nothing left to do' in capsys.readouterr().out
     here, there = load(whole), load(bucket_url)
     assert here.step == there.step == 12
-    assert of_arrays(here.weights) == of_arrays(there.weights)
+    assert hash_arrays(here.weights) == hash_arrays(there.weights)
     assert generate(here, ['norm'], 4) == generate(there, ['norm'], 4)
     older = f'{bucket_url}/checkpoints/8'
-    assert load(older).step == 8 and candidates(older) == [older]
+    assert load(older).step == 8 and list_candidates(older) == [older]
     check_init_from(tiny(corpus, train_init_from=bucket_url))
     with pytest.raises(ValueError, match=r'train\.init_from=.*/nothing holds no checkpoint'):
         check_init_from(tiny(corpus, train_init_from=f'{bucket_url}/nothing'))
@@ -95,7 +97,7 @@ def test_a_run_there_is_the_run_on_a_disk(
     assert {k: v for k, v in a.items() if k not in left_out} == {
         k: v for k, v in b.items() if k not in left_out
     }
-    page = report([bucket_url])
+    page = write_report([bucket_url])
     assert page.exists() and whole not in page.parents
     elsewhere()
     bucket = open_bucket(bucket_url)
@@ -118,7 +120,7 @@ def test_kill_9_and_another_machine_goes_on(whole, corpus, bucket_url, elsewhere
     assert checkpoints_of(bucket_url) == {4}
     elsewhere()
     said = []
-    with mirrored(bucket_url, said.append) as workdir:
+    with mirror_workdir(bucket_url, said.append) as workdir:
         assert 'waiting for it to end' in said[0]  # until the lease has run out
         assert [path.name for path in (workdir / 'checkpoints').iterdir()] == ['4']
         assert train(tiny(corpus), workdir) == DONE
@@ -136,21 +138,21 @@ def test_the_command_and_one_that_is_refused(whole, corpus, bucket_url, monkeypa
         assert process.poll() is None and time.monotonic() < deadline, finished(process)
         time.sleep(0.1)
     with (
-        pytest.raises(InUse, match=f'another process trains in {bucket_url}'),
-        mirrored(bucket_url),
+        pytest.raises(InUseError, match=f'another process trains in {bucket_url}'),
+        mirror_workdir(bucket_url),
     ):
         pass
     elsewhere()
     with (
-        pytest.raises(InUse, match=rf'another process trains in {bucket_url} \(process '),
-        mirrored(bucket_url),
+        pytest.raises(InUseError, match=rf'another process trains in {bucket_url} \(process '),
+        mirror_workdir(bucket_url),
     ):
         pass
     process.terminate()
     code, output = finished(process)
     assert code == SIGNALLED + signal.SIGTERM and f'{bucket_url} holds all of it' in output
     (step,) = checkpoints_of(bucket_url)
-    with mirrored(bucket_url) as workdir:
+    with mirror_workdir(bucket_url) as workdir:
         assert timeless(workdir)[-1]['step'] == step
 
 
@@ -164,7 +166,7 @@ def test_a_sweep_goes_on_on_another_machine(corpus, bucket_url, elsewhere, tmp_p
     assert len(checkpoints_of_cells(bucket_url)) == 2
     elsewhere()
     assert train_sweep(base(corpus), sweep, bucket_url) == DONE
-    assert curves(at_hand(bucket_url)) == curves(tmp_path / 'disk')
+    assert curves(fetch_records(bucket_url)) == curves(tmp_path / 'disk')
     elsewhere()
     without = [{k: v for k, v in row.items() if k != 'sweep'} for row in table(bucket_url)]
     assert without == [
@@ -182,7 +184,7 @@ def test_a_sweep_goes_on_on_another_machine(corpus, bucket_url, elsewhere, tmp_p
 def checkpoints_of_cells(url: str) -> list[str]:
     """The newest of each."""
     bucket = open_bucket(url)
-    found = sorted(complete_folders.complete_folders(bucket, bucket.list()))
+    found = sorted(complete_folders.list_complete_folders(bucket, bucket.list()))
     return list({name.split('/')[0]: name for name in found}.values())
 
 
@@ -191,7 +193,7 @@ def until_stopped(from_step: int):
 
     def act(wave):
         deadline = time.monotonic() + 60
-        while wave.slots[0].journal.step >= from_step and not wave._stopping.now:
+        while wave.slots[0].journal.step >= from_step and not wave._stopping.should_stop:
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
@@ -223,7 +225,7 @@ def test_a_bucket_that_goes_away_stops_the_run_and_nothing_is_lost(
     with pytest.raises(OSError, match='cannot be reached'):
         train_there(tiny(corpus), bucket_url)
     line.mend()
-    with mirrored(bucket_url) as workdir:
+    with mirror_workdir(bucket_url) as workdir:
         assert train(tiny(corpus), workdir) == DONE
         assert timeless(workdir) == timeless(whole)
     assert 'resuming after step ' in capsys.readouterr().out
@@ -243,9 +245,9 @@ def test_a_process_that_has_lost_its_lease_ends_and_writes_nothing_more(
             other = Lease(bucket, 'of another machine', 1000.0)
             other.written_by = other.folder
             while LEASE not in taken:
-                with contextlib.suppress(Changed):  # renewed between the two
+                with contextlib.suppress(PreconditionFailed):  # renewed between the two
                     stored = bucket.list()[LEASE]
-                    taken[LEASE] = bucket.replace(LEASE, other._text(), stored)
+                    taken[LEASE] = bucket.replace(LEASE, other._encode(), stored)
             while after != (now := bucket.list()):  # what was on its way comes
                 after.clear()
                 after.update(now)

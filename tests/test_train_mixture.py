@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from lm.config.resolve import replaced, resolve
+from lm.config.resolve import resolve, update_recipe
 from lm.record.metrics import read_rows
 from tests.commands import ROOT, command, finished, start_run, tiny
 from tests.sweep_helpers import base, cell_folders, timeless
@@ -87,7 +87,7 @@ def test_it_says_of_each_source_what_it_is_and_how_it_does(whole):
 def test_equivalence_a_run_gone_on_with_is_the_run(whole, corpus, tmp_path):
     config = tiny(corpus, train_eval_objectives='causal+infill', optim_schedule='constant')
     assert train(config, tmp_path / 'whole') == DONE
-    assert train(replaced(config, {'train.steps': 8}), tmp_path / 'parts') == DONE
+    assert train(update_recipe(config, {'train.steps': 8}), tmp_path / 'parts') == DONE
     assert train(config, tmp_path / 'parts', continue_changed=True) == DONE
     assert timeless(tmp_path / 'parts') == timeless(tmp_path / 'whole')
 

@@ -16,12 +16,12 @@ import pytest
 
 from lm.config.fields import Config
 from lm.inference.load import load
-from lm.record.checkpoint import read_meta, steps_in
+from lm.record.checkpoint import list_steps, read_meta
 from lm.record.checkpoints import Checkpoints
 from lm.record.code import describe_code, running_code
-from lm.record.workdir import InUse, open_workdir
+from lm.record.workdir import InUseError, open_workdir
 from lm.run.journal import CheckpointsLost
-from lm.storage.files import read_json, sealed, write_json
+from lm.storage.files import read_json, seal_record, write_json
 from tests import sweep_helpers
 from tests.commands import PATIENCE_SEC, ROOT, finished, start_run, tiny, wait_for_step
 from tests.sweep_helpers import before_step, terminate_at, timeless
@@ -78,7 +78,7 @@ def test_a_run_of_before_says_a_commit_alone_and_only_another_one(whole, corpus,
 
     for commit, says in ((summary['git_commit'], False), ('a' * 40, True)):
         old = {k: v for k, v in summary.items() if k != 'code'} | {'git_commit': commit}
-        write_json(workdir / 'summary.json', sealed(old))
+        write_json(workdir / 'summary.json', seal_record(old))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Checkpoints, 'restore', without_code)
             assert train(tiny(corpus), workdir) == DONE
@@ -94,7 +94,7 @@ def test_a_run_that_another_process_trains_is_refused(whole, corpus, monkeypatch
     before = timeless(whole)
     with (
         open_workdir(whole, tiny(corpus), continue_changed=False),
-        pytest.raises(InUse, match=f'another process trains in {whole}'),
+        pytest.raises(InUseError, match=f'another process trains in {whole}'),
     ):
         train(tiny(corpus), whole)
     assert train(tiny(corpus), whole) == DONE
@@ -172,7 +172,7 @@ def test_what_a_run_carries_beside_its_weights_is_gone_on_with(changes, corpus, 
     assert train(config, tmp_path / 'cut') == DONE
     assert timeless(tmp_path / 'cut') == timeless(tmp_path / 'whole')
     folders = (tmp_path / name / 'checkpoints' for name in ('cut', 'whole'))
-    cut, whole = (read_meta(folder, steps_in(folder)[-1])['digests'] for folder in folders)
+    cut, whole = (read_meta(folder, list_steps(folder)[-1])['digests'] for folder in folders)
     assert cut == whole
 
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from lm.record.remote.mirror import mirrored
+from lm.record.remote.mirror import mirror_workdir
 from lm.run.wave import Wave
 from lm.storage.buckets import Bucket
 from lm.storage.complete_folders import MARK
@@ -36,7 +36,7 @@ def main(url: str, source: str, cache_dir: str) -> None:
         dispatch(wave)
 
     Bucket.write, Wave.dispatch = killing, waiting
-    with mirrored(url) as workdir:
+    with mirror_workdir(url) as workdir:
         train(tiny({'data.source': source, 'data.cache_dir': cache_dir}), workdir)
 
 

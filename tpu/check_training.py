@@ -22,24 +22,24 @@ from typing import Any
 
 from lm.config.fields import AUTO
 from lm.config.recipe import Recipe
-from lm.config.resolve import build, of_one_run, resolve, with_dtype
+from lm.config.resolve import build_config, resolve, single_run_config, with_dtype
 from lm.devices.check_mesh import check_devices
-from lm.devices.mesh import least_devices, make_mesh, refuse_idle
+from lm.devices.mesh import check_idle_devices, make_mesh, min_devices
 from lm.launch import command, distributed, tracking
 from lm.launch.exit_status import BAD_INPUT
 from lm.launch.terminal import quiet_libraries
 from lm.model.check import check
-from lm.run.start import with_source_model
+from lm.run.start import merge_source_model
 from lm.storage.buckets import is_url
 from lm.study.plan.cells import split_sweep
 from lm.study.train import engines
 from lm.study.train.waves import WavePlan
-from tpu.chips import devices_of_slices
+from tpu.chips import count_slice_devices
 from tpu.launchers.base import Chips
 
 
 @dataclasses.dataclass(frozen=True)
-class StandIn:
+class PlaceholderDevice:
     """A device that is not here, as far as the layout of a mesh looks at one."""
 
     id: int
@@ -59,10 +59,12 @@ def main(argv: list[str]) -> None:
     if words:
         raise ValueError(f'flags begin with --, as in --config=PATH; got {words}')
     given = config.value.to_dict()
-    print(check_training(given, command.fields_given(given), chips), end='')
+    print(check_training(given, command.find_set_fields(given), chips), end='')
 
 
-def check_training(config: Mapping[str, Any], given: Collection[str], chips: Chips) -> str:
+def check_training(
+    config: Mapping[str, Any], explicit_fields: Collection[str], chips: Chips
+) -> str:
     """Returns what could not be checked here; '' for nothing.
 
     Args:
@@ -74,20 +76,20 @@ def check_training(config: Mapping[str, Any], given: Collection[str], chips: Chi
       ValueError: for fields, parts or a mesh that the hosts would refuse, and for chips that there
         are not.
     """
-    devices = stand_ins(chips)
-    source = build(of_one_run(config)).train.init_from
+    devices = placeholder_devices(chips)
+    source = build_config(single_run_config(config)).train.init_from
     if source and (is_url(source) or not Path(source).exists()):
         return f'train.init_from={source} is not seen from here: the hosts check the config\n'
-    config, _ = with_source_model(config, given)
+    config, _ = merge_source_model(config, explicit_fields)
     base, sweep, tune = split_sweep(with_dtype(config, 'bfloat16'))
     recipe = resolve(base)
     check(recipe)
     if (sweep, tune) == (None, None):
         check_mesh(recipe, devices)
         return ''
-    for group in WavePlan(base, sweep, tune).first:
+    for group in WavePlan(base, sweep, tune).first_groups:
         check(group[0].recipe)
-        needed = least_devices(group[0].recipe.mesh)
+        needed = min_devices(group[0].recipe.mesh)
         if devices and needed > len(devices):
             raise ValueError(
                 f'{group[0].name} needs {needed} devices by its mesh, and there are {len(devices)}.'
@@ -95,21 +97,21 @@ def check_training(config: Mapping[str, Any], given: Collection[str], chips: Chi
     return ''
 
 
-def stand_ins(chips: Chips) -> list[StandIn]:
+def placeholder_devices(chips: Chips) -> list[PlaceholderDevice]:
     """Returns a device for each that the chips have; [] where their number is not known."""
     total = chips.devices
     if chips.accelerator:
-        total = devices_of_slices(chips.accelerator, chips.flag) * chips.slices
-    return [StandIn(i, i * chips.slices // total) for i in range(total)]
+        total = count_slice_devices(chips.accelerator, chips.flag) * chips.slices
+    return [PlaceholderDevice(i, i * chips.slices // total) for i in range(total)]
 
 
-def check_mesh(recipe: Recipe, devices: list[StandIn]) -> None:
+def check_mesh(recipe: Recipe, devices: list[PlaceholderDevice]) -> None:
     """Raises ValueError where a run cannot be laid over the devices, or would leave some idle. With
     mesh.axes=auto the hosts choose the mesh.
     """
     if devices and recipe.mesh.axes != AUTO:
         mesh = make_mesh(recipe.mesh, devices)
-        refuse_idle(recipe.mesh, mesh, len(devices))
+        check_idle_devices(recipe.mesh, mesh, len(devices))
         check_devices(recipe, mesh)
 
 

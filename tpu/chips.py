@@ -15,8 +15,8 @@ import jax
 from jax.experimental import topologies
 
 from lm.training.flops import published_peak
-from modules.choices import nearest
-from modules.kernels.attention.cudnn import compile_for
+from modules.choices import suggest_nearest
+from modules.kernels.attention.cudnn import assume_capability
 from tpu.environment import HERE
 
 GIB = 2**30
@@ -37,7 +37,7 @@ class Chip(NamedTuple):
     gb_per_second: float
     link: float
     network: float
-    described: dict[str, Any]
+    description: dict[str, Any]
     devices_a_chip: int = 1
     cubes: bool = False
     cores: int = 1
@@ -49,18 +49,18 @@ class Chip(NamedTuple):
         """Published flop/s of bf16 products."""
         return published_peak(self.kind)
 
-    def devices(self, gpus: int = 1) -> Sequence[jax.Device]:
+    def make_host_devices(self, gpus: int = 1) -> Sequence[jax.Device]:
         """Returns the devices of one host, to compile for: all its TPUs, or `gpus` GPUs."""
         if self.platform == 'tpu':
-            return self.slices('x'.join(map(str, self.host)), 1)
+            return self.make_slice_devices('x'.join(map(str, self.host)), 1)
         shape = {'topology': f'1x1x{gpus}'}
-        return topologies.get_topology_desc(platform='cuda', **shape, **self.described).devices
+        return topologies.get_topology_desc(platform='cuda', **shape, **self.description).devices
 
-    def slices(self, shape: str, number: int) -> Sequence[jax.Device]:
+    def make_slice_devices(self, shape: str, number: int) -> Sequence[jax.Device]:
         """Returns the devices of `number` slices of TPUs, each a torus of `shape`, as '4x4x4'."""
         several = {'num_slices': number} if number > 1 else {}
-        described = self.described | several
-        described |= {'topology_name': f'{self.described["topology_name"]}:{shape}'}
+        described = self.description | several
+        described |= {'topology_name': f'{self.description["topology_name"]}:{shape}'}
         return topologies.get_topology_desc(platform='tpu', **described).devices
 
 
@@ -139,15 +139,15 @@ GPUS = {
 CHIPS = TPUS | GPUS
 
 # Planar slices that Google offers (its pages on v5e and v6e).
-FLAT = ('1x1', '2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
+FLAT_SHAPES = ('1x1', '2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
 # Slices of three dimensions: within one cube of 4 x 4 x 4, and then whole cubes.
-WITHIN_A_CUBE = ('2x2x1', '2x2x2', '2x2x4', '2x4x4')
-CUBE, LONGEST = 4, 24
+SUBCUBE_SHAPES = ('2x2x1', '2x2x2', '2x2x4', '2x4x4')
+CUBE, MAX_CUBE_SIDE = 4, 24
 WRAPS_FLAT = 16  # a dimension of so many chips is a ring, a shorter one a line
 EXTRAS = {'tpu': ('libtpu', 'tpu'), 'gpu': ('jax_cuda13_plugin', 'cuda-compiler')}
 # Names that machines and instance types have for these chips.
 UNPLANNED = ('v2', 'v3')  # older TPUs, whose names count devices; no plan is made for them
-USUAL = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'v5': 'v5p', 'v7x': 'tpu7x', 'tpu7': 'tpu7x'}
+ALIASES = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'v5': 'v5p', 'v7x': 'tpu7x', 'tpu7': 'tpu7x'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,10 +167,10 @@ class Topology:
         return math.prod(self.shape) * self.slices if self.chip else 1
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         return f'{self.slices} slices of {self.name}' if self.slices > 1 else self.name
 
-    def wraps(self, dimension: int) -> bool:
+    def is_ring(self, dimension: int) -> bool:
         """Whether the chips along a dimension form a ring."""
         length = self.shape[dimension]
         return length % CUBE == 0 if self.chip.cubes else length == WRAPS_FLAT
@@ -182,7 +182,7 @@ def open_topology(name: str, slices: int = 1) -> Topology:
     Raises ValueError for a topology that is not offered, with the nearest one; for several slices
     of chips without slices; and for a missing compiler, with the extra that installs it.
     """
-    asked, name = name, slice_named(name)
+    asked, name = name, canonical_slice(name)
     kind, _, shape = name.partition(':')
     if name != HERE and kind not in CHIPS:
         raise ValueError(
@@ -190,7 +190,7 @@ def open_topology(name: str, slices: int = 1) -> Topology:
             f'h100:8, or be {HERE}; got {name!r}.{_suggestion(kind)}'
         )
     chip = CHIPS.get(kind)
-    if chip is not None and shape not in (offered := shapes_of(chip)):
+    if chip is not None and shape not in (offered := list_shapes(chip)):
         raise ValueError(
             f'--topology={asked}: {kind} has no {shape or "empty shape"!r}.'
             f' Nearest that is offered: {kind}:{_nearest_shape(shape, offered)}.'
@@ -208,13 +208,17 @@ def open_topology(name: str, slices: int = 1) -> Topology:
             f'uv sync --extra {extra}'
         )
     lengths = tuple(map(int, shape.split('x')))
-    devices = chip.devices(*lengths) if chip.platform == 'gpu' else chip.slices(shape, slices)
+    devices = (
+        chip.make_host_devices(*lengths)
+        if chip.platform == 'gpu'
+        else chip.make_slice_devices(shape, slices)
+    )
     if chip.platform == 'gpu':
-        compile_for(devices[0].compute_capability)
+        assume_capability(devices[0].compute_capability)
     return Topology(name, chip, devices, lengths, slices)
 
 
-def devices_of_slices(name: str, flag: str) -> int:
+def count_slice_devices(name: str, flag: str) -> int:
     """Returns the devices of a slice: v6e-16, v5p-32 or v5litepod-16, v6e-4x4 of xpk, or v6e:4x4.
 
     Raises ValueError, with the nearest, for a slice that is not offered. flag: what the user gave.
@@ -224,51 +228,51 @@ def devices_of_slices(name: str, flag: str) -> int:
         return int(number)
     if 'x' in number:
         name = f'{kind}:{number}'
-    kind, _, shape = slice_named(name).partition(':')
-    kind = USUAL.get(kind, kind)
+    kind, _, shape = canonical_slice(name).partition(':')
+    kind = ALIASES.get(kind, kind)
     if kind not in TPUS:
         first = kind.lower().partition('-')[0]
-        usual = USUAL.get(first, first)
+        usual = ALIASES.get(first, first)
         raise ValueError(
             f'{flag} must be a kind of TPU and its size, of {", ".join(TPUS)}, such as v6e-16 or '
-            f'v5litepod-16; got {name!r}.{nearest(usual, TPUS)}'
+            f'v5litepod-16; got {name!r}.{suggest_nearest(usual, TPUS)}'
         )
-    if shape not in (offered := shapes_of(TPUS[kind])):
-        chips = chips_of(closest := _nearest_shape(shape, offered))
+    if shape not in (offered := list_shapes(TPUS[kind])):
+        chips = count_chips(closest := _nearest_shape(shape, offered))
         raise ValueError(
             f'{flag}={name}: there is no such slice of {kind}. Nearest that is offered: '
             f'{kind}-{chips * TPUS[kind].cores}, which has {chips} chips ({closest}).'
         )
-    return chips_of(shape) * TPUS[kind].devices_a_chip
+    return count_chips(shape) * TPUS[kind].devices_a_chip
 
 
-def slice_named(name: str) -> str:
+def canonical_slice(name: str) -> str:
     """Returns 'v5e:4x4' for v5e-16 or v5litepod-16, and 'v5p:2x2x4' for v5p-32: Google names slices
     by their chips, or by their TensorCores. Another name stays as it is.
     """
     kind, _, number = name.partition('-')
-    kind = USUAL.get(kind, kind)
+    kind = ALIASES.get(kind, kind)
     if kind not in TPUS or not number.isdecimal():
         return name
     chips, rest = divmod(int(number), TPUS[kind].cores)
-    of_shape = {chips_of(shape): shape for shape in reversed(shapes_of(TPUS[kind]))}
+    of_shape = {count_chips(shape): shape for shape in reversed(list_shapes(TPUS[kind]))}
     return f'{kind}:{chips if rest else of_shape.get(chips, chips)}'
 
 
-def chips_of(shape: str) -> int:
+def count_chips(shape: str) -> int:
     return math.prod(map(int, shape.split('x')))
 
 
-def shapes_of(chip: Chip) -> list[str]:
+def list_shapes(chip: Chip) -> list[str]:
     """Returns the offered slices, or numbers of GPUs of a host, smallest first."""
     if chip.platform == 'gpu':
         return [str(2**k) for k in range(chip.largest.bit_length())]
     if not chip.cubes:
-        return list(FLAT)
-    shapes = itertools.combinations_with_replacement(range(CUBE, LONGEST + 1, CUBE), 3)
+        return list(FLAT_SHAPES)
+    shapes = itertools.combinations_with_replacement(range(CUBE, MAX_CUBE_SIDE + 1, CUBE), 3)
     whole = [shape for shape in shapes if math.prod(shape) <= chip.largest]
     whole.sort(key=lambda shape: (math.prod(shape), max(shape)))
-    return [*WITHIN_A_CUBE, *('x'.join(map(str, shape)) for shape in whole)]
+    return [*SUBCUBE_SHAPES, *('x'.join(map(str, shape)) for shape in whole)]
 
 
 def _nearest_shape(shape: str, offered: Sequence[str]) -> str:
@@ -278,9 +282,9 @@ def _nearest_shape(shape: str, offered: Sequence[str]) -> str:
         return offered[0]
     chips = max(math.prod(map(int, lengths)), 1)
 
-    def distance(other):
-        same = sum(part in other.split('x') for part in lengths)
-        return abs(math.log(chips / chips_of(other))), -same
+    def distance(candidate):
+        same = sum(part in candidate.split('x') for part in lengths)
+        return abs(math.log(chips / count_chips(candidate))), -same
 
     return min(offered, key=distance)
 
@@ -288,8 +292,8 @@ def _nearest_shape(shape: str, offered: Sequence[str]) -> str:
 def _suggestion(kind: str) -> str:
     """Returns ' Did you mean ...?' for a name of a known chip, else the nearest name."""
     first = kind.lower().split('-')[0]
-    guess = USUAL.get(first, first)
+    guess = ALIASES.get(first, first)
     if guess not in CHIPS:
-        return nearest(guess, CHIPS)
-    example = '4x4x4' if CHIPS[guess].cubes else shapes_of(CHIPS[guess])[-1]
+        return suggest_nearest(guess, CHIPS)
+    example = '4x4x4' if CHIPS[guess].cubes else list_shapes(CHIPS[guess])[-1]
     return f' Did you mean {guess}:{example}?'

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from modules.kernels.attention.splash import share_computed
+from modules.kernels.attention.splash import computed_share
 from tpu.hlo import Array, Computation, Instruction, Module
-from tpu.integers import behind, root_of
-from tpu.rates import CAUSAL, LENGTH, attention_share, share_filled
+from tpu.integers import find_root, skip_opcode
+from tpu.rates import CAUSAL, LENGTH, attention_share, tile_fill_share
 
 # Opcodes that compute nothing, and move nothing in a device's memory; so do all that end in -done.
 FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'call', 'send')
@@ -50,26 +50,26 @@ class Cost(NamedTuple):
     bytes: float
     seconds: float
     unknown: tuple[str, ...]
-    at_peak: float
+    flops_at_peak: float
     bound: float
 
 
-def cost_of(
-    module: Module, rate: float, bandwidth: float, pairs_seen: float = 0.5, kind: str = ''
+def estimate_cost(
+    module: Module, rate: float, bandwidth: float, pair_share: float = 0.5, kind: str = ''
 ) -> Cost:
     """Returns the cost of one step on one device of `rate` flop/s and `bandwidth` bytes a second.
     pairs_seen: the share of all pairs of tokens that splash attention's kernels compute. kind: of
     the device, whose products reach what `tpu.rates` says of it; '' has all of them at the peak.
     """
     flops = n_bytes = seconds = at_peak = bound = 0.0
-    unknown = set(module.unknown)
+    unknown = set(module.unknown_loops)
     for name, one, times in module.instructions():
         computation = module.computations[name]
-        own = operation_cost(module, computation, one, rate, bandwidth, pairs_seen, kind)
+        own = operation_cost(module, computation, one, rate, bandwidth, pair_share, kind)
         flops += times * own.flops
         n_bytes += times * own.bytes
         seconds += times * own.seconds
-        at_peak += times * own.at_peak
+        at_peak += times * own.flops_at_peak
         bound += times * own.bound
         unknown.update(own.unknown)
     return Cost(flops, n_bytes, seconds, tuple(sorted(unknown)), at_peak, bound)
@@ -78,37 +78,41 @@ def cost_of(
 def operation_cost(
     module: Module,
     computation: Computation,
-    one: Instruction,
+    instruction: Instruction,
     rate: float,
     bandwidth: float,
-    pairs_seen: float = 0.5,
+    pair_share: float = 0.5,
     kind: str = '',
 ) -> Cost:
-    """Returns the cost of one instruction, run once, with the arguments of `cost_of`."""
-    found = _flops(module, computation, one, pairs_seen)
-    flops, n_bytes = found or 0.0, _bytes(module, computation, one)
-    at_peak = _at_peak(module, computation, one, flops, kind)
+    """Returns the cost of one instruction, run once, with the arguments of `estimate_cost`."""
+    found = _count_flops(module, computation, instruction, pair_share)
+    flops, n_bytes = found or 0.0, _count_bytes(module, computation, instruction)
+    at_peak = _flops_at_peak(module, computation, instruction, flops, kind)
     seconds, bound = (max(n / rate, n_bytes / bandwidth) for n in (at_peak, flops))
-    unknown = () if found is not None else (one.name,)
+    unknown = () if found is not None else (instruction.name,)
     return Cost(flops, n_bytes, seconds, unknown, at_peak, bound)
 
 
-def _flops(
-    module: Module, computation: Computation, one: Instruction, pairs_seen: float
+def _count_flops(
+    module: Module, computation: Computation, instruction: Instruction, pair_share: float
 ) -> float | None:
     """Counts 2 for each product and sum; None where an instruction's number is unknown."""
-    if one.opcode == 'custom-call':
-        return _kernel_flops(computation, one, pairs_seen)
-    return sum(flops for flops, *_ in _products(module, computation, one))
+    if instruction.opcode == 'custom-call':
+        return _kernel_flops(computation, instruction, pair_share)
+    return sum(flops for flops, *_ in _products(module, computation, instruction))
 
 
 def _products(
-    module: Module, computation: Computation, one: Instruction
+    module: Module, computation: Computation, instruction: Instruction
 ) -> Iterator[tuple[float, float, float]]:
     """Yields of each product, of a fusion all that are in it, the flops, the products summed for
     each result, and the columns of the narrower operand: all but its batch and what is contracted.
     """
-    parts = module.inside(one) if one.opcode in FUSIONS else [(computation, one)]
+    parts = (
+        module.fused_instructions(instruction)
+        if instruction.opcode in FUSIONS
+        else [(computation, instruction)]
+    )
     for inner, part in parts:
         if part.opcode == 'dot':
             flops, batch = _dot_flops(inner, part), _dot_batch(inner, part)
@@ -117,63 +121,71 @@ def _products(
         else:
             continue
         contracted = flops / 2 / part.arrays[0].size
-        narrower = min(math.prod(_shape(inner, part, operand)) for operand in (0, 1))
+        narrower = min(math.prod(_operand_shape(inner, part, operand)) for operand in (0, 1))
         yield flops, contracted, narrower / contracted / batch
 
 
-def _at_peak(
-    module: Module, computation: Computation, one: Instruction, flops: float, kind: str
+def _flops_at_peak(
+    module: Module, computation: Computation, instruction: Instruction, flops: float, kind: str
 ) -> float:
     """Counts the flops that a device at its peak does in the time of an instruction's `flops`."""
-    if one.opcode == 'custom-call':
-        found = _attention(computation, one)
+    if instruction.opcode == 'custom-call':
+        found = _match_attention(computation, instruction)
         return flops / attention_share(kind, *found) if found else flops
     return float(
         sum(
-            own / share_filled(kind, contracted, columns)
-            for own, contracted, columns in _products(module, computation, one)
+            own / tile_fill_share(kind, contracted, columns)
+            for own, contracted, columns in _products(module, computation, instruction)
         )
     )
 
 
-def _attention(computation: Computation, one: Instruction) -> tuple[int, str, float] | None:
+def _match_attention(
+    computation: Computation, instruction: Instruction
+) -> tuple[int, str, float] | None:
     """Returns the last three arguments of `attention_share` for a kernel of attention, else None.
     Splash attention's operations are counted by blocks.
     """
-    if kernel := SPLASH.match(one.name):
-        queries, _ = _queries_and_keys(computation, one)
+    if kernel := SPLASH.match(instruction.name):
+        queries, _ = _query_key_shapes(computation, instruction)
         phase = 'forward' if kernel[1] == 'fwd' else 'backward'
-        return queries[-1], phase, share_computed(LENGTH, None)
-    target = TARGET.search(one.attributes)
+        return queries[-1], phase, computed_share(LENGTH, None)
+    target = TARGET.search(instruction.attributes)
     if target and target[1].startswith(CUDNN):
         phase = 'backward' if 'Backward' in target[1] else 'forward'
-        return _shape(computation, one, 0)[-1], phase, CAUSAL
+        return _operand_shape(computation, instruction, 0)[-1], phase, CAUSAL
     return None
 
 
-def _shape(computation: Computation, one: Instruction, operand: int) -> tuple[int, ...]:
-    return computation[one.operands[operand]].arrays[0].shape
+def _operand_shape(
+    computation: Computation, instruction: Instruction, operand: int
+) -> tuple[int, ...]:
+    return computation[instruction.operands[operand]].arrays[0].shape
 
 
-def _dot_flops(computation: Computation, one: Instruction) -> float:
+def _dot_flops(computation: Computation, instruction: Instruction) -> float:
     """Counts the flops of a dot, or of a library's product, which has its dimensions in JSON."""
-    found = CONTRACTED.search(one.attributes)
+    found = CONTRACTED.search(instruction.attributes)
     contracted = [int(n) for n in re.findall(r'\d+', found[1])] if found else [-1]
-    shape = _shape(computation, one, 0)
-    return 2.0 * one.arrays[0].size * math.prod(shape[i] for i in contracted)
+    shape = _operand_shape(computation, instruction, 0)
+    return 2.0 * instruction.arrays[0].size * math.prod(shape[i] for i in contracted)
 
 
-def _dot_batch(computation: Computation, one: Instruction) -> int:
+def _dot_batch(computation: Computation, instruction: Instruction) -> int:
     """Counts the matrices that a dot multiplies one after the other."""
-    found = BATCH.search(one.attributes)
-    shape = _shape(computation, one, 0)
+    found = BATCH.search(instruction.attributes)
+    shape = _operand_shape(computation, instruction, 0)
     return math.prod(shape[int(n)] for n in re.findall(r'\d+', found[1])) if found else 1
 
 
-def _convolution_batch(computation: Computation, one: Instruction) -> int:
+def _convolution_batch(computation: Computation, instruction: Instruction) -> int:
     """Counts them for a convolution: along axes that its operands and its result share."""
-    shapes = _shape(computation, one, 0), _shape(computation, one, 1), one.arrays[0].shape
-    labels = LABELS.search(one.attributes).groups()
+    shapes = (
+        _operand_shape(computation, instruction, 0),
+        _operand_shape(computation, instruction, 1),
+        instruction.arrays[0].shape,
+    )
+    labels = LABELS.search(instruction.attributes).groups()
     lengths = [
         dict(zip(own, shape, strict=True)) for own, shape in zip(labels, shapes, strict=True)
     ]
@@ -182,75 +194,82 @@ def _convolution_batch(computation: Computation, one: Instruction) -> int:
     return math.prod(own.pop() for own in shared if len(own) == 1)
 
 
-def _convolution_flops(computation: Computation, one: Instruction) -> float:
+def _convolution_flops(computation: Computation, instruction: Instruction) -> float:
     """Counts the flops of a convolution, which TPUs use for products, on elements of the input."""
-    of_input, of_kernel, of_output = LABELS.search(one.attributes).groups()
-    lengths = dict(zip(of_kernel, _shape(computation, one, 1), strict=True))
-    found = dict(zip(of_output, one.arrays[0].shape, strict=True))
-    given = dict(zip(of_input, _shape(computation, one, 0), strict=True))
-    window = WINDOW.search(one.attributes)
+    of_input, of_kernel, of_output = LABELS.search(instruction.attributes).groups()
+    lengths = dict(zip(of_kernel, _operand_shape(computation, instruction, 1), strict=True))
+    found = dict(zip(of_output, instruction.arrays[0].shape, strict=True))
+    given = dict(zip(of_input, _operand_shape(computation, instruction, 0), strict=True))
+    window = WINDOW.search(instruction.attributes)
     fields = dict(part.split('=') for part in window[1].split()) if window else {}
-    groups = re.search(r'batch_group_count=(\d+)', one.attributes)
+    groups = re.search(r'batch_group_count=(\d+)', instruction.attributes)
     total = 2.0 * found['b'] * found['f'] * lengths['i'] / (int(groups[1]) if groups else 1)
     for i, axis in enumerate(sorted(set(of_output) - set('bf'))):
-        total *= _on_elements(found[axis], given[axis], fields, i)
+        total *= _count_valid_taps(found[axis], given[axis], fields, i)
     return total
 
 
-def _on_elements(n_out: int, n_in: int, fields: dict[str, str], axis: int) -> int:
+def _count_valid_taps(n_out: int, n_in: int, fields: dict[str, str], axis: int) -> int:
     """Counts the elements of a window, over its places on an axis, that meet one of the input."""
 
-    def of(name, default):
+    def window_field(name, default):
         return fields[name].split('x')[axis] if name in fields else default
 
-    size, stride = int(of('size', 1)), int(of('stride', 1))
-    inside, apart = int(of('lhs_dilate', 1)), int(of('rhs_dilate', 1))
-    before = int(str(of('pad', '0_0')).split('_')[0])
+    size, stride = int(window_field('size', 1)), int(window_field('stride', 1))
+    inside, apart = int(window_field('lhs_dilate', 1)), int(window_field('rhs_dilate', 1))
+    before = int(str(window_field('pad', '0_0')).split('_')[0])
     places = (np.arange(n_out) * stride - before)[:, None] + (np.arange(size) * apart)[None, :]
     whole, rest = np.divmod(places, inside)
     return int(np.sum((rest == 0) & (whole >= 0) & (whole < n_in)))
 
 
-def _kernel_flops(computation: Computation, one: Instruction, pairs_seen: float) -> float | None:
-    if said := ESTIMATE.search(one.attributes):
+def _kernel_flops(
+    computation: Computation, instruction: Instruction, pair_share: float
+) -> float | None:
+    if said := ESTIMATE.search(instruction.attributes):
         return float(json.loads(said[1])['flops'])
-    if kernel := SPLASH.match(one.name):
-        queries, keys = _queries_and_keys(computation, one)
-        products = SPLASH_PRODUCTS[kernel[1]] + (kernel[1] == 'dkv' and len(one.arrays) > 2)
-        return 2 * products * math.prod(queries) * keys[-2] * pairs_seen
-    target = TARGET.search(one.attributes)
+    if kernel := SPLASH.match(instruction.name):
+        queries, keys = _query_key_shapes(computation, instruction)
+        products = SPLASH_PRODUCTS[kernel[1]] + (kernel[1] == 'dkv' and len(instruction.arrays) > 2)
+        return 2 * products * math.prod(queries) * keys[-2] * pair_share
+    target = TARGET.search(instruction.attributes)
     name = target[1] if target else ''
     if name.startswith(CUDNN):
-        return _cudnn_flops(computation, one, 'Backward' in name)
+        return _cudnn_flops(computation, instruction, 'Backward' in name)
     if 'gemm' in name or 'matmul' in name:
-        return _dot_flops(computation, one)
+        return _dot_flops(computation, instruction)
     return None if name in KERNELS else 0.0
 
 
-def _queries_and_keys(computation: Computation, one: Instruction) -> list[tuple[int, ...]]:
+def _query_key_shapes(computation: Computation, instruction: Instruction) -> list[tuple[int, ...]]:
     """Returns the shapes [.., N, T, H] of splash attention's first operands of floats."""
-    arrays = [computation[name].arrays[0] for name in one.operands]
+    arrays = [computation[name].arrays[0] for name in instruction.operands]
     return [one.shape for one in arrays if one.dtype in ('bf16', 'f32')][:2]
 
 
-def _cudnn_flops(computation: Computation, one: Instruction, backward: bool) -> float | None:
+def _cudnn_flops(
+    computation: Computation, instruction: Instruction, is_backward: bool
+) -> float | None:
     """Counts the products of cuDNN's attention: forward 2, backward 5 of queries and keys, over the
     pairs of tokens that its mask and window leave. Documents, which leave fewer, are not known.
     """
-    sizes, mask = CUDNN_SIZES.search(one.attributes), CUDNN_MASK.search(one.attributes)
+    sizes, mask = (
+        CUDNN_SIZES.search(instruction.attributes),
+        CUDNN_MASK.search(instruction.attributes),
+    )
     if not sizes or not mask:
         return None
     *rows, queries, keys = (int(n) for n in re.findall(r'\d+', sizes[1]))
     pairs = queries * keys
     if 'CAUSAL' in mask[1]:
-        window = CUDNN_WINDOW.search(one.attributes)
+        window = CUDNN_WINDOW.search(instruction.attributes)
         seen = min(int(window[1]) or keys, keys) if window else keys
         pairs = queries * seen - seen * (seen - 1) / 2
-    head_dim = _shape(computation, one, 0)[-1]
-    return 2.0 * (5 if backward else 2) * math.prod(rows) * pairs * head_dim
+    head_dim = _operand_shape(computation, instruction, 0)[-1]
+    return 2.0 * (5 if is_backward else 2) * math.prod(rows) * pairs * head_dim
 
 
-def launches(module: Module) -> int:
+def count_launches(module: Module) -> int:
     """Counts the kernels, copies and library calls that a step starts on a GPU."""
     return sum(
         times
@@ -259,78 +278,93 @@ def launches(module: Module) -> int:
     )
 
 
-def _bytes(module: Module, computation: Computation, one: Instruction) -> int:
+def _count_bytes(module: Module, computation: Computation, instruction: Instruction) -> int:
     """Counts what an instruction reads from memory and writes to it. Arrays in a TPU's own fast
     memory count where they are copied to it.
     """
-    target = TARGET.search(one.attributes) if one.opcode == 'custom-call' else None
-    if one.opcode.endswith('-done') or one.opcode in FREE or (target and target[1] in FREE_CALLS):
+    target = TARGET.search(instruction.attributes) if instruction.opcode == 'custom-call' else None
+    if (
+        instruction.opcode.endswith('-done')
+        or instruction.opcode in FREE
+        or (target and target[1] in FREE_CALLS)
+    ):
         return 0
-    if one.opcode in ('copy-start', 'slice-start'):
-        ends = [array for array in one.arrays if array.shape][:2]
-        return sum(min(array.bytes for array in ends) for end in ends if not end.fast)
-    written = _sum(one.arrays)
-    if one.opcode in SLICES:
+    if instruction.opcode in ('copy-start', 'slice-start'):
+        ends = [array for array in instruction.arrays if array.shape][:2]
+        return sum(min(array.bytes for array in ends) for end in ends if not end.is_fast)
+    written = _slow_bytes(instruction.arrays)
+    if instruction.opcode in SLICES:
         return 2 * written
-    if one.opcode == UPDATE:
-        return 2 * _sum(computation[one.operands[1]].arrays)
-    inner = module.computations.get(one.called) if one.opcode in FUSIONS else None
-    if one.opcode == 'fusion-start' and inner is not None:  # its results hold its operands too
-        written = _sum(root_of(inner).arrays)
+    if instruction.opcode == UPDATE:
+        return 2 * _slow_bytes(computation[instruction.operands[1]].arrays)
+    inner = module.computations.get(instruction.callee) if instruction.opcode in FUSIONS else None
+    if (
+        instruction.opcode == 'fusion-start' and inner is not None
+    ):  # its results hold its operands too
+        written = _slow_bytes(find_root(inner).arrays)
     if inner is None:
-        return written + sum(_sum(computation[name].arrays) for name in one.operands)
-    return _read(module, computation, one, inner) + _written(inner, written)
+        return written + sum(_slow_bytes(computation[name].arrays) for name in instruction.operands)
+    return _bytes_read(module, computation, instruction, inner) + _bytes_written(inner, written)
 
 
-def _sum(arrays: Sequence[Array]) -> int:
-    return sum(array.bytes for array in arrays if not array.fast)
+def _slow_bytes(arrays: Sequence[Array]) -> int:
+    return sum(array.bytes for array in arrays if not array.is_fast)
 
 
-def _read(module: Module, computation: Computation, one: Instruction, inner: Computation) -> int:
+def _bytes_read(
+    module: Module, computation: Computation, instruction: Instruction, inner: Computation
+) -> int:
     """Counts what a fusion reads of each operand: all of it, or the slices that it takes."""
     total = 0
-    for number, name in enumerate(one.operands):
-        whole, own = _sum(computation[name].arrays), _parameter(inner, number)
+    for number, name in enumerate(instruction.operands):
+        whole, own = _slow_bytes(computation[name].arrays), _find_parameter(inner, number)
         if whole and own is not None:
-            total += min(whole, _taken(module, inner, own.name))
+            total += min(whole, _parameter_bytes_read(module, inner, own.name))
     return total
 
 
-def _taken(
-    module: Module, inner: Computation, name: str, beyond: Callable[[], float] = lambda: math.inf
+def _parameter_bytes_read(
+    module: Module,
+    inner: Computation,
+    name: str,
+    count_returned: Callable[[], float] = lambda: math.inf,
 ) -> float:
     """Counts what a fusion reads of its parameter `name`; inf for all of it. beyond: counts what is
     read of it where the fusion returns it, as a nested one does that changes its shape alone.
     """
-    total = beyond() if inner[name].is_root else 0.0
+    total = count_returned() if inner[name].is_root else 0.0
     for user in (one for one in inner.values() if name in one.operands):
         if user.opcode in SLICES and user.operands[0] == name:
             total += sum(array.bytes for array in user.arrays)
         elif user.opcode == UPDATE and user.operands[0] == name:
             continue  # written in place; the update is read by itself
         elif user.opcode in ('bitcast', 'get-tuple-element'):
-            total += _taken(module, inner, user.name, beyond)
-        elif user.opcode == 'fusion' and (nested := module.computations.get(user.called)):
-            after = functools.partial(_taken, module, inner, user.name, beyond)
+            total += _parameter_bytes_read(module, inner, user.name, count_returned)
+        elif user.opcode == 'fusion' and (nested := module.computations.get(user.callee)):
+            after = functools.partial(
+                _parameter_bytes_read, module, inner, user.name, count_returned
+            )
             for number, operand in enumerate(user.operands):
                 if operand == name:
-                    total += _taken(module, nested, _parameter(nested, number).name, after)
+                    total += _parameter_bytes_read(
+                        module, nested, _find_parameter(nested, number).name, after
+                    )
         else:
             return math.inf
     return total
 
 
-def _written(inner: Computation, whole: int) -> int:
+def _bytes_written(inner: Computation, whole: int) -> int:
     """Counts the results of a fusion, or only the updates of arrays that it writes in place."""
-    root = root_of(inner)
+    root = find_root(inner)
     ends = [inner[name] for name in root.operands] if root.opcode == 'tuple' else [root]
-    lasts = [behind(inner, end, 'bitcast') for end in ends]
+    lasts = [skip_opcode(inner, end, 'bitcast') for end in ends]
     if whole == 0 or not any(last.opcode == UPDATE for last in lasts):
         return whole
     updates = [inner[last.operands[1]] if last.opcode == UPDATE else last for last in lasts]
-    return sum(_sum(one.arrays) for one in updates)
+    return sum(_slow_bytes(one.arrays) for one in updates)
 
 
-def _parameter(inner: Computation, number: int) -> Instruction | None:
+def _find_parameter(inner: Computation, number: int) -> Instruction | None:
     parameters = (one for one in inner.values() if one.opcode == 'parameter')
     return next((one for one in parameters if int(one.argument) == number), None)

@@ -4,7 +4,7 @@ import os
 
 HERE = 'here'  # the devices at hand
 # No device is looked for, and none is held.
-FOR_OTHERS = {
+COMPILE_ONLY_ENV = {
     'JAX_PLATFORMS': 'cpu',
     'TPU_SKIP_MDS_QUERY': '1',
     'ALLOW_MULTIPLE_LIBTPU_LOAD': 'true',  # others may compile meanwhile
@@ -17,4 +17,4 @@ FOR_OTHERS = {
 
 
 def prepare_environment() -> None:
-    os.environ.update(FOR_OTHERS)
+    os.environ.update(COMPILE_ONLY_ENV)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import altair as alt
 
-from eval.charts import FAILS, PASSES, Chart, save, write_page
+from eval.charts import FAIL_COLOUR, PASS_COLOUR, Chart, save_chart, write_page
 from tpu.chips import GIB
 from tpu.trials import Trial
 
 
-def write(
+def write_plan(
     path: Path,
     title: str,
     trials: Mapping[str, Trial],
@@ -19,9 +19,9 @@ def write(
     notes: Sequence[str],
 ) -> None:
     """Writes a page with a figure and a table, or the figure alone, by the path's ending."""
-    charts = panels(trials)
+    charts = draw_panels(trials)
     if path.suffix != '.html':
-        save(alt.hconcat(*charts.values(), title=title), path)
+        save_chart(alt.hconcat(*charts.values(), title=title), path)
         return
     ordered = sorted(trials.items(), key=lambda item: item[1].estimate is not None)
     write_page(
@@ -32,12 +32,12 @@ def write(
         verdict=verdict,
         is_bad=is_bad,
         notes=notes,
-        rows=[trial.columns() | {'': name} for name, trial in ordered],
+        rows=[trial.table_row() | {'': name} for name, trial in ordered],
         failed=sum(trial.estimate is None for trial in trials.values()),
     )
 
 
-def panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
+def draw_panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
     """Bars of memory, with a line at what there is, and of the step, with a line from where all
     links are hidden to where none are, and a tick at its bound. A program that does not fit is in
     colour, and named; one that was not compiled has no bar. Where none fits there is no step.
@@ -47,7 +47,7 @@ def panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
             'program': name,
             'fits': trial.estimate is not None,
             'GiB': trial.needed / GIB,
-            'there': trial.there / GIB,
+            'there': trial.available / GIB,
         }
         | _step_ms(trial)
         for name, trial in trials.items()
@@ -55,7 +55,9 @@ def panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
     ]
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y('program:N', sort=None, title=None, axis=alt.Axis(labelLimit=280)),
-        color=alt.Color('fits:N', legend=None).scale(domain=[True, False], range=[PASSES, FAILS]),
+        color=alt.Color('fits:N', legend=None).scale(
+            domain=[True, False], range=[PASS_COLOUR, FAIL_COLOUR]
+        ),
     )
     bars = base.mark_bar().encode(tooltip=['program:N', 'GiB:Q', 'ms:Q', 'bound:Q'])
     there = alt.Chart(base.data).mark_rule(strokeDash=[4, 3]).encode(x='max(there):Q')

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-LARGEST = 4096  # elements of an array that is computed
+MAX_ELEMENTS = 4096  # elements of an array that is computed
 UNSET = -(2**62)
 INDEX = re.compile(r'index=(\d+)')
 LOOP = re.compile(r'condition=%?([\w.\-]+), body=%?([\w.\-]+)')
 DIRECTION = re.compile(r'direction=(\w+)')
 INTEGERS = re.compile(r'-?\d+|true|false')
-WORDS = {'true': 1, 'false': 0}
+BOOLEANS = {'true': 1, 'false': 0}
 COMPARISONS = {'LT': np.less, 'LE': np.less_equal, 'EQ': np.equal}
 COMPARISONS |= {'GT': np.greater, 'GE': np.greater_equal, 'NE': np.not_equal}
 OPERATIONS = {
@@ -37,14 +37,22 @@ OPERATIONS = {
     'select': lambda which, a, b: np.where(which != 0, a, b),
     'clamp': lambda low, x, high: np.clip(x, low, high),
 }
-SAME = ('copy', 'bitcast', 'reshape', 'convert', 'broadcast', 'fusion-done', 'copy-done')
+IDENTITY_OPCODES = (
+    'copy',
+    'bitcast',
+    'reshape',
+    'convert',
+    'broadcast',
+    'fusion-done',
+    'copy-done',
+)
 
 
 class UnknownInteger(ValueError):
     """The number follows from no constants."""
 
 
-class Count(NamedTuple):
+class LoopCount(NamedTuple):
     """A loop's count: its place in what the loop carries, its start and step, and the rounds."""
 
     place: int
@@ -53,7 +61,7 @@ class Count(NamedTuple):
     rounds: int
 
 
-class Integers:
+class IntegerEvaluator:
     """Results of a computation's instructions, where they are integers.
 
     parameters: the values of a fusion's parameters, computed when asked for. loop, around: the loop
@@ -67,33 +75,39 @@ class Integers:
         name: str,
         parameters: Sequence[Callable[[], np.ndarray]] = (),
         loop: Any = None,
-        around: 'Integers | None' = None,
-        carried: Mapping[int, np.ndarray] = types.MappingProxyType({}),
+        parent: 'IntegerEvaluator | None' = None,
+        carry: Mapping[int, np.ndarray] = types.MappingProxyType({}),
     ):
-        self.computations, self.own, self.parameters = computations, computations[name], parameters
-        self.loop, self.around, self.carried = loop, around, carried
-        self._made = {}  # {(loop, place): what it returns there}
+        self.computations, self.instructions, self.parameters = (
+            computations,
+            computations[name],
+            parameters,
+        )
+        self.loop, self.parent, self.carry = loop, parent, carry
+        self._loop_values = {}  # {(loop, place): what it returns there}
 
-    def of(self, name: str) -> np.ndarray:
+    def evaluate(self, name: str) -> np.ndarray:
         """Computes the result of an instruction. Raises UnknownInteger."""
-        one = self.own[name]
+        one = self.instructions[name]
         if one.opcode == 'get-tuple-element':
-            return self.element(self.own[one.operands[0]], int(INDEX.search(one.attributes)[1]))
+            return self.evaluate_element(
+                self.instructions[one.operands[0]], int(INDEX.search(one.attributes)[1])
+            )
         if one.opcode == 'parameter' and self.parameters:
             return self.parameters[int(one.argument)]()
         if one.opcode in ('fusion', 'fusion-start'):
-            inner = self.called(one)
-            return inner.of(root_of(inner.own).name)
-        if not one.arrays or one.arrays[0].size > LARGEST:
+            inner = self.enter_fusion(one)
+            return inner.evaluate(find_root(inner.instructions).name)
+        if not one.arrays or one.arrays[0].size > MAX_ELEMENTS:
             raise UnknownInteger(name)
         shape = one.arrays[0].shape
         if one.opcode == 'constant' and one.arrays[0].dtype[0] in 'sup':  # no float
             found = INTEGERS.findall(one.argument)
-            return np.array([int(WORDS.get(word, word)) for word in found]).reshape(shape)
+            return np.array([int(BOOLEANS.get(word, word)) for word in found]).reshape(shape)
         if one.opcode == 'iota' and len(shape) == 1:
             return np.arange(*shape)
-        given = [self.of(operand) for operand in one.operands]
-        if one.opcode in SAME:
+        given = [self.evaluate(operand) for operand in one.operands]
+        if one.opcode in IDENTITY_OPCODES:
             return given[0].reshape(shape) if given[0].size > 1 else np.full(shape, given[0].item())
         if one.opcode == 'dynamic-slice' and len(shape) == 1:
             start = int(np.clip(given[1], 0, len(given[0]) - shape[0]))
@@ -107,107 +121,111 @@ class Integers:
             raise UnknownInteger(name)
         return OPERATIONS[one.opcode](*given)
 
-    def element(self, source: Any, place: int) -> np.ndarray:
+    def evaluate_element(self, source: Any, place: int) -> np.ndarray:
         """Computes what a tuple, or a loop's, has at `place`. Raises UnknownInteger."""
         if source.opcode == 'tuple':
-            return self.of(source.operands[place])
+            return self.evaluate(source.operands[place])
         if source.opcode == 'while':
-            if (source.name, place) not in self._made:
-                self._made[source.name, place] = self._returned(source, place)
-            return self._made[source.name, place]
+            if (source.name, place) not in self._loop_values:
+                self._loop_values[source.name, place] = self._evaluate_loop(source, place)
+            return self._loop_values[source.name, place]
         if source.opcode == 'call':
-            inner = Integers(self.computations, source.called, (), source, self)
-            return inner.returned(place)
+            inner = IntegerEvaluator(self.computations, source.called, (), source, self)
+            return inner.evaluate_root(place)
         if source.opcode == 'parameter' and self.loop is not None:
-            if place in self.carried:
-                return self.carried[place]
-            if self.loop.opcode == 'call' or self._stays(self.loop, place):
-                return self.around.element(self.around.own[self.loop.operands[0]], place)
+            if place in self.carry:
+                return self.carry[place]
+            if self.loop.opcode == 'call' or self._is_invariant(self.loop, place):
+                return self.parent.evaluate_element(
+                    self.parent.instructions[self.loop.operands[0]], place
+                )
         raise UnknownInteger(source.name)
 
-    def _returned(self, loop: Any, place: int) -> np.ndarray:
+    def _evaluate_loop(self, loop: Any, place: int) -> np.ndarray:
         """Computes what a loop returns at `place`: what it was given, or a list that it fills."""
-        given = self.own[loop.operands[0]]
-        if self._stays(loop, place):
-            return self.element(given, place)
+        given = self.instructions[loop.operands[0]]
+        if self._is_invariant(loop, place):
+            return self.evaluate_element(given, place)
         array = loop.arrays[place]
-        if array.size > LARGEST:
+        if array.size > MAX_ELEMENTS:
             raise UnknownInteger(loop.name)
         made = np.full(array.shape, UNSET)
-        for one_round in self.rounds_of(loop):
-            one_round.carried = {**one_round.carried, place: made}
-            made = one_round.returned(place)
+        for one_round in self.enter_rounds(loop):
+            one_round.carry = {**one_round.carry, place: made}
+            made = one_round.evaluate_root(place)
         if np.any(made == UNSET):
             raise UnknownInteger(loop.name)
         return made
 
-    def returned(self, place: int) -> np.ndarray:
+    def evaluate_root(self, place: int) -> np.ndarray:
         """Computes what a loop's body, or what is called, returns at `place`."""
-        return self.element(root_of(self.own), place)
+        return self.evaluate_element(find_root(self.instructions), place)
 
-    def _stays(self, loop: Any, place: int) -> bool:
+    def _is_invariant(self, loop: Any, place: int) -> bool:
         """Whether a loop's body returns what it was given at `place`."""
         body = self.computations[LOOP.search(loop.attributes)[2]]
-        root = root_of(body)
+        root = find_root(body)
         if root.opcode != 'tuple':
             return root.opcode == 'parameter'
-        last = behind(body, body[root.operands[place]], 'copy')
+        last = skip_opcode(body, body[root.operands[place]], 'copy')
         return last.opcode == 'get-tuple-element' and int(INDEX.search(last.attributes)[1]) == place
 
-    def count_of(self, loop: Any) -> Count:
+    def loop_count(self, loop: Any) -> LoopCount:
         """Computes the count of a loop that stands here. Raises UnknownInteger."""
         condition, body = LOOP.search(loop.attributes).groups()
-        asked = Integers(self.computations, condition, (), loop, self)
-        root = root_of(asked.own)
-        count, limit = (asked if root.opcode == 'compare' else asked.called(root)).compared()
-        if count not in asked.own:
+        asked = IntegerEvaluator(self.computations, condition, (), loop, self)
+        root = find_root(asked.instructions)
+        count, limit = (
+            asked if root.opcode == 'compare' else asked.enter_fusion(root)
+        ).parse_condition()
+        if count not in asked.instructions:
             inside = self.computations[root.called][count]
             if inside.opcode != 'parameter':
                 raise UnknownInteger(loop.name)
             count = root.operands[int(inside.argument)]
-        if asked.own[count].opcode != 'get-tuple-element':
+        if asked.instructions[count].opcode != 'get-tuple-element':
             raise UnknownInteger(loop.name)
-        place = int(INDEX.search(asked.own[count].attributes)[1])
-        start = int(self.element(self.own[loop.operands[0]], place))
-        first = Integers(self.computations, body, (), loop, self, {place: np.array(start)})
-        step = int(first.returned(place)) - start
+        place = int(INDEX.search(asked.instructions[count].attributes)[1])
+        start = int(self.evaluate_element(self.instructions[loop.operands[0]], place))
+        first = IntegerEvaluator(self.computations, body, (), loop, self, {place: np.array(start)})
+        step = int(first.evaluate_root(place)) - start
         if step < 1:
             raise UnknownInteger(loop.name)
-        return Count(place, start, step, max(0, math.ceil((limit - start) / step)))
+        return LoopCount(place, start, step, max(0, math.ceil((limit - start) / step)))
 
-    def compared(self) -> tuple[str, int]:
+    def parse_condition(self) -> tuple[str, int]:
         """Returns (name of the count, limit) of a condition, count < limit."""
-        root = root_of(self.own)
+        root = find_root(self.instructions)
         if root.opcode != 'compare' or DIRECTION.search(root.attributes)[1] != 'LT':
             raise UnknownInteger(root.name)
-        return root.operands[0], int(self.of(root.operands[1]))
+        return root.operands[0], int(self.evaluate(root.operands[1]))
 
-    def called(self, fusion: Any) -> 'Integers':
+    def enter_fusion(self, fusion: Any) -> 'IntegerEvaluator':
         """Returns the results inside a fusion."""
         if fusion.opcode not in ('fusion', 'fusion-start'):
             raise UnknownInteger(fusion.name)
-        given = [lambda name=name: self.of(name) for name in fusion.operands]
-        return Integers(self.computations, fusion.called, given)
+        given = [lambda name=name: self.evaluate(name) for name in fusion.operands]
+        return IntegerEvaluator(self.computations, fusion.called, given)
 
-    def rounds_of(self, loop: Any) -> list['Integers']:
+    def enter_rounds(self, loop: Any) -> list['IntegerEvaluator']:
         """Returns the results of a loop's body in each of its rounds. Raises UnknownInteger."""
-        place, start, step, rounds = self.count_of(loop)
+        place, start, step, rounds = self.loop_count(loop)
         body = LOOP.search(loop.attributes)[2]
         counts = range(start, start + step * rounds, step)
         given = (self.computations, body, (), loop, self)
-        return [Integers(*given, {place: np.array(count)}) for count in counts]
+        return [IntegerEvaluator(*given, {place: np.array(count)}) for count in counts]
 
-    def inside(self, loop: Any) -> 'Integers':
+    def enter_loop(self, loop: Any) -> 'IntegerEvaluator':
         """Returns what holds in a loop's body in any of its rounds."""
-        return Integers(self.computations, LOOP.search(loop.attributes)[2], (), loop, self)
+        return IntegerEvaluator(self.computations, LOOP.search(loop.attributes)[2], (), loop, self)
 
 
-def root_of(computation: Mapping[str, Any]) -> Any:
+def find_root(computation: Mapping[str, Any]) -> Any:
     return next(one for one in computation.values() if one.is_root)
 
 
-def behind(computation: Mapping[str, Any], one: Any, opcode: str) -> Any:
+def skip_opcode(computation: Mapping[str, Any], instruction: Any, opcode: str) -> Any:
     """Returns the source of an instruction, behind any number of `opcode`s with one operand."""
-    while one.opcode == opcode:
-        one = computation[one.operands[0]]
-    return one
+    while instruction.opcode == opcode:
+        instruction = computation[instruction.operands[0]]
+    return instruction

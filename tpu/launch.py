@@ -28,8 +28,8 @@ from absl import flags
 
 from lm.launch import streams
 from lm.launch.before_jax import docstring, prepare_streams
-from lm.launch.exit_status import ASKED, BAD_INPUT, DONE
-from lm.launch.signals import caught_signals
+from lm.launch.exit_status import BAD_INPUT, DONE, STOP_SIGNALS
+from lm.launch.signals import catch_signals
 from modules.choices import choose
 from tpu.launchers import base, gcloud, ray, slurm, xpk
 
@@ -47,7 +47,7 @@ def define_flags() -> tuple[flags.FlagValues, list[str]]:
     words = 'Words before train.py on the hosts, such as "uv run" or python3.'
     flags.DEFINE_string('python', '', words, found)
     words = 'Most times that the job is started again.'
-    flags.DEFINE_integer('max_restarts', base.MOST_RESTARTS, words, 0, flag_values=found)
+    flags.DEFINE_integer('max_restarts', base.MAX_RESTARTS, words, 0, flag_values=found)
     flags.DEFINE_bool('dry_run', False, 'Print what would run, and run nothing.', found)
     flags.DEFINE_alias('dry-run', 'dry_run', found)
     flags.DEFINE_bool('help', False, 'Print this.', found)
@@ -57,11 +57,11 @@ def define_flags() -> tuple[flags.FlagValues, list[str]]:
             fields.setdefault(field.name, {})[engine] = field
     for name, by_engine in fields.items():
         (kind,) = {field.type for field in by_engine.values()}
-        DEFINE[kind](name, None, option_words(by_engine), flag_values=found)
+        DEFINE[kind](name, None, option_help(by_engine), flag_values=found)
     return found, list(fields)
 
 
-def option_words(fields: dict[str, dataclasses.Field]) -> str:
+def option_help(fields: dict[str, dataclasses.Field]) -> str:
     """Returns '[gcloud, xpk] Zone of ...' from an option's field in each engine that reads it."""
     words: dict[str, list[str]] = {}
     for engine, field in fields.items():
@@ -78,7 +78,7 @@ def job_name(training: Sequence[str], config: str) -> str:
     return f'{stem[: DEFAULT_NAME - 9].rstrip("-")}-{digest}'
 
 
-def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Returns the arguments before and after the first --, or before and from train.py."""
     for first in ('--', 'train.py'):
         if first in argv:
@@ -87,7 +87,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(argv), []
 
 
-def read_training(words: Sequence[str]) -> tuple[tuple[str, ...], str]:
+def parse_training(words: Sequence[str]) -> tuple[tuple[str, ...], str]:
     """Returns (flags of train.py, the config file). Raises ValueError for another command."""
     if not words:
         raise ValueError('the training is missing: ... -- train.py --config=configs/default.py')
@@ -116,7 +116,7 @@ def read_training(words: Sequence[str]) -> tuple[tuple[str, ...], str]:
 def launch(argv: Sequence[str]) -> int:
     """Returns the exit status. Raises ValueError for bad input before anything runs."""
     values, options = define_flags()
-    own, words = split(argv)
+    own, words = split_arguments(argv)
     stray = values(['tpu.launch', *own])[1:]
     if values.help:
         print(f'{docstring(sys.modules[__name__])}\n{values.get_help()}')
@@ -126,7 +126,7 @@ def launch(argv: Sequence[str]) -> int:
     engine = choose(ENGINES, values.engine, '--engine')
     if stray:
         raise ValueError(f'flags begin with --, as in --engine=slurm; got {stray}')
-    training, config = read_training(words)
+    training, config = parse_training(words)
     given = {name: values[name].value for name in options if values[name].value is not None}
     asked = base.read_options(values.engine, engine.Options, given)
     name = values.name or job_name(training, config)
@@ -139,10 +139,10 @@ def launch(argv: Sequence[str]) -> int:
         print(engine.script(job, asked), end='')
         return DONE
     base.check_installed(values.engine, engine.Launch)
-    streams.outlive_output()  # a job does not end with the reader of what it prints
+    streams.ignore_output_loss()  # a job does not end with the reader of what it prints
     # If the terminal hangs up, hosts that outlive the launcher go on; others stop as by SIGTERM.
-    stops = (signal.SIGINT, signal.SIGTERM) if engine.Launch.outlives_launcher else ASKED
-    with caught_signals(stops) as caught:
+    stops = (signal.SIGINT, signal.SIGTERM) if engine.Launch.outlives_launcher else STOP_SIGNALS
+    with catch_signals(stops) as caught:
         return base.supervise(engine.Launch(job, asked, caught, say), caught, say)
 
 

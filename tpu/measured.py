@@ -30,14 +30,14 @@ class Ratio(NamedTuple):
     most: float
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         number = f'{self.steps} measured step{"s" if self.steps > 1 else ""} on {self.chip}'
         between = f', {self.least:.2f} to {self.most:.2f}' if self.steps > 1 else ''
         return f'{self.value:.2f} times the estimate, as {number} took{between}'
 
 
 @functools.cache
-def measured_ratios() -> dict[str, tuple[float, ...]]:
+def load_ratios() -> dict[str, tuple[float, ...]]:
     """Returns the ratios of all measured steps that a plan fits, by the name of their chips."""
     found = collections.defaultdict(list)
     for row in json.loads(FILE.read_text())['steps']:
@@ -46,14 +46,14 @@ def measured_ratios() -> dict[str, tuple[float, ...]]:
     return {chip: tuple(ratios) for chip, ratios in found.items()}
 
 
-def ratio_of(chip: str, measured: Mapping[str, Sequence[float]] | None = None) -> Ratio | None:
+def nearest_ratio(chip: str, measured: Mapping[str, Sequence[float]] | None = None) -> Ratio | None:
     """Returns the ratio of a kind of chip, or of the nearest that steps were measured on; None
     where none was on its platform.
 
     The nearest is the chip of the same platform whose device has the nearest peak, as a ratio: of
     an H200 the H100, of a v5p the v4.
     """
-    measured = measured_ratios() if measured is None else measured
+    measured = load_ratios() if measured is None else measured
     alike = [name for name in measured if CHIPS[name].platform == CHIPS[chip].platform]
     if not alike:
         return None

@@ -15,7 +15,7 @@ for. Exit status 0 where the step fits, 1 for bad input, 3 where it does not fit
 
 import sys
 
-from lm.launch.before_jax import prepare_process, usual_dtype
+from lm.launch.before_jax import default_dtype, prepare_process
 from tpu.environment import HERE, prepare_environment
 
 if __name__ == '__main__':
@@ -36,11 +36,17 @@ from lm.launch.command import define_config, parse_flags, run_main
 from lm.launch.path_flags import define_path
 from lm.launch.terminal import LOG_WIDTH
 from lm.model.check import check
-from lm.run.tables import as_table
+from lm.run.tables import make_table
 from lm.storage.files import write_json
 from lm.study.plan.cells import split_sweep
 from tpu.chips import open_topology
-from tpu.compiled_step import DoesNotFit, blueprint_of, compile_step, estimate, summary
+from tpu.compiled_step import (
+    DoesNotFit,
+    build_blueprint,
+    compile_step,
+    estimate_step,
+    format_summary,
+)
 from tpu.sweep_plan import plan_sweep
 from tpu.trials import Trial, search, try_changes
 
@@ -62,7 +68,7 @@ def main(_) -> None:
     figure = FIGURE.value and Path(FIGURE.value)
     if figure and figure.suffix not in ENDINGS:
         raise ValueError(f'--figure ends in {", ".join(ENDINGS)}; got {figure}')
-    dtype = usual_dtype() if TOPOLOGY.value == HERE else 'bfloat16'
+    dtype = default_dtype() if TOPOLOGY.value == HERE else 'bfloat16'
     base, sweep, tune = split_sweep(with_dtype(CONFIG.value.to_dict(), dtype))
     recipe = resolve(base)
     check(recipe)
@@ -72,45 +78,50 @@ def main(_) -> None:
     fits, notes = True, []
     if (sweep, tune) != (None, None):
         found = plan_sweep(base, sweep, topology, say, PRICE.value, tune)
-        lines, record = list(found.lines()), found.record()
+        lines, record = list(found.format_lines()), found.record()
         *notes, verdict = lines
-        trials = {group.name: Trial.fitting({}, group.estimate) for group in found.groups}
+        trials = {group.name: Trial.from_estimate({}, group.estimate) for group in found.groups}
     elif SEARCH.value:
         console.width = max(console.width, LOG_WIDTH)  # a narrow terminal wraps what it cannot show
         rows = search(recipe, topology, say, TRIES.value, PRICE.value)
-        lines = [as_table([row.columns() for row in rows])]
+        lines = [make_table([row.table_row() for row in rows])]
         record = {'tried': [row.record() for row in rows]}
-        trials = {row.words: row for row in rows}
+        trials = {row.label: row for row in rows}
         number = sum(row.estimate is not None for row in rows)
         fits, verdict = number > 0, f'{number} of {len(rows)} fit'
         if fits:
-            verdict += f'; the fastest is {rows[0].words}: {summary(rows[0].estimate)}'
+            verdict += f'; the fastest is {rows[0].label}: {format_summary(rows[0].estimate)}'
     else:
         try:
-            made = blueprint_of(recipe, topology, say)
-            found = estimate(compile_step(made, topology), topology, PRICE.value)
-            lines, record = list(found.lines()), {'fits': True} | found.record()
-            notes, verdict = lines, f'Fits: {summary(found)}'
-            trials = {GIVEN: Trial.fitting({}, found)}
+            made = build_blueprint(recipe, topology, say)
+            found = estimate_step(compile_step(made, topology), topology, PRICE.value)
+            lines, record = list(found.format_lines()), {'fits': True} | found.record()
+            notes, verdict = lines, f'Fits: {format_summary(found)}'
+            trials = {GIVEN: Trial.from_estimate({}, found)}
         except DoesNotFit as error:
             fits, lines, verdict = False, [], f'Does not fit: a step {error}'
-            console.print(f'{topology.words}: does not fit. A step {error}.')
-            trials = {GIVEN: Trial({}, needed=error.needed, there=error.there)}
+            console.print(f'{topology.label}: does not fit. A step {error}.')
+            trials = {GIVEN: Trial({}, needed=error.needed, available=error.available)}
             for row in try_changes(recipe, topology, say):
-                notes.append(row.line())
+                notes.append(row.format_line())
                 console.print(f'  {notes[-1]}')
-                trials[row.words] = row
+                trials[row.label] = row
             tried = [row.record() for row in list(trials.values())[1:]]
-            record = {'fits': False, 'needed': error.needed, 'there': error.there, 'tried': tried}
+            record = {
+                'fits': False,
+                'needed': error.needed,
+                'there': error.available,
+                'tried': tried,
+            }
     for line in lines:
         console.print(line)
     if OUT.value:
         write_json(Path(OUT.value), record)
     if figure:
-        from tpu.figures import write  # it brings Altair
+        from tpu.figures import write_plan  # it brings Altair
 
         config = config_flags.get_config_filename(flags.FLAGS['config'])
-        write(figure, f'{config} on {topology.words}', trials, verdict, not fits, notes)
+        write_plan(figure, f'{config} on {topology.label}', trials, verdict, not fits, notes)
     if not fits:
         sys.exit(DOES_NOT_FIT)
 

@@ -71,7 +71,7 @@ def attention_share(kind: str, head_dim: int, phase: str, pairs: float = CAUSAL)
       pairs: the share of all pairs of tokens that a kernel's operations are counted for on causal
         rows of LENGTH: those under the mask, or those of the blocks that it lies in.
     """
-    timings = _of(ATTENTION, kind)
+    timings = _lookup_kind(ATTENTION, kind)
     if timings is None:
         return 1.0
     own = timings.backward if phase == 'backward' else None
@@ -82,7 +82,7 @@ def attention_share(kind: str, head_dim: int, phase: str, pairs: float = CAUSAL)
     return float(np.interp(head_dim, [0, *took], [0.0, *shares]))
 
 
-def share_filled(kind: str, contracted: float, columns: int) -> float:
+def tile_fill_share(kind: str, contracted: float, columns: int) -> float:
     """Returns the share of the matrix unit's tiles that a product fills on a device of `kind`.
 
     A TPU's unit of side u holds a tile of one operand, K along one side and N along the other, and
@@ -96,12 +96,12 @@ def share_filled(kind: str, contracted: float, columns: int) -> float:
       columns: N, of the operand that has fewer, over all of its dimensions that are in the result:
         a matrix that makes heads of 128 has the columns of all heads.
     """
-    side = _of(UNITS, kind)
+    side = _lookup_kind(UNITS, kind)
     if side is None:
         return 1.0
     return math.prod(n / (side * math.ceil(n / side)) for n in (contracted, columns))
 
 
-def _of(table: Mapping[str, Any], kind: str) -> Any:
+def _lookup_kind(table: Mapping[str, Any], kind: str) -> Any:
     """Returns the first row whose key is a part of a device's kind, else None."""
     return next((row for part, row in table.items() if part in kind), None)

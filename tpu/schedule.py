@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from tpu.collectives import BETWEEN, Collective, Exchange, exchanges
+from tpu.collectives import BETWEEN_SLICES, Collective, Exchange, list_exchanges
 from tpu.hlo import NAMES, Computation, Instruction, Module
 
 CALLERS = ('while', 'call', 'conditional', 'async-start')  # they run other computations
@@ -19,19 +19,19 @@ class ComputationRun(NamedTuple):
     """
 
     seconds: float
-    sent: Counter[bool]
+    link_seconds: Counter[bool]
     waits: Counter[str]
 
 
 @dataclasses.dataclass
-class Sending:
+class Transfer:
     """A collective on the links. between: whether they are those between slices. end: in seconds of
     the computation.
     """
 
     exchange: Exchange
-    between: bool
-    end: float
+    is_between_slices: bool
+    end_time: float
 
 
 def waiting_seconds(module: Module, operation: Operation, link: Link) -> Counter[str]:
@@ -44,28 +44,28 @@ def waiting_seconds(module: Module, operation: Operation, link: Link) -> Counter
     those between slices the network: each begins when the one before has ended, and those of a loop
     go before one that runs beside the loop. What a kind waits for may be another that is before it.
     """
-    return _Schedule(module, operation, link).waits()
+    return _Schedule(module, operation, link).total_waits()
 
 
 class _Schedule:
     def __init__(self, module: Module, operation: Operation, link: Link):
         self.module, self.operation, self.link = module, operation, link
-        self.exchanges = exchanges(module)
+        self.exchanges = list_exchanges(module)
         self.runs: dict[str, ComputationRun] = {}
 
-    def waits(self) -> Counter[str]:
+    def total_waits(self) -> Counter[str]:
         total = Counter()
         for name, times in self.module.rounds.items():
-            for kind, seconds in self.run(name).waits.items():
+            for kind, seconds in self.simulate(name).waits.items():
                 total[kind] += times * seconds
         return total
 
-    def run(self, name: str) -> ComputationRun:
+    def simulate(self, name: str) -> ComputationRun:
         if name not in self.runs:
-            self.runs[name] = self._run(name)
+            self.runs[name] = self._simulate(name)
         return self.runs[name]
 
-    def _run(self, name: str) -> ComputationRun:
+    def _simulate(self, name: str) -> ComputationRun:
         starting = defaultdict(list)
         for one in self.exchanges.get(name, ()):
             starting[one.start].append(one)
@@ -75,33 +75,39 @@ class _Schedule:
             now = _wait(one, sending, now, waits)
             begun = now
             now += self.operation(computation, one)
-            for inner, times in self._called(name, one):
+            for inner, times in self._callees(name, one):
                 now += times * inner.seconds
-                for between, seconds in inner.sent.items():
+                for between, seconds in inner.link_seconds.items():
                     sent[between] += times * seconds
                     for other in sending:
-                        if other.between == between and other.end > begun:
+                        if other.is_between_slices == between and other.end > begun:
                             other.end += times * seconds
             for other in starting[one.name]:
-                between, seconds = other.sent.kind.endswith(BETWEEN), self.link(other.sent)
+                between, seconds = other.sent.kind.endswith(BETWEEN_SLICES), self.link(other.sent)
                 sent[between] += seconds
-                before = (earlier.end for earlier in sending if earlier.between == between)
-                sending.append(Sending(other, between, max(now, *before, 0.0) + seconds))
+                before = (
+                    earlier.end for earlier in sending if earlier.is_between_slices == between
+                )
+                sending.append(Transfer(other, between, max(now, *before, 0.0) + seconds))
             now = _wait(one, sending, now, waits)  # for what has no start of its own
         return ComputationRun(now, sent, waits)
 
-    def _called(self, name: str, one: Instruction) -> Iterator[tuple[ComputationRun, float]]:
+    def _callees(
+        self, name: str, instruction: Instruction
+    ) -> Iterator[tuple[ComputationRun, float]]:
         """Yields the computations that an instruction runs, each with its rounds."""
         rounds = self.module.rounds
-        for inner in NAMES.findall(one.attributes) if one.opcode in CALLERS else ():
+        for inner in NAMES.findall(instruction.attributes) if instruction.opcode in CALLERS else ():
             if rounds.get(inner) and rounds[name]:
-                yield self.run(inner), rounds[inner] / rounds[name]
+                yield self.simulate(inner), rounds[inner] / rounds[name]
 
 
-def _wait(one: Instruction, sending: list[Sending], now: float, waits: Counter[str]) -> float:
+def _wait(
+    instruction: Instruction, transfers: list[Transfer], clock: float, waits: Counter[str]
+) -> float:
     """Counts the wait of an instruction for what it is the end of, and returns when it is over."""
-    for other in sending:
-        if other.exchange.done == one.name and other.end > now:
-            waits[other.exchange.sent.kind] += other.end - now
-            now = other.end
-    return now
+    for other in transfers:
+        if other.exchange.done == instruction.name and other.end_time > clock:
+            waits[other.exchange.collective.kind] += other.end_time - clock
+            clock = other.end_time
+    return clock

@@ -6,25 +6,25 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lm.config.fields import RUN_PATHS
-from lm.devices.run_axis import run_axis
-from lm.run.program import runs_that_fit
+from lm.devices.run_axis import select_run_axis
+from lm.run.program import find_max_runs
 from lm.study.plan.arms import ArmPlan
-from lm.study.plan.cells import Cell, cells, group_by_program
-from lm.study.plan.protocols import Measurements, applied, protocol_of
+from lm.study.plan.cells import Cell, expand_sweep, group_by_program
+from lm.study.plan.protocols import Measurements, apply_overrides, resolve_protocol
 from lm.study.plan.search import WAVE
-from lm.study.train.groups import longest
+from lm.study.train.groups import longest_recipe
 from tpu.chips import Topology
 from tpu.compiled_step import (
     CompiledStep,
     DoesNotFit,
     Say,
     StepEstimate,
-    blueprint_of,
+    build_blueprint,
     compile_step,
-    cost_words,
-    estimate,
-    memory_of,
-    summary,
+    device_memory,
+    estimate_step,
+    format_cost,
+    format_summary,
 )
 
 
@@ -85,22 +85,22 @@ class SweepPlan:
             free[first] += hours
         return max(free)
 
-    def lines(self) -> Iterator[str]:
+    def format_lines(self) -> Iterator[str]:
         for group in self.groups:
             yield (
                 f'{group.name}: {group.runs} runs, {group.a_device} a device in '
-                f'{summary(group.estimate)}; {group.hours:,.2f} hours'
+                f'{format_summary(group.estimate)}; {group.hours:,.2f} hours'
             )
         yield (
-            f'{self.runs} runs in {len(self.groups)} programs on {self.topology.words}: '
+            f'{self.runs} runs in {len(self.groups)} programs on {self.topology.label}: '
             f'{self.at_once} at once, {self.hours:,.2f} hours, {self.chip_hours:,.1f} '
-            f'chip-hours{cost_words(self.price, self.chip_hours)}'
+            f'chip-hours{format_cost(self.price, self.chip_hours)}'
         )
 
     def record(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in ('runs', 'at_once', 'hours', 'chip_hours')}
         groups = [vars(group) | {'estimate': group.estimate.record()} for group in self.groups]
-        return {'topology': self.topology.words, **own, 'groups': groups}
+        return {'topology': self.topology.label, **own, 'groups': groups}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,20 +110,20 @@ class TunedPlan(SweepPlan):
     words: how many arms there are, and runs of each. waves: at least, and as a rule.
     """
 
-    words: str
+    arms_label: str
     waves: tuple[int, int]
 
-    def lines(self) -> Iterator[str]:
-        *own, wave = super().lines()
+    def format_lines(self) -> Iterator[str]:
+        *own, wave = super().format_lines()
         yield from own
         yield f'a wave, {WAVE} runs of each arm: {wave}'
         least, most = self.waves
         hours, chip_hours = (
             f'{least * one:,.2f} to {most * one:,.2f}' for one in (self.hours, self.chip_hours)
         )
-        cost = cost_words(self.price, most * self.chip_hours)
+        cost = format_cost(self.price, most * self.chip_hours)
         yield (
-            f'{self.words}: {least} to {most} such waves, {hours} hours, {chip_hours} chip-hours'
+            f'{self.arms_label}: {least} to {most} such waves, {hours} hours, {chip_hours} chip-hours'
             f'{cost}'
         )
 
@@ -147,40 +147,40 @@ def plan_sweep(
     times is left to where it trains.
     """
     one = dataclasses.replace(topology, devices=topology.devices[:1])
-    listed, found, sets = [] if sweep is None else cells(base, sweep), [], []
-    if (protocol := protocol_of(base, sweep)) is not None:
-        if protocol.row.asks:
+    listed, found, sets = [] if sweep is None else expand_sweep(base, sweep), [], []
+    if (protocol := resolve_protocol(base, sweep)) is not None:
+        if protocol.row.needs:
             say(f'NOTE: protocol {protocol.name} sets steps where it trains; these are as given')
         else:
-            means = Measurements(one.devices[0].platform, rows=None, seconds=None)
-            sets = protocol.settled(listed, means).sets
-            listed = applied(base, listed, sets)
+            means = Measurements(one.devices[0].platform, read_rows=None, measure_seconds=None)
+            sets = protocol.apply(listed, means).overrides
+            listed = apply_overrides(base, listed, sets)
     arms = None if tune is None else ArmPlan(base, sweep, tune, sets)
-    listed = listed if arms is None else arms.first * WAVE
+    listed = listed if arms is None else arms.first_cells * WAVE
     for group in group_by_program(listed):
-        plan = _group_plan(group, one)
+        plan = _plan_group(group, one)
         say(f'{plan.name}: {plan.a_device} of {plan.runs} runs a device')
         found.append(plan)
     if arms is None:
         return SweepPlan(topology, found, price)
-    runs = (arms.tune.least_budget, arms.tune.usual_runs)
+    runs = (arms.tune.min_budget, arms.tune.typical_runs)
     waves = tuple(math.ceil(n / WAVE) for n in runs)
-    return TunedPlan(topology, found, price, arms.words, waves)
+    return TunedPlan(topology, found, price, arms.description, waves)
 
 
-def _group_plan(group: list[Cell], one: Topology) -> GroupPlan:
+def _plan_group(group: list[Cell], device: Topology) -> GroupPlan:
     steps: dict[int, CompiledStep] = {}
-    how = run_axis(group[0].recipe.config.kernels.run_axis, one.devices[0].platform)
-    there = memory_of(one)
+    how = select_run_axis(group[0].recipe.config.kernels.run_axis, device.devices[0].platform)
+    there = device_memory(device)
 
-    def needed(runs):
-        made = blueprint_of(longest(group), one, lambda _: None, runs)
+    def excess_bytes(runs):
+        made = build_blueprint(longest_recipe(group), device, lambda _: None, runs)
         try:
-            steps[runs] = compile_step(made, one, how, runs)
+            steps[runs] = compile_step(made, device, how, runs)
         except DoesNotFit as error:
             return error.needed
         return 0.0
 
-    fitting = runs_that_fit(len(group), 1, there, needed)
+    fitting = find_max_runs(len(group), 1, there, excess_bytes)
     name = ' '.join(f'{p}={v}' for p, v in group[0].changes.items() if p not in RUN_PATHS)
-    return GroupPlan(name or 'all', len(group), fitting, estimate(steps[fitting], one))
+    return GroupPlan(name or 'all', len(group), fitting, estimate_step(steps[fitting], device))

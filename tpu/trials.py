@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 
 from lm.config.fields import AUTO, GIVEN
 from lm.config.recipe import Recipe
-from lm.config.resolve import replaced
-from lm.devices.auto_mesh import held_bytes, kept_bytes, moved_bytes
+from lm.config.resolve import update_recipe
+from lm.devices.auto_mesh import estimate_residual_bytes, estimate_sent_bytes, estimate_state_bytes
 from lm.devices.check_mesh import check_devices
 from lm.devices.mesh import make_mesh
 from lm.devices.shardings import state_layout
@@ -31,30 +31,40 @@ from tpu.compiled_step import (
     DoesNotFit,
     Say,
     StepEstimate,
-    blueprint_of,
+    build_blueprint,
     compile_step,
-    estimate,
-    gib,
-    memory_of,
-    ms,
-    rates_of,
-    summary,
-    vocabulary_of,
+    device_memory,
+    device_rates,
+    estimate_step,
+    format_gib,
+    format_ms,
+    format_summary,
+    nominal_vocabulary,
 )
 from tpu.rates import attention_share
 
-TIMES = {'products': 'compute_seconds', 'operations': 'operation_seconds', 'links': 'link_seconds'}
-TIMES |= {'waits': 'waiting_seconds', 'step': 'step_seconds', 'exposed': 'step_seconds_exposed'}
-TIMES |= {'bound': 'bound_seconds'}
-WORDS = {'model.remat': 'remat', 'train.microbatches': 'microbatches'}
-ENOUGH = 2  # helpful changes that fit
+TIME_COLUMNS = {
+    'products': 'compute_seconds',
+    'operations': 'operation_seconds',
+    'links': 'link_seconds',
+}
+TIME_COLUMNS |= {
+    'waits': 'waiting_seconds',
+    'step': 'step_seconds',
+    'exposed': 'step_seconds_exposed',
+}
+TIME_COLUMNS |= {'bound': 'bound_seconds'}
+SHORT_NAMES = {'model.remat': 'remat', 'train.microbatches': 'microbatches'}
+MAX_FITTING = 2  # helpful changes that fit
 AXES = ('fsdp', 'tensor', 'context')
 MICROBATCHES = (1, 2, 4)
 # Forward passes' worth of operations in a step, about; a backward pass is two.
 PASSES = {'none': 3.0, 'dots': 3.1, 'mlp': 3.4, 'attention': 3.7, 'offload': 3.75}
 PASSES |= {'attended': 3.9, 'full': 4.0}
 FLOPS = {'forward': 1 / 3, 'backward': 2 / 3}  # of a step, before what it computes again
-FITS = 1.3  # estimates of memory are upper bounds; candidates above this share are not compiled
+MEMORY_MARGIN = (
+    1.3  # estimates of memory are upper bounds; candidates above this share are not compiled
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,74 +76,74 @@ class Trial:
     changes: Mapping[str, Any]
     estimate: StepEstimate | None = None
     needed: int = 0
-    there: int = 0
-    refused: str = ''
+    available: int = 0
+    refusal: str = ''
 
     @classmethod
-    def fitting(cls, changes: Mapping[str, Any], found: StepEstimate) -> 'Trial':
+    def from_estimate(cls, changes: Mapping[str, Any], found: StepEstimate) -> 'Trial':
         return cls(changes, found, found.memory_needed, found.memory_there)
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """The changes in short, as 'fsdp=16 remat=dots'."""
         parts = []
         for path, value in self.changes.items():
-            name = WORDS.get(path, path.removeprefix('mesh.'))
-            if path not in ('mesh.data', 'mesh.axes') and (value != 1 or path in WORDS):
+            name = SHORT_NAMES.get(path, path.removeprefix('mesh.'))
+            if path not in ('mesh.data', 'mesh.axes') and (value != 1 or path in SHORT_NAMES):
                 parts.append(f'{name}={value}')
         return ' '.join(parts) or 'data alone'
 
-    def line(self) -> str:
+    def format_line(self) -> str:
         flags = ' '.join(f'--config.{path}={value}' for path, value in self.changes.items())
-        if self.refused:
-            return f'{flags}: {self.refused}'
+        if self.refusal:
+            return f'{flags}: {self.refusal}'
         if self.estimate is None:
-            over = self.needed - self.there
-            return f'{flags}: {gib(self.needed)} GiB, still {gib(over)} GiB too many'
-        return f'{flags}: fits, {summary(self.estimate)}'
+            over = self.needed - self.available
+            return f'{flags}: {format_gib(self.needed)} GiB, still {format_gib(over)} GiB too many'
+        return f'{flags}: fits, {format_summary(self.estimate)}'
 
-    def columns(self) -> dict[str, str]:
-        found, memory = self.estimate, gib(self.needed) if self.needed else '-'
-        row = {'': self.words, 'GiB': memory}
-        for name, seconds in TIMES.items():
-            row[f'{name}, ms'] = ms(getattr(found, seconds)) if found else '-'
+    def table_row(self) -> dict[str, str]:
+        found, memory = self.estimate, format_gib(self.needed) if self.needed else '-'
+        row = {'': self.label, 'GiB': memory}
+        for name, seconds in TIME_COLUMNS.items():
+            row[f'{name}, ms'] = format_ms(getattr(found, seconds)) if found else '-'
         row['mfu'] = f'{found.mfu:.1%}' if found else '-'
         row['mfu bound'] = f'{found.mfu_bound:.1%}' if found else '-'
-        row['bound by'] = found.bound_by if found else self.refused or 'does not fit'
+        row['bound by'] = found.bound_by if found else self.refusal or 'does not fit'
         return row
 
     def record(self) -> dict[str, Any]:
-        found = {'changes': dict(self.changes), 'refused': self.refused, 'needed': self.needed}
+        found = {'changes': dict(self.changes), 'refused': self.refusal, 'needed': self.needed}
         return found | {'estimate': self.estimate and self.estimate.record()}
 
 
-def attempt(
+def run_trial(
     recipe: Recipe, changes: Mapping[str, Any], topology: Topology, price: float | None = None
 ) -> Trial:
     """Compiles a changed config; refuses one that the devices do not allow, with the reason."""
     try:
-        changed = replaced(recipe, changes)
+        changed = update_recipe(recipe, changes)
         check(changed)
-        made = blueprint_of(changed, topology, lambda _: None)
-        found = estimate(compile_step(made, topology), topology, price)
+        made = build_blueprint(changed, topology, lambda _: None)
+        found = estimate_step(compile_step(made, topology), topology, price)
     except DoesNotFit as error:
-        return Trial(changes, needed=error.needed, there=error.there)
+        return Trial(changes, needed=error.needed, available=error.available)
     except ValueError as error:
-        return Trial(changes, refused=str(error))
-    return Trial.fitting(changes, found)
+        return Trial(changes, refusal=str(error))
+    return Trial.from_estimate(changes, found)
 
 
 def try_changes(recipe: Recipe, topology: Topology, say: Say) -> Iterator[Trial]:
     """Tries changes that may help a step that does not fit, until ENOUGH of them fit."""
     found = 0
     for changes in helpful_changes(recipe, topology):
-        trial = attempt(recipe, changes, topology)
+        trial = run_trial(recipe, changes, topology)
         yield trial
         found += trial.estimate is not None
-        if found == ENOUGH:
+        if found == MAX_FITTING:
             return
     if not found:
-        say(f'Nothing that was tried fits {topology.words}: more chips, or a smaller model.')
+        say(f'Nothing that was tried fits {topology.label}: more chips, or a smaller model.')
 
 
 def helpful_changes(recipe: Recipe, topology: Topology) -> list[dict[str, Any]]:
@@ -145,19 +155,21 @@ def helpful_changes(recipe: Recipe, topology: Topology) -> list[dict[str, Any]]:
     sizes = [] if recipe.mesh.axes == AUTO else [2**k for k in range(20) if now < 2**k <= n]
     cut = [{'mesh.data': -1, 'mesh.fsdp': size} for size in sizes]
     parts = [{'train.microbatches': k * recipe.train.microbatches} for k in (2, 4, 8)]
-    cut, parts = ([one for one in some if _allowed(recipe, one, topology)] for some in (cut, parts))
+    cut, parts = (
+        [one for one in some if _is_allowed(recipe, one, topology)] for some in (cut, parts)
+    )
     together = {key: value for one in (remat[:1] + cut[-1:]) for key, value in one.items()}
     found = [*remat, *cut[:2], *parts[:1], together]
     found += [together | more for more in (parts[-1:] or [{}])]
     return [one for i, one in enumerate(found) if one and one not in found[:i]]
 
 
-def _allowed(recipe: Recipe, changes: dict[str, Any], topology: Topology) -> bool:
-    changed = replaced(recipe, changes)
-    return changed.mesh.axes == AUTO or _mesh_of(changed, topology) is not None
+def _is_allowed(recipe: Recipe, changes: dict[str, Any], topology: Topology) -> bool:
+    changed = update_recipe(recipe, changes)
+    return changed.mesh.axes == AUTO or _find_mesh(changed, topology) is not None
 
 
-def _mesh_of(recipe: Recipe, topology: Topology) -> Mesh | None:
+def _find_mesh(recipe: Recipe, topology: Topology) -> Mesh | None:
     """Returns the mesh of a config; None where the devices or the config do not allow it."""
     try:
         mesh = make_mesh(recipe.mesh, list(topology.devices))
@@ -183,14 +195,14 @@ def search(
     """Returns the trials, fastest first, then those that do not fit."""
     given = {f'mesh.{axis}': getattr(recipe.mesh, axis) for axis in ('data', *AXES)}
     given |= {'model.remat': recipe.model.remat, 'train.microbatches': recipe.train.microbatches}
-    ordered = sorted(candidates(recipe, topology), key=lambda one: one.seconds)
-    say(f'{len(ordered)} candidates for {topology.words}; up to {tries} are compiled')
+    ordered = sorted(generate_candidates(recipe, topology), key=lambda one: one.seconds)
+    say(f'{len(ordered)} candidates for {topology.label}; up to {tries} are compiled')
     trials, too_much = [], math.inf
 
     def compile_with(changes: Mapping[str, Any]) -> Trial:
-        trials.append(attempt(recipe, changes, topology, price))
-        best, number = min(trials, key=_rank), min(tries, len(ordered)) + 1
-        said = f'; best so far: {best.words}' if best.estimate else ''
+        trials.append(run_trial(recipe, changes, topology, price))
+        best, number = min(trials, key=_rank_key), min(tries, len(ordered)) + 1
+        said = f'; best so far: {best.label}' if best.estimate else ''
         say(f'{len(trials)} of at most {number}: {trials[-1].line()}{said}')
         return trials[-1]
 
@@ -202,44 +214,46 @@ def search(
             continue
         if compile_with(candidate.changes).estimate is None:
             too_much = candidate.memory
-    return sorted(trials, key=_rank)
+    return sorted(trials, key=_rank_key)
 
 
-def _rank(trial: Trial) -> tuple[float, float]:
+def _rank_key(trial: Trial) -> tuple[float, float]:
     if trial.estimate is None:
         return math.inf, trial.needed or math.inf
     return trial.estimate.step_seconds, trial.estimate.step_seconds_exposed
 
 
-def candidates(recipe: Recipe, topology: Topology) -> Iterator[SearchCandidate]:
+def generate_candidates(recipe: Recipe, topology: Topology) -> Iterator[SearchCandidate]:
     """Yields all changes that divide batch and model evenly and may fit."""
-    n, there = len(topology.devices), memory_of(topology)
+    n, there = len(topology.devices), device_memory(topology)
     sizes = [2**k for k in range(n.bit_length())]
     whole = {'mesh.data': -1, 'mesh.axes': GIVEN, 'train.microbatches': 1}
     for remat in REMAT_POLICIES:
-        own = replaced(recipe, whole | {'model.remat': remat})
-        learner = build_learner(own, *vocabulary_of(own), topology.devices[0].platform)
-        layout, kept = state_layout(learner), kept_bytes(learner)
+        own = update_recipe(recipe, whole | {'model.remat': remat})
+        learner = build_learner(own, *nominal_vocabulary(own), topology.devices[0].platform)
+        layout, kept = state_layout(learner), estimate_residual_bytes(learner)
         for *of_axes, parts in itertools.product(sizes, sizes, sizes, MICROBATCHES):
             if math.prod(of_axes) > n:
                 continue
             changes = dict(zip((f'mesh.{axis}' for axis in AXES), of_axes, strict=True))
             changes |= {'mesh.data': -1, 'model.remat': remat, 'train.microbatches': parts}
-            changed = replaced(own, changes)
-            if (mesh := _mesh_of(changed, topology)) is None:
+            changed = update_recipe(own, changes)
+            if (mesh := _find_mesh(changed, topology)) is None:
                 continue
             activations = kept // parts // (mesh.size // mesh.shape['tensor'])
-            memory = held_bytes(layout, mesh) + activations
-            if memory <= FITS * there:
-                yield SearchCandidate(changes, _seconds(changed, learner, mesh, topology), memory)
+            memory = estimate_state_bytes(layout, mesh) + activations
+            if memory <= MEMORY_MARGIN * there:
+                yield SearchCandidate(
+                    changes, _estimate_seconds(changed, learner, mesh, topology), memory
+                )
 
 
-def _seconds(recipe: Recipe, learner: Learner, mesh: Mesh, topology: Topology) -> float:
-    rates, link = rates_of(topology), 2e9 * (topology.chip.link if topology.chip else 1.0)
+def _estimate_seconds(recipe: Recipe, learner: Learner, mesh: Mesh, topology: Topology) -> float:
+    rates, link = device_rates(topology), 2e9 * (topology.chip.link if topology.chip else 1.0)
     tokens = recipe.data.batch_size * recipe.data.seq_len
     each = _flops_at_peak(learner, rates.kind)
     products = each * tokens / mesh.size * PASSES[recipe.model.remat] / 3
-    moved = moved_bytes(recipe, learner, mesh)
+    moved = estimate_sent_bytes(recipe, learner, mesh)
     # Parameters are gathered for each microbatch; what tensor and context send is not hidden.
     waits = mesh.shape['tensor'] * mesh.shape['context'] > 1
     sent = moved * (recipe.train.microbatches if mesh.shape['fsdp'] > 1 else 1) / link

@@ -22,7 +22,7 @@ VARIANTS = (
     {'model.qk_norm': 'none', 'model.reparam': 'sigma'},
     {'model.qk_norm': 'rmsnorm', 'model.reparam': 'none'},
 )
-SEARCHED = {
+SEARCH = {
     'model.placement': ('pre', 'post'),
     'optim.warmup_steps': (0, 20),
     'optim.lr': (3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
@@ -42,7 +42,7 @@ def get_config(which: str = 'compare') -> ConfigDict:
             'model.placement': ('pre', 'post'),
             'train.seed': (0, 1, 2),
         },
-        'search': SEARCHED,
+        'search': SEARCH,
     }
     config.sweep = sweeps[which]
     return config

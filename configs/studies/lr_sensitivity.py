@@ -21,15 +21,15 @@ from configs.studies.mup_transfer import at_width
 
 WIDTHS = (32, 128)
 LEARNING_RATES = tuple(10.0 ** (power / 2) for power in range(-6, 1))
-BOTH = {'model.qk_norm': 'rmsnorm', 'loss.z_loss': 1e-4}
+STABILISERS = {'model.qk_norm': 'rmsnorm', 'loss.z_loss': 1e-4}
 VARIANTS = (
-    BOTH,
+    STABILISERS,
     {'model.qk_norm': 'none', 'loss.z_loss': 0.0},
     {'model.qk_norm': 'rmsnorm', 'loss.z_loss': 0.0},
     {'model.qk_norm': 'none', 'loss.z_loss': 1e-4},
-    BOTH | {'optim.warmup_steps': 2},
+    STABILISERS | {'optim.warmup_steps': 2},
     *(
-        BOTH | {'scaling.name': name, 'scaling.base_width': WIDTHS[0]}
+        STABILISERS | {'scaling.name': name, 'scaling.base_width': WIDTHS[0]}
         for name in ('mup_simple', 'mup_intermediate', 'mup_full')
     ),
 )

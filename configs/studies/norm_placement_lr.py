@@ -58,9 +58,9 @@ NORMS = (  # all there were, but those that remove the norms of a trained model
     'none',
 )
 
-OF_THE_BATCH = ('batchnorm', 'ghost_batchnorm', 'batch_channel', 'evonorm_b0')
+BATCH_NORMS = ('batchnorm', 'ghost_batchnorm', 'batch_channel', 'evonorm_b0')
 
-LONGER = (  # norm, placement
+LONGER_VARIANTS = (  # norm, placement
     ('rmsnorm', 'pre'),
     ('layernorm', 'pre'),
     ('dyt', 'pre'),
@@ -92,12 +92,14 @@ def is_fitted(variant: dict[str, str]) -> bool:
 def get_config(which: str = 'all') -> ConfigDict:
     """which: 'all' variants, those that are 'fitted', LONGER ones ('longer'), or for a 'pod'."""
     if which == 'pod':
-        return _on_a_pod()
+        return _get_pod_config()
     config = small.get_config()
     config.train.diagnose_every = 100
     rates = tuple(10**exponent for exponent in DECADES)
     if which == 'longer':
-        chosen = tuple({'model.norm': norm, 'model.placement': place} for norm, place in LONGER)
+        chosen = tuple(
+            {'model.norm': norm, 'model.placement': place} for norm, place in LONGER_VARIANTS
+        )
         rates = rates[3:6]
         config.scaling.embedding_std = 1.0
         config.train.steps = config.train.eval_every = 400
@@ -108,7 +110,7 @@ def get_config(which: str = 'all') -> ConfigDict:
     return config
 
 
-def _on_a_pod() -> ConfigDict:
+def _get_pod_config() -> ConfigDict:
     config = llama_124m.get_config()
     config.data.seq_len = 2048
     config.data.batch_size = 128
@@ -121,7 +123,7 @@ def _on_a_pod() -> ConfigDict:
     chosen = tuple(
         variant | {'model.norm': warmups.get(variant['model.norm'], variant['model.norm'])}
         for variant in variants()
-        if variant['model.norm'] not in OF_THE_BATCH
+        if variant['model.norm'] not in BATCH_NORMS
     )
     config.sweep = {'list': chosen, 'train.seed': (0, 1, 2)}
     return config

@@ -21,18 +21,18 @@ from absl import app, flags
 
 from eval.claims import board, register
 from eval.claims.claim import FOLDER, Claim, read_claims
-from eval.claims.decide import Decided, decide
+from eval.claims.decide import Decision, decide
 from eval.claims.evidence import open_evidence
 from eval.claims.record import read_record
-from eval.claims.train import train_open
+from eval.claims.train import train_open_claims
 from lm.launch.command import run_main
 from lm.launch.path_flags import define_path
-from lm.study.tables.text import FORMATS, render
+from lm.study.tables.text import FORMATS, format_table
 
 
 def read_board(
     claims: list[Claim], workdir: Path, record: Path | None = None
-) -> tuple[list[Decided], register.Entries]:
+) -> tuple[list[Decision], register.Entries]:
     """Returns what is known of claims, and when what counts for each went on record.
 
     record: board.json of a board, for claims that the workdir has no records of.
@@ -46,7 +46,7 @@ def read_board(
             del recorded[name]
             entries.pop(name, None)
     own = [claim for claim in claims if claim.name not in recorded]
-    entries |= register.enter(workdir, own, evidence)
+    entries |= register.add_entries(workdir, own, evidence)
     return list((decided | recorded).values()), entries
 
 
@@ -58,12 +58,12 @@ def main(argv: list[str]) -> None:
     record = Path(given.record) if given.record else None
     found, entries = read_board(claims, workdir, record)
     if given.run:
-        train_open(found, given.hours)
+        train_open_claims(found, given.hours)
         found, entries = read_board(claims, workdir, record)
-    rows = board.rows(found, entries)
-    print(render(rows, list(rows[0]), given.format))
+    rows = board.table_rows(found, entries)
+    print(format_table(rows, list(rows[0]), given.format))
     is_text = given.format in ('table', 'markdown')  # others are read by programs
-    print('\n'.join(board.summary(found)), file=sys.stdout if is_text else sys.stderr)
+    print('\n'.join(board.summary_lines(found)), file=sys.stdout if is_text else sys.stderr)
     if given.pages:
         for path in board.write_pages(Path(given.pages), found, entries):
             print(path, file=sys.stdout if is_text else sys.stderr)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.claims.evidence import MEASURE, QUANTITIES
-from modules.choices import choose, nearest
+from modules.choices import choose, suggest_nearest
 
 FOLDER = Path('configs/claims')
 HEADINGS = ('Paper', 'Says', 'Here', 'Counts')
@@ -31,8 +31,11 @@ PARTS = (
     *('optimizers', 'norms', 'placements', 'attention', 'activations', 'reparametrisations'),
     *('recipes', 'losses', 'scaling', 'data', 'weights', 'evaluation'),
 )
-NEEDED, SENTENCES = ('PART', 'STUDIES', 'HOLDS'), ('WITHDRAWN', 'CAUTION')  # constants of a file
-OF_STUDIES, OF_MEASURES = {'study', 'arm', 'against'}, {'study', 'value'}  # keys of conditions
+REQUIRED_CONSTANTS, SENTENCE_CONSTANTS = (
+    ('PART', 'STUDIES', 'HOLDS'),
+    ('WITHDRAWN', 'CAUTION'),
+)  # constants of a file
+STUDY_KEYS, MEASURE_KEYS = {'study', 'arm', 'against'}, {'study', 'value'}  # keys of conditions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Condition:
     high: float
 
     @property
-    def range_words(self) -> str:
+    def range_text(self) -> str:
         """Returns 'at most 0.03', 'at least 1.2' or 'between -0.03 and 0.03'."""
         ends = {(False, True): f'at most {self.high:g}', (True, False): f'at least {self.low:g}'}
         finite = math.isfinite(self.low), math.isfinite(self.high)
@@ -69,7 +72,7 @@ class Claim:
     caution: str = ''
 
     @property
-    def asked(self) -> str:
+    def digest(self) -> str:
         """Returns the digest of what counts: it changes with a condition or a study."""
         found = [self.studies, *(dataclasses.asdict(one) for one in self.conditions)]
         return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12]
@@ -88,42 +91,48 @@ def read_claims(folder: Path = FOLDER, only: Iterable[str] = ()) -> list[Claim]:
     chosen = list(only) or list(files)
     for name in chosen:
         if name not in files:
-            raise ValueError(f'{folder} has no claim {name!r}{nearest(name, files)}')
+            raise ValueError(f'{folder} has no claim {name!r}{suggest_nearest(name, files)}')
     return [read_claim(files[name]) for name in chosen]
 
 
 def read_claim(path: Path) -> Claim:
     """Returns the claim of a file, a Python module that is run. Raises ValueError, naming it."""
     try:
-        return _claim(path.stem, runpy.run_path(str(path)))
+        return _build_claim(path.stem, runpy.run_path(str(path)))
     except SyntaxError as error:
         raise ValueError(f'{path}: {error.msg}, line {error.lineno}') from error
     except Exception as error:  # whatever the file raises
         raise ValueError(f'{path}: {error}') from error
 
 
-def _claim(name: str, module: Mapping[str, Any]) -> Claim:
-    title, texts = _texts(inspect.cleandoc(module['__doc__'] or ''))
+def _build_claim(name: str, module: Mapping[str, Any]) -> Claim:
+    title, texts = _parse_docstring(inspect.cleandoc(module['__doc__'] or ''))
     found = {constant: value for constant, value in module.items() if constant[0] != '_'}
     for constant in found:  # a WITHDRAWN that is misspelt would leave the verdict on the board
-        choose(dict.fromkeys(NEEDED + SENTENCES), constant, 'a constant of a claim')
-    if missing := [one for one in NEEDED if not found.get(one)]:
+        choose(
+            dict.fromkeys(REQUIRED_CONSTANTS + SENTENCE_CONSTANTS),
+            constant,
+            'a constant of a claim',
+        )
+    if missing := [one for one in REQUIRED_CONSTANTS if not found.get(one)]:
         raise ValueError(f'{" and ".join(missing)} missing; as configs/claims/muon.py has')
     if found['PART'] not in PARTS:
         raise ValueError(f'PART must be one of {", ".join(PARTS)}; got {found["PART"]!r}')
     studies = found['STUDIES']
-    conditions = tuple(_condition(one, studies) for one in found['HOLDS'])
-    sentences = {one.lower(): _sentence(found[one], one) for one in SENTENCES if one in found}
+    conditions = tuple(_parse_condition(one, studies) for one in found['HOLDS'])
+    sentences = {
+        one.lower(): _parse_sentence(found[one], one) for one in SENTENCE_CONSTANTS if one in found
+    }
     return Claim(name, title, texts, found['PART'], studies, conditions, **sentences)
 
 
-def _sentence(given: Any, name: str) -> str:
-    if not isinstance(given, str) or not given.strip() or '\n' in given:
-        raise ValueError(f'{name} must be a sentence that says why, on one line; got {given!r}')
-    return given.strip()
+def _parse_sentence(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not value.strip() or '\n' in value:
+        raise ValueError(f'{name} must be a sentence that says why, on one line; got {value!r}')
+    return value.strip()
 
 
-def _texts(doc: str) -> tuple[str, dict[str, str]]:
+def _parse_docstring(doc: str) -> tuple[str, dict[str, str]]:
     """The first line, and what stands behind each heading, on one line."""
     title, texts = doc.partition('\n')[0], {}
     for line in doc.splitlines()[1:]:
@@ -138,31 +147,31 @@ def _texts(doc: str) -> tuple[str, dict[str, str]]:
     return title, texts
 
 
-def _condition(given: Any, studies: Mapping[str, str]) -> Condition:
-    if not isinstance(given, dict):
-        raise ValueError(f'a condition must be a dict; got {given!r}')
-    if given.get('study') not in studies:
-        raise ValueError(f'a condition must name one of {", ".join(studies)}; got {given!r}')
-    is_measure = studies[given['study']].startswith(MEASURE)
-    known, needed = (OF_MEASURES, 'value') if is_measure else (OF_STUDIES, 'arm')
+def _parse_condition(fields: Any, studies: Mapping[str, str]) -> Condition:
+    if not isinstance(fields, dict):
+        raise ValueError(f'a condition must be a dict; got {fields!r}')
+    if fields.get('study') not in studies:
+        raise ValueError(f'a condition must name one of {", ".join(studies)}; got {fields!r}')
+    is_measure = studies[fields['study']].startswith(MEASURE)
+    known, needed = (MEASURE_KEYS, 'value') if is_measure else (STUDY_KEYS, 'arm')
     quantities = ('within',) if is_measure else QUANTITIES
-    named = given.keys() & {*quantities}
-    if len(named) != 1 or given.keys() - known - named or needed not in given:
+    named = fields.keys() & {*quantities}
+    if len(named) != 1 or fields.keys() - known - named or needed not in fields:
         raise ValueError(
             f'a condition has {", ".join(sorted(known))} and one of {", ".join(quantities)}; got '
-            f'{", ".join(given)}'
+            f'{", ".join(fields)}'
         )
     (quantity,) = named
-    of = {key: value for key, value in given.items() if key not in ('study', quantity)}
-    return Condition(given['study'], quantity, of, *_range(given[quantity], quantity))
+    of = {key: value for key, value in fields.items() if key not in ('study', quantity)}
+    return Condition(fields['study'], quantity, of, *_parse_range(fields[quantity], quantity))
 
 
-def _range(given: Any, quantity: str) -> tuple[float, float]:
-    is_pair = isinstance(given, tuple) and len(given) == 2
-    if not is_pair or not all(end is None or isinstance(end, int | float) for end in given):
-        raise ValueError(f'{quantity} must be (low, high), of which one may be None; got {given}')
-    low = -math.inf if given[0] is None else float(given[0])
-    high = math.inf if given[1] is None else float(given[1])
+def _parse_range(bounds: Any, quantity: str) -> tuple[float, float]:
+    is_pair = isinstance(bounds, tuple) and len(bounds) == 2
+    if not is_pair or not all(end is None or isinstance(end, int | float) for end in bounds):
+        raise ValueError(f'{quantity} must be (low, high), of which one may be None; got {bounds}')
+    low = -math.inf if bounds[0] is None else float(bounds[0])
+    high = math.inf if bounds[1] is None else float(bounds[1])
     if not low < high or (math.isinf(low) and math.isinf(high)):
-        raise ValueError(f'{quantity} must be a range that some numbers are not in; got {given}')
+        raise ValueError(f'{quantity} must be a range that some numbers are not in; got {bounds}')
     return low, high

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from eval.claims.claim import Claim, Condition
 from eval.claims.estimates import FAILS, HOLDS, UNDECIDED, Estimate
 from eval.claims.evidence import OPEN, OUT_OF_REACH, STALE, Evidence
-from lm.study.statistics import CONFIDENCE, MOST_SEEDS, seeds_needed, student
+from lm.study.statistics import CONFIDENCE, MAX_SEEDS, seeds_needed, t_quantile
 
 REPRODUCED, NOT_REPRODUCED, IN_PART = 'reproduced', 'not reproduced', 'in part'
 WITHDRAWN = 'withdrawn'
@@ -19,20 +19,20 @@ UNFINISHED = (STALE, OPEN, OUT_OF_REACH)  # states of evidence that decide nothi
 
 
 @dataclasses.dataclass(frozen=True)
-class Judged:
+class ConditionResult:
     """A condition and what is known of it. seeds: which would decide it where it is undecided; None
     where no number of them would, or it is not known.
     """
 
     condition: Condition
-    words: str
-    said: str
+    text: str
+    outcome: str
     estimate: Estimate | None
     seeds: int | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Decided:
+class Decision:
     """A claim and its verdict. why: of UNFINISHED and WITHDRAWN ones. evidence: by the claim's
     names for it.
     """
@@ -40,7 +40,7 @@ class Decided:
     claim: Claim
     verdict: str
     why: str
-    conditions: Sequence[Judged]
+    conditions: Sequence[ConditionResult]
     evidence: Mapping[str, Evidence]
 
     @property
@@ -49,62 +49,72 @@ class Decided:
         return any(one.trains for one in self.evidence.values())
 
 
-def decide(claim: Claim, evidence: Mapping[str, Evidence]) -> Decided:
+def decide(claim: Claim, evidence: Mapping[str, Evidence]) -> Decision:
     """Returns what is known of a claim. evidence: by what the claim's STUDIES say. Raises
     ValueError where a condition names no arm, or no value.
     """
     own = {name: evidence[which] for name, which in claim.studies.items()}
-    judged = [_judged(one, own[one.study]) for one in claim.conditions]
+    judged = [_decide_condition(one, own[one.study]) for one in claim.conditions]
     if len(own) > 1:  # a condition is told apart from that of another study
         judged = [
-            dataclasses.replace(one, words=f'{one.condition.study}: {one.words}') for one in judged
+            dataclasses.replace(one, text=f'{one.condition.study}: {one.text}') for one in judged
         ]
     return conclude(claim, judged, own)
 
 
-def conclude(claim: Claim, judged: Sequence[Judged], evidence: Mapping[str, Evidence]) -> Decided:
+def conclude(
+    claim: Claim, conditions: Sequence[ConditionResult], evidence: Mapping[str, Evidence]
+) -> Decision:
     """Returns a claim with the verdict of its conditions and of the states of its evidence, by the
     claim's names for it; WITHDRAWN where its file says so.
     """
     if claim.withdrawn:
-        return Decided(claim, WITHDRAWN, claim.withdrawn, judged, evidence)
+        return Decision(claim, WITHDRAWN, claim.withdrawn, conditions, evidence)
     for state in UNFINISHED:
         why = [one.why for one in evidence.values() if one.state == state]
         if why:
-            return Decided(claim, state, why[0], judged, evidence)
-    return Decided(claim, verdict([one.said for one in judged]), '', judged, evidence)
+            return Decision(claim, state, why[0], conditions, evidence)
+    return Decision(
+        claim, combine_outcomes([one.outcome for one in conditions]), '', conditions, evidence
+    )
 
 
-def verdict(said: Sequence[str]) -> str:
+def combine_outcomes(outcomes: Sequence[str]) -> str:
     """Returns the verdict on a claim that says that all its conditions hold; UNDECIDED where one
     that is undecided can still change it.
     """
-    if HOLDS in said and FAILS in said:
+    if HOLDS in outcomes and FAILS in outcomes:
         return IN_PART
-    if UNDECIDED in said:
+    if UNDECIDED in outcomes:
         return UNDECIDED
-    return NOT_REPRODUCED if FAILS in said else REPRODUCED
+    return NOT_REPRODUCED if FAILS in outcomes else REPRODUCED
 
 
-def _judged(condition: Condition, own: Evidence) -> Judged:
-    quantity, unit = own.words(condition.quantity, condition.of)
-    found = own.estimate(condition.quantity, condition.of)
-    said = found.said(condition.low, condition.high) if found else UNDECIDED
-    words = f'{quantity} {condition.range_words} {unit}'.strip()
-    return Judged(condition, words, said, found, seeds_to_tell(found, condition, said))
+def _decide_condition(condition: Condition, evidence: Evidence) -> ConditionResult:
+    quantity, unit = evidence.describe(condition.quantity, condition.of)
+    found = evidence.estimate(condition.quantity, condition.of)
+    said = found.outcome(condition.low, condition.high) if found else UNDECIDED
+    words = f'{quantity} {condition.range_text} {unit}'.strip()
+    return ConditionResult(
+        condition, words, said, found, count_needed_seeds(found, condition, said)
+    )
 
 
-def seeds_to_tell(found: Estimate | None, condition: Condition, said: str) -> int | None:
+def count_needed_seeds(estimate: Estimate | None, condition: Condition, outcome: str) -> int | None:
     """Returns the seeds that tell a number that is where it seems to be from the nearest end of the
     range, with a chance of 80%; None where no number of them would, as what tuning left open is
     wider, and where that is not known.
     """
-    if said != UNDECIDED or found is None or not found.deviation > 0:
+    if outcome != UNDECIDED or estimate is None or not estimate.deviation > 0:
         return None
-    ends = {abs(found.value - end): end for end in (condition.low, condition.high)}
+    ends = {abs(estimate.value - end): end for end in (condition.low, condition.high)}
     nearest, end = min(ends.items())
-    half = student((1 + CONFIDENCE) / 2, found.n - 1) * found.deviation / math.sqrt(found.n)
-    side = found.value - found.low if end < found.value else found.high - found.value
+    half = (
+        t_quantile((1 + CONFIDENCE) / 2, estimate.n - 1)
+        * estimate.deviation
+        / math.sqrt(estimate.n)
+    )
+    side = estimate.value - estimate.low if end < estimate.value else estimate.high - estimate.value
     effect = nearest - max(side - half, 0.0)
-    needed = seeds_needed(effect, found.deviation) if effect > 0 else MOST_SEEDS + 1
-    return needed if needed <= MOST_SEEDS else None
+    needed = seeds_needed(effect, estimate.deviation) if effect > 0 else MAX_SEEDS + 1
+    return needed if needed <= MAX_SEEDS else None

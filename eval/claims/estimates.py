@@ -21,7 +21,7 @@ class Estimate:
     n: int
     deviation: float = math.nan
 
-    def said(self, low: float, high: float) -> str:
+    def outcome(self, low: float, high: float) -> str:
         """Returns HOLDS where all of the interval lies in a range, FAILS where none of it does."""
         if math.isnan(self.value):
             return UNDECIDED
@@ -30,13 +30,13 @@ class Estimate:
         return FAILS if self.low > high or self.high < low else UNDECIDED
 
 
-def exact(value: float) -> Estimate:
+def exact_estimate(value: float) -> Estimate:
     """Returns the estimate of a number that no seed has a part in."""
     return Estimate(value, value, value, 1)
 
 
-def over_seeds(values: Iterable[float]) -> Estimate:
+def mean_over_seeds(values: Iterable[float]) -> Estimate:
     """Returns the mean over seeds with Student's interval."""
     found = t_interval(values)
-    low, high = found.mean - found.half, found.mean + found.half
+    low, high = found.mean - found.half_width, found.mean + found.half_width
     return Estimate(found.mean, low, high, found.n, found.std)

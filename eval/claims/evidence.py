@@ -22,29 +22,31 @@ from eval.claims.measures.rows import MEASURES
 from eval.claims.normal_form import digest
 from lm.config.resolve import differences, resolve, with_dtype
 from lm.launch.command import ConfigParser
-from lm.record.upgrade import stored_config
-from lm.record.workdir import SWEEP, without_mesh
-from lm.storage.files import read_json, sealed, write_json
+from lm.record.upgrade import resolve_stored
+from lm.record.workdir import SWEEP, drop_mesh_fields
+from lm.storage.files import read_json, seal_record, write_json
 from lm.study.arm import Ablation
 from lm.study.plan.arms import ArmPlan
 from lm.study.plan.cells import split_sweep
-from lm.study.tables.ablation import difference, progress, read_ablation
+from lm.study.tables.ablation import compare_pair, describe_progress, read_ablation
 from lm.study.tables.results import gather, read_sweep
 from modules.choices import choose
 
 OPEN, STALE, OUT_OF_REACH = 'open', 'stale', 'out of reach here'
 MEASURE = 'measure:'
 CHANGED = '{} has changed since it was computed'
-ON = ' on '  # between the config of a study and the chips that it takes
-Named = Mapping[str, Any]  # what a condition says of its quantity: {'arm': {...}}, {'value': 'x'}
+TOPOLOGY_SEPARATOR = ' on '  # between the config of a study and the chips that it takes
+Selection = Mapping[
+    str, Any
+]  # what a condition says of its quantity: {'arm': {...}}, {'value': 'x'}
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
     """A row of QUANTITIES: a number of arms of a study. words: with the names of both arms."""
 
-    of: Callable[[Ablation, int, int], Estimate | None]
-    words: str
+    estimate: Callable[[Ablation, int, int], Estimate | None]
+    label: str
     unit: str
 
 
@@ -55,12 +57,12 @@ def loss_difference(ablation: Ablation, arm: int, against: int) -> Estimate | No
     what was tried, which could make it better without bound. An arm that diverges at every value is
     infinitely worse than one that does not.
     """
-    if ablation.study.tuned.open is None:
+    if ablation.study.tuning.open_wave is None:
         dead, other_dead = (ablation.is_dead(i) for i in (arm, against))
         if dead != other_dead:
             value = math.inf if dead else -math.inf
             return Estimate(value, value, value, 0)
-    found = difference(ablation, arm, against)
+    found = compare_pair(ablation, arm, against)
     if found is None:
         return None
     return Estimate(found.difference, found.low, found.high, found.n, found.deviation)
@@ -71,7 +73,9 @@ def speedup(ablation: Ablation, arm: int, against: int) -> Estimate | None:
     (`lm.study.speedup`); against: the baseline, 0.
     """
     found = ablation.speedup(arm) if against == 0 else None
-    return found and Estimate(found.value, found.low, found.high, len(ablation.arms[arm].fresh))
+    return found and Estimate(
+        found.value, found.low, found.high, len(ablation.arms[arm].fresh_losses)
+    )
 
 
 QUANTITIES: Mapping[str, Quantity] = {
@@ -106,13 +110,13 @@ class StudyEvidence:
     def runs(self) -> int:
         """Returns how many runs have ended."""
         every = range(len(self.arms.arms)) if self.ablation else ()
-        return sum(sum(self.ablation.runs(i)) for i in every)
+        return sum(sum(self.ablation.count_runs(i)) for i in every)
 
     @property
-    def fresh(self) -> int:
+    def fresh_runs(self) -> int:
         """Returns how many runs of fresh seeds, which verdicts are of, have ended."""
         every = range(len(self.arms.arms)) if self.ablation else ()
-        return sum(self.ablation.runs(i)[1] for i in every)
+        return sum(self.ablation.count_runs(i)[1] for i in every)
 
     @property
     def core_seconds(self) -> float:
@@ -120,7 +124,7 @@ class StudyEvidence:
         every = self.ablation.arms if self.ablation else ()
         records = [record for arm in every for record in arm.records.values()]
         return sum(
-            (r['wall_sec'] or 0.0) / (r['side_by_side'] or 1) * cores_of(r['device'])
+            (r['wall_sec'] or 0.0) / (r['side_by_side'] or 1) * count_cores(r['device'])
             for r in records
         )
 
@@ -128,11 +132,11 @@ class StudyEvidence:
     def cost(self) -> float:
         """Returns about the operations that it takes: 6 a token and weight of its blocks."""
         found = 0.0
-        for cell in self.arms.first:
+        for cell in self.arms.first_cells:
             model, data = cell.recipe.model, cell.recipe.data
             weights = 12 * model.n_layers * model.d_model**2
             found += 6 * weights * cell.recipe.train.steps * data.batch_size * data.seq_len
-        return found * self.arms.tune.usual_runs
+        return found * self.arms.tune.typical_runs
 
     @property
     def command(self) -> list[str]:
@@ -142,12 +146,12 @@ class StudyEvidence:
     @property
     def config(self) -> str:
         """Returns the config file, as train.py takes it."""
-        return self.name.partition(ON)[0]
+        return self.name.partition(TOPOLOGY_SEPARATOR)[0]
 
     @property
     def plan(self) -> Path:
         """Returns the file of its plan, whose name changes with what would be trained."""
-        asked = json.dumps([cell.name for cell in self.arms.first] + [self.arms.record()])
+        asked = json.dumps([cell.name for cell in self.arms.first_cells] + [self.arms.record()])
         digest = hashlib.sha256(f'{asked} {self.topology}'.encode()).hexdigest()[:8]
         return self.folder.with_name('plans') / f'{self.folder.name}-{digest}.json'
 
@@ -157,24 +161,24 @@ class StudyEvidence:
         chips = f'--topology={self.topology}'
         return ['-m', 'tpu.plan', f'--config={self.config}', chips, f'--out={self.plan}']
 
-    def words(self, quantity: str, of: Named) -> tuple[str, str]:
+    def describe(self, quantity: str, selection: Selection) -> tuple[str, str]:
         """Returns a quantity in words, and its unit. Raises ValueError where it names no arm."""
-        places = self._places(of)
+        places = self._select_arms(selection)
         known = self.ablation or self.arms
         arm, against = (known.arms[i].name for i in places)
         row = QUANTITIES[quantity]
-        return row.words.format(arm=arm, against=against), row.unit
+        return row.label.format(arm=arm, against=against), row.unit
 
-    def estimate(self, quantity: str, of: Named) -> Estimate | None:
+    def estimate(self, quantity: str, selection: Selection) -> Estimate | None:
         """Returns a quantity; None where it is not known, or not defined."""
         if self.ablation is None:
             return None
-        return QUANTITIES[quantity].of(self.ablation, *self._places(of))
+        return QUANTITIES[quantity].estimate(self.ablation, *self._select_arms(selection))
 
-    def _places(self, of: Named) -> tuple[int, int]:
-        return self.arm(of['arm']), self.arm(of.get('against'))
+    def _select_arms(self, selection: Selection) -> tuple[int, int]:
+        return self.select_arm(selection['arm']), self.select_arm(selection.get('against'))
 
-    def arm(self, changes: Named | None) -> int:
+    def select_arm(self, changes: Selection | None) -> int:
         """Returns the arm that these changes name; 0, the baseline, for None. Of several that have
         them among their own, it is the one that has fewest. Raises ValueError where that is none,
         or not one alone.
@@ -202,13 +206,13 @@ class MeasureEvidence:
     values: Mapping[str, Estimate]
     core_seconds: float = 0.0
     runs: int = 0
-    fresh: int = 0
+    fresh_runs: int = 0
     cost: float = 0.0  # seconds, against the minutes of any study
 
     @property
-    def code(self) -> str:
+    def current_digest(self) -> str:
         """Returns the digest of what computes it now."""
-        return code_of(self.name.removeprefix(MEASURE))
+        return measure_digest(self.name.removeprefix(MEASURE))
 
     @property
     def has_records(self) -> bool:
@@ -225,23 +229,23 @@ class MeasureEvidence:
         """Returns what `python` computes it with."""
         return ['-m', 'eval.claims.measures', self.name.removeprefix(MEASURE), str(self.path)]
 
-    def words(self, quantity: str, of: Named) -> tuple[str, str]:
+    def describe(self, quantity: str, selection: Selection) -> tuple[str, str]:
         """Returns a value in words, without a unit. Raises ValueError for one it does not have."""
         del quantity
         known = MEASURES[self.name.removeprefix(MEASURE)].values
-        choose(dict.fromkeys(known), of['value'], self.name)
-        return of['value'].replace('_', ' '), ''
+        choose(dict.fromkeys(known), selection['value'], self.name)
+        return selection['value'].replace('_', ' '), ''
 
-    def estimate(self, quantity: str, of: Named) -> Estimate | None:
+    def estimate(self, quantity: str, selection: Selection) -> Estimate | None:
         """Returns a value; None before it is known."""
         del quantity
-        return self.values.get(of['value'])
+        return self.values.get(selection['value'])
 
 
 Evidence = StudyEvidence | MeasureEvidence
 
 
-def cores_of(device: str | None) -> int:
+def count_cores(device: str | None) -> int:
     """Returns 2 of '2-core x86_64 CPU', and 8 of '8 x TPU v5e', whose devices are counted."""
     known = re.match(r'(\d+)(-core| x )', device or '')
     return int(known[1]) if known else 1
@@ -260,7 +264,7 @@ def open_evidence(name: str, workdir: Path) -> Evidence:
 
 
 def _open_study(name: str, workdir: Path) -> StudyEvidence:
-    config, _, topology = name.partition(ON)
+    config, _, topology = name.partition(TOPOLOGY_SEPARATOR)
     base, sweep, tune = split_sweep(ConfigParser('config').parse(config))
     if tune is None:
         raise ValueError(f'{config} has no config.tune, so that its arms have no verdicts')
@@ -269,30 +273,30 @@ def _open_study(name: str, workdir: Path) -> StudyEvidence:
     arms = ArmPlan(base, sweep, tune)
     study = StudyEvidence(name, folder, arms, OPEN, 'no run has begun', None, topology)
     if not (folder / SWEEP).exists():
-        return _planned(study) if topology else study
+        return _read_plan(study) if topology else study
     record = read_sweep(folder)
     ablation = read_ablation(record, gather(folder))
-    if changed := _changed(record, base, arms):
+    if changed := _list_changes(record, base, arms):
         why = f'{config} has changed since its runs in {folder} in {", ".join(changed)}; move that '
         return dataclasses.replace(study, state=STALE, why=why + 'away to train it anew')
-    why = progress(ablation)
+    why = describe_progress(ablation)
     return dataclasses.replace(study, state=OPEN if why else '', why=why, ablation=ablation)
 
 
-def _changed(record: Mapping[str, Any], base: Mapping[str, Any], arms: ArmPlan) -> list[str]:
+def _list_changes(record: Mapping[str, Any], base: Mapping[str, Any], arms: ArmPlan) -> list[str]:
     """Names what makes another study of it than the one on record: fields, or its arms.
 
     A field that an older version did not have is none, and neither is where it is trained: a mesh,
     or the type of products that a device has by default.
     """
-    was = stored_config(record['base'])
+    was = resolve_stored(record['base'])
     now = resolve(with_dtype(base, was.model.dtype))
-    found = [*without_mesh(differences(was, now))]
-    is_same = _plain(record.get('tune') or {}) == _plain(arms.record())
+    found = [*drop_mesh_fields(differences(was, now))]
+    is_same = _drop_search_version(record.get('tune') or {}) == _drop_search_version(arms.record())
     return found if is_same else [*found, 'config.tune or its arms']
 
 
-def _planned(study: StudyEvidence) -> StudyEvidence:
+def _read_plan(study: StudyEvidence) -> StudyEvidence:
     """A study without runs, and what they would cost on the chips that they take."""
     why = f'it takes {study.topology}, and is not planned yet'
     if study.plan.exists():
@@ -302,7 +306,7 @@ def _planned(study: StudyEvidence) -> StudyEvidence:
     return dataclasses.replace(study, state=OUT_OF_REACH, why=why)
 
 
-def _plain(tune: Mapping[str, Any]) -> Any:
+def _drop_search_version(tune: Mapping[str, Any]) -> Any:
     """The part of a record that makes another study of it: without the version of the search."""
     return json.loads(json.dumps({k: v for k, v in tune.items() if k != 'search_version'}))
 
@@ -315,26 +319,26 @@ def _open_measure(name: str, workdir: Path) -> MeasureEvidence:
     if not path.exists():
         return measure
     record = read_json(path)
-    if record['code'] != measure.code:
+    if record['code'] != measure.current_digest:
         return dataclasses.replace(measure, state=STALE, why=CHANGED.format(name))
-    values = {key: _estimate(given) for key, given in record['values'].items()}
+    values = {key: _parse_estimate(given) for key, given in record['values'].items()}
     sec = record['core_seconds']
     return dataclasses.replace(measure, state='', why='', values=values, core_seconds=sec)
 
 
-def _estimate(given: Mapping[str, Any]) -> Estimate:
+def _parse_estimate(numbers: Mapping[str, Any]) -> Estimate:
     """Reads one back: JSON has null for what is no number."""
-    return Estimate(**{key: math.nan if value is None else value for key, value in given.items()})
+    return Estimate(**{key: math.nan if value is None else value for key, value in numbers.items()})
 
 
 @functools.cache
-def code_of(name: str) -> str:
+def measure_digest(name: str) -> str:
     """Returns the digest of a measure, by what it runs through in eval.claims."""
     function = choose(MEASURES, name, 'measure').function
     return digest(function.__module__, function.__name__)
 
 
-def compute(name: str, path: Path) -> None:
+def compute_measure(name: str, path: Path) -> None:
     """Computes a measure and writes its record."""
     began = time.process_time()
     found = choose(MEASURES, name, 'measure').compute()
@@ -342,6 +346,6 @@ def compute(name: str, path: Path) -> None:
         key: {name: None if math.isnan(x) else x for name, x in dataclasses.asdict(one).items()}
         for key, one in found.items()
     }
-    record = {'values': values, 'code': code_of(name)}
+    record = {'values': values, 'code': measure_digest(name)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, sealed(record | {'core_seconds': time.process_time() - began}))
+    write_json(path, seal_record(record | {'core_seconds': time.process_time() - began}))

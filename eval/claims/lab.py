@@ -19,12 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from eval.claims.estimates import Estimate, exact, over_seeds
+from eval.claims.estimates import Estimate, exact_estimate, mean_over_seeds
 from lm.config.recipe import Recipe
-from lm.config.resolve import replaced, resolve
+from lm.config.resolve import resolve, update_recipe
 from lm.launch.command import ConfigParser
 from lm.study.plan.cells import split_sweep
-from lm.training.state import Hyper, Learner, State, build_learner, hyper_from
+from lm.training.state import Hyper, Learner, State, build_learner, make_hyper
 from lm.training.step import make_train_step
 
 SMALL = 'configs/studies/small.py'
@@ -48,7 +48,7 @@ class Measure:
             raise ValueError(
                 f'{self.function.__name__} names {len(self.values)} values and gives {len(found)}'
             )
-        return {name: _estimate(one) for name, one in zip(self.values, found, strict=True)}
+        return {name: _as_estimate(one) for name, one in zip(self.values, found, strict=True)}
 
 
 def measure(*values: str, trains: bool = True) -> Callable[[Callable], Measure]:
@@ -62,13 +62,13 @@ def measure(*values: str, trains: bool = True) -> Callable[[Callable], Measure]:
     return lambda function: Measure(function, values, trains)
 
 
-def _estimate(value: Any) -> Estimate:
+def _as_estimate(value: Any) -> Estimate:
     if isinstance(value, Estimate):
         return value
-    return over_seeds(value) if np.ndim(value) else exact(float(value))
+    return mean_over_seeds(value) if np.ndim(value) else exact_estimate(float(value))
 
 
-class Keys:
+class KeyedRng:
     """Draws of jax.random by methods of numpy's Generator, each with the next of some keys."""
 
     def __init__(self, keys: Iterable[jax.Array]):
@@ -81,7 +81,7 @@ class Keys:
         return jax.random.randint(next(self._keys), size, 0, high)
 
 
-Rng = Keys | np.random.Generator
+Rng = KeyedRng | np.random.Generator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +96,8 @@ class Task:
     classes: int
     clusters: int
     spread: float
-    trained: int
-    held_out: int
+    n_train: int
+    n_held_out: int
     inputs: int = 16
     rare: float = 0.0
     wrong: float = 0.0
@@ -113,24 +113,26 @@ class LabeledSplit(NamedTuple):
 
 
 def draw_clusters(
-    rng: Rng, task: Task, draw_places: Callable[[Rng, int], Any] | None = None
+    rng: Rng, task: Task, assign_clusters: Callable[[Rng, int], Any] | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Draws (inputs [M, I], the cluster of each [M]) of a task, those to train on first.
 
     draw_places: (rng, M) -> clusters, behind the centres and before the noise; without it all are
     as likely.
     """
-    rows = task.trained + task.held_out
-    draw_places = draw_places or (lambda rng, rows: rng.integers(task.clusters, size=(rows,)))
+    rows = task.n_train + task.n_held_out
+    assign_clusters = assign_clusters or (
+        lambda rng, rows: rng.integers(task.clusters, size=(rows,))
+    )
     centres = rng.standard_normal((task.clusters, task.inputs))
-    cluster_M = draw_places(rng, rows)
+    cluster_M = assign_clusters(rng, rows)
     noise = rng.standard_normal((rows, task.inputs))
     return centres[cluster_M] + task.spread * noise, cluster_M
 
 
 def split_rows(task: Task, x: jax.Array, labels: jax.Array) -> LabeledSplit:
     """Splits rows into those to train on, which come first, and the others."""
-    count = task.trained
+    count = task.n_train
     return LabeledSplit(x[:count], labels[:count], x[count:], labels[count:])
 
 
@@ -138,17 +140,19 @@ def draw_rows(key: jax.Array, task: Task) -> LabeledSplit:
     """Draws the rows of a task, with its share of a rare class and its wrong labels."""
     of_centres, of_clusters, of_rare, of_noise, of_wrong, of_others = jax.random.split(key, 6)
 
-    def draw_places(rng, rows):
+    def assign_clusters(rng, rows):
         cluster_M = rng.integers(task.clusters, size=(rows,))
         if task.rare:
             is_rare_M = jax.random.bernoulli(of_rare, task.rare, (rows,))
             cluster_M = cluster_M - cluster_M % task.classes + is_rare_M
         return cluster_M
 
-    x, cluster_M = draw_clusters(Keys([of_centres, of_clusters, of_noise]), task, draw_places)
+    x, cluster_M = draw_clusters(
+        KeyedRng([of_centres, of_clusters, of_noise]), task, assign_clusters
+    )
     rows = split_rows(task, x, cluster_M % task.classes)
-    is_wrong = jax.random.bernoulli(of_wrong, task.wrong, (task.trained,))
-    others = jax.random.randint(of_others, (task.trained,), 1, task.classes)
+    is_wrong = jax.random.bernoulli(of_wrong, task.wrong, (task.n_train,))
+    others = jax.random.randint(of_others, (task.n_train,), 1, task.classes)
     return rows._replace(labels=(rows.labels + is_wrong * others) % task.classes)
 
 
@@ -159,7 +163,7 @@ def he_matrix(rng: Rng, shape: tuple[int, int], gain: float = 2.0) -> jax.Array:
 
 def he_matrices(key: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
     """Draws `he_matrix` of [sizes[i], sizes[i + 1]], each with a key of its own."""
-    rng = Keys(jax.random.split(key, len(sizes) - 1))
+    rng = KeyedRng(jax.random.split(key, len(sizes) - 1))
     return [he_matrix(rng, shape) for shape in pairwise(sizes)]
 
 
@@ -180,12 +184,12 @@ def accuracy(logits_BV: jax.Array, labels_B: jax.Array) -> jax.Array:
     return jnp.mean(jnp.argmax(logits_BV, -1) == labels_B)
 
 
-class Trained(NamedTuple):
+class TrainOutput(NamedTuple):
     """Parameters after training, what the loss has kept, and what was seen on the way."""
 
     params: Any
-    kept: Any
-    seen: Any
+    loss_state: Any
+    history: Any
 
 
 def train(
@@ -193,10 +197,10 @@ def train(
     params: Any,
     optimizer: optax.GradientTransformation,
     batches: Any,
-    kept: Any = None,
-    see: Callable[[Any], Any] = lambda params: None,
+    loss_state: Any = None,
+    observe: Callable[[Any], Any] = lambda params: None,
     stages: int | None = None,
-) -> Trained:
+) -> TrainOutput:
     """Trains parameters, a step for each batch, in one loop that is traced once.
 
     Args:
@@ -217,20 +221,20 @@ def train(
             grads, kept = jax.grad(loss, has_aux=True)(params, batch, kept)
         updates, state = optimizer.update(grads, state, params)
         params = optax.apply_updates(params, updates)
-        return (params, state, kept), None if stages else see(params)
+        return (params, state, kept), None if stages else observe(params)
 
     def stage(carry, batches):
         carry, _ = jax.lax.scan(step, carry, batches)
-        return carry, see(carry[0])
+        return carry, observe(carry[0])
 
     if stages:
         batches = jax.tree.map(lambda x: x.reshape(stages, -1, *x.shape[1:]), batches)
-    carry = params, optimizer.init(params), kept
-    (params, _, kept), seen = jax.lax.scan(stage if stages else step, carry, batches)
-    return Trained(params, kept, seen)
+    carry = params, optimizer.init(params), loss_state
+    (params, _, loss_state), seen = jax.lax.scan(stage if stages else step, carry, batches)
+    return TrainOutput(params, loss_state, seen)
 
 
-def falling_adam(rate: jax.Array | float, steps: int) -> optax.GradientTransformation:
+def cosine_adam(rate: jax.Array | float, steps: int) -> optax.GradientTransformation:
     """Returns Adam at a rate, which may be a tracer, that falls to 0 as a cosine."""
     return optax.chain(optax.adam(optax.cosine_decay_schedule(1.0, steps)), optax.scale(rate))
 
@@ -240,9 +244,9 @@ def draw_batches(key: jax.Array, steps: int, batch: int, rows: int) -> jax.Array
     return jax.random.randint(key, (steps, batch), 0, rows)
 
 
-def map_seeds(of_seed: Callable, seeds: Any) -> Any:
+def map_seeds(run_seed: Callable, seeds: Any) -> Any:
     """Returns of_seed(seed) of all seeds, or keys, one after the other in one program."""
-    return jax.device_get(jax.jit(lambda seeds: jax.lax.map(of_seed, seeds))(seeds))
+    return jax.device_get(jax.jit(lambda seeds: jax.lax.map(run_seed, seeds))(seeds))
 
 
 def map_rates(prepare: Callable, seeds: Any, rates: Sequence[float]) -> Any:
@@ -250,15 +254,15 @@ def map_rates(prepare: Callable, seeds: Any, rates: Sequence[float]) -> Any:
     float64. prepare: makes data and start once for all rates.
     """
 
-    def of_seed(seed):
+    def run_seed(seed):
         return jax.lax.map(prepare(seed), jnp.float32(rates))
 
-    return jax.tree.map(np.float64, map_seeds(of_seed, seeds))
+    return jax.tree.map(np.float64, map_seeds(run_seed, seeds))
 
 
-def best_rate(values_SR: np.ndarray, least: bool = False) -> int:
+def best_rate_index(values_SR: np.ndarray, lowest: bool = False) -> int:
     """Returns the place of the rate whose mean over seeds is largest; with `least`, least."""
-    return int((np.argmin if least else np.argmax)(values_SR.mean(0)))
+    return int((np.argmin if lowest else np.argmax)(values_SR.mean(0)))
 
 
 @functools.cache
@@ -269,20 +273,20 @@ def _read_base(config: str) -> Recipe:
 
 def read_recipe(changes: dict, config: str = SMALL) -> Recipe:
     """Returns the recipe of a config, that of the studies' model, with changes."""
-    return replaced(_read_base(config), changes)
+    return update_recipe(_read_base(config), changes)
 
 
 def train_model(learner: Learner, hyper: Hyper, state: State, batches: Any) -> State:
     """Returns the state after the model's own train step on each batch, [steps, ...]."""
     step = make_train_step(learner)
 
-    def one(state, batch):
+    def update(state, batch):
         return step(state, batch, hyper)[0], None
 
-    return jax.lax.scan(one, state, batches)[0]
+    return jax.lax.scan(update, state, batches)[0]
 
 
-def small_learner(changes: dict, vocab: int, bos: int = 0) -> tuple[Learner, Hyper]:
+def build_small_learner(changes: dict, vocab: int, bos: int = 0) -> tuple[Learner, Hyper]:
     """Returns the learner of the studies' model with changes, and its numbers."""
     recipe = read_recipe(changes)
-    return build_learner(recipe, vocab, bos, jax.default_backend()), hyper_from(recipe)
+    return build_learner(recipe, vocab, bos, jax.default_backend()), make_hyper(recipe)

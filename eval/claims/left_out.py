@@ -5,7 +5,7 @@ A paper is here by its title. One that is asked in part is on both: what is not 
 
 from collections.abc import Mapping
 
-NO_PLACE: Mapping[str, str] = {
+OUT_OF_SCOPE: Mapping[str, str] = {
     'Mitigating the Accuracy-Robustness Trade-off via Multi-Teacher Adversarial Distillation': (
         'attacks are on images, as tokens have no small change; its two balances have a claim'
     ),
@@ -29,7 +29,7 @@ NO_PLACE: Mapping[str, str] = {
         'constant coordinate'
     ),
 }
-WAITS: Mapping[str, str] = {
+NOT_YET_TESTED: Mapping[str, str] = {
     'Scaling Laws for Multilingual NMT': 'five widths at three shares; its law is one of eval.fit',
     'PowerNorm; Unified Normalization': '4 arms, 4,000 steps past the plateau of token frequencies',
     "Transformers Don't Need LayerNorm at Inference Time": 'bases of three sizes, 5,000 steps each',

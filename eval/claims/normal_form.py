@@ -22,13 +22,20 @@ from pathlib import Path
 from typing import Any
 
 INSIDE = 'eval.claims'  # the package whose definitions count by their code
-UNREAD = {'annotation', 'returns', 'type_comment', 'type_params', 'ctx', 'kind'}  # fields of nodes
+IGNORED_FIELDS = {
+    'annotation',
+    'returns',
+    'type_comment',
+    'type_params',
+    'ctx',
+    'kind',
+}  # fields of nodes
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 SCOPES = COMPREHENSIONS | FUNCTIONS | ast.ClassDef
 
 Definition = tuple[str, str]  # a module and a name of it; '' for the module
-Read = Callable[[str], str]
+ReadSource = Callable[[str], str]
 
 
 @functools.cache
@@ -37,16 +44,18 @@ def read_source(module: str) -> str:
     return Path(importlib.util.find_spec(module).origin).read_text()
 
 
-def digest(module: str, function: str, read: Read = read_source) -> str:
+def digest(module: str, function: str, load_source: ReadSource = read_source) -> str:
     """Returns the digest of a measure, a function of a module, whose source `read` returns."""
-    return hashlib.sha256(repr(normal_form(module, function, read)).encode()).hexdigest()[:12]
+    return hashlib.sha256(repr(normal_form(module, function, load_source)).encode()).hexdigest()[
+        :12
+    ]
 
 
-def normal_form(module: str, function: str, read: Read = read_source) -> list[Any]:
+def normal_form(module: str, function: str, load_source: ReadSource = read_source) -> list[Any]:
     """Returns the normal forms of a measure and of all that it reaches in INSIDE."""
-    first = _Reader(read, frozenset())
+    first = _Reader(load_source, frozenset())
     first.read_all(module, function)
-    return _Reader(read, frozenset(first.passed)).read_all(module, function)
+    return _Reader(load_source, frozenset(first.passed_keywords)).read_all(module, function)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,20 +112,20 @@ class _Scope:
 class _Reader:
     """Reads definitions. keep: names of arguments that stay, as they are passed by name."""
 
-    def __init__(self, read: Read, keep: frozenset[str]):
-        self.read, self.keep = read, keep
-        self.passed: set[str] = set()
-        self.reached: dict[Definition, int] = {}
+    def __init__(self, load_source: ReadSource, kept_keywords: frozenset[str]):
+        self.load_source, self.kept_keywords = load_source, kept_keywords
+        self.passed_keywords: set[str] = set()
+        self.definition_ids: dict[Definition, int] = {}
         self.locals = itertools.count()
 
     def read_all(self, module: str, name: str) -> list[Any]:
         """Returns the forms of a measure and of what it reaches, in the order of mention. Of its
         decorator the values count; how they become estimates is for tests of `lab.Measure`.
         """
-        self.reached[module, name] = 0
+        self.definition_ids[module, name] = 0
         forms = []
-        while len(forms) < len(self.reached):
-            self.module, name = list(self.reached)[len(forms)]
+        while len(forms) < len(self.definition_ids):
+            self.module, name = list(self.definition_ids)[len(forms)]
             statements = self.parse(self.module).definitions[name]
             if not forms:
                 (measure,) = statements
@@ -127,13 +136,15 @@ class _Reader:
         return forms
 
     def parse(self, module: str) -> Bindings:
-        return parse_module(self.read(module))
+        return parse_module(self.load_source(module))
 
-    def origin(self, module: str, name: str) -> Any:
+    def resolve_global(self, module: str, name: str) -> Any:
         """Resolves a global name: ('reached', i), ('module', its name), or a name outside."""
         found = self.parse(module)
         if name in found.definitions:
-            return 'reached', self.reached.setdefault((module, name), len(self.reached))
+            return 'reached', self.definition_ids.setdefault(
+                (module, name), len(self.definition_ids)
+            )
         if name not in found.imports:
             return name
         source, name = found.imports[name]
@@ -141,14 +152,14 @@ class _Reader:
             return name or source
         found = self.parse(source)
         if name in found.definitions or name in found.imports:
-            return self.origin(source, name)
+            return self.resolve_global(source, name)
         return 'module', f'{source}.{name}'.rstrip('.')
 
     def lookup(self, name: str, scopes: tuple[_Scope, ...]) -> Any:
         for i, scope in enumerate(scopes):  # the innermost first
             if name in scope.names and (i == 0 or not scope.is_class):
                 return scope.names[name]
-        return self.origin(self.module, name)
+        return self.resolve_global(self.module, name)
 
     def form(self, node: Any, scopes: tuple[_Scope, ...]) -> Any:
         """The normal form of a node, a list of nodes, or a value in one."""
@@ -160,9 +171,9 @@ class _Reader:
             case ast.Attribute(ast.Name(name), of):
                 found = self.lookup(name, scopes)
                 is_module = isinstance(found, tuple) and found[0] == 'module'
-                return self.origin(found[1], of) if is_module else (found, of)
+                return self.resolve_global(found[1], of) if is_module else (found, of)
             case ast.keyword(name, value):
-                self.passed.add(name)
+                self.passed_keywords.add(name)
                 return name, self.form(value, scopes)
             case ast.alias(name, other):
                 return name, self.lookup(other or name, scopes)
@@ -171,13 +182,15 @@ class _Reader:
             case ast.AST() if isinstance(node, SCOPES):
                 return self.scope_form(node, scopes)
             case ast.AST():
-                fields = ((name, x) for name, x in ast.iter_fields(node) if name not in UNREAD)
+                fields = (
+                    (name, x) for name, x in ast.iter_fields(node) if name not in IGNORED_FIELDS
+                )
                 return type(node).__name__, *((name, self.form(x, scopes)) for name, x in fields)
         return repr(node)
 
     def scope_form(self, node: ast.AST, scopes: tuple[_Scope, ...]) -> Any:
         """The form of what has names of its own."""
-        kind = type(node).__name__, self.lookup(getattr(node, 'name', ''), scopes)
+        kind = type(node).__name__, self.lookup(getattr(node, 'folder_name', ''), scopes)
         outside = []
         if isinstance(node, COMPREHENSIONS):
             first, *others = node.generators
@@ -203,7 +216,9 @@ class _Reader:
             outside += [[len(one) for one in by_kind], [one is not None for one in stars]]
             body = [node.body] if isinstance(node, ast.Lambda) else _without_docstring(node)
             names = dict.fromkeys([*(one.arg for one in every), *_bound_names(body)])
-            names |= {name: ('argument', name) for name in self.keep & {one.arg for one in every}}
+            names |= {
+                name: ('argument', name) for name in self.kept_keywords & {one.arg for one in every}
+            }
             body = [*every, *body]
         names = {name: of or ('local', next(self.locals)) for name, of in names.items()}
         return kind, outside, self.form(body, (_Scope(names), *scopes))

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from eval.claims.claim import Claim
-from eval.claims.decide import Decided, Judged, conclude
+from eval.claims.decide import ConditionResult, Decision, conclude
 from eval.claims.estimates import Estimate
-from eval.claims.evidence import CHANGED, MEASURE, OUT_OF_REACH, STALE, Evidence, code_of
+from eval.claims.evidence import CHANGED, MEASURE, OUT_OF_REACH, STALE, Evidence, measure_digest
 from eval.claims.measures.rows import MEASURES
 from eval.claims.register import Entries
 from lm.storage.files import read_json
 
 FILE = 'board.json'
-OF_EVIDENCE = ('state', 'why', 'runs', 'core_seconds', 'command', 'trains')
+EVIDENCE_FIELDS = ('state', 'why', 'runs', 'core_seconds', 'command', 'trains')
 
 
 @dataclasses.dataclass(frozen=True)
-class Recorded:
+class RecordedEvidence:
     """Evidence of a study or a measure as a board had it. Fields: as of `StudyEvidence` and
     `MeasureEvidence`; plan_command: of what is out of reach. code: of a measure, its digest then.
     """
@@ -39,37 +39,42 @@ class Recorded:
     code: str = ''
 
 
-def board_record(decided: Sequence[Decided], entries: Entries) -> dict[str, Any]:
+def board_record(decisions: Sequence[Decision], entries: Entries) -> dict[str, Any]:
     """Returns the record of a board, for `write_json`."""
-    evidence = {one.name: one for each in decided for one in each.evidence.values()}
+    evidence = {one.name: one for each in decisions for one in each.evidence.values()}
     return {
         'evidence': {name: _evidence_record(one) for name, one in sorted(evidence.items())},
         'claims': {
             one.claim.name: {
-                'asked': one.claim.asked,
+                'asked': one.claim.digest,
                 'entry': entries.get(one.claim.name),
                 'conditions': [_condition_record(each) for each in one.conditions],
             }
-            for one in sorted(decided, key=lambda one: one.claim.name)
+            for one in sorted(decisions, key=lambda one: one.claim.name)
         },
     }
 
 
-def _evidence_record(one: Evidence | Recorded) -> dict[str, Any]:
-    plan = {'plan_command': one.plan_command} if one.state == OUT_OF_REACH else {}
-    code = {'code': one.code} if one.name.startswith(MEASURE) else {}
-    return {name: getattr(one, name) for name in OF_EVIDENCE} | plan | code
+def _evidence_record(evidence: Evidence | RecordedEvidence) -> dict[str, Any]:
+    plan = {'plan_command': evidence.plan_command} if evidence.state == OUT_OF_REACH else {}
+    code = {'code': evidence.current_digest} if evidence.name.startswith(MEASURE) else {}
+    return {name: getattr(evidence, name) for name in EVIDENCE_FIELDS} | plan | code
 
 
-def _condition_record(one: Judged) -> dict[str, Any]:
-    numbers = one.estimate and {
+def _condition_record(condition: ConditionResult) -> dict[str, Any]:
+    numbers = condition.estimate and {
         name: str(value) if isinstance(value, float) else value  # JSON has no inf, and no nan
-        for name, value in dataclasses.asdict(one.estimate).items()
+        for name, value in dataclasses.asdict(condition.estimate).items()
     }
-    return {'words': one.words, 'said': one.said, 'estimate': numbers, 'seeds': one.seeds}
+    return {
+        'words': condition.text,
+        'said': condition.outcome,
+        'estimate': numbers,
+        'seeds': condition.seeds,
+    }
 
 
-def read_record(path: Path, claims: Sequence[Claim]) -> tuple[dict[str, Decided], Entries]:
+def read_record(path: Path, claims: Sequence[Claim]) -> tuple[dict[str, Decision], Entries]:
     """Returns ({name: the claim with its verdict}, entries) of the claims that a record has. One
     whose conditions or studies have changed since is not among them.
 
@@ -78,14 +83,16 @@ def read_record(path: Path, claims: Sequence[Claim]) -> tuple[dict[str, Decided]
     record = read_json(path)
     if record.keys() != {'evidence', 'claims'}:
         raise ValueError(f'{path} is no {FILE} of eval.claims --pages; it has {", ".join(record)}')
-    evidence = {name: _evidence(name, fields) for name, fields in record['evidence'].items()}
+    evidence = {name: _parse_evidence(name, fields) for name, fields in record['evidence'].items()}
     decided, entries = {}, {}
     for claim in claims:
         row = record['claims'].get(claim.name)
-        if row is None or row['asked'] != claim.asked:
+        if row is None or row['asked'] != claim.digest:
             continue
         judged = [
-            Judged(condition, one['words'], one['said'], _estimate(one['estimate']), one['seeds'])
+            ConditionResult(
+                condition, one['words'], one['said'], _parse_estimate(one['estimate']), one['seeds']
+            )
             for condition, one in zip(claim.conditions, row['conditions'], strict=True)
         ]
         of_claim = {name: evidence[which] for name, which in claim.studies.items()}
@@ -95,16 +102,16 @@ def read_record(path: Path, claims: Sequence[Claim]) -> tuple[dict[str, Decided]
     return decided, entries
 
 
-def _evidence(name: str, fields: Mapping[str, Any]) -> Recorded:
+def _parse_evidence(name: str, fields: Mapping[str, Any]) -> RecordedEvidence:
     """Reads one back; a measure that is computed by other code now is STALE."""
-    found = Recorded(name, **fields)
+    found = RecordedEvidence(name, **fields)
     short = name.removeprefix(MEASURE)
-    if short == name or found.state or (short in MEASURES and found.code == code_of(short)):
+    if short == name or found.state or (short in MEASURES and found.code == measure_digest(short)):
         return found
     return dataclasses.replace(found, state=STALE, why=CHANGED.format(name))
 
 
-def _estimate(numbers: Mapping[str, Any] | None) -> Estimate | None:
+def _parse_estimate(numbers: Mapping[str, Any] | None) -> Estimate | None:
     if numbers is None:
         return None
     return Estimate(**{name: x if name == 'n' else float(x) for name, x in numbers.items()})

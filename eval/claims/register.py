@@ -12,7 +12,7 @@ from typing import Any
 
 from eval.claims.claim import Claim
 from eval.claims.evidence import Evidence
-from lm.storage.files import read_json, sealed, write_json
+from lm.storage.files import read_json, seal_record, write_json
 
 FILE = 'claims.json'
 Entries = dict[str, dict[str, Any]]
@@ -24,30 +24,32 @@ def read_entries(workdir: Path) -> Entries:
     return read_json(path) if path.exists() else {}
 
 
-def enter(workdir: Path, claims: Sequence[Claim], evidence: Mapping[str, Evidence]) -> Entries:
+def add_entries(
+    workdir: Path, claims: Sequence[Claim], evidence: Mapping[str, Evidence]
+) -> Entries:
     """Adds claims that have no entry yet, and returns all entries."""
     entries, day = read_entries(workdir), datetime.date.today().isoformat()
     new = {
         claim.name: {
-            'asked': claim.asked,
+            'asked': claim.digest,
             'day': day,
-            'fresh_seeds': sum(evidence[which].fresh for which in claim.studies.values()),
+            'fresh_seeds': sum(evidence[which].fresh_runs for which in claim.studies.values()),
         }
         for claim in claims
         if claim.name not in entries
     }
     if new:
         workdir.mkdir(parents=True, exist_ok=True)
-        write_json(workdir / FILE, sealed(entries | new))
+        write_json(workdir / FILE, seal_record(entries | new))
     return entries | new
 
 
-def note(claim: Claim, entries: Entries) -> str:
+def entry_note(claim: Claim, entries: Entries) -> str:
     """Says what a reader has to know of when a claim's conditions were written; '' for nothing."""
     entry = entries.get(claim.name)
     if entry is None:
         return 'what counts was not on record before'
-    if entry['asked'] != claim.asked:
+    if entry['asked'] != claim.digest:
         return f'what counts was changed after {entry["day"]}, when it went on record'
     if entry['fresh_seeds']:
         return f'{entry["fresh_seeds"]} fresh runs had ended when what counts went on record'

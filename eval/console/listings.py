@@ -21,18 +21,18 @@ from absl import flags
 
 from lm.config.choice import AUTO, Choice
 from lm.config.fields import CHOICES
-from lm.config.recipe import Recipe, sown_by
+from lm.config.recipe import Recipe, sown_losses
 from lm.config.resolve import to_json
 from lm.launch.before_jax import docstring
 from lm.model.check import check
 from lm.run.start import check_run
-from lm.run.tables import schedule_listing
+from lm.run.tables import format_schedule
 from lm.study.plan.arms import ArmPlan
-from lm.study.plan.cells import cells, find_text, ignored_words
-from lm.study.plan.protocols import protocol_of
+from lm.study.plan.cells import check_sources, describe_ignored, expand_sweep
+from lm.study.plan.protocols import resolve_protocol
 from modules.choices import choose
 from modules.numerics import REMAT_SUMMARIES
-from modules.options import Declared, Option, options
+from modules.options import Option, OptionDeclaration, declared_options
 
 flags.disclaim_key_flags()  # those that are defined here are of the program that asks for them
 
@@ -59,7 +59,7 @@ def print_parts() -> bool:
     """Prints the listing that --choices asks for; returns whether it was given."""
     asked = flags.FLAGS.choices
     if asked is not None:
-        print(listing(None if asked == 'true' else asked), end='')
+        print(format_listing(None if asked == 'true' else asked), end='')
     return asked is not None
 
 
@@ -72,20 +72,20 @@ def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any, tune: Any = N
     if not of_config and not of_schedule:
         return False
     (check_run if of_config else check)(recipe)
-    found = [] if sweep is None else cells(base, sweep)
-    protocol_of(base, sweep)
+    found = [] if sweep is None else expand_sweep(base, sweep)
+    resolve_protocol(base, sweep)
     words = f'{len(found)} cells start from this' if found else ''
     if tune is not None:
         arms = ArmPlan(base, sweep, tune)
-        found, words = arms.first, f'{arms.words}, from this start'
+        found, words = arms.first_cells, f'{arms.description}, from this start'
     if of_config:
-        find_text(found)
+        check_sources(found)
         print(to_json(recipe), end='')
     if of_schedule:
-        print(schedule_listing(recipe), end='')
+        print(format_schedule(recipe), end='')
     if words:
         print(words, file=sys.stderr)
-    for note in ignored_words(found):
+    for note in describe_ignored(found):
         print(f'NOTE: {note}', file=sys.stderr)
     return True
 
@@ -98,32 +98,34 @@ class PartRow:
     """
 
     name: str
-    words: str
+    summary: str
     text: str
     source: str
-    options: Mapping[str, Declared]
+    options: Mapping[str, OptionDeclaration]
 
 
-def rows_of(field: str) -> list[PartRow]:
+def part_rows(field: str) -> list[PartRow]:
     """The rows of the table that `field` names one of; ValueError with the nearest field."""
     choice = choose(CHOICES, field, '--choices')
     rows = []
     for name, part in choice.table.items():
-        text = SUMMARIES[field][name] if field in SUMMARIES else description(part)
-        words, source = first_sentence(text), sources(text)
-        words = words.removesuffix(f' ({sources(words)})')  # it is in `source` too
-        found = {f'{choice.section}.{n}': declared for n, declared in options(part).items()}
-        for term in sown_by(choice, part).values():
-            found |= {f'loss.{n}': d for n, d in options(term).items()}
+        text = SUMMARIES[field][name] if field in SUMMARIES else describe_part(part)
+        words, source = first_sentence(text), find_sources(text)
+        words = words.removesuffix(f' ({find_sources(words)})')  # it is in `source` too
+        found = {
+            f'{choice.section}.{n}': declared for n, declared in declared_options(part).items()
+        }
+        for term in sown_losses(choice, part).values():
+            found |= {f'loss.{n}': d for n, d in declared_options(term).items()}
         rows.append(PartRow(name, words, text, source, found))
     return rows
 
 
-def listing(asked: str | None = None) -> str:
+def format_listing(selection: str | None = None) -> str:
     """The rows of a field, or one of them, FIELD=NAME, with their options; the rows of every field
     without. Lines have WIDTH.
     """
-    lines = _overview() if asked is None else _details(*asked.split('=', 1))
+    lines = _overview() if selection is None else _details(*selection.split('=', 1))
     return '\n'.join(lines).rstrip() + '\n'
 
 
@@ -132,47 +134,47 @@ def _overview() -> Iterator[str]:
     for field, choice in CHOICES.items():
         first = listed.setdefault(id(choice.table), field)
         if first != field:
-            yield from (f'{field}={form(choice)}: the names of {first}', '')
+            yield from (f'{field}={value_form(choice)}: the names of {first}', '')
             continue
-        rows = rows_of(field)
+        rows = part_rows(field)
         column = max(len(row.name) for row in rows) + 4
-        yield f'{field}={form(choice)}'
+        yield f'{field}={value_form(choice)}'
         for row in rows:
-            yield from _hanging(f'  {row.name}', row.words, column)
+            yield from _wrap_hanging(f'  {row.name}', row.summary, column)
         yield ''
     yield HINT
 
 
 def _details(field: str, name: str = '') -> Iterator[str]:
-    rows = rows_of(field)
+    rows = part_rows(field)
     if name:
         rows = [choose({row.name: row for row in rows}, name, field)]
-    yield from (f'{field}={form(CHOICES[field])}', '')
+    yield from (f'{field}={value_form(CHOICES[field])}', '')
     if any(row.options for row in rows):
         yield LEGEND
     for row in rows:
         source = f'({row.source})' if row.source else ''
-        yield from _hanging(f'{row.name} ', source, len(row.name) + 1)
+        yield from _wrap_hanging(f'{row.name} ', source, len(row.name) + 1)
         if name:
             yield from ('', textwrap.indent(row.text, '  '), '')
         else:
-            yield from _hanging('', row.words, 2)
-        lines = [(f'  {path}={d.default}', kind(d), d) for path, d in row.options.items()]
+            yield from _wrap_hanging('', row.summary, 2)
+        lines = [(f'  {path}={d.default}', option_type(d), d) for path, d in row.options.items()]
         first, second = (max((len(line[i]) for line in lines), default=0) + 2 for i in (0, 1))
         for given, of_kind, declared in lines:
             start = f'{given:{first}}{of_kind}'
-            yield from _hanging(start, declared.option.words, first + second)
+            yield from _wrap_hanging(start, declared.option.description, first + second)
         yield ''
 
 
-def _hanging(start: str, words: str, column: int) -> list[str]:
+def _wrap_hanging(start: str, text: str, column: int) -> list[str]:
     """`start`, then `words` from `column` on, over as many lines as they need."""
     wrapper = textwrap.TextWrapper(WIDTH, f'{start:{column}}', ' ' * column)
     wrapper.break_long_words = wrapper.break_on_hyphens = False
-    return wrapper.wrap(words) or [start.rstrip()]
+    return wrapper.wrap(text) or [start.rstrip()]
 
 
-def form(choice: Choice) -> str:
+def value_form(choice: Choice) -> str:
     """The form of the field's value: NAME, NAME+NAME, ..."""
     forms = ['NAME']
     if choice.inline:
@@ -184,28 +186,28 @@ def form(choice: Choice) -> str:
     return ' or '.join(forms)
 
 
-def kind(declared: Declared) -> str:
+def option_type(declared: OptionDeclaration) -> str:
     """'float, 0 to 1, traced': the type of an option, its bounds, whether it is traced."""
     names = ['None' if t is type(None) else t.__name__ for t in declared.types]
     traced = 'traced' if declared.option.traced else ''
-    return ', '.join(filter(None, (' or '.join(names), bounds(declared.option), traced)))
+    return ', '.join(filter(None, (' or '.join(names), format_bounds(declared.option), traced)))
 
 
-def bounds(option: Option) -> str:
+def format_bounds(option: Option) -> str:
     """'0 to 1', '1 to any', 'any finite', 'a|b'; '' where there are none."""
     if option.choices:
         return '|'.join(option.choices)
     largest = sys.float_info.max
-    if (option.least, option.most) == (-math.inf, math.inf):
+    if (option.minimum, option.maximum) == (-math.inf, math.inf):
         return ''
-    if (option.least, option.most) == (-largest, largest):
+    if (option.minimum, option.maximum) == (-largest, largest):
         return 'any finite'
-    least = 'any' if option.least == -math.inf else option.least
-    most = {math.inf: 'any', largest: 'any finite'}.get(option.most, option.most)
+    least = 'any' if option.minimum == -math.inf else option.minimum
+    most = {math.inf: 'any', largest: 'any finite'}.get(option.maximum, option.maximum)
     return f'{least} to {most}'
 
 
-def description(part: Any) -> str:
+def describe_part(part: Any) -> str:
     """The text that says what a row is: its summary, its docstring, that of the first function it
     holds, or the names of what it holds.
     """
@@ -217,7 +219,7 @@ def description(part: Any) -> str:
         held = vars(part)
         functions = [value for value in held.values() if inspect.isfunction(value)]
         if functions:
-            return description(functions[0])
+            return describe_part(functions[0])
     else:
         return docstring(part)
     names: dict[str, list[str]] = {}
@@ -235,7 +237,7 @@ def first_sentence(text: str) -> str:
     return re.split(r'\.\s+(?=[A-Z])', paragraph)[0].removesuffix('.')
 
 
-def sources(text: str) -> str:
+def find_sources(text: str) -> str:
     """'arXiv:1910.07467, code': the papers in the text, in order, and whether it follows code."""
     papers = dict.fromkeys(re.findall(r'arXiv:\d{4}\.\d{4,5}', text))
     code = ['code'] if re.search(r'\bcode\s+(of|beside)\b', text) else []

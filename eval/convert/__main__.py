@@ -40,72 +40,72 @@ import numpy as np
 from absl import app, flags
 
 from eval.convert import export_hf, export_peft, import_hf, merge, prune
-from eval.convert.fold import TARGETS, fold_checkpoint, write
+from eval.convert.fold import TARGETS, fold_checkpoint, write_workdir
 from eval.convert.scores import PER, REMOVE, SCORES
 from eval.load import Checkpoint, define_checkpoint, load
-from lm.config.resolve import digest, of_one_run, resolve
+from lm.config.resolve import digest, resolve, single_run_config
 from lm.launch import distributed
 from lm.launch.command import DEFAULT, define_config, parse_flags, run_main
-from lm.launch.distributed import is_first, same_everywhere, several
+from lm.launch.distributed import check_same_everywhere, is_first, is_multiprocess
 from lm.launch.exit_status import DONE
 from lm.launch.path_flags import define_path
 from lm.launch.this_host import child_host
 from lm.record.checkpoint import check_path
-from lm.storage.buckets import local_path
+from lm.storage.buckets import parse_local_path
 from lm.storage.files import expand_home
-from lm.storage.filling import check_empty, filling
+from lm.storage.filling import check_empty, fill_folder
 from lm.training.state import Weights
 
-MORE = '...'  # the last of a command's names, where it takes any number of the one before
+REPEATED = '...'  # the last of a command's names, where it takes any number of the one before
 
 
 class Command(NamedTuple):
     """A command: what follows its name, the flags that it needs, and what it does."""
 
-    names: tuple[str, ...]
-    needs: tuple[str, ...]
+    argument_names: tuple[str, ...]
+    required_flags: tuple[str, ...]
     run: Callable[..., None]
     writes_runs: bool = True  # and so checkpoints
 
-    def takes(self, given: Sequence[str]) -> bool:
+    def accepts(self, arguments: Sequence[str]) -> bool:
         """Whether so many names follow the command's own."""
-        if MORE in self.names:
-            return len(given) >= len(self.names) - 1
-        return len(given) == len(self.names)
+        if REPEATED in self.argument_names:
+            return len(arguments) >= len(self.argument_names) - 1
+        return len(arguments) == len(self.argument_names)
 
 
 def run(arguments: Sequence[str], options: Mapping[str, Any]) -> None:
     """Converts as the flags say; ValueError for another command, or where a flag is missing."""
     name, given = ' '.join(arguments[:1]), arguments[1:]
     command = COMMANDS.get(name)
-    if command is None or not command.takes(given):
-        wanted = ', '.join(' '.join((n, *c.names)) for n, c in COMMANDS.items())
+    if command is None or not command.accepts(given):
+        wanted = ', '.join(' '.join((n, *c.argument_names)) for n, c in COMMANDS.items())
         raise ValueError(
             f'eval.convert takes one command ({wanted}), then flags; got '
             f'{" ".join(arguments) or "none"}'
         )
-    if missing := [f'--{flag}' for flag in command.needs if options[flag] is None]:
+    if missing := [f'--{flag}' for flag in command.required_flags if options[flag] is None]:
         raise ValueError(f'eval.convert {name} needs {", ".join(missing)} too')
-    out = local_path(options['out'], '--out')
+    out = parse_local_path(options['out'], '--out')
     if command.writes_runs:
         check_path(out)
     check_empty(out)
     command.run(*map(expand_home, given), out=out, options=options)
 
 
-def fold(out: Path, options: Mapping[str, Any]) -> None:
+def fold_run(out: Path, options: Mapping[str, Any]) -> None:
     """Folds a checkpoint, and says by how much its logits changed."""
     checkpoint = load(options['checkpoint'])
     folded = fold_checkpoint(checkpoint, options['to'], options['untie'])
     meta = checkpoint.meta | {'folded_from': str(checkpoint.path)}
-    write(out, folded.recipe, folded.weights, checkpoint.tokenizer, checkpoint.step, meta)
+    write_workdir(out, folded.recipe, folded.weights, checkpoint.tokenizer, checkpoint.step, meta)
     of = ', '.join(f'{value:.1e} in {dtype}' for dtype, value in folded.differences.items())
     before, after = checkpoint.recipe.model, folded.recipe.model
     print(f'{out}: model.norm={before.norm} -> {after.norm}')
     if before.reparam != after.reparam:
         print(f'model.reparam={before.reparam} -> {after.reparam}')
-    if folded.kept:
-        print(f'the norms stay: {folded.kept}')
+    if folded.norm_obstacle:
+        print(f'the norms stay: {folded.norm_obstacle}')
     print(f'largest difference of logits, relative to the largest logit: {of}')
 
 
@@ -113,14 +113,14 @@ def import_folder(folder: str, out: Path, options: Mapping[str, Any]) -> None:
     """Imports a folder, prints its config, and compares logits where a reference is given."""
     base, source = options['config'].to_dict(), Path(folder)
     join_hosts(source, base, options['reference'])
-    imported = import_hf.import_folder(source, base, out, import_hf.all_devices())
+    imported = import_hf.import_folder(source, base, out, import_hf.all_devices_mesh())
     import_hf.write_run(source, out, imported)
     if is_first():
-        print(*import_hf.described(imported.recipe, base), sep='\n')
+        print(*import_hf.format_flags(imported.recipe, base), sep='\n')
         for note in imported.notes:
             print(f'NOTE: {note}')
-    read, there = imported.n_bytes / 1e6, imported.n_bytes_of_files / 1e6
-    if several():
+    read, there = imported.n_bytes_read / 1e6, imported.file_bytes / 1e6
+    if is_multiprocess():
         print(f'host {jax.process_index()} has read {read:,.3f} MB of {there:,.3f} MB of weights')
     if is_first():
         print(f'{out}: to train on, --config.train.init_from={out}')
@@ -142,12 +142,12 @@ def join_hosts(folder: Path, base: Mapping[str, Any], reference: str | None) -> 
         raise ValueError(
             '--reference compares the logits of the whole model on one host; leave it out here'
         )
-    of_run = of_one_run(base)
+    of_run = single_run_config(base)
     distributed.join(digest(resolve(of_run)))
-    same_everywhere(f'what {folder} holds', import_hf.digest_of(folder))
+    check_same_everywhere(f'what {folder} holds', import_hf.digest_folder(folder))
 
 
-def export(out: Path, options: Mapping[str, Any]) -> None:
+def export_run(out: Path, options: Mapping[str, Any]) -> None:
     """Exports a checkpoint, and says as what and by how much its logits changed."""
     checkpoint, dtype = load(options['checkpoint']), options['dtype']
     exported = export_hf.export_checkpoint(checkpoint, dtype)
@@ -173,7 +173,7 @@ def export_adapter(out: Path, options: Mapping[str, Any]) -> None:
 def merge_runs(*runs: str, out: Path, options: Mapping[str, Any]) -> None:
     """Merges runs to one, or to a basis from which each is rebuilt, and says what that costs."""
     keep, p, base = (options[name] for name in ('keep', 'basis', 'base'))
-    merge.check_asked(runs, keep, p, base)
+    merge.check_arguments(runs, keep, p, base)
     checkpoints = [load(path) for path in runs]
     if p is None:
         weights = merge.merge_checkpoints(checkpoints, keep)
@@ -182,10 +182,10 @@ def merge_runs(*runs: str, out: Path, options: Mapping[str, Any]) -> None:
         print(f'{out}: the mean of {len(runs)} models{", each matrix rescaled" if keep else ""}')
         return
     start = load(base)
-    found = merge.in_basis(start, checkpoints, p)
-    with filling(out):
+    found = merge.compress_to_basis(start, checkpoints, p)
+    with fill_folder(out):
         merge.write_bases(out / merge.BASIS, found.bases)
-        for i, (one, weights) in enumerate(zip(checkpoints, found.rebuilt, strict=True)):
+        for i, (one, weights) in enumerate(zip(checkpoints, found.weights, strict=True)):
             write_like(one, out / str(i + 1), weights, {'rebuilt_from': [str(start.path), p]})
             print(f'{out / str(i + 1)}: {runs[i]}, relative error {found.errors[i]:.3g}')
     whole = sum(x.nbytes for x in merge.flat_params(start).values())
@@ -197,16 +197,16 @@ def merge_runs(*runs: str, out: Path, options: Mapping[str, Any]) -> None:
 
 def prune_run(out: Path, options: Mapping[str, Any]) -> None:
     """Prunes a checkpoint, and says how many weights it lost."""
-    asked = prune.Asked(**{field.name: options[field.name] for field in fields(prune.Asked)})
+    asked = prune.Pruning(**{field.name: options[field.name] for field in fields(prune.Pruning)})
     text, general = options['text'], options['general']
     asked.check_general(general)
     checkpoint = load(options['checkpoint'])
-    tokens_BT = prune.rows_of_text(checkpoint, text, '--text')
-    general_BT = prune.rows_of_text(checkpoint, general, '--general') if general else None
+    tokens_BT = prune.read_text_rows(checkpoint, text, '--text')
+    general_BT = prune.read_text_rows(checkpoint, general, '--general') if general else None
     found = prune.prune_checkpoint(checkpoint, tokens_BT, asked, general_BT)
     from_where = {'pruned_from': str(checkpoint.path), 'removed': asdict(asked) | {'text': text}}
     from_where['removed']['general'] = general
-    write_like(checkpoint, out, prune.weights_of(checkpoint, found), from_where)
+    write_like(checkpoint, out, prune.to_weights(checkpoint, found), from_where)
     print(
         f'{out}: {found.n_removed:,} of {found.n_weights:,} weights of the blocks set to 0, by '
         f'{tokens_BT.size:,} tokens of {text}'
@@ -214,19 +214,19 @@ def prune_run(out: Path, options: Mapping[str, Any]) -> None:
 
 
 def write_like(
-    checkpoint: Checkpoint, out: Path, weights: Weights, from_where: Mapping[str, Any]
+    checkpoint: Checkpoint, workdir: Path, weights: Weights, origin: Mapping[str, Any]
 ) -> None:
     """Writes a workdir with other weights of a checkpoint's model, at its step."""
-    recipe, meta = merge.own_recipe(checkpoint.recipe), checkpoint.meta | from_where
-    write(out, recipe, weights, checkpoint.tokenizer, checkpoint.step, meta)
+    recipe, meta = merge.standalone_recipe(checkpoint.recipe), checkpoint.meta | origin
+    write_workdir(workdir, recipe, weights, checkpoint.tokenizer, checkpoint.step, meta)
 
 
 COMMANDS = {
-    'fold': Command((), ('checkpoint', 'out', 'to'), fold),
+    'fold': Command((), ('checkpoint', 'out', 'to'), fold_run),
     'import-hf': Command(('DIR',), ('out',), import_folder),
-    'export-hf': Command((), ('checkpoint', 'out'), export, writes_runs=False),
+    'export-hf': Command((), ('checkpoint', 'out'), export_run, writes_runs=False),
     'export-peft': Command((), ('checkpoint', 'out'), export_adapter, writes_runs=False),
-    'merge': Command(('RUN', MORE), ('out',), merge_runs),
+    'merge': Command(('RUN', REPEATED), ('out',), merge_runs),
     'prune': Command((), ('checkpoint', 'out', 'remove', 'share', 'text'), prune_run),
 }
 
@@ -250,11 +250,11 @@ if __name__ == '__main__':  # only here: other programs have flags of these name
     flags.DEFINE_enum('remove', None, [*REMOVE], 'Which weights to remove, by the text.')
     flags.DEFINE_float('share', None, 'Of the inputs of every output, or of --per=matrix, removed.')
     flags.DEFINE_string('text', None, 'data.source that scores are of: text:GLOB.')
-    flags.DEFINE_enum('score', prune.Asked.score, [*SCORES], 'What is computed of each weight.')
+    flags.DEFINE_enum('score', prune.Pruning.score, [*SCORES], 'What is computed of each weight.')
     flags.DEFINE_enum('per', None, [*PER], 'What --share is of; as published without it.')
     flags.DEFINE_string('general', None, 'data.source of the general text of a dual score.')
     text = 'Of the general importance in the gradients of a dual score.'
-    flags.DEFINE_float('strength', prune.Asked.strength, text)
+    flags.DEFINE_float('strength', prune.Pruning.strength, text)
     flags.DEFINE_integer('seed', 0, 'Of --remove=random.')
     text = 'tokens [B, T] and their logits [B, T, V], which an import is compared with.'
     define_path('reference', None, f'File of numpy (.npz) with {text}')

@@ -18,50 +18,50 @@ from flax.traverse_util import unflatten_dict
 
 from eval.convert import hf_config, safetensors
 from eval.convert.fold import (
+    build_cpu_learner,
     cast,
-    learner_on_cpu,
-    logits_of,
-    used_in_float64,
-    without_reparam,
+    compute_logits,
+    float64_variables,
+    reparam_removal,
 )
 from eval.convert.hf_families import FAMILIES, Family
 from eval.convert.import_hf import (
+    MODEL_PREFIXES,
     MODEL_TYPE,
-    OF_MODEL,
     OTHER_FILES,
     SCALE,
     TOKENIZER_FILES,
     embedding_factor,
     factor_notes,
+    format_list,
     largest_difference,
-    listed,
+    param_shapes,
     recipe_for,
     scale_queries,
-    shapes_of,
 )
-from eval.load import Checkpoint, find
+from eval.load import Checkpoint, find_checkpoint
 from lm.config.recipe import Recipe
-from lm.config.resolve import changed, flatten, settle, to_dict
+from lm.config.resolve import flatten, resolve_config, to_dict, update_config
 from lm.data.tokenizers import SubwordTokenizer
 from lm.model.base_size import base_head_dim
 from lm.model.transformer import tied_factor
 from lm.record.checkpoint import read_meta
-from lm.record.upgrade import stored_config
+from lm.record.upgrade import resolve_stored
 from lm.storage.files import write_json
-from lm.storage.filling import filling
+from lm.storage.filling import fill_folder
 from modules.params import named_leaves
-from modules.positions import numbers_of
+from modules.positions import parse_numbers
 
 Params = dict[str, np.ndarray]
 TOLERANCE = 1e-5  # of float32 logits, relative to the largest
-MOST_BYTES = 5 << 30  # of a file, as transformers has it
-LENGTH = 64  # tokens of the rows that logits are compared on
+MAX_FILE_BYTES = 5 << 30  # of a file, as transformers has it
+MAX_LOGIT_TOKENS = 64  # tokens of the rows that logits are compared on
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
 # A model has these or not; what it lacks of them is filled with what changes nothing.
-FILLED_IN = ('model.bias', 'model.qkv_bias', 'model.readout_bias', 'model.embedding_scale')
-FILLED_IN += ('norm.scale', 'norm.bias')
+OPTIONAL_FIELDS = ('model.bias', 'model.qkv_bias', 'model.readout_bias', 'model.embedding_scale')
+OPTIONAL_FIELDS += ('norm.scale', 'norm.bias')
 # These do not change what evaluation computes, but for rounding.
-NO_MATTER = (
+TRAINING_FIELDS = (
     'model.dropout',
     'model.attention_dropout',
     'model.embedding_dropout',
@@ -77,7 +77,7 @@ GAIN, BIAS = 'final_norm/scale', 'final_norm/bias'
 
 
 @dataclasses.dataclass(frozen=True)
-class Exported:
+class ExportedModel:
     """A model of ours as theirs. recipe, params: what an import of it will be.
 
     difference: of the float32 logits of both, relative to the largest; stored_difference: of the
@@ -92,18 +92,18 @@ class Exported:
     stored_difference: float
 
 
-def export_checkpoint(checkpoint: Checkpoint, dtype: str = 'float32') -> Exported:
+def export_checkpoint(checkpoint: Checkpoint, dtype: str = 'float32') -> ExportedModel:
     """Returns the model of a checkpoint as one of the FAMILIES; nothing is written.
 
     Raises ValueError for a model that no family has, with what the nearest lacks, and where logits
     would change.
     """
-    exported, vocab_size = refilled(checkpoint, dtype), checkpoint.meta['vocab_size']
+    exported, vocab_size = convert_checkpoint(checkpoint, dtype), checkpoint.meta['vocab_size']
     name, found = exported.model_type, unflatten_dict(exported.params, sep='/')
-    length = min(LENGTH, checkpoint.recipe.data.seq_len)
+    length = min(MAX_LOGIT_TOKENS, checkpoint.recipe.data.seq_len)
     before = jax.device_get(checkpoint.variables)
-    wanted = logits_of(checkpoint.recipe, vocab_size, before, 'float32', length)
-    logits = logits_of(exported.recipe, vocab_size, {'params': found}, 'float32', length)
+    wanted = compute_logits(checkpoint.recipe, vocab_size, before, 'float32', length)
+    logits = compute_logits(exported.recipe, vocab_size, {'params': found}, 'float32', length)
     difference = largest_difference(logits, wanted)
     if not difference <= TOLERANCE:
         raise ValueError(
@@ -112,32 +112,32 @@ def export_checkpoint(checkpoint: Checkpoint, dtype: str = 'float32') -> Exporte
         )
     stored = difference
     if dtype != 'float32':
-        rounded = unflatten_dict(stored_params(exported, dtype), sep='/')
-        logits = logits_of(exported.recipe, vocab_size, {'params': rounded}, 'float32', length)
+        rounded = unflatten_dict(round_params(exported, dtype), sep='/')
+        logits = compute_logits(exported.recipe, vocab_size, {'params': rounded}, 'float32', length)
         stored = largest_difference(logits, wanted)
     return dataclasses.replace(exported, difference=difference, stored_difference=stored)
 
 
-def stored_params(exported: Exported, dtype: str) -> Params:
+def round_params(exported: ExportedModel, dtype: str) -> Params:
     """Returns the parameters that an import of the files reads, after rounding to `dtype`."""
     rounded = dict(exported.params)
     for row in FAMILIES[exported.model_type].rows:
         for path in set(row.paths) & rounded.keys():
-            stored = (rounded[path] - np.float32(row.plus)).astype(DTYPES[dtype])
-            rounded[path] = stored.astype(np.float32) + np.float32(row.plus)
+            stored = (rounded[path] - np.float32(row.offset)).astype(DTYPES[dtype])
+            rounded[path] = stored.astype(np.float32) + np.float32(row.offset)
     return rounded
 
 
-def refilled(checkpoint: Checkpoint, dtype: str) -> Exported:
+def convert_checkpoint(checkpoint: Checkpoint, dtype: str) -> ExportedModel:
     """Returns the model of a checkpoint as one of the FAMILIES, its logits not yet compared."""
-    source, params = plain_model(checkpoint)
-    name, config, recipe = family_for(source, params, imported_as(checkpoint))
-    shapes = shapes_of(learner_on_cpu(recipe, checkpoint.meta['vocab_size']))
-    refill(params, shapes, recipe, DTYPES[dtype])
-    return Exported(name, config, recipe, params, math.inf, math.inf)
+    source, params = build_plain_model(checkpoint)
+    name, config, recipe = select_family(source, params, find_source_family(checkpoint))
+    shapes = param_shapes(build_cpu_learner(recipe, checkpoint.meta['vocab_size']))
+    convert_params(params, shapes, recipe, DTYPES[dtype])
+    return ExportedModel(name, config, recipe, params, math.inf, math.inf)
 
 
-def imported_as(checkpoint: Checkpoint) -> str | None:
+def find_source_family(checkpoint: Checkpoint) -> str | None:
     """Returns the family that a model was imported from, by its own record or by that of the run
     that train.init_from names, and so on; None where there is no such record.
     """
@@ -145,22 +145,22 @@ def imported_as(checkpoint: Checkpoint) -> str | None:
     while MODEL_TYPE not in meta and source and source not in seen:
         seen.add(source)
         try:
-            meta = read_meta(*find(source))
+            meta = read_meta(*find_checkpoint(source))
         except (ValueError, OSError):  # it is not there any more
             return None
-        source = stored_config(meta['config']).train.init_from
+        source = resolve_stored(meta['config']).train.init_from
     return meta.get(MODEL_TYPE)
 
 
-def plain_model(checkpoint: Checkpoint) -> tuple[Recipe, Params]:
+def build_plain_model(checkpoint: Checkpoint) -> tuple[Recipe, Params]:
     """Returns the model with the weights that it uses, without reparametrisation or factors."""
     recipe = checkpoint.recipe
     carried = named_leaves(checkpoint.weights.stats)
     carried = [path for path, x in carried.items() if np.issubdtype(x.dtype, np.floating)]
     if carried:  # keys of random numbers are for training alone
-        raise ValueError(f'layers of this model carry what theirs cannot: {listed(carried)}')
+        raise ValueError(f'layers of this model carry what theirs cannot: {format_list(carried)}')
     mapped = recipe.model.reparam != 'none' or recipe.scaling.name != 'standard'
-    used = used_in_float64(checkpoint) if mapped else jax.device_get(checkpoint.variables)
+    used = float64_variables(checkpoint) if mapped else jax.device_get(checkpoint.variables)
     params = {path: np.asarray(x) for path, x in named_leaves(used['params']).items()}
     head_dim, base = recipe.head_dim, base_head_dim(recipe)
     if recipe.attention.options.get('logit_scale') == 'mup':
@@ -171,11 +171,11 @@ def plain_model(checkpoint: Checkpoint) -> tuple[Recipe, Params]:
         multiply_readout(params, recipe, factor)
     of_scaling = [path for path in flatten(recipe) if path.startswith('scaling.')]
     own = ('scaling.name', 'scaling.init_scale', 'scaling.init', 'scaling.zero_init')
-    changes = without_reparam() | dict.fromkeys({*of_scaling} - {*own})
+    changes = reparam_removal() | dict.fromkeys({*of_scaling} - {*own})
     changes |= {'scaling.name': 'standard', 'train.init_from': ''}
     if recipe.attention.options.get('logit_scale') == 'mup':
         changes['attention.logit_scale'] = None
-    return settle(changed(recipe.config, changes)), cast(params, np.float32)
+    return resolve_config(update_config(recipe.config, changes)), cast(params, np.float32)
 
 
 def multiply_readout(params: Params, recipe: Recipe, factor: float) -> None:
@@ -186,9 +186,11 @@ def multiply_readout(params: Params, recipe: Recipe, factor: float) -> None:
         params[BIAS] = params[BIAS] * factor
 
 
-def definition(recipe: Recipe) -> dict[str, Any]:
+def describe_model(recipe: Recipe) -> dict[str, Any]:
     """Returns the fields that say what is computed, options in full, for two models to compare."""
-    found = {path: value for path, value in flatten(recipe).items() if path.startswith(OF_MODEL)}
+    found = {
+        path: value for path, value in flatten(recipe).items() if path.startswith(MODEL_PREFIXES)
+    }
     for part in recipe.parts:
         given = {f'{part.section}.{name}': value for name, value in part.options.items()}
         found |= {path: value for path, value in given.items() if path in found}
@@ -196,22 +198,24 @@ def definition(recipe: Recipe) -> dict[str, Any]:
         found[path] = part.name
     for path in ('attention.rope_short_factor', 'attention.rope_long_factor'):
         if found.get(path):  # '1,2' is '1.0,2.0'
-            found[path] = ','.join(map(repr, numbers_of(found[path])))
+            found[path] = ','.join(map(repr, parse_numbers(found[path])))
     eps = {part.options['eps'] for part in recipe.norms.values() if 'eps' in part.options}
     if len(eps) == 1:
         found['norm.eps'] = next(iter(eps))
-    return {path: v for path, v in found.items() if path not in (*FILLED_IN, *NO_MATTER)}
+    return {
+        path: v for path, v in found.items() if path not in (*OPTIONAL_FIELDS, *TRAINING_FIELDS)
+    }
 
 
-def family_for(
-    recipe: Recipe, params: Params, first: str | None = None
+def select_family(
+    recipe: Recipe, params: Params, preferred: str | None = None
 ) -> tuple[str, dict[str, Any], Recipe]:
     """Returns (model_type, config.json, our recipe of it) of the family that has this model.
 
     first: the family that is asked before the others. Raises ValueError, with what the nearest
     family has instead, where there is none.
     """
-    own, biased, best = definition(recipe), biases(params), None
+    own, biased, best = describe_model(recipe), list_nonzero_biases(params), None
     unbiased = {} if biased else {'model.bias': False, 'model.qkv_bias': False}
     variants, refusals = [own], []
     if recipe.norm.name == 'rmsnorm' and is_centred(params):
@@ -219,7 +223,7 @@ def family_for(
         as_norm = {path: 'layernorm' for path in ('model.norm', 'model.final_norm')}
         variants.append(own | as_norm)
     for wanted in variants:
-        for name, family in sorted(FAMILIES.items(), key=lambda item: item[0] != first):
+        for name, family in sorted(FAMILIES.items(), key=lambda item: item[0] != preferred):
             try:
                 config = family.write(flatten(recipe) | wanted | unbiased)
                 fields = family.read(config)
@@ -227,9 +231,9 @@ def family_for(
             except ValueError as error:  # a value that their class, or its code, does not take
                 refusals.append(f'{name}: {error}')
                 continue
-            there = definition(found)
+            there = describe_model(found)
             lacks = [path for path in wanted if wanted[path] != there.get(path)]
-            lacks += [path for path in biased if not has(family, found, path)]
+            lacks += [path for path in biased if not has_bias(family, found, path)]
             if not lacks:
                 check_eps(recipe)
                 return name, {'model_type': name} | config, found
@@ -240,7 +244,7 @@ def family_for(
     name, lacks, there = best
     said = [f'{p}={own[p]!r} (there {there.get(p)!r})' if p in own else p for p in lacks]
     raise ValueError(
-        f'no family of theirs has this model; {name} is nearest, and lacks {listed(said)}. Known: '
+        f'no family of theirs has this model; {name} is nearest, and lacks {format_list(said)}. Known: '
         f'{", ".join(FAMILIES)}.'
     )
 
@@ -258,12 +262,12 @@ def check_eps(recipe: Recipe) -> None:
         )
 
 
-def biases(params: Params) -> list[str]:
+def list_nonzero_biases(params: Params) -> list[str]:
     """Returns the paths of biases of matrices in the blocks that are not 0."""
     return [p for p in params if p.endswith('_bias') and '/' in p and np.any(params[p])]
 
 
-def has(family: Family, recipe: Recipe, path: str) -> bool:
+def has_bias(family: Family, recipe: Recipe, path: str) -> bool:
     """Whether a model of the family with this recipe has a bias."""
     of_input = recipe.model.qkv_bias and path.endswith(('query_bias', 'key_bias', 'value_bias'))
     has_it = recipe.model.bias or of_input
@@ -289,7 +293,9 @@ def _rms(x: np.ndarray) -> float:
     return float(np.sqrt(np.mean(np.square(x, dtype=np.float64))))
 
 
-def refill(params: Params, shapes: Mapping[str, Any], recipe: Recipe, dtype: np.dtype) -> None:
+def convert_params(
+    params: Params, shapes: Mapping[str, Any], recipe: Recipe, dtype: np.dtype
+) -> None:
     """Makes the parameters those of `recipe`, in place, with the same logits.
 
     dtype: of the files, in which transformers rounds the factor of embeddings. Raises ValueError
@@ -317,7 +323,7 @@ def refill(params: Params, shapes: Mapping[str, Any], recipe: Recipe, dtype: np.
     wrong = params.keys() ^ shapes.keys()
     wrong |= {path for path in params.keys() & shapes.keys() if params[path].shape != shapes[path]}
     if wrong:
-        raise ValueError(f'their model has no place for {listed(sorted(wrong))}')
+        raise ValueError(f'their model has no place for {format_list(sorted(wrong))}')
     for path in params:
         params[path] = np.asarray(params[path], np.float32)
 
@@ -339,23 +345,23 @@ def add_readout_bias(params: Params, bias_V: np.ndarray) -> None:
     params[BIAS] = params[BIAS] + moved_D
 
 
-def tensors_of(exported: Exported, dtype: str) -> dict[str, safetensors.Tensor]:
+def export_tensors(exported: ExportedModel, dtype: str) -> dict[str, safetensors.Tensor]:
     """Returns the tensors of the files by name, each made when it is written."""
     params, family = exported.params, FAMILIES[exported.model_type]
     shapes, kind, found = {p: x.shape for p, x in params.items()}, DTYPES[dtype], {}
-    for place in family.expected(shapes, exported.recipe.model.n_layers):
+    for place in family.list_tensors(shapes, exported.recipe.model.n_layers):
 
         def make(place=place):
             row = place.row
             joined = row.layout.join([params[path][place.index] for path in row.paths])
-            return (joined - np.float32(row.plus)) if row.plus else joined
+            return (joined - np.float32(row.offset)) if row.offset else joined
 
         shape = place.row.layout.file_shape(place.shapes(shapes))
         found[place.name] = safetensors.Tensor(kind, shape, make)
     return found
 
 
-def names_of(tokenizer: SubwordTokenizer) -> dict[str, Any]:
+def tokenizer_config(tokenizer: SubwordTokenizer) -> dict[str, Any]:
     """Returns the tokenizer_config.json of a tokenizer; BOS and EOS may have no spelling."""
     ids = {'bos_token': tokenizer.bos_id, 'eos_token': tokenizer.eos_id}
     spelt = {name: tokenizer.library.id_to_token(i) for name, i in ids.items()}
@@ -363,7 +369,11 @@ def names_of(tokenizer: SubwordTokenizer) -> dict[str, Any]:
 
 
 def write_folder(
-    out: Path, checkpoint: Checkpoint, exported: Exported, dtype: str, most: int = MOST_BYTES
+    folder: Path,
+    checkpoint: Checkpoint,
+    exported: ExportedModel,
+    dtype: str,
+    max_bytes: int = MAX_FILE_BYTES,
 ) -> list[str]:
     """Writes the weights in files of at most `most` bytes, the tokenizer, and config.json, without
     which transformers takes the folder for none.
@@ -383,19 +393,19 @@ def write_folder(
     }
     notes = factor_notes(exported.recipe, DTYPES[dtype], exported.params)
     beside = checkpoint.path.parent.parent / 'tokenizer'
-    with filling(out):
-        safetensors.write_folder(out, tensors_of(exported, dtype), most)
+    with fill_folder(folder):
+        safetensors.write_folder(folder, export_tensors(exported, dtype), max_bytes)
         if isinstance(tokenizer, SubwordTokenizer):
-            tokenizer.library.save(str(out / TOKENIZER_FILES[0]))
+            tokenizer.library.save(str(folder / TOKENIZER_FILES[0]))
             for name in (*TOKENIZER_FILES[1:], *OTHER_FILES):
                 if (beside / name).is_file():
-                    shutil.copyfile(beside / name, out / name)
+                    shutil.copyfile(beside / name, folder / name)
             # A tokenizer that a run has trained keeps the first file alone.
-            if not (out / TOKENIZER_FILES[1]).is_file():
-                write_json(out / TOKENIZER_FILES[1], names_of(tokenizer))
+            if not (folder / TOKENIZER_FILES[1]).is_file():
+                write_json(folder / TOKENIZER_FILES[1], tokenizer_config(tokenizer))
         else:
             notes.append('no tokenizer.json: transformers has none here; ids go in as they are')
-        if not (out / OTHER_FILES[0]).is_file():
-            write_json(out / OTHER_FILES[0], ids)
-        write_json(out / hf_config.FILE, config)
+        if not (folder / OTHER_FILES[0]).is_file():
+            write_json(folder / OTHER_FILES[0], ids)
+        write_json(folder / hf_config.FILE, config)
     return notes

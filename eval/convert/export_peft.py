@@ -18,11 +18,11 @@ from eval.convert.hf_families import FAMILIES, TensorPlace
 from eval.convert.layouts import Layout
 from eval.load import Checkpoint
 from lm.storage.files import write_json
-from lm.storage.filling import filling
+from lm.storage.filling import fill_folder
 from modules.params import LORA, ParamSpec, matrix_axes, named_leaves, path_name
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
-BEFORE = 'base_model.model.'  # what PEFT writes before the name of each module
+PREFIX = 'base_model.model.'  # what PEFT writes before the name of each module
 TOLERANCE = 1e-5  # of a matrix and its factors' product, relative to its largest element
 
 
@@ -49,19 +49,19 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
     (part,) = recipe.reparam
     options = part.options
     scale = options['alpha'] / options['rank'] ** (0.5 if options['rslora'] else 1)
-    merged, without = export_checkpoint(checkpoint), export_checkpoint(_without_factors(checkpoint))
+    merged, without = export_checkpoint(checkpoint), export_checkpoint(_zero_factors(checkpoint))
     stored = {p: np.asarray(x) for p, x in named_leaves(checkpoint.weights.params).items()}
-    used = named_leaves(checkpoint.learner.described.used_specs)
+    used = named_leaves(checkpoint.learner.description.used_specs)
     family, layers = FAMILIES[merged.model_type], merged.recipe.model.n_layers
     shapes = {path: x.shape for path, x in merged.params.items()}
     tensors, modules, ranks, turned = {}, set(), {}, False
-    for place in family.expected(shapes, layers):
+    for place in family.list_tensors(shapes, layers):
         paths = place.row.paths
         if not any(f'{path}/a' in stored for path in paths):
             continue
-        _refuse(place, [used[path] for path in paths], stored)
+        _check_factors(place, [used[path] for path in paths], stored)
         pairs = [tuple(stored[f'{path}/{name}'][place.index] for name in 'ab') for path in paths]
-        in_a, in_b, turned = factors(place.row.layout, used[paths[0]], pairs)
+        in_a, in_b, turned = join_factors(place.row.layout, used[paths[0]], pairs)
         new, old = (
             place.row.layout.join([np.float64(of.params[path][place.index]) for path in paths])
             for of in (merged, without)
@@ -79,8 +79,8 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
         modules.add(short)
         if len(paths) > 1:
             ranks[short] = options['rank'] * len(paths)
-        tensors[f'{BEFORE}{module}.lora_A.weight'] = in_a
-        tensors[f'{BEFORE}{module}.lora_B.weight'] = in_b
+        tensors[f'{PREFIX}{module}.lora_A.weight'] = in_a
+        tensors[f'{PREFIX}{module}.lora_B.weight'] = in_b
     config = {
         'peft_type': 'LORA',
         'task_type': 'CAUSAL_LM',
@@ -103,7 +103,7 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
     return Adapter(config, tensors)
 
 
-def factors(
+def join_factors(
     layout: Layout, spec: ParamSpec, pairs: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> tuple[np.ndarray, np.ndarray, bool]:
     """Returns (A [R, I], B [O, R], whether the file's tensor is [I, O]) of one tensor of a file.
@@ -134,16 +134,16 @@ def factors(
     return (in_a.T, in_b.T, True) if turned else (in_a, in_b, False)
 
 
-def write_folder(out: Path, adapter: Adapter) -> None:
+def write_folder(folder: Path, adapter: Adapter) -> None:
     """Writes the two files of an adapter. ValueError where `out` holds something."""
     tensors = {name: x.astype(np.float32) for name, x in adapter.tensors.items()}
-    with filling(out):
-        safetensors.write_file(out / WEIGHTS, safetensors.of_arrays(tensors))
-        write_json(out / CONFIG, adapter.config)
+    with fill_folder(folder):
+        safetensors.write_file(folder / WEIGHTS, safetensors.make_tensors(tensors))
+        write_json(folder / CONFIG, adapter.config)
 
 
-def _without_factors(checkpoint: Checkpoint) -> Checkpoint:
-    specs, weights = checkpoint.learner.described.specs, checkpoint.weights
+def _zero_factors(checkpoint: Checkpoint) -> Checkpoint:
+    specs, weights = checkpoint.learner.description.specs, checkpoint.weights
 
     def zeroed(path, spec, weight):
         is_b = spec.part == LORA and path_name(path).endswith('/b')
@@ -153,7 +153,7 @@ def _without_factors(checkpoint: Checkpoint) -> Checkpoint:
     return dataclasses.replace(checkpoint, weights=weights.replace(params=params))
 
 
-def _refuse(place: TensorPlace, specs: Sequence[ParamSpec], stored: Container[str]) -> None:
+def _check_factors(place: TensorPlace, specs: Sequence[ParamSpec], stored: Container[str]) -> None:
     """Raises ValueError for a tensor whose factors PEFT has no place for, or in another form."""
     why = ''
     if '.experts.' in place.row.name:

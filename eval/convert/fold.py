@@ -18,20 +18,20 @@ from flax.traverse_util import unflatten_dict
 
 from eval.load import Checkpoint
 from lm.config.fields import FIELDS, KernelsConfig, MeshConfig
-from lm.config.recipe import Recipe, recipe_of
-from lm.config.resolve import changed, replaced, settle, to_dict
+from lm.config.recipe import Recipe, build_recipe
+from lm.config.resolve import resolve_config, to_dict, update_config, update_recipe
 from lm.data.tokenizers import Tokenizer
-from lm.devices.mesh import make_mesh, replicated
-from lm.launch.distributed import is_first, raised_by_all, several
+from lm.devices.mesh import make_mesh, replicated_sharding
+from lm.launch.distributed import is_first, is_multiprocess, raise_on_all
 from lm.model.check import check
-from lm.model.transformer import build_model, groups_of_blocks
+from lm.model.transformer import block_groups, build_model
 from lm.record.checkpoint import check_path, check_tree, state_record
 from lm.record.checkpoints import Checkpoints
 from lm.record.machine import versions
 from lm.record.workdir import CONFIG, check_shared, write_config
-from lm.storage.filling import filling
-from lm.training.state import Learner, State, Weights, build_learner, hyper_from, init_state
-from lm.training.update import average_of, optimizer
+from lm.storage.filling import fill_folder
+from lm.training.state import Learner, State, Weights, build_learner, init_state, make_hyper
+from lm.training.update import build_average, build_optimizer
 from modules.choices import choose
 from modules.norms import fold
 from modules.norms.fold import Affine
@@ -45,9 +45,9 @@ Flat = dict[str, np.ndarray]  # {'layers/mlp/up': ..., ...}
 
 # --to -> {model.norm: what of that norm is an affine map}; what is left is the norm --to.
 TARGETS = {
-    'crmsnorm': {'layernorm': fold.LEARNED['layernorm']},
-    'none': fold.CONSTANT,
-    'rmsnorm': fold.LEARNED,
+    'crmsnorm': {'layernorm': fold.LEARNED_AFFINE['layernorm']},
+    'none': fold.CONSTANT_AFFINE,
+    'rmsnorm': fold.LEARNED_AFFINE,
 }
 FINE_TUNE = 'Fine-tune it with model.norm={}_removal and train.init_from until all are removed.'
 HINTS = {
@@ -60,7 +60,7 @@ HINTS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Folded:
+class FoldedModel:
     """A model whose logits are those of another one.
 
     differences: {'float64': max |logit - source's| / max |source's|, 'float32': ...}.
@@ -70,10 +70,10 @@ class Folded:
     recipe: Recipe
     weights: Weights
     differences: dict[str, float]
-    kept: str = ''
+    norm_obstacle: str = ''
 
 
-def fold_checkpoint(checkpoint: Checkpoint, to: str, untie: bool = False) -> Folded:
+def fold_checkpoint(checkpoint: Checkpoint, to: str, untie: bool = False) -> FoldedModel:
     """The model of a checkpoint with model.norm = `to` and the same logits.
 
     rmsnorm: from layernorm, whose writers are recentred, or from rmsnorm. Gains and biases go into
@@ -85,42 +85,45 @@ def fold_checkpoint(checkpoint: Checkpoint, to: str, untie: bool = False) -> Fol
 
     Raises ValueError for a model that cannot be folded so, and where its logits change.
     """
-    if kept := why_norms_stay(checkpoint, to):
+    if kept := find_norm_obstacle(checkpoint, to):
         return fold_reparam(checkpoint, untie, kept)
-    refuse(checkpoint, to, untie)
+    check_foldable(checkpoint, to, untie)
     source, vocab = checkpoint.recipe, checkpoint.meta['vocab_size']
-    before = used_in_float64(checkpoint)
+    before = float64_variables(checkpoint)
     params = named_leaves(before['params'])
     if source.model.tie_embeddings:
         params['readout'] = params['embedding'].T
     maps = affine_maps(TARGETS[to][source.norm.name], source, params, before)
-    recipe = folded_config(source, to, biased=any(m.shift is not None for m in maps.values()))
+    recipe = fold_config(source, to, biased=any(m.shift is not None for m in maps.values()))
     check(recipe)
-    unfolded = replaced(source, without_reparam() | {'model.tie_embeddings': False})
-    specs = named_leaves(learner_on_cpu(unfolded, vocab).described.specs)
-    params = folded_params(params, specs, maps, source, recipe)
+    unfolded = update_recipe(source, reparam_removal() | {'model.tie_embeddings': False})
+    specs = named_leaves(build_cpu_learner(unfolded, vocab).description.specs)
+    params = fold_params(params, specs, maps, source, recipe)
     carried = {name: named_leaves(tree) for name, tree in before.items()}  # what layers carry
     after = {
-        n: {p: x for p, x in own.items() if holder(p) not in maps} for n, own in carried.items()
+        n: {p: x for p, x in own.items() if parent_path(p) not in maps}
+        for n, own in carried.items()
     }
     after['params'] = params
     after = {name: unflatten_dict(leaves, sep='/') for name, leaves in after.items() if leaves}
-    return folded(checkpoint, recipe, before, after)
+    return build_folded(checkpoint, recipe, before, after)
 
 
-def fold_reparam(checkpoint: Checkpoint, untie: bool, kept: str) -> Folded:
+def fold_reparam(checkpoint: Checkpoint, untie: bool, norm_obstacle: str) -> FoldedModel:
     """The model of a checkpoint with model.reparam = none and all else as it is."""
-    source, before = checkpoint.recipe, used_in_float64(checkpoint)
-    after, changes = dict(before), without_reparam() | {'train.init_from': ''}
+    source, before = checkpoint.recipe, float64_variables(checkpoint)
+    after, changes = dict(before), reparam_removal() | {'train.init_from': ''}
     if untie and source.model.tie_embeddings:
         after['params'] = before['params'] | {'readout': before['params']['embedding'].T}
         changes |= {'model.tie_embeddings': False}
-    recipe = settle(changed(source.config, changes))
+    recipe = resolve_config(update_config(source.config, changes))
     check(recipe)
-    return dataclasses.replace(folded(checkpoint, recipe, before, after), kept=kept)
+    return dataclasses.replace(
+        build_folded(checkpoint, recipe, before, after), norm_obstacle=norm_obstacle
+    )
 
 
-def why_norms_stay(checkpoint: Checkpoint, to: str) -> str:
+def find_norm_obstacle(checkpoint: Checkpoint, to: str) -> str:
     """The reason why only the reparametrisation of a model can be folded, and its norms stay.
 
     '' where the norms can be folded too, there is no reparametrisation, or `to` is a norm. Raises
@@ -130,8 +133,8 @@ def why_norms_stay(checkpoint: Checkpoint, to: str) -> str:
     if to != 'none' or source.model.reparam == 'none':
         return kept
     try:
-        refuse_model(source, to)
-        refuse_unfinished(source, checkpoint.weights.stats)
+        check_norms_foldable(source, to)
+        check_removal_finished(source, checkpoint.weights.stats)
     except ValueError as error:
         kept = str(error)
     if needed := source.placement.row.needs.get('reparam'):
@@ -142,19 +145,19 @@ def why_norms_stay(checkpoint: Checkpoint, to: str) -> str:
     return kept
 
 
-def refuse(checkpoint: Checkpoint, to: str, untie: bool) -> None:
+def check_foldable(checkpoint: Checkpoint, to: str, untie: bool) -> None:
     """Raises ValueError, with what would work, for a model that cannot be folded so."""
     recipe = checkpoint.recipe
-    refuse_model(recipe, to)
+    check_norms_foldable(recipe, to)
     if recipe.model.tie_embeddings and not untie:
         raise ValueError(
             'model.tie_embeddings=True: the readout cannot take a norm up while it is the '
             'embedding too. --untie stores it as a matrix of its own.'
         )
-    refuse_unfinished(recipe, checkpoint.weights.stats)
+    check_removal_finished(recipe, checkpoint.weights.stats)
 
 
-def refuse_model(recipe: Recipe, to: str) -> None:
+def check_norms_foldable(recipe: Recipe, to: str) -> None:
     """Raises ValueError, with what would work, for norms that cannot be folded so."""
     sources, norm, model = choose(TARGETS, to, '--to'), recipe.norm.name, recipe.model
     able = ', '.join(name for name, row in PLACEMENTS.items() if row.norms_before)
@@ -179,7 +182,7 @@ def refuse_model(recipe: Recipe, to: str) -> None:
         )
 
 
-def refuse_unfinished(recipe: Recipe, stats: Any) -> None:
+def check_removal_finished(recipe: Recipe, stats: Any) -> None:
     """Raises ValueError where norms are left to remove."""
     given = recipe.norm.options
     if 'removal_start' not in given:
@@ -197,34 +200,36 @@ def refuse_unfinished(recipe: Recipe, stats: Any) -> None:
 
 
 def affine_maps(
-    kind: fold.AffineOf, recipe: Recipe, params: Flat, carried: Any
+    kind: fold.AffineFunction, recipe: Recipe, params: Flat, carried: Any
 ) -> dict[str, Affine]:
     """{'layers/mlp_norm_in': the affine map behind its normalisation, ...} of all norms."""
-    (blocks,) = groups_of_blocks(recipe)
+    (blocks,) = block_groups(recipe)
     eps = recipe.norm.options.get('eps')
     before = recipe.placement.row.norms_before.values()
     sites = [*dict.fromkeys(f'{blocks.name}/{norm}' for norm in before), 'final_norm']
     stats = named_leaves(carried.get('stats', {}))
 
     def of(site: str, leaves: Mapping[str, Any]) -> Flat:
-        own = {path: leaf for path, leaf in leaves.items() if holder(path) == site}
+        own = {path: leaf for path, leaf in leaves.items() if parent_path(path) == site}
         return {path.rpartition('/')[2]: leaf for path, leaf in own.items()}
 
     return {site: kind(of(site, params), of(site, stats), eps) for site in sites}
 
 
-def holder(path: str) -> str:
+def parent_path(path: str) -> str:
     """The part that has a leaf: 'layers/mlp' has 'layers/mlp/up'."""
     return path.rpartition('/')[0]
 
 
-def folded_config(source: Recipe, to: str, biased: bool) -> Recipe:
+def fold_config(source: Recipe, to: str, biased: bool) -> Recipe:
     """The source's config with norm `to`. biased: whether matrices take biases up."""
     no_norm = {'model.norm': 'none', 'model.final_norm': 'none'}
-    others = recipe_of(changed(source.config, no_norm)).readers  # as those of model.qk_norm
+    others = build_recipe(
+        update_config(source.config, no_norm)
+    ).readers  # as those of model.qk_norm
     unread = [path for path in FIELDS if path.startswith('norm.') and path not in others]
-    config = changed(source.config, dict.fromkeys(unread) | without_reparam())
-    norm = folded_norm(source, to, recipe_of(changed(config, no_norm | {'model.norm': to})))
+    config = update_config(source.config, dict.fromkeys(unread) | reparam_removal())
+    norm = fold_norm(source, to, build_recipe(update_config(config, no_norm | {'model.norm': to})))
     changes = {
         'model.norm': norm,
         'model.final_norm': norm,
@@ -236,22 +241,22 @@ def folded_config(source: Recipe, to: str, biased: bool) -> Recipe:
         'train.init_from': '',
         'train.trainable': 'all',
     }
-    return settle(changed(config, changes))
+    return resolve_config(update_config(config, changes))
 
 
-def folded_norm(source: Recipe, to: str, folded: Recipe) -> str:
+def fold_norm(source: Recipe, to: str, unfolded_recipe: Recipe) -> str:
     """model.norm with the options of the source's norm, but for its gains: 'rmsnorm:scale=False'.
 
     folded: has the norm `to` with the options that do not stand behind its name.
     """
-    wanted, usual = {**source.norm.options, 'scale': False}, folded.norm.options
+    wanted, usual = {**source.norm.options, 'scale': False}, unfolded_recipe.norm.options
     behind = {name: wanted.get(name) for name in usual}
     behind = {n: value for n, value in behind.items() if value not in (None, usual[n])}
     text = ','.join(f'{name}={value!r}' for name, value in behind.items())
     return f'{to}:{text}' if text else to
 
 
-def folded_params(
+def fold_params(
     params: Flat,
     specs: Mapping[str, ParamSpec],
     maps: Mapping[str, Affine],
@@ -261,8 +266,8 @@ def folded_params(
     """The parameters of `recipe`'s model, from those of `source`'s: each matrix that reads the
     stream takes a norm's map up, and each that writes it is recentred where the norm was centred.
     """
-    drops = recipe.norm.row.drops
-    new = {path: weight for path, weight in params.items() if holder(path) not in maps}
+    drops = recipe.norm.row.dropped_coordinates
+    new = {path: weight for path, weight in params.items() if parent_path(path) not in maps}
     for path, spec in specs.items():
         if spec.part == NORM or 'embed' not in spec.axes:
             continue
@@ -277,7 +282,7 @@ def folded_params(
             continue
         norm = norm_before(path, source)
         axis, bias, affine = spec.axes.index('embed'), f'{path}_bias', maps[norm]
-        new[path], taken_up = folded_reader(new[path], new.get(bias), axis, affine, drops)
+        new[path], taken_up = fold_reader(new[path], new.get(bias), axis, affine, drops)
         if taken_up is not None:
             new[bias] = taken_up
     return new
@@ -285,13 +290,13 @@ def folded_params(
 
 def norm_before(path: str, recipe: Recipe) -> str:
     """The norm before a matrix that reads the stream: 'layers/mlp_norm_in' of 'layers/mlp/up'."""
-    if not holder(path):
+    if not parent_path(path):
         return 'final_norm'
     blocks, sublayer = path.split('/')[:2]
     return f'{blocks}/{recipe.placement.row.norms_before[sublayer]}'
 
 
-def folded_reader(kernel: Any, bias: Any, axis: int, affine: Affine, drops: int) -> tuple[Any, Any]:
+def fold_reader(kernel: Any, bias: Any, axis: int, affine: Affine, drops: int) -> tuple[Any, Any]:
     """The matrix and bias of whatever reads `axis` of the kernel; its outputs may have several."""
     shape = kernel.shape
     leading, outputs = shape[:axis], shape[axis + 1 :]
@@ -314,14 +319,14 @@ def cast(tree: Any, dtype: Any) -> Any:
     return jax.tree.map(one, tree)
 
 
-def on_cpu(dtype: str, function: Callable[[], Any]) -> Any:
+def run_on_cpu(dtype: str, function: Callable[[], Any]) -> Any:
     """function() on the CPU, where it can compute in `dtype`, as numpy arrays."""
     cpu = jax.local_devices(backend='cpu')[0]
     with jax.enable_x64(dtype == 'float64'), jax.default_device(cpu):
         return jax.device_get(function())
 
 
-def logits_of(
+def compute_logits(
     recipe: Recipe, vocab: int, variables: Any, dtype: str, length: int | None = None
 ) -> np.ndarray:
     """Logits of fixed random tokens, all in `dtype`, whatever model.dtype is, by the reference
@@ -329,31 +334,31 @@ def logits_of(
     """
     shape = (ROWS, length or recipe.data.seq_len)
     tokens_BT = np.random.default_rng(0).integers(0, vocab, shape, dtype=np.int32)
-    recipe = by_reference(replaced(recipe, {'model.dtype': dtype}))
+    recipe = use_reference_kernels(update_recipe(recipe, {'model.dtype': dtype}))
     transformer = build_model(recipe, vocab, 'cpu')
-    return on_cpu(dtype, lambda: jax.jit(transformer.apply)(cast(variables, dtype), tokens_BT))
+    return run_on_cpu(dtype, lambda: jax.jit(transformer.apply)(cast(variables, dtype), tokens_BT))
 
 
-def by_reference(recipe: Recipe) -> Recipe:
+def use_reference_kernels(recipe: Recipe) -> Recipe:
     """The recipe with the reference kernels, which run anywhere: its own may not run on a CPU. Its
     matmul product stays: it runs on a CPU, and may carry state.
     """
     kernels = vars(KernelsConfig(implementation='reference', matmul=recipe.config.kernels.matmul))
-    return replaced(recipe, {f'kernels.{name}': value for name, value in kernels.items()})
+    return update_recipe(recipe, {f'kernels.{name}': value for name, value in kernels.items()})
 
 
-def learner_on_cpu(recipe: Recipe, vocab: int) -> Learner:
+def build_cpu_learner(recipe: Recipe, vocab: int) -> Learner:
     """Describes parameters or makes them; it is never trained."""
-    return build_learner(by_reference(recipe), vocab, 0, 'cpu')
+    return build_learner(use_reference_kernels(recipe), vocab, 0, 'cpu')
 
 
-def used_in_float64(checkpoint: Checkpoint) -> dict[str, Any]:
+def float64_variables(checkpoint: Checkpoint) -> dict[str, Any]:
     """The variables of its model, computed from the stored weights in float64."""
     exact = cast(jax.device_get(checkpoint.weights), np.float64)
-    return on_cpu('float64', lambda: jax.jit(checkpoint.learner.variables)(exact))
+    return run_on_cpu('float64', lambda: jax.jit(checkpoint.learner.variables)(exact))
 
 
-def folded(checkpoint: Checkpoint, recipe: Recipe, before: Any, after: Any) -> Folded:
+def build_folded(checkpoint: Checkpoint, recipe: Recipe, before: Any, after: Any) -> FoldedModel:
     """The folded model with the variables `after`, in float64, stored in float32; those of the
     source are `before`.
 
@@ -363,12 +368,14 @@ def folded(checkpoint: Checkpoint, recipe: Recipe, before: Any, after: Any) -> F
     vocab, differences = checkpoint.meta['vocab_size'], {}
     stored = cast(after, np.float32)
     weights = Weights(stored.pop('params'), (), stored)
-    learner = learner_on_cpu(recipe, vocab)
-    fresh = jax.eval_shape(lambda: init_state(learner, hyper_from(recipe), jax.random.key(0)))
+    learner = build_cpu_learner(recipe, vocab)
+    fresh = jax.eval_shape(lambda: init_state(learner, make_hyper(recipe), jax.random.key(0)))
     check_tree(state_record(weights), state_record(fresh.weights), checkpoint.path)
     for dtype, source in (('float64', before), ('float32', checkpoint.variables)):
-        wanted = logits_of(checkpoint.recipe, vocab, jax.device_get(source), dtype)
-        found = logits_of(recipe, vocab, after, dtype)  # which rounds to float32 as storing does
+        wanted = compute_logits(checkpoint.recipe, vocab, jax.device_get(source), dtype)
+        found = compute_logits(
+            recipe, vocab, after, dtype
+        )  # which rounds to float32 as storing does
         differences[dtype] = float(np.max(np.abs(found - wanted)) / np.max(np.abs(wanted)))
     if not differences['float64'] <= TOLERANCE:
         raise ValueError(
@@ -377,10 +384,10 @@ def folded(checkpoint: Checkpoint, recipe: Recipe, before: Any, after: Any) -> F
             f'{TOLERANCE:.0e} at most. Nothing was written: a part of this model does not compute '
             'in float64, or is unknown to eval.convert.fold.'
         )
-    return Folded(recipe, weights, differences)
+    return FoldedModel(recipe, weights, differences)
 
 
-def without_reparam() -> dict[str, Any]:
+def reparam_removal() -> dict[str, Any]:
     """The changes that leave a config without reparametrisation, its options, and what is trained
     of it alone.
     """
@@ -388,18 +395,18 @@ def without_reparam() -> dict[str, Any]:
     return {'model.reparam': 'none', 'train.trainable': 'all'} | dict.fromkeys(options_of_it)
 
 
-def write(
-    out: Path,
+def write_workdir(
+    workdir: Path,
     recipe: Recipe,
     weights: Weights,
     tokenizer: Tokenizer,
     step: int,
     meta: dict,
-    beside: Sequence[Path] = (),
+    tokenizer_files: Sequence[Path] = (),
 ) -> None:
     """Writes a workdir with one checkpoint, whose optimizer state and average of the weights are
     new; all processes that hold parts of the weights must call it. It is marked as incomplete
-    (`lm.storage.filling`) until all of it is there.
+    (`lm.storage.fill_folder`) until all of it is there.
 
     Args:
       out: the workdir, a folder that is empty or not there.
@@ -414,32 +421,34 @@ def write(
       ValueError: where `out` holds something, or hosts do not see the same folder.
     """
     with contextlib.ExitStack() as held:
-        with raised_by_all(ValueError, OSError):
+        with raise_on_all(ValueError, OSError):
             if is_first():
-                check_path(out)
-                held.enter_context(filling(out))
-                tokenizer.save(out / 'tokenizer')
-                for file in beside:
-                    shutil.copyfile(file, out / 'tokenizer' / file.name)
-                write_config(out, recipe)
-        check_shared(out / CONFIG, '--out')
+                check_path(workdir)
+                held.enter_context(fill_folder(workdir))
+                tokenizer.save(workdir / 'tokenizer')
+                for file in tokenizer_files:
+                    shutil.copyfile(file, workdir / 'tokenizer' / file.name)
+                write_config(workdir, recipe)
+        check_shared(workdir / CONFIG, '--out')
         weights = jax.tree.map(jnp.asarray, weights)
-        learner, hyper = learner_on_cpu(recipe, meta['vocab_size']), hyper_from(recipe)
-        moments = optimizer(recipe, learner.described, hyper).init(weights.params)
-        average = average_of(recipe, learner.described, hyper).init(weights.params)
+        learner, hyper = build_cpu_learner(recipe, meta['vocab_size']), make_hyper(recipe)
+        moments = build_optimizer(recipe, learner.description, hyper).init(weights.params)
+        average = build_average(recipe, learner.description, hyper).init(weights.params)
         parts = weights.params, weights.reparam, weights.stats, moments, average
-        state = on_all_processes(State(jnp.int32(step), *parts))
-        checkpoints = Checkpoints(out, keep_last=1, keep_best=0, gb_at_once=gb_at_once(state))
+        state = replicate_state(State(jnp.int32(step), *parts))
+        checkpoints = Checkpoints(
+            workdir, keep_last=1, keep_best=0, save_concurrent_gb=largest_shard_gb(state)
+        )
         checkpoints.save(state, meta | {'config': to_dict(recipe), 'versions': versions()}, None)
         checkpoints.wait()
         checkpoints.close()
 
 
-def on_all_processes(state: State) -> State:
+def replicate_state(state: State) -> State:
     """Lays arrays that each process has by itself over the devices of all, as they are saved."""
-    if not several():
+    if not is_multiprocess():
         return state
-    everywhere = replicated(make_mesh(MeshConfig(data=-1)))
+    everywhere = replicated_sharding(make_mesh(MeshConfig(data=-1)))
 
     def laid(x):
         return jax.device_put(np.asarray(x), everywhere) if x.is_fully_addressable else x
@@ -447,7 +456,7 @@ def on_all_processes(state: State) -> State:
     return jax.tree.map(laid, state)
 
 
-def gb_at_once(state: State) -> float:
+def largest_shard_gb(state: State) -> float:
     """Returns just more than the largest part of an array on a device, which Orbax writes whole."""
     sizes = [s.data.nbytes for x in jax.tree.leaves(state) for s in x.addressable_shards]
     return (max(sizes) + 1000) / 1e9

@@ -2,14 +2,14 @@
 
 A family (`eval.convert.hf_families`) lists entries, each of which reads fields of theirs and writes
 them again. A field of theirs that no entry reads is an error that names it, unless nothing of what
-a model computes depends on it (`NOT_READ`).
+a model computes depends on it (`IGNORED_FIELDS`).
 """
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from eval.convert.hf_files import is_dropout, shown
+from eval.convert.hf_files import format_value, is_dropout
 from lm.config.fields import FIELDS
 
 Flat = dict[str, Any]  # {'model.d_model': 256, ...}
@@ -20,7 +20,7 @@ ZERO_BIASES = '@zero_biases'  # the part of a block whose biases are not in the 
 NOTES = '@notes'  # fields of the file that transformers does not read
 
 # Nothing of what a model computes in evaluation depends on these.
-_NOT_READ = (
+_IGNORED_FIELDS = (
     'architectures auto_map bos_token_id chunk_size_feed_forward dtype eos_token_id '
     'gradient_checkpointing id2label initializer_range is_decoder is_encoder_decoder '
     'is_llama_config label2id model_type n_ctx output_router_logits pad_token_id pretraining_tp '
@@ -30,19 +30,19 @@ _NOT_READ = (
     'initial_context_length original_max_position_embeddings output_attentions '
     'output_hidden_states sliding_window_size'
 )
-NOT_READ = frozenset(_NOT_READ.split())
-BEGINNINGS = ('_', 'summary_')
+IGNORED_FIELDS = frozenset(_IGNORED_FIELDS.split())
+IGNORED_PREFIXES = ('_', 'summary_')
 MISSING = object()
 
 
-class Fields:
+class ConfigFields:
     """The fields of a config.json, each of which must be taken.
 
     notes: sentences on those that transformers does not read either.
     """
 
     def __init__(self, raw: Mapping[str, Any]):
-        self.raw, self.taken, self.notes = raw, set(NOT_READ), []
+        self.raw, self.taken, self.notes = raw, set(IGNORED_FIELDS), []
 
     def take(self, name: str, default: Any = MISSING) -> Any:
         """Returns a field, or `default` where it is left out. ValueError where there is neither."""
@@ -69,26 +69,28 @@ class Fields:
                 f'{used!r}'
             )
 
-    def left(self) -> list[str]:
+    def list_unread(self) -> list[str]:
         """Returns 'name=value' of the fields that nothing took."""
         return [
-            f'{name}={shown(value)}'
+            f'{name}={format_value(value)}'
             for name, value in self.raw.items()
             if name not in self.taken and value is not None
-            if not name.startswith(BEGINNINGS) and not is_dropout(name)
+            if not name.startswith(IGNORED_PREFIXES) and not is_dropout(name)
         ]
 
 
-def dropouts(raw: Mapping[str, Any]) -> list[str]:
+def list_dropouts(raw: Mapping[str, Any]) -> list[str]:
     """Returns 'name=value' of the dropouts that a model was trained with."""
     of = {name: value for name, value in raw.items() if is_dropout(name) and value}
-    return [f'{name}={value}' for name, value in of.items() if not name.startswith(BEGINNINGS)]
+    return [
+        f'{name}={value}' for name, value in of.items() if not name.startswith(IGNORED_PREFIXES)
+    ]
 
 
 class ConfigEntry:
     """Reads fields of theirs as fields of ours, and writes them again; none, unless it says so."""
 
-    def read(self, fields: Fields) -> Flat:
+    def read(self, fields: ConfigFields) -> Flat:
         return {}
 
     def write(self, flat: Flat) -> Flat:
@@ -96,7 +98,7 @@ class ConfigEntry:
 
 
 @dataclasses.dataclass(frozen=True)
-class Same(ConfigEntry):
+class SharedField(ConfigEntry):
     """A number or a flag that both have.
 
     default: that of their class. none: what their null is. also: another name of it, which other
@@ -106,34 +108,34 @@ class Same(ConfigEntry):
     name: str
     path: str
     default: Any = MISSING
-    none: Any = None
-    also: str = ''
+    null_value: Any = None
+    alias: str = ''
 
-    def read(self, fields: Fields) -> Flat:
-        default = fields.take(self.also, self.default) if self.also else self.default
+    def read(self, fields: ConfigFields) -> Flat:
+        default = fields.take(self.alias, self.default) if self.alias else self.default
         value = fields.take(self.name, default)
-        value = self.none if value is None else value
+        value = self.null_value if value is None else value
         if float in FIELDS[self.path].types and type(value) is int:
             value = float(value)
         return {self.path: value}
 
     def write(self, flat: Flat) -> Flat:
         value = flat[self.path]
-        value = None if self.none is not None and value == self.none else value
-        return {self.name: value} | ({self.also: value} if self.also else {})
+        value = None if self.null_value is not None and value == self.null_value else value
+        return {self.name: value} | ({self.alias: value} if self.alias else {})
 
 
 @dataclasses.dataclass(frozen=True)
-class Fixed(ConfigEntry):
+class FixedField(ConfigEntry):
     """A field that must have this value, since our models have no other; others mean the same."""
 
     name: str
     value: Any
-    others: tuple[Any, ...] = ()
+    equivalents: tuple[Any, ...] = ()
 
-    def read(self, fields: Fields) -> Flat:
+    def read(self, fields: ConfigFields) -> Flat:
         found = fields.take(self.name, self.value)
-        if found not in (self.value, *self.others):
+        if found not in (self.value, *self.equivalents):
             raise ValueError(
                 f'{FILE} has {self.name}={found!r}, and our models know {self.value!r} alone'
             )
@@ -144,28 +146,28 @@ class Fixed(ConfigEntry):
 
 
 @dataclasses.dataclass(frozen=True)
-class Ignored(Fixed):
+class IgnoredField(FixedField):
     """A field that their class has and the code of its model does not read."""
 
-    def read(self, fields: Fields) -> Flat:
+    def read(self, fields: ConfigFields) -> Flat:
         fields.ignore(self.name, self.value)
         return {}
 
 
 @dataclasses.dataclass(frozen=True)
-class SameTwice(ConfigEntry):
+class AliasField(ConfigEntry):
     """Another name of a field that transformers does not read, beside the one that it does."""
 
     name: str
     read_name: str
 
-    def read(self, fields: Fields) -> Flat:
+    def read(self, fields: ConfigFields) -> Flat:
         fields.ignore(self.name, fields.raw.get(self.read_name))
         return {}
 
 
 @dataclasses.dataclass(frozen=True)
-class Named(ConfigEntry):
+class ChoiceField(ConfigEntry):
     """A choice that has other names here. The first of equal ones is written."""
 
     name: str
@@ -173,7 +175,7 @@ class Named(ConfigEntry):
     names: Mapping[Any, str]
     default: Any
 
-    def read(self, fields: Fields) -> Flat:
+    def read(self, fields: ConfigFields) -> Flat:
         found = fields.take(self.name, self.default)
         if found not in self.names:
             raise ValueError(
@@ -187,13 +189,13 @@ class Named(ConfigEntry):
 
 
 @dataclasses.dataclass(frozen=True)
-class Inner(ConfigEntry):
+class HiddenWidth(ConfigEntry):
     """The hidden width of the MLP, four times the model's where it is left out (GPT-2)."""
 
     name: str
     width: str
 
-    def read(self, fields: Fields) -> Flat:
+    def read(self, fields: ConfigFields) -> Flat:
         width = fields.take(self.width)
         return {'model.d_ff': fields.take(self.name, None) or 4 * width}
 
@@ -202,7 +204,7 @@ class Inner(ConfigEntry):
 
 
 @dataclasses.dataclass(frozen=True)
-class Positions(ConfigEntry):
+class MaxPositions(ConfigEntry):
     """The longest row. default: of their class. is_table: of a table of positions, which has just
     so many.
     """
@@ -211,7 +213,7 @@ class Positions(ConfigEntry):
     default: int = 2048
     is_table: bool = False
 
-    def read(self, fields: Fields) -> Flat:
+    def read(self, fields: ConfigFields) -> Flat:
         longest = fields.take(self.name, self.default)
         return {'data.seq_len' if self.is_table else MAX_POSITIONS: longest}
 
@@ -239,7 +241,7 @@ class HeadDim(ConfigEntry):
 
     default: int | None = None
 
-    def read(self, fields: Fields) -> Flat:
+    def read(self, fields: ConfigFields) -> Flat:
         even = fields.take('hidden_size') // fields.take('num_attention_heads')
         return {'model.head_dim': fields.take('head_dim', self.default) or even}
 
@@ -253,7 +255,7 @@ class QueryScalar(ConfigEntry):
 
     default: int
 
-    def read(self, fields: Fields) -> Flat:
+    def read(self, fields: ConfigFields) -> Flat:
         return {QUERY_SCALAR: fields.take('query_pre_attn_scalar', self.default)}
 
     def write(self, flat: Flat) -> Flat:
@@ -266,7 +268,7 @@ class Biases(ConfigEntry):
     the other are 0.
     """
 
-    def read(self, fields: Fields) -> Flat:
+    def read(self, fields: ConfigFields) -> Flat:
         there = {
             'attention': fields.take('attention_bias', False),
             'mlp': fields.take('mlp_bias', False),
@@ -283,7 +285,7 @@ class Biases(ConfigEntry):
 class Mxfp4(ConfigEntry):
     """quantization_config of weights in four bits, which are read and never written (gpt-oss)."""
 
-    def read(self, fields: Fields) -> Flat:
+    def read(self, fields: ConfigFields) -> Flat:
         given = fields.take('quantization_config', None) or {}
         if (method := given.get('quant_method', 'mxfp4')) != 'mxfp4':
             raise ValueError(f'{FILE} has quant_method={method!r}, and mxfp4 alone is read')

@@ -12,22 +12,22 @@ from typing import Any, NamedTuple
 
 from eval.convert.hf_config import (
     NOTES,
+    AliasField,
     Biases,
-    Fields,
-    Fixed,
+    ChoiceField,
+    ConfigFields,
+    FixedField,
     Flat,
     HeadDim,
-    Ignored,
-    Inner,
+    HiddenWidth,
+    IgnoredField,
+    MaxPositions,
     Mxfp4,
-    Named,
     NoDropout,
-    Positions,
     QueryScalar,
-    Same,
-    SameTwice,
+    SharedField,
 )
-from eval.convert.hf_positions import Rope, RopeByKind, Unturned, Window
+from eval.convert.hf_positions import NoRopeLayers, Rope, RopeByKind, Window
 from eval.convert.layouts import Layout
 from modules.choices import choose
 
@@ -38,19 +38,19 @@ class TensorRow(NamedTuple):
     name: str
     paths: tuple[str, ...]
     layout: Layout
-    plus: float = 0.0
+    offset: float = 0.0
 
 
-def row(name: str, paths: str, axes: str, plus: float = 0.0) -> TensorRow:
+def make_row(name: str, paths: str, axes: str, offset: float = 0.0) -> TensorRow:
     """Makes a row. 'a/{b,c}' are the paths a/b and a/c."""
     stem, _, several = paths.partition('{')
     names = several.rstrip('}').split(',') if several else ['']
-    return TensorRow(name, tuple(stem + one for one in names), Layout(axes), plus)
+    return TensorRow(name, tuple(stem + one for one in names), Layout(axes), offset)
 
 
-def with_bias(name: str, paths: str, axes: str, bias_axes: str) -> tuple[TensorRow, TensorRow]:
+def rows_with_bias(name: str, paths: str, axes: str, bias_axes: str) -> tuple[TensorRow, TensorRow]:
     """Returns the rows of a matrix, NAME.weight, and of its bias, NAME.bias."""
-    weight = row(f'{name}.weight', paths, axes)
+    weight = make_row(f'{name}.weight', paths, axes)
     of_bias = tuple(f'{path}_bias' for path in weight.paths)
     return weight, TensorRow(f'{name}.bias', of_bias, Layout(bias_axes))
 
@@ -64,17 +64,17 @@ class Family:
 
     architecture: str
     entries: tuple[Any, ...]
-    always: Mapping[str, Any]
+    constants: Mapping[str, Any]
     rows: tuple[TensorRow, ...]
     prefix: str = 'model.'
-    unused: tuple[str, ...] = ('.rotary_emb.inv_freq',)
+    unused_suffixes: tuple[str, ...] = ('.rotary_emb.inv_freq',)
 
     def read(self, raw: Mapping[str, Any]) -> Flat:
         """Returns fields of ours. ValueError for a field that they lack, which it names."""
-        fields, found = Fields(raw), dict(self.always)
+        fields, found = ConfigFields(raw), dict(self.constants)
         for entry in self.entries:
             found |= entry.read(fields)
-        if left := fields.left():
+        if left := fields.list_unread():
             raise ValueError(
                 f'config.json has {", ".join(left)}, which our models lack or the importer does '
                 'not know'
@@ -88,7 +88,7 @@ class Family:
             written |= entry.write(flat)
         return written
 
-    def expected(self, paths: Mapping[str, Any], layers: int) -> Iterator['TensorPlace']:
+    def list_tensors(self, paths: Mapping[str, Any], layers: int) -> Iterator['TensorPlace']:
         """Yields the tensors of a model with these parameters, {path: shape}."""
         for one in self.rows:
             if not all(path in paths for path in one.paths):
@@ -132,8 +132,8 @@ DECODER = {
 }
 
 
-def sizes(
-    longest: int, kv_heads: int | None = None, eps: float = 1e-6, tied: bool = False
+def size_entries(
+    max_positions: int, kv_heads: int | None = None, eps: float = 1e-6, tied: bool = False
 ) -> tuple[Any, ...]:
     """Returns the entries that nearly all families have.
 
@@ -144,19 +144,19 @@ def sizes(
       tied: whether the table of embeddings is the readout.
     """
     return (
-        Same('hidden_size', 'model.d_model'),
-        Same('num_hidden_layers', 'model.n_layers'),
-        Same('num_attention_heads', 'model.n_heads'),
-        Same('num_key_value_heads', 'model.n_kv_heads', kv_heads),
-        Same('intermediate_size', 'model.d_ff'),
-        Same('rms_norm_eps', 'norm.eps', eps),
-        Same('tie_word_embeddings', 'model.tie_embeddings', tied),
-        Positions(default=longest),
+        SharedField('hidden_size', 'model.d_model'),
+        SharedField('num_hidden_layers', 'model.n_layers'),
+        SharedField('num_attention_heads', 'model.n_heads'),
+        SharedField('num_key_value_heads', 'model.n_kv_heads', kv_heads),
+        SharedField('intermediate_size', 'model.d_ff'),
+        SharedField('rms_norm_eps', 'norm.eps', eps),
+        SharedField('tie_word_embeddings', 'model.tie_embeddings', tied),
+        MaxPositions(default=max_positions),
     )
 
 
-SILU = Fixed('hidden_act', 'silu', ('swish',))
-NO_BIAS = Fixed('attention_bias', False)
+SILU = FixedField('hidden_act', 'silu', ('swish',))
+NO_BIAS = FixedField('attention_bias', False)
 
 GPT2_ACTIVATIONS = {
     'gelu_new': 'gelu',
@@ -169,52 +169,55 @@ GPT2_ACTIVATIONS = {
 }
 
 
-def norm(name: str, path: str, plus: float = 0.0, bias: bool = False) -> tuple[TensorRow, ...]:
+def norm_rows(
+    name: str, path: str, offset: float = 0.0, bias: bool = False
+) -> tuple[TensorRow, ...]:
     """Returns the rows of a norm's gain and, with `bias`, of its bias."""
-    rows = (row(f'{name}.weight', f'{path}/scale', 'D -> D', plus),)
-    return rows + ((row(f'{name}.bias', f'{path}/bias', 'D -> D'),) if bias else ())
+    rows = (make_row(f'{name}.weight', f'{path}/scale', 'D -> D', offset),)
+    return rows + ((make_row(f'{name}.bias', f'{path}/bias', 'D -> D'),) if bias else ())
 
 
-EMBEDDING = row('model.embed_tokens.weight', 'embedding', 'V D -> V D')
-READOUT = row('lm_head.weight', 'readout', 'V D -> D V')
+EMBEDDING = make_row('model.embed_tokens.weight', 'embedding', 'V D -> V D')
+READOUT = make_row('lm_head.weight', 'readout', 'V D -> D V')
 ENDS = (EMBEDDING, READOUT)
 BLOCK = 'model.layers.{L}.'
 SELF_ATTN = BLOCK + 'self_attn.'
 QKV, QKV_BIASES = zip(
-    with_bias(SELF_ATTN + 'q_proj', ATTENTION + 'query', '(N H) D -> D N H', '(N H) -> N H'),
-    with_bias(SELF_ATTN + 'k_proj', ATTENTION + 'key', '(K H) D -> D K H', '(K H) -> K H'),
-    with_bias(SELF_ATTN + 'v_proj', ATTENTION + 'value', '(K H) D -> D K H', '(K H) -> K H'),
+    rows_with_bias(SELF_ATTN + 'q_proj', ATTENTION + 'query', '(N H) D -> D N H', '(N H) -> N H'),
+    rows_with_bias(SELF_ATTN + 'k_proj', ATTENTION + 'key', '(K H) D -> D K H', '(K H) -> K H'),
+    rows_with_bias(SELF_ATTN + 'v_proj', ATTENTION + 'value', '(K H) D -> D K H', '(K H) -> K H'),
     strict=True,
 )
 OUT, OUT_BIASES = zip(
-    with_bias(SELF_ATTN + 'o_proj', ATTENTION + 'out', 'D (N H) -> N H D', 'D -> D'), strict=True
+    rows_with_bias(SELF_ATTN + 'o_proj', ATTENTION + 'out', 'D (N H) -> N H D', 'D -> D'),
+    strict=True,
 )
 GATED, GATED_BIASES = zip(
-    with_bias(BLOCK + 'mlp.gate_proj', MLP + 'gate', 'F D -> D F', 'F -> F'),
-    with_bias(BLOCK + 'mlp.up_proj', MLP + 'up', 'F D -> D F', 'F -> F'),
-    with_bias(BLOCK + 'mlp.down_proj', MLP + 'down', 'D F -> F D', 'D -> D'),
+    rows_with_bias(BLOCK + 'mlp.gate_proj', MLP + 'gate', 'F D -> D F', 'F -> F'),
+    rows_with_bias(BLOCK + 'mlp.up_proj', MLP + 'up', 'F D -> D F', 'F -> F'),
+    rows_with_bias(BLOCK + 'mlp.down_proj', MLP + 'down', 'D F -> F D', 'D -> D'),
     strict=True,
 )
 PRE = (
-    *norm(BLOCK + 'input_layernorm', 'layers/attention_norm_in'),
-    *norm(BLOCK + 'post_attention_layernorm', 'layers/mlp_norm_in'),
-    *norm('model.norm', 'final_norm'),
+    *norm_rows(BLOCK + 'input_layernorm', 'layers/attention_norm_in'),
+    *norm_rows(BLOCK + 'post_attention_layernorm', 'layers/mlp_norm_in'),
+    *norm_rows('model.norm', 'final_norm'),
 )
 QK_NORMS = (
-    row(SELF_ATTN + 'q_norm.weight', ATTENTION + 'query_norm/scale', 'H -> H'),
-    row(SELF_ATTN + 'k_norm.weight', ATTENTION + 'key_norm/scale', 'H -> H'),
+    make_row(SELF_ATTN + 'q_norm.weight', ATTENTION + 'query_norm/scale', 'H -> H'),
+    make_row(SELF_ATTN + 'k_norm.weight', ATTENTION + 'key_norm/scale', 'H -> H'),
 )
 LLAMA_ROWS = (*ENDS, *QKV, *OUT, *GATED, *PRE)
 
 
-def four_norms(plus: float) -> tuple[TensorRow, ...]:
+def four_norms(offset: float) -> tuple[TensorRow, ...]:
     """Returns the norms of Gemma 2 and 3: before and behind each part."""
     return (
-        *norm(BLOCK + 'input_layernorm', 'layers/attention_norm_in', plus),
-        *norm(BLOCK + 'post_attention_layernorm', 'layers/attention_norm_out', plus),
-        *norm(BLOCK + 'pre_feedforward_layernorm', 'layers/mlp_norm_in', plus),
-        *norm(BLOCK + 'post_feedforward_layernorm', 'layers/mlp_norm_out', plus),
-        *norm('model.norm', 'final_norm', plus),
+        *norm_rows(BLOCK + 'input_layernorm', 'layers/attention_norm_in', offset),
+        *norm_rows(BLOCK + 'post_attention_layernorm', 'layers/attention_norm_out', offset),
+        *norm_rows(BLOCK + 'pre_feedforward_layernorm', 'layers/mlp_norm_in', offset),
+        *norm_rows(BLOCK + 'post_feedforward_layernorm', 'layers/mlp_norm_out', offset),
+        *norm_rows('model.norm', 'final_norm', offset),
     )
 
 
@@ -222,69 +225,69 @@ H = 'transformer.h.{L}.'
 GPT2 = Family(
     'GPT2LMHeadModel',
     (
-        Same('n_embd', 'model.d_model'),
-        Same('n_layer', 'model.n_layers'),
-        Same('n_head', 'model.n_heads'),
-        Inner('n_inner', 'n_embd'),
-        Positions('n_positions', 1024, is_table=True),
-        Same('layer_norm_epsilon', 'norm.eps', 1e-5),
-        Same('tie_word_embeddings', 'model.tie_embeddings', True),
-        Named('activation_function', 'model.activation', GPT2_ACTIVATIONS, 'gelu_new'),
-        Fixed('scale_attn_weights', True),
-        Fixed('scale_attn_by_inverse_layer_idx', False),
-        Fixed('add_cross_attention', False),
+        SharedField('n_embd', 'model.d_model'),
+        SharedField('n_layer', 'model.n_layers'),
+        SharedField('n_head', 'model.n_heads'),
+        HiddenWidth('n_inner', 'n_embd'),
+        MaxPositions('n_positions', 1024, is_table=True),
+        SharedField('layer_norm_epsilon', 'norm.eps', 1e-5),
+        SharedField('tie_word_embeddings', 'model.tie_embeddings', True),
+        ChoiceField('activation_function', 'model.activation', GPT2_ACTIVATIONS, 'gelu_new'),
+        FixedField('scale_attn_weights', True),
+        FixedField('scale_attn_by_inverse_layer_idx', False),
+        FixedField('add_cross_attention', False),
         NoDropout('resid_pdrop'),
         NoDropout('embd_pdrop'),
         NoDropout('attn_pdrop'),
     ),
     DECODER | {'model.norm': 'layernorm', 'model.position': 'learned', 'model.bias': True},
     (
-        row('transformer.wte.weight', 'embedding', 'V D -> V D'),
-        row('transformer.wpe.weight', 'positions/table', 'T D -> T D'),
+        make_row('transformer.wte.weight', 'embedding', 'V D -> V D'),
+        make_row('transformer.wpe.weight', 'positions/table', 'T D -> T D'),
         READOUT,
-        *with_bias(
+        *rows_with_bias(
             H + 'attn.c_attn',
             ATTENTION + '{query,key,value}',
             'D (3 N H) -> D N H',
             '(3 N H) -> N H',
         ),
-        *with_bias(H + 'attn.c_proj', ATTENTION + 'out', '(N H) D -> N H D', 'D -> D'),
-        *with_bias(H + 'mlp.c_fc', MLP + 'up', 'D F -> D F', 'F -> F'),
-        *with_bias(H + 'mlp.c_proj', MLP + 'down', 'F D -> F D', 'D -> D'),
-        *norm(H + 'ln_1', 'layers/attention_norm_in', bias=True),
-        *norm(H + 'ln_2', 'layers/mlp_norm_in', bias=True),
-        *norm('transformer.ln_f', 'final_norm', bias=True),
+        *rows_with_bias(H + 'attn.c_proj', ATTENTION + 'out', '(N H) D -> N H D', 'D -> D'),
+        *rows_with_bias(H + 'mlp.c_fc', MLP + 'up', 'D F -> D F', 'F -> F'),
+        *rows_with_bias(H + 'mlp.c_proj', MLP + 'down', 'F D -> F D', 'D -> D'),
+        *norm_rows(H + 'ln_1', 'layers/attention_norm_in', bias=True),
+        *norm_rows(H + 'ln_2', 'layers/mlp_norm_in', bias=True),
+        *norm_rows('transformer.ln_f', 'final_norm', bias=True),
     ),
     prefix='transformer.',
-    unused=('.attn.bias', '.attn.masked_bias'),
+    unused_suffixes=('.attn.bias', '.attn.masked_bias'),
 )
 LLAMA = Family(
     'LlamaForCausalLM',
     (
-        *sizes(2048),
+        *size_entries(2048),
         HeadDim(),
         Rope(),
         SILU,
         Biases(),
-        Fixed('rope_interleaved', False),
+        FixedField('rope_interleaved', False),
     ),
     DECODER,
     (*LLAMA_ROWS, *QKV_BIASES, *OUT_BIASES, *GATED_BIASES),
 )
 MISTRAL = Family(
     'MistralForCausalLM',
-    (*sizes(131_072, 8), HeadDim(), Rope(), Window(4096), SILU),
+    (*size_entries(131_072, 8), HeadDim(), Rope(), Window(4096), SILU),
     DECODER,
     LLAMA_ROWS,
 )
 QWEN2 = Family(
     'Qwen2ForCausalLM',
     (
-        *sizes(32_768, 32),
+        *size_entries(32_768, 32),
         Rope(),
         Window(4096, has_types=True, has_use=True),
         SILU,
-        Fixed('use_mrope', False),
+        FixedField('use_mrope', False),
     ),
     DECODER | {'model.qkv_bias': True},
     (*LLAMA_ROWS, *QKV_BIASES),
@@ -292,7 +295,7 @@ QWEN2 = Family(
 QWEN3 = Family(
     'Qwen3ForCausalLM',
     (
-        *sizes(32_768, 32),
+        *size_entries(32_768, 32),
         HeadDim(128),
         Rope(),
         Window(4096, has_types=True, has_use=True),
@@ -304,7 +307,7 @@ QWEN3 = Family(
 )
 OLMO2 = Family(
     'Olmo2ForCausalLM',
-    (*sizes(2048, eps=1e-5), Rope(), SILU, NO_BIAS),
+    (*size_entries(2048, eps=1e-5), Rope(), SILU, NO_BIAS),
     DECODER
     | {
         'model.placement': 'output',
@@ -317,16 +320,16 @@ OLMO2 = Family(
         *OUT,
         *GATED,
         *QK_NORMS,
-        *norm(BLOCK + 'post_attention_layernorm', 'layers/attention_norm_out'),
-        *norm(BLOCK + 'post_feedforward_layernorm', 'layers/mlp_norm_out'),
-        *norm('model.norm', 'final_norm'),
+        *norm_rows(BLOCK + 'post_attention_layernorm', 'layers/attention_norm_out'),
+        *norm_rows(BLOCK + 'post_feedforward_layernorm', 'layers/mlp_norm_out'),
+        *norm_rows('model.norm', 'final_norm'),
     ),
 )
 PHI3 = Family(
     'Phi3ForCausalLM',
     (
-        *sizes(4096, eps=1e-5),
-        Rope(is_partial=True, kinds=('default', 'longrope'), original=4096),
+        *size_entries(4096, eps=1e-5),
+        Rope(is_partial=True, kinds=('default', 'longrope'), original_length=4096),
         Window(),
         SILU,
         NO_BIAS,
@@ -334,13 +337,13 @@ PHI3 = Family(
     DECODER,
     (
         *ENDS,
-        row(
+        make_row(
             SELF_ATTN + 'qkv_proj.weight',
             ATTENTION + '{query,key,value}',
             '(N|K|K H) D -> D N|K|K H',
         ),
         *OUT,
-        row(BLOCK + 'mlp.gate_up_proj.weight', MLP + '{gate,up}', 'F|F D -> D F|F'),
+        make_row(BLOCK + 'mlp.gate_up_proj.weight', MLP + '{gate,up}', 'F|F D -> D F|F'),
         GATED[-1],
         *PRE,
     ),
@@ -350,20 +353,20 @@ GEMMA_ALWAYS = DECODER | {
     'model.activation': 'geglu',
     'model.embedding_scale': True,
 }
-GEMMA_ACTIVATION = Fixed('hidden_activation', 'gelu_pytorch_tanh', (None, 'gelu_new'))
+GEMMA_ACTIVATION = FixedField('hidden_activation', 'gelu_pytorch_tanh', (None, 'gelu_new'))
 GEMMA2 = Family(
     'Gemma2ForCausalLM',
     (
-        *sizes(8192, 4, tied=True),
+        *size_entries(8192, 4, tied=True),
         HeadDim(256),
         QueryScalar(256),
         Rope(),
-        Window(4096, every=2, has_types=True, is_needed=True),
-        Same('final_logit_softcapping', 'model.logit_softcap', 30.0, none=0.0),
-        Same('attn_logit_softcapping', 'attention.softcap', 50.0, none=0.0),
+        Window(4096, period=2, has_types=True, is_needed=True),
+        SharedField('final_logit_softcapping', 'model.logit_softcap', 30.0, null_value=0.0),
+        SharedField('attn_logit_softcapping', 'attention.softcap', 50.0, null_value=0.0),
         GEMMA_ACTIVATION,
-        Fixed('hidden_act', 'gelu_pytorch_tanh'),
-        Fixed('use_bidirectional_attention', None, (False,)),
+        FixedField('hidden_act', 'gelu_pytorch_tanh'),
+        FixedField('use_bidirectional_attention', None, (False,)),
         NO_BIAS,
     ),
     GEMMA_ALWAYS,
@@ -373,16 +376,16 @@ GEMMA2 = Family(
 GEMMA3 = Family(
     'Gemma3ForCausalLM',
     (
-        *sizes(131_072, 4, tied=True),
+        *size_entries(131_072, 4, tied=True),
         HeadDim(256),
         QueryScalar(256),
         RopeByKind(),
-        Window(4096, every=6, has_types=True, is_needed=True, has_pattern=True),
-        Same('final_logit_softcapping', 'model.logit_softcap', None, none=0.0),
-        Ignored('attn_logit_softcapping', None),
+        Window(4096, period=6, has_types=True, is_needed=True, has_pattern=True),
+        SharedField('final_logit_softcapping', 'model.logit_softcap', None, null_value=0.0),
+        IgnoredField('attn_logit_softcapping', None),
         GEMMA_ACTIVATION,
-        Fixed('hidden_act', 'gelu_pytorch_tanh'),
-        Fixed('use_bidirectional_attention', None, (False,)),
+        FixedField('hidden_act', 'gelu_pytorch_tanh'),
+        FixedField('use_bidirectional_attention', None, (False,)),
         NO_BIAS,
     ),
     GEMMA_ALWAYS | {'model.qk_norm': 'rmsnorm'},
@@ -392,19 +395,19 @@ GEMMA3 = Family(
         *OUT,
         *GATED,
         *four_norms(1.0),
-        *(one._replace(plus=1.0) for one in QK_NORMS),
+        *(one._replace(offset=1.0) for one in QK_NORMS),
     ),
 )
 SMOLLM3 = Family(
     'SmolLM3ForCausalLM',
     (
-        *sizes(32_768, 4, tied=True),
+        *size_entries(32_768, 4, tied=True),
         Rope(2_000_000.0),
-        Unturned(),
-        Window(has_types=True, has_use=True, is_unturned=True),
+        NoRopeLayers(),
+        Window(has_types=True, has_use=True, is_no_rope=True),
         SILU,
         NO_BIAS,
-        Fixed('mlp_bias', False),
+        FixedField('mlp_bias', False),
     ),
     DECODER,
     LLAMA_ROWS,
@@ -413,55 +416,57 @@ NEOX = 'gpt_neox.layers.{L}.'
 GPT_NEOX = Family(
     'GPTNeoXForCausalLM',
     (
-        Same('hidden_size', 'model.d_model'),
-        Same('num_hidden_layers', 'model.n_layers'),
-        Same('num_attention_heads', 'model.n_heads'),
-        Same('intermediate_size', 'model.d_ff'),
-        Same('layer_norm_eps', 'norm.eps', 1e-5),
-        Same('tie_word_embeddings', 'model.tie_embeddings', False),
-        Positions(),
+        SharedField('hidden_size', 'model.d_model'),
+        SharedField('num_hidden_layers', 'model.n_layers'),
+        SharedField('num_attention_heads', 'model.n_heads'),
+        SharedField('intermediate_size', 'model.d_ff'),
+        SharedField('layer_norm_eps', 'norm.eps', 1e-5),
+        SharedField('tie_word_embeddings', 'model.tie_embeddings', False),
+        MaxPositions(),
         Rope(
             fraction=0.25,
             fraction_name='rotary_pct',
             base_name='rotary_emb_base',
             is_partial=True,
         ),
-        Named('use_parallel_residual', 'model.placement', {True: 'parallel', False: 'pre'}, True),
-        Named('hidden_act', 'model.activation', GPT2_ACTIVATIONS, 'gelu'),
-        Fixed('attention_bias', True),
+        ChoiceField(
+            'use_parallel_residual', 'model.placement', {True: 'parallel', False: 'pre'}, True
+        ),
+        ChoiceField('hidden_act', 'model.activation', GPT2_ACTIVATIONS, 'gelu'),
+        FixedField('attention_bias', True),
     ),
     DECODER | {'model.norm': 'layernorm', 'model.bias': True},
     (
-        row('gpt_neox.embed_in.weight', 'embedding', 'V D -> V D'),
-        row('embed_out.weight', 'readout', 'V D -> D V'),
-        *with_bias(
+        make_row('gpt_neox.embed_in.weight', 'embedding', 'V D -> V D'),
+        make_row('embed_out.weight', 'readout', 'V D -> D V'),
+        *rows_with_bias(
             NEOX + 'attention.query_key_value',
             ATTENTION + '{query,key,value}',
             '(N 3 H) D -> D N H',
             '(N 3 H) -> N H',
         ),
-        *with_bias(NEOX + 'attention.dense', ATTENTION + 'out', 'D (N H) -> N H D', 'D -> D'),
-        *with_bias(NEOX + 'mlp.dense_h_to_4h', MLP + 'up', 'F D -> D F', 'F -> F'),
-        *with_bias(NEOX + 'mlp.dense_4h_to_h', MLP + 'down', 'D F -> F D', 'D -> D'),
-        *norm(NEOX + 'input_layernorm', 'layers/attention_norm_in', bias=True),
-        *norm(NEOX + 'post_attention_layernorm', 'layers/mlp_norm_in', bias=True),
-        *norm('gpt_neox.final_layer_norm', 'final_norm', bias=True),
+        *rows_with_bias(NEOX + 'attention.dense', ATTENTION + 'out', 'D (N H) -> N H D', 'D -> D'),
+        *rows_with_bias(NEOX + 'mlp.dense_h_to_4h', MLP + 'up', 'F D -> D F', 'F -> F'),
+        *rows_with_bias(NEOX + 'mlp.dense_4h_to_h', MLP + 'down', 'D F -> F D', 'D -> D'),
+        *norm_rows(NEOX + 'input_layernorm', 'layers/attention_norm_in', bias=True),
+        *norm_rows(NEOX + 'post_attention_layernorm', 'layers/mlp_norm_in', bias=True),
+        *norm_rows('gpt_neox.final_layer_norm', 'final_norm', bias=True),
     ),
     prefix='gpt_neox.',
-    unused=('.attention.bias', '.attention.masked_bias', '.rotary_emb.inv_freq'),
+    unused_suffixes=('.attention.bias', '.attention.masked_bias', '.rotary_emb.inv_freq'),
 )
 EXPERTS = DECODER | {'model.mlp': 'moe', 'mlp.gates': 'renormalised', 'mlp.router_noise': 0.0}
-OF_MIXTRAL = BLOCK + 'block_sparse_moe.experts.{E}.'
+MIXTRAL_EXPERT = BLOCK + 'block_sparse_moe.experts.{E}.'
 MIXTRAL = Family(
     'MixtralForCausalLM',
     (
-        *sizes(131_072, 8, 1e-5),
+        *size_entries(131_072, 8, 1e-5),
         HeadDim(),
         Rope(1_000_000.0),
         Window(),
         SILU,
-        Same('num_local_experts', 'mlp.n_experts', 8),
-        Same('num_experts_per_tok', 'mlp.experts_per_token', 2),
+        SharedField('num_local_experts', 'mlp.n_experts', 8),
+        SharedField('num_experts_per_tok', 'mlp.experts_per_token', 2),
     ),
     EXPERTS,
     (
@@ -469,28 +474,30 @@ MIXTRAL = Family(
         *QKV,
         *OUT,
         *PRE,
-        row(BLOCK + 'block_sparse_moe.gate.weight', MLP + 'router', 'E D -> D E'),
-        row(OF_MIXTRAL + 'w1.weight', MLP + 'gate', 'F D -> D F'),
-        row(OF_MIXTRAL + 'w3.weight', MLP + 'up', 'F D -> D F'),
-        row(OF_MIXTRAL + 'w2.weight', MLP + 'down', 'D F -> F D'),
+        make_row(BLOCK + 'block_sparse_moe.gate.weight', MLP + 'router', 'E D -> D E'),
+        make_row(MIXTRAL_EXPERT + 'w1.weight', MLP + 'gate', 'F D -> D F'),
+        make_row(MIXTRAL_EXPERT + 'w3.weight', MLP + 'up', 'F D -> D F'),
+        make_row(MIXTRAL_EXPERT + 'w2.weight', MLP + 'down', 'D F -> F D'),
     ),
 )
-OF_QWEN = BLOCK + 'mlp.experts.{E}.'
+QWEN_EXPERT = BLOCK + 'mlp.experts.{E}.'
 QWEN3_MOE = Family(
     'Qwen3MoeForCausalLM',
     (
-        *sizes(32_768, 4),
+        *size_entries(32_768, 4),
         HeadDim(),
         Rope(),
         Window(4096, has_use=True),
         SILU,
         NO_BIAS,
-        Same('moe_intermediate_size', 'model.d_ff', 768),  # of an expert: all layers have experts
-        Same('num_local_experts', 'mlp.n_experts', 128, also='num_experts'),
-        Same('num_experts_per_tok', 'mlp.experts_per_token', 8),
-        Named('norm_topk_prob', 'mlp.gates', {True: 'renormalised', False: 'softmax'}, False),
-        Fixed('decoder_sparse_step', 1),
-        Fixed('mlp_only_layers', [], (None,)),
+        SharedField(
+            'moe_intermediate_size', 'model.d_ff', 768
+        ),  # of an expert: all layers have experts
+        SharedField('num_local_experts', 'mlp.n_experts', 128, alias='num_experts'),
+        SharedField('num_experts_per_tok', 'mlp.experts_per_token', 8),
+        ChoiceField('norm_topk_prob', 'mlp.gates', {True: 'renormalised', False: 'softmax'}, False),
+        FixedField('decoder_sparse_step', 1),
+        FixedField('mlp_only_layers', [], (None,)),
     ),
     EXPERTS | {'model.qk_norm': 'rmsnorm'},
     (
@@ -499,10 +506,10 @@ QWEN3_MOE = Family(
         *QK_NORMS,
         *OUT,
         *PRE,
-        row(BLOCK + 'mlp.gate.weight', MLP + 'router', 'E D -> D E'),
-        row(OF_QWEN + 'gate_proj.weight', MLP + 'gate', 'F D -> D F'),
-        row(OF_QWEN + 'up_proj.weight', MLP + 'up', 'F D -> D F'),
-        row(OF_QWEN + 'down_proj.weight', MLP + 'down', 'D F -> F D'),
+        make_row(BLOCK + 'mlp.gate.weight', MLP + 'router', 'E D -> D E'),
+        make_row(QWEN_EXPERT + 'gate_proj.weight', MLP + 'gate', 'F D -> D F'),
+        make_row(QWEN_EXPERT + 'up_proj.weight', MLP + 'up', 'F D -> D F'),
+        make_row(QWEN_EXPERT + 'down_proj.weight', MLP + 'down', 'D F -> F D'),
     ),
 )
 
@@ -517,17 +524,17 @@ GPT_OSS_ROPE = {
 GPT_OSS = Family(
     'GptOssForCausalLM',
     (
-        *sizes(131_072, 8, 1e-5),
+        *size_entries(131_072, 8, 1e-5),
         HeadDim(64),
-        Rope(150_000.0, usual=GPT_OSS_ROPE),
-        Window(128, every=2, has_types=True, is_needed=True),
+        Rope(150_000.0, default_parameters=GPT_OSS_ROPE),
+        Window(128, period=2, has_types=True, is_needed=True),
         SILU,
-        Same('num_local_experts', 'mlp.n_experts', 128),
-        Same('num_experts_per_tok', 'mlp.experts_per_token', 4),
-        SameTwice('experts_per_token', 'num_experts_per_tok'),
-        Fixed('attention_bias', True),
-        Fixed('swiglu_alpha', 1.702),
-        Fixed('swiglu_limit', 7.0),
+        SharedField('num_local_experts', 'mlp.n_experts', 128),
+        SharedField('num_experts_per_tok', 'mlp.experts_per_token', 4),
+        AliasField('experts_per_token', 'num_experts_per_tok'),
+        FixedField('attention_bias', True),
+        FixedField('swiglu_alpha', 1.702),
+        FixedField('swiglu_limit', 7.0),
         Mxfp4(),
     ),
     EXPERTS | {'model.bias': True, 'model.activation': 'swiglu_oai', 'attention.sinks': 'learned'},
@@ -537,13 +544,15 @@ GPT_OSS = Family(
         *QKV_BIASES,
         *OUT,
         *OUT_BIASES,
-        row(SELF_ATTN + 'sinks', ATTENTION + 'sinks', 'N -> N'),
+        make_row(SELF_ATTN + 'sinks', ATTENTION + 'sinks', 'N -> N'),
         *PRE,
-        *with_bias(BLOCK + 'mlp.router', MLP + 'router', 'E D -> D E', 'E -> E'),
-        row(BLOCK + 'mlp.experts.gate_up_proj', MLP + '{gate,up}', 'E D (F 2) -> E D F'),
-        row(BLOCK + 'mlp.experts.gate_up_proj_bias', MLP + '{gate_bias,up_bias}', 'E (F 2) -> E F'),
-        row(BLOCK + 'mlp.experts.down_proj', MLP + 'down', 'E F D -> E F D'),
-        row(BLOCK + 'mlp.experts.down_proj_bias', MLP + 'down_bias', 'E D -> E D'),
+        *rows_with_bias(BLOCK + 'mlp.router', MLP + 'router', 'E D -> D E', 'E -> E'),
+        make_row(BLOCK + 'mlp.experts.gate_up_proj', MLP + '{gate,up}', 'E D (F 2) -> E D F'),
+        make_row(
+            BLOCK + 'mlp.experts.gate_up_proj_bias', MLP + '{gate_bias,up_bias}', 'E (F 2) -> E F'
+        ),
+        make_row(BLOCK + 'mlp.experts.down_proj', MLP + 'down', 'E F D -> E F D'),
+        make_row(BLOCK + 'mlp.experts.down_proj_bias', MLP + 'down_bias', 'E D -> E D'),
     ),
 )
 
@@ -566,7 +575,7 @@ FAMILIES = {
 }
 
 
-def family_of(raw: Mapping[str, Any]) -> Family:
+def find_family(raw: Mapping[str, Any]) -> Family:
     """Returns the family of a config.json. ValueError, with the known ones, for another."""
     if 'model_type' not in raw:
         raise ValueError('config.json lacks model_type')

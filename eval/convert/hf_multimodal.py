@@ -23,49 +23,49 @@ GEMMA3_TEXT = {
     'bos_token_id': 2,
 }
 # model_type of the whole -> that of the text model, and the fields of its class.
-INSIDE = {'gemma3': ('gemma3_text', GEMMA3_TEXT)}
+TEXT_MODELS = {'gemma3': ('gemma3_text', GEMMA3_TEXT)}
 # Fields of the whole that are of the text model too.
-OF_WHOLE = ('bos_token_id', 'eos_token_id', 'tie_word_embeddings', 'quantization_config')
+SHARED_FIELDS = ('bos_token_id', 'eos_token_id', 'tie_word_embeddings', 'quantization_config')
 # Beginnings of names, as transformers 4 and 5 write them -> those of the text model alone.
-BEGINNINGS = {
+PREFIXES = {
     'model.language_model.': 'model.',
     'language_model.model.': 'model.',
     'language_model.lm_head.': 'lm_head.',
 }
-OF_IMAGES = ('vision_tower', 'multi_modal_projector')
+IMAGE_MODULES = ('vision_tower', 'multi_modal_projector')
 
 
-def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def find_text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the config.json of the text model; `raw` itself where that is one.
 
     Raises ValueError where the whole has no text_config.
     """
-    if raw.get('model_type') not in INSIDE:
+    if raw.get('model_type') not in TEXT_MODELS:
         return raw
-    name, of_class = INSIDE[raw['model_type']]
+    name, of_class = TEXT_MODELS[raw['model_type']]
     own = raw.get('text_config')
     if not isinstance(own, dict):
         raise ValueError(f'{FILE} has model_type={raw["model_type"]!r} and no text_config')
-    shared = {field: raw[field] for field in OF_WHOLE if raw.get(field) is not None}
+    shared = {field: raw[field] for field in SHARED_FIELDS if raw.get(field) is not None}
     return of_class | shared | own | {'model_type': name}
 
 
-def text_tensors(
+def select_text_tensors(
     raw: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> tuple[dict[str, StoredTensor], list[str]]:
     """Returns (the tensors of the text model by its own names, notes of what was left out).
 
     raw: the config.json of the whole.
     """
-    if raw.get('model_type') not in INSIDE:
+    if raw.get('model_type') not in TEXT_MODELS:
         return dict(stored), []
     kept, left = {}, Counter()
     for name, where in stored.items():
         part = name.removeprefix('model.').partition('.')[0]
-        if part in OF_IMAGES:
+        if part in IMAGE_MODULES:
             left[part] += 1
             continue
-        start = next((one for one in BEGINNINGS if name.startswith(one)), '')
-        kept[BEGINNINGS.get(start, '') + name.removeprefix(start)] = where
+        start = next((one for one in PREFIXES if name.startswith(one)), '')
+        kept[PREFIXES.get(start, '') + name.removeprefix(start)] = where
     said = ', '.join(f'{part} ({count} tensors)' for part, count in left.items())
     return kept, [f'left out, as it reads images: {said}'] if left else []

@@ -8,29 +8,29 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from eval.convert.hf_config import FILE, Fields, Flat
+from eval.convert.hf_config import FILE, ConfigFields, Flat
 
 SLIDING, FULL = 'sliding_attention', 'full_attention'
 # The first layers of a Qwen, which have no window if nothing else says so.
 MAX_WINDOW_LAYERS = 28
 FACTOR, ORIGINAL = 'rope_factor', 'rope_original_length'
-OF_TURNS = {'factor': FACTOR, 'original_max_position_embeddings': ORIGINAL}
+LENGTH_OPTIONS = {'factor': FACTOR, 'original_max_position_embeddings': ORIGINAL}
 # Their names of the options of a scaling of RoPE, with ours.
-OF_SCALING = {
+SCALING_OPTIONS = {
     'default': {},
     'linear': {'factor': FACTOR},
-    'llama3': OF_TURNS
+    'llama3': LENGTH_OPTIONS
     | {
         'low_freq_factor': 'rope_low_frequency_factor',
         'high_freq_factor': 'rope_high_frequency_factor',
     },
-    'longrope': OF_TURNS
+    'longrope': LENGTH_OPTIONS
     | {
         'short_factor': 'rope_short_factor',
         'long_factor': 'rope_long_factor',
         'attention_factor': 'rope_attention_factor',
     },
-    'yarn': OF_TURNS
+    'yarn': LENGTH_OPTIONS
     | {
         'beta_fast': 'rope_beta_fast',
         'beta_slow': 'rope_beta_slow',
@@ -39,7 +39,7 @@ OF_SCALING = {
     },
 }
 # Those that may be left out: ours then have the same value, or compute it.
-MAY_LACK = ('attention_factor', 'beta_fast', 'beta_slow', 'truncate')
+OMITTABLE = ('attention_factor', 'beta_fast', 'beta_slow', 'truncate')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,24 +58,24 @@ class Rope:
     fraction_name: str = 'partial_rotary_factor'
     base_name: str = 'rope_theta'
     is_partial: bool = False
-    kinds: tuple[str, ...] = tuple(OF_SCALING)
-    usual: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    original: int | None = None
+    kinds: tuple[str, ...] = tuple(SCALING_OPTIONS)
+    default_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    original_length: int | None = None
 
-    def read(self, fields: Fields) -> Flat:
+    def read(self, fields: ConfigFields) -> Flat:
         base = fields.take(self.base_name, None) or self.base
         fraction = fields.take(self.fraction_name, None)
         fraction = self.fraction if fraction is None else fraction
         four, five = fields.take('rope_scaling', None), fields.take('rope_parameters', None)
-        given = four or five or self.usual
+        given = four or five or self.default_parameters
         for name, used in (('rope_theta', base), ('partial_rotary_factor', fraction)):
             if name not in (self.base_name, self.fraction_name):
                 fields.ignore(name, given.get(name, used))
-        original = fields.raw.get('original_max_position_embeddings', self.original)
+        original = fields.raw.get('original_max_position_embeddings', self.original_length)
         return read_rope(given, base, fraction, fields, original, self.is_partial, self.kinds)
 
     def write(self, flat: Flat) -> Flat:
-        given = written_rope(flat)
+        given = write_rope(flat)
         four = {self.base_name: given['rope_theta']}
         if given['rope_type'] != 'default':
             four['rope_scaling'] = {k: v for k, v in given.items() if k != 'rope_theta'}
@@ -84,7 +84,7 @@ class Rope:
             given['partial_rotary_factor'] = four[self.fraction_name] = fraction
             if 'rope_scaling' in four:
                 four['rope_scaling']['partial_rotary_factor'] = fraction
-        return {'rope_parameters': given} | four | of_long(given)
+        return {'rope_parameters': given} | four | write_original_length(given)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,7 @@ class RopeByKind:
     base: float = 1_000_000.0
     local_base: float = 10_000.0
 
-    def read(self, fields: Fields) -> Flat:
+    def read(self, fields: ConfigFields) -> Flat:
         base = fields.take('rope_theta', None) or self.base
         local = fields.take('rope_local_base_freq', None) or self.local_base
         given = fields.take('rope_parameters', None) or {}
@@ -113,7 +113,7 @@ class RopeByKind:
         return found
 
     def write(self, flat: Flat) -> Flat:
-        given = written_rope(flat)
+        given = write_rope(flat)
         given.pop('truncate', None)
         local = flat['attention.rope_local_base'] or given['rope_theta']
         of_window = {'rope_type': 'default', 'rope_theta': local}
@@ -121,13 +121,13 @@ class RopeByKind:
 
 
 @dataclasses.dataclass(frozen=True)
-class Unturned:
+class NoRopeLayers:
     """no_rope_layers: 0 for layers that are not turned, each n-th of them here (SmolLM3)."""
 
-    every: int = 4
+    period: int = 4
 
-    def read(self, fields: Fields) -> Flat:
-        turned = turned_layers(fields, self.every)
+    def read(self, fields: ConfigFields) -> Flat:
+        turned = read_rope_layers(fields, self.period)
         every = turned.index(0) + 1 if 0 in turned else 0
         if every and turned != [int((i + 1) % every != 0) for i in range(len(turned))]:
             raise ValueError(
@@ -141,22 +141,22 @@ class Unturned:
         return {'no_rope_layers': turned, 'no_rope_layer_interval': every or layers + 1}
 
 
-def turned_layers(fields: Fields, every: int = 4) -> list[int]:
+def read_rope_layers(fields: ConfigFields, period: int = 4) -> list[int]:
     """Returns 1 for each layer that RoPE turns, 0 for the others. every: of their class."""
     layers = fields.raw.get('num_hidden_layers', 0)
-    every = fields.take('no_rope_layer_interval', every)
-    usual = [int(not every or (i + 1) % every != 0) for i in range(layers)]
+    period = fields.take('no_rope_layer_interval', period)
+    usual = [int(not period or (i + 1) % period != 0) for i in range(layers)]
     return fields.take('no_rope_layers', None) or usual
 
 
 def read_rope(
-    given: Mapping[str, Any],
+    parameters: Mapping[str, Any],
     base: float,
     fraction: float,
-    fields: Fields,
-    original: int | None = None,
+    fields: ConfigFields,
+    original_length: int | None = None,
     is_partial: bool = False,
-    kinds: tuple[str, ...] = tuple(OF_SCALING),
+    kinds: tuple[str, ...] = tuple(SCALING_OPTIONS),
 ) -> Flat:
     """Returns our fields of a rope_parameters, or of a rope_scaling.
 
@@ -175,7 +175,7 @@ def read_rope(
     Raises:
       ValueError: for a scaling that transformers or our models do not have.
     """
-    left = {name: value for name, value in given.items() if value is not None}
+    left = {name: value for name, value in parameters.items() if value is not None}
     kind = left.pop('rope_type', None) or left.get('type', 'default')
     left.pop('type', None)
     if kind not in kinds:
@@ -192,24 +192,24 @@ def read_rope(
         fraction = 1.0
     found = {'rope_base': float(left.pop('rope_theta', base)), 'rope_fraction': fraction}
     name, longest = 'original_max_position_embeddings', fields.raw.get('max_position_embeddings')
-    if name in OF_SCALING[kind]:
-        left[name] = original or left.get(name, longest)
+    if name in SCALING_OPTIONS[kind]:
+        left[name] = original_length or left.get(name, longest)
         if kind == 'longrope' and left[name] and longest:
             left.setdefault('factor', max(1.0, longest / left[name]))
     if kind != 'default':
         found['rope_scaling'] = kind
-    for name, ours in OF_SCALING[kind].items():
+    for name, ours in SCALING_OPTIONS[kind].items():
         value = left.pop(name, None)
-        if value is None and name not in MAY_LACK:
+        if value is None and name not in OMITTABLE:
             raise ValueError(f'{FILE} has rope_type={kind!r} without {name}')
         if value is not None:
-            found[ours] = _ours(name, value)
+            found[ours] = _convert_value(name, value)
     if left:
         raise ValueError(f'{FILE} has rope_parameters that are not known: {", ".join(left)}')
     return {f'attention.{name}': value for name, value in found.items()}
 
 
-def _ours(name: str, value: Any) -> Any:
+def _convert_value(name: str, value: Any) -> Any:
     if isinstance(value, list):
         return ','.join(repr(float(number)) for number in value)
     if name == 'truncate':
@@ -217,12 +217,12 @@ def _ours(name: str, value: Any) -> Any:
     return int(value) if name.startswith('original') else float(value)
 
 
-def written_rope(flat: Flat) -> Flat:
+def write_rope(flat: Flat) -> Flat:
     """Returns the rope_parameters of full layers."""
     kind = flat['attention.rope_scaling']
     kind = 'default' if kind in (None, 'none') else kind
     given = {'rope_type': kind, 'rope_theta': flat['attention.rope_base']}
-    for name, ours in OF_SCALING[kind].items():
+    for name, ours in SCALING_OPTIONS[kind].items():
         value = flat[f'attention.{ours}']
         if value is not None:
             is_list = name in ('short_factor', 'long_factor')
@@ -230,10 +230,10 @@ def written_rope(flat: Flat) -> Flat:
     return given
 
 
-def of_long(given: Flat) -> Flat:
+def write_original_length(parameters: Flat) -> Flat:
     """Returns the original length, which Phi-3 has beside its rope_parameters too."""
     name = 'original_max_position_embeddings'
-    return {name: given[name]} if given['rope_type'] == 'longrope' else {}
+    return {name: parameters[name]} if parameters['rope_type'] == 'longrope' else {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,19 +248,19 @@ class Window:
     """
 
     default: int | None = None
-    every: int = 0
+    period: int = 0
     has_types: bool = False
     has_use: bool = False
     is_needed: bool = False
-    is_unturned: bool = False
+    is_no_rope: bool = False
     has_pattern: bool = False
 
-    def read(self, fields: Fields) -> Flat:
+    def read(self, fields: ConfigFields) -> Flat:
         layers = fields.raw.get('num_hidden_layers', 0)
         window = fields.take('sliding_window', self.default)
         if not fields.take('use_sliding_window', not self.has_use):
             window = None
-        usual = self.usual_types(fields, layers, window)
+        usual = self.default_types(fields, layers, window)
         named = fields.take('layer_types', None)
         kinds = named or usual
         if strange := sorted({*kinds} - {SLIDING, FULL}):
@@ -284,18 +284,18 @@ class Window:
             )
         return {'attention.window': window, 'attention.full_every': every}
 
-    def usual_types(self, fields: Fields, layers: int, window: int | None) -> list[str]:
+    def default_types(self, fields: ConfigFields, layers: int, window: int | None) -> list[str]:
         """Returns the kinds of layers of a file that does not name them."""
         first = fields.take('max_window_layers', MAX_WINDOW_LAYERS) if self.has_use else 0
-        pattern, every = 'sliding_window_pattern', self.every
+        pattern, every = 'sliding_window_pattern', self.period
         if self.has_pattern:
             every = fields.take(pattern, None) or every
         else:
             fields.ignore(pattern, every)
         if not self.has_types or (self.has_use and window is None):
             return [FULL if window is None else SLIDING] * layers
-        if self.is_unturned:
-            return [FULL if turned else SLIDING for turned in turned_layers(fields)]
+        if self.is_no_rope:
+            return [FULL if turned else SLIDING for turned in read_rope_layers(fields)]
         return [
             FULL if i < first or (every and (i + 1) % every == 0) else SLIDING
             for i in range(layers)

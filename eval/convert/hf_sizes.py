@@ -7,7 +7,7 @@ of a model that no file has. Both are refused by the numbers alone.
 from collections.abc import Mapping
 from typing import Any
 
-from eval.convert.hf_config import Flat, Inner, Positions, Same
+from eval.convert.hf_config import Flat, HiddenWidth, MaxPositions, SharedField
 from eval.convert.hf_families import Family
 from eval.convert.hf_files import CONFIG
 from eval.convert.safetensors import StoredTensor
@@ -22,7 +22,7 @@ LETTERS = {
     'E': 'mlp.n_experts',
     'T': 'data.seq_len',
 }
-LISTS = ('layer_types', 'no_rope_layers')  # an entry a layer
+LAYER_LISTS = ('layer_types', 'no_rope_layers')  # an entry a layer
 
 
 def check_counts(
@@ -31,22 +31,22 @@ def check_counts(
     """Raises ValueError where config.json has more layers, or more experts whose tensors have
     numbers, than there are tensors, and for a list with an entry a layer that has others.
     """
-    names = names_of(family, raw)
+    names = size_names(family, raw)
     layers, experts = names['model.n_layers'], names.get('mlp.n_experts')
     for name, what, letter in ((layers, 'layers', '{L}'), (experts, 'experts', '{E}')):
-        there = count_of(family, letter, stored)
+        there = count_numbers(family, letter, stored)
         if name in raw and there is not None and raw[name] > there:
             raise ValueError(
                 f'{CONFIG} has {name}={raw[name]}, and the files hold tensors of {there} {what}'
             )
-    for name in LISTS:
+    for name in LAYER_LISTS:
         if raw.get(name) and layers in raw and len(raw[name]) != raw[layers]:
             raise ValueError(
                 f'{CONFIG} has {name} with {len(raw[name])} entries, and {layers}={raw[layers]}'
             )
 
 
-def count_of(family: Family, letter: str, stored: Mapping[str, StoredTensor]) -> int | None:
+def count_numbers(family: Family, letter: str, stored: Mapping[str, StoredTensor]) -> int | None:
     """Returns how many numbers stand for a letter in the names of tensors; None for a family whose
     names do not have it. The numbers may be any: a name with 10**9 is one layer.
     """
@@ -65,15 +65,15 @@ def count_of(family: Family, letter: str, stored: Mapping[str, StoredTensor]) ->
     return len(numbers) if places else None
 
 
-def names_of(family: Family, raw: Mapping[str, Any]) -> dict[str, str]:
+def size_names(family: Family, raw: Mapping[str, Any]) -> dict[str, str]:
     """Returns {our field: its name in config.json} of the fields that are sizes of tensors."""
     names = {'model.head_dim': 'head_dim'}
     for entry in family.entries:
-        if isinstance(entry, Same):
-            names[entry.path] = entry.name if entry.name in raw or not entry.also else entry.also
-        elif isinstance(entry, Inner):
+        if isinstance(entry, SharedField):
+            names[entry.path] = entry.name if entry.name in raw or not entry.alias else entry.alias
+        elif isinstance(entry, HiddenWidth):
             names['model.d_ff'] = entry.name
-        elif isinstance(entry, Positions) and entry.is_table:
+        elif isinstance(entry, MaxPositions) and entry.is_table:
             names['data.seq_len'] = entry.name
     return names
 
@@ -93,7 +93,7 @@ def check_shapes(
     sizes = {letter: fields.get(path) for letter, path in LETTERS.items()}
     sizes['K'] = sizes['K'] or sizes['N']
     sizes['H'] = sizes['H'] or sizes['D'] // sizes['N']
-    names = names_of(family, raw)
+    names = size_names(family, raw)
     for row in family.rows:
         name = row.name.format(L=0, E=0)
         parts = [row.layout.axes(part) for part in range(len(row.paths))]

@@ -44,7 +44,7 @@ class WeightReader:
             dtype = stored[place.name].dtype
             if not np.issubdtype(dtype, np.floating) and dtype != ml_dtypes.bfloat16:
                 raise ValueError(f'{place.name} is {dtype}: quantised weights are not read')
-        self.shapes, self.n_bytes = shapes, 0
+        self.shapes, self.n_bytes_read = shapes, 0
         self._stored, self._packed = stored, packed
         self._factors, self._constants = factors, constants
         self._parts: dict[str, list[tuple[TensorPlace, int]]] = {path: [] for path in shapes}
@@ -53,23 +53,23 @@ class WeightReader:
                 self._parts[path].append((place, part))
 
     @property
-    def n_bytes_of_files(self) -> int:
+    def file_bytes(self) -> int:
         """Returns the bytes of all parameters in the files."""
         names = {place.name for parts in self._parts.values() for place, _ in parts}
         whole = [name for name in names if name + mxfp4.BLOCKS not in self._packed]
         of_packed = sum(tensor.n_bytes for tensor in self._packed.values())
         return of_packed + sum(self._stored[name].n_bytes for name in whole)
 
-    def array(self, path: str, spec: ParamSpec, mesh: Mesh) -> jax.Array:
+    def read_array(self, path: str, spec: ParamSpec, mesh: Mesh) -> jax.Array:
         """Returns a parameter laid over a mesh; all processes of the mesh must call it."""
         shape = self.shapes[path]
         sharding = param_sharding(mesh, spec, shape)
-        return jax.make_array_from_callback(shape, sharding, lambda at: self.block(path, at))
+        return jax.make_array_from_callback(shape, sharding, lambda at: self.read_block(path, at))
 
-    def block(self, path: str, at: Sequence[slice]) -> np.ndarray:
+    def read_block(self, path: str, slices: Sequence[slice]) -> np.ndarray:
         """Returns the range `at` of a parameter."""
-        ranges = [range(n)[one] for n, one in zip(self.shapes[path], at, strict=True)]
-        block = aligned([len(one) for one in ranges])
+        ranges = [range(n)[one] for n, one in zip(self.shapes[path], slices, strict=True)]
+        block = empty_aligned([len(one) for one in ranges])
         if path in self._constants:
             block[...] = self._constants[path]
         for place, part in self._parts[path]:
@@ -88,12 +88,12 @@ class WeightReader:
         if place.name + mxfp4.BLOCKS in self._packed:
             self._unpack(target, place, part, ranges)
         else:
-            tensor = row.layout.take(safetensors.mapped(self._stored[place.name]), ours, part)
+            tensor = row.layout.take(safetensors.map_tensor(self._stored[place.name]), ours, part)
             found = tensor[tuple(slice(one.start, one.stop) for one in ranges)]
-            self.n_bytes += found.nbytes
+            self.n_bytes_read += found.nbytes
             target[...] = found
-        if row.plus:
-            target += np.float32(row.plus)
+        if row.offset:
+            target += np.float32(row.offset)
 
     def _unpack(
         self, target: np.ndarray, place: TensorPlace, part: int, ranges: Sequence[range]
@@ -108,7 +108,7 @@ class WeightReader:
         first = inputs.start - mxfp4.GROUP * groups.start
 
         def of(end: str, values_of_group: int) -> np.ndarray:
-            whole = safetensors.mapped(self._packed[place.name + end])
+            whole = safetensors.map_tensor(self._packed[place.name + end])
             whole = whole.reshape(*whole.shape[:2], -1).swapaxes(1, 2)
             shapes = [
                 (n_experts, values_of_group * (n_inputs // mxfp4.GROUP), n_outputs)
@@ -119,14 +119,14 @@ class WeightReader:
             return taken[experts.start : experts.stop, along, outputs.start : outputs.stop]
 
         blocks, scales = of(mxfp4.BLOCKS, mxfp4.GROUP // 2), of(mxfp4.SCALES, 1)
-        self.n_bytes += blocks.nbytes + scales.nbytes
+        self.n_bytes_read += blocks.nbytes + scales.nbytes
         for expert in range(len(experts)):
             bytes_OGB = blocks[expert].T.reshape(len(outputs), -1, mxfp4.GROUP // 2)
-            numbers_OI = mxfp4.dequantised(bytes_OGB, scales[expert].T)
+            numbers_OI = mxfp4.dequantise(bytes_OGB, scales[expert].T)
             target[expert] = numbers_OI[:, first : first + len(inputs)].T
 
 
-def aligned(shape: Sequence[int]) -> np.ndarray:
+def empty_aligned(shape: Sequence[int]) -> np.ndarray:
     """Returns an empty float32 array where JAX takes arrays as they are, on a CPU: no copy is made.
 
     It must not be changed after it was handed over.
@@ -137,6 +137,6 @@ def aligned(shape: Sequence[int]) -> np.ndarray:
     return buffer[start : start + size].view(np.float32).reshape(shape)
 
 
-def laid_over(reader: WeightReader, specs: Mapping[str, ParamSpec], mesh: Mesh) -> dict[str, Any]:
+def read_params(reader: WeightReader, specs: Mapping[str, ParamSpec], mesh: Mesh) -> dict[str, Any]:
     """Returns all parameters {path: array} laid over a mesh."""
-    return {path: reader.array(path, specs[path], mesh) for path in reader.shapes}
+    return {path: reader.read_array(path, specs[path], mesh) for path in reader.shapes}

@@ -18,40 +18,40 @@ from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh
 
 from eval.convert import hf_config, hf_files, hf_multimodal, hf_sizes, mxfp4, safetensors
-from eval.convert.fold import learner_on_cpu, write
-from eval.convert.hf_families import Family, TensorPlace, family_of
-from eval.convert.hf_weights import Shapes, WeightReader, laid_over
+from eval.convert.fold import build_cpu_learner, write_workdir
+from eval.convert.hf_families import Family, TensorPlace, find_family
+from eval.convert.hf_weights import Shapes, WeightReader, read_params
 from eval.convert.safetensors import StoredTensor
 from lm.config.fields import FIELDS, MeshConfig
 from lm.config.recipe import Recipe
 from lm.config.resolve import (
-    build,
-    changed,
+    build_config,
     flatten,
-    of_one_run,
-    settle,
-    unsettled,
-    without_auto,
+    resolve_auto,
+    resolve_config,
+    single_run_config,
+    unresolve_fields,
+    update_config,
 )
 from lm.data import tokenizers
 from lm.data.tokenizers import Tokenizer
 from lm.devices.mesh import make_mesh
-from lm.launch.distributed import from_first, is_first
-from lm.model.base_size import unread
+from lm.launch.distributed import broadcast_from_first, is_first
+from lm.model.base_size import unused_fields
 from lm.model.check import check
 from lm.training.state import Learner, Weights
 from modules.params import named_leaves
 
 SCALE = 'embedding_scale'
 MODEL_TYPE = 'model_type'  # in the record of a checkpoint: the family it came from
-LONGEST = 2048  # tokens of a row of data, where the model can read longer ones
-MOST_LISTED = 12  # names in an error
-ROWS_AT_ONCE = 1024  # of a table that is compared with another one
+MAX_SEQ_LEN = 2048  # tokens of a row of data, where the model can read longer ones
+MAX_LISTED = 12  # names in an error
+CHUNK_ROWS = 1024  # of a table that is compared with another one
 # Files of a tokenizer that go with the weights; ours is made of the first.
 TOKENIZER_FILES = ('tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json')
 OTHER_FILES = ('generation_config.json', 'chat_template.jinja')
 # What an import has of its own. No optimizer's state is written: those who train on start anew.
-OWN = {
+IMPORT_FIELDS = {
     'model.embedding_norm': 'none',
     'model.final_norm': 'auto',
     'model.reparam': 'none',
@@ -68,11 +68,11 @@ OWN = {
     'train.trainable': 'all',
     'train.init_from': '',
 }
-OF_MODEL = ('model.', 'norm.', 'attention.', 'mlp.', 'reparam.')
+MODEL_PREFIXES = ('model.', 'norm.', 'attention.', 'mlp.', 'reparam.')
 
 
 @dataclasses.dataclass(frozen=True)
-class Imported:
+class ImportedModel:
     """A model of others as ours. params: {path: float32 array on a mesh}. notes: what differs.
 
     n_bytes: what this process has read of the files' n_bytes_of_files.
@@ -84,13 +84,13 @@ class Imported:
     vocab_size: int
     tokenizer: Tokenizer
     notes: list[str]
-    n_bytes: int
-    n_bytes_of_files: int
+    n_bytes_read: int
+    file_bytes: int
 
 
 def import_folder(
-    folder: Path, base: Mapping[str, Any], out: Path, mesh: Mesh | None = None
-) -> Imported:
+    folder: Path, base: Mapping[str, Any], workdir: Path, mesh: Mesh | None = None
+) -> ImportedModel:
     """Reads a folder of theirs.
 
     Args:
@@ -100,70 +100,70 @@ def import_folder(
       mesh: the devices that hold the weights, of all processes; default the first of this one.
 
     Returns:
-      The `Imported`.
+      The `ImportedModel`.
 
     Raises:
       ValueError: for files that cannot be read, a field that our models lack, and for tensors that
         are left over, missing or of other shapes, all listed.
     """
     whole = hf_files.read_config(folder)
-    raw = hf_multimodal.text_config(whole)
-    family = family_of(raw)
+    raw = hf_multimodal.find_text_config(whole)
+    family = find_family(raw)
     hf_files.check_settings(folder)
-    tensors, notes = hf_multimodal.text_tensors(whole, safetensors.read_folder(folder))
-    notes += safetensors.not_read(folder)
-    stored, packed = mxfp4.unpacked(without_unused(family, tensors))
+    tensors, notes = hf_multimodal.select_text_tensors(whole, safetensors.read_folder(folder))
+    notes += safetensors.list_unread_files(folder)
+    stored, packed = mxfp4.unpack_tensors(select_weights(family, tensors))
     hf_sizes.check_counts(family, raw, stored)
     fields = family.read(raw)
-    vocab_size, dtype = table_of(family, stored)
+    vocab_size, dtype = read_embedding_size(family, stored)
     hf_sizes.check_shapes(family, fields, raw, stored)
-    tokenizer, spec = tokenizer_of(folder, raw, vocab_size, out)
-    notes += hf_files.notes_on_settings(folder, tokenizer.eos_id)
+    tokenizer, spec = load_tokenizer(folder, raw, vocab_size, workdir)
+    notes += hf_files.list_settings_notes(folder, tokenizer.eos_id)
     try:
         recipe = recipe_for(fields, base, spec)
         check(recipe)
     except ValueError as error:
-        theirs = hf_sizes.names_of(family, raw)
+        theirs = hf_sizes.size_names(family, raw)
         said = [f'{name} there' for path, name in theirs.items() if path in str(error)]
         raise ValueError(
             f'{hf_config.FILE} is of no model that ours can be: {error}'
             + (f' ({", ".join(said)})' if said else '')
         ) from error
-    learner = learner_on_cpu(recipe, vocab_size)
-    shapes = shapes_of(learner)
-    constants = constants_of(recipe, dtype)
+    learner = build_cpu_learner(recipe, vocab_size)
+    shapes = param_shapes(learner)
+    constants = constant_params(recipe, dtype)
     if part := fields.get(hf_config.ZERO_BIASES):
         own = [p for p in shapes if p.startswith(f'layers/{part}/') and p.endswith('_bias')]
         constants |= dict.fromkeys(own, 0.0)
         notes.append(f'no biases of {part} there: they are 0, and are trained with the others')
     of_files = {path: shape for path, shape in shapes.items() if path not in constants}
-    places = places_of(family, recipe, of_files, stored)
+    places = match_tensors(family, recipe, of_files, stored)
     factors = {}
     if (scalar := fields.get(hf_config.QUERY_SCALAR)) not in (None, recipe.head_dim):
-        factors = dict.fromkeys(of_queries(shapes), math.sqrt(recipe.head_dim / scalar))
+        factors = dict.fromkeys(query_paths(shapes), math.sqrt(recipe.head_dim / scalar))
     reader = WeightReader(shapes, places, stored, packed, factors, constants)
-    params = laid_over(reader, named_leaves(learner.described.specs), mesh or one_device())
+    params = read_params(reader, named_leaves(learner.description.specs), mesh or one_device_mesh())
     if raw.get('vocab_size') not in (None, vocab_size):
         notes.append(f'vocab_size={raw["vocab_size"]}, and the table has {vocab_size} rows: taken')
     notes += fields.get(hf_config.NOTES, ())
     notes += factor_notes(recipe, dtype, constants)
-    if found := hf_config.dropouts(raw):
+    if found := hf_config.list_dropouts(raw):
         notes.append(f'trained with {", ".join(found)}: no dropout is set here')
     if isinstance(tokenizer, tokenizers.TokenIds):
         notes.append(f'no {TOKENIZER_FILES[0]} there: texts are token ids, data.tokenizer={spec}')
-    return Imported(
+    return ImportedModel(
         model_type=raw['model_type'],
         recipe=recipe,
         params=params,
         vocab_size=vocab_size,
         tokenizer=tokenizer,
         notes=notes,
-        n_bytes=reader.n_bytes,
-        n_bytes_of_files=reader.n_bytes_of_files,
+        n_bytes_read=reader.n_bytes_read,
+        file_bytes=reader.file_bytes,
     )
 
 
-def digest_of(folder: Path) -> str:
+def digest_folder(folder: Path) -> str:
     """Returns a digest of config.json and of the headers, which all hosts must see alike."""
     stored = safetensors.read_folder(folder)
     of_files = {n: (x.file.name, str(x.dtype), x.shape, x.begin) for n, x in stored.items()}
@@ -171,11 +171,11 @@ def digest_of(folder: Path) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def one_device() -> Mesh:
+def one_device_mesh() -> Mesh:
     return make_mesh(MeshConfig(data=1), jax.local_devices()[:1])
 
 
-def all_devices() -> Mesh:
+def all_devices_mesh() -> Mesh:
     """Returns a mesh that cuts parameters over the devices of all processes, `fsdp` alone."""
     return make_mesh(MeshConfig(data=1, fsdp=-1))
 
@@ -186,54 +186,58 @@ def recipe_for(fields: Mapping[str, Any], base: Mapping[str, Any], tokenizer: st
     Options, and sizes of a base model, that nothing reads are left out. Raises ValueError for a
     field that we do not have.
     """
-    config = build(of_one_run(base))
-    options = [p for p, field in FIELDS.items() if field.of_parts and p.startswith(OF_MODEL)]
+    config = build_config(single_run_config(base))
+    options = [
+        p for p, field in FIELDS.items() if field.is_part_option and p.startswith(MODEL_PREFIXES)
+    ]
     of_data = {}
     if (longest := fields.get(hf_config.MAX_POSITIONS)) is not None:
-        of_data['data.seq_len'] = min(longest, LONGEST)
+        of_data['data.seq_len'] = min(longest, MAX_SEQ_LEN)
     given = {path: value for path, value in fields.items() if not path.startswith('@')}
     if lacking := given.keys() - FIELDS.keys():
         raise ValueError(f'our models lack {", ".join(sorted(lacking))}')
-    values = dict.fromkeys(options) | OWN | of_data | given | {'data.tokenizer': tokenizer}
-    config = without_auto(changed(config, values))
-    return settle(changed(config, dict.fromkeys(unread(config))))
+    values = (
+        dict.fromkeys(options) | IMPORT_FIELDS | of_data | given | {'data.tokenizer': tokenizer}
+    )
+    config = resolve_auto(update_config(config, values))
+    return resolve_config(update_config(config, dict.fromkeys(unused_fields(config))))
 
 
-def without_unused(family: Family, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+def select_weights(family: Family, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Returns the tensors that are weights, by the names of the whole model."""
     prefix, kept = family.prefix, {}
     heads = {row.name for row in family.rows if not row.name.startswith(prefix)}
     lacks = not any(name.startswith(prefix) for name in stored)
     for name, where in stored.items():
-        if not name.endswith(family.unused):
+        if not name.endswith(family.unused_suffixes):
             kept[prefix + name if lacks and name not in heads else name] = where
     return kept
 
 
-def table_of(family: Family, stored: Mapping[str, StoredTensor]) -> tuple[int, np.dtype]:
+def read_embedding_size(family: Family, stored: Mapping[str, StoredTensor]) -> tuple[int, np.dtype]:
     """Returns the rows of the embedding, which may be more than the vocabulary, and its dtype."""
     name = next(row.name for row in family.rows if row.paths == ('embedding',))
     if name not in stored:
-        raise ValueError(f'the files hold no {name}; they have {listed(stored)}')
+        raise ValueError(f'the files hold no {name}; they have {format_list(stored)}')
     if len(stored[name].shape) != 2:
         raise ValueError(f'{name} is {list(stored[name].shape)}, and a matrix is wanted')
     return stored[name].shape[0], stored[name].dtype
 
 
-def shapes_of(learner: Learner) -> Shapes:
+def param_shapes(learner: Learner) -> Shapes:
     """Returns the shapes of the weights that a model uses, by path."""
-    shapes = learner.described.used_shapes
+    shapes = learner.description.used_shapes
     return {path: tuple(leaf.shape) for path, leaf in named_leaves(shapes).items()}
 
 
-def places_of(
+def match_tensors(
     family: Family, recipe: Recipe, shapes: Shapes, stored: Mapping[str, StoredTensor]
 ) -> list[TensorPlace]:
     """Returns the places of the tensors that fill arrays of these shapes, as the files have them.
 
     Raises ValueError, with lists, for tensors that are left over, missing, or of another shape.
     """
-    expected = {place.name: place for place in family.expected(shapes, recipe.model.n_layers)}
+    expected = {place.name: place for place in family.list_tensors(shapes, recipe.model.n_layers)}
     missing = [name for name in expected if name not in stored]
     left = [name for name in stored if name not in expected]
     if recipe.model.tie_embeddings:  # some files hold the table twice
@@ -252,7 +256,7 @@ def places_of(
         'of another shape': wrong,
         'without a tensor in the files': unfilled,
     }
-    found = [f'{what}: {listed(names)}' for what, names in said.items() if names]
+    found = [f'{what}: {format_list(names)}' for what, names in said.items() if names]
     if found:
         raise ValueError(f'the tensors do not fit config.json; {"; ".join(found)}')
     return [expected[name] for name in stored if name in expected]
@@ -263,10 +267,12 @@ def _is_second_table(family: Family, name: str, stored: Mapping[str, StoredTenso
     rows = {row.paths: row.name for row in family.rows}
     if name != rows.get(('readout',)):
         return False
-    one, other = (safetensors.mapped(stored[n]) for n in (name, rows['embedding',]))
-    starts = range(0, len(one), ROWS_AT_ONCE) if one.shape == other.shape else ()
-    parts = (slice(start, start + ROWS_AT_ONCE) for start in starts)
-    if starts and from_first(is_first() and all(np.array_equal(one[p], other[p]) for p in parts)):
+    one, other = (safetensors.map_tensor(stored[n]) for n in (name, rows['embedding',]))
+    starts = range(0, len(one), CHUNK_ROWS) if one.shape == other.shape else ()
+    parts = (slice(start, start + CHUNK_ROWS) for start in starts)
+    if starts and broadcast_from_first(
+        is_first() and all(np.array_equal(one[p], other[p]) for p in parts)
+    ):
         return True
     raise ValueError(
         f'config.json ties {name} to the embedding (tie_word_embeddings), and the file holds '
@@ -274,10 +280,10 @@ def _is_second_table(family: Family, name: str, stored: Mapping[str, StoredTenso
     )
 
 
-def listed(names: Any) -> str:
+def format_list(names: Any) -> str:
     names = list(names)
-    more = f' and {len(names) - MOST_LISTED} more' if len(names) > MOST_LISTED else ''
-    return ', '.join(names[:MOST_LISTED]) + more
+    more = f' and {len(names) - MAX_LISTED} more' if len(names) > MAX_LISTED else ''
+    return ', '.join(names[:MAX_LISTED]) + more
 
 
 def embedding_factor(recipe: Recipe, dtype: np.dtype) -> np.float32:
@@ -285,7 +291,7 @@ def embedding_factor(recipe: Recipe, dtype: np.dtype) -> np.float32:
     return np.float32(np.float64(math.sqrt(recipe.model.d_model)).astype(dtype))
 
 
-def constants_of(recipe: Recipe, dtype: np.dtype) -> dict[str, float]:
+def constant_params(recipe: Recipe, dtype: np.dtype) -> dict[str, float]:
     """Returns the factor of embeddings, if the model has one."""
     if not recipe.model.embedding_scale:
         return {}
@@ -304,7 +310,7 @@ def factor_notes(recipe: Recipe, dtype: np.dtype, constants: Container[str]) -> 
     ]
 
 
-def of_queries(paths: Container[str]) -> list[str]:
+def query_paths(paths: Container[str]) -> list[str]:
     """Returns the parameters that the logits of attention are multiplied by: the gain of the norm
     of queries, or their matrix and its bias.
     """
@@ -317,12 +323,12 @@ def of_queries(paths: Container[str]) -> list[str]:
 
 def scale_queries(params: dict[str, np.ndarray], factor: float) -> None:
     """Multiplies the logits of attention, by a factor of what `of_queries` names."""
-    for path in of_queries(params):
+    for path in query_paths(params):
         params[path] = (params[path] * factor).astype(np.float32)
 
 
-def tokenizer_of(
-    folder: Path, raw: Mapping[str, Any], vocab_size: int, out: Path
+def load_tokenizer(
+    folder: Path, raw: Mapping[str, Any], vocab_size: int, workdir: Path
 ) -> tuple[Tokenizer, str]:
     """Returns the tokenizer and what data.tokenizer says of it.
 
@@ -337,14 +343,16 @@ def tokenizer_of(
 
     bos, eos = id_of('bos_token_id'), id_of('eos_token_id')
     if (folder / TOKENIZER_FILES[0]).is_file():
-        return tokenizers.of_model(folder, vocab_size, bos, eos), f'hf:{out / "tokenizer"}'
+        return tokenizers.load_for_model(
+            folder, vocab_size, bos, eos
+        ), f'hf:{workdir / "tokenizer"}'
     eos = vocab_size - 1 if eos is None else eos
     bos = eos if bos is None else bos
     found = tokenizers.TokenIds(vocab_size, bos, eos)
     return found, found.spec
 
 
-def write_run(folder: Path, out: Path, imported: Imported) -> None:
+def write_run(folder: Path, workdir: Path, imported: ImportedModel) -> None:
     """Writes the workdir, with the files of the tokenizer. ValueError where `out` holds something.
 
     All processes that hold its arrays must call it.
@@ -359,19 +367,21 @@ def write_run(folder: Path, out: Path, imported: Imported) -> None:
     }
     files = (folder / name for name in (*TOKENIZER_FILES[1:], *OTHER_FILES))
     beside = [file for file in files if file.is_file()]
-    write(out, imported.recipe, Weights(params, (), {}), imported.tokenizer, 0, meta, beside)
+    write_workdir(
+        workdir, imported.recipe, Weights(params, (), {}), imported.tokenizer, 0, meta, beside
+    )
 
 
-def described(recipe: Recipe, base: Mapping[str, Any]) -> list[str]:
+def format_flags(recipe: Recipe, base: Mapping[str, Any]) -> list[str]:
     """Returns the flags that make a config with the model of `recipe` of the config `base`."""
-    before = flatten(build(of_one_run(base)))
+    before = flatten(build_config(single_run_config(base)))
     return [
         f'--config.{path}={value!r}'.replace("'", '')
-        for path, value in unsettled(recipe).items()
-        if value != before[path] and (path.startswith(OF_MODEL) or path == 'data.seq_len')
+        for path, value in unresolve_fields(recipe).items()
+        if value != before[path] and (path.startswith(MODEL_PREFIXES) or path == 'data.seq_len')
     ]
 
 
-def largest_difference(found: np.ndarray, wanted: np.ndarray) -> float:
+def largest_difference(actual: np.ndarray, expected: np.ndarray) -> float:
     """Returns max |found - wanted| / max |wanted|."""
-    return float(np.max(np.abs(found - wanted)) / np.max(np.abs(wanted)))
+    return float(np.max(np.abs(actual - expected)) / np.max(np.abs(expected)))

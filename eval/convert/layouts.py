@@ -46,20 +46,20 @@ class Layout:
         return [math.prod(lengths[name] for name in group) for group in named]
 
     @property
-    def _joined(self) -> int | None:
+    def _concat_axis(self) -> int | None:
         """Returns the axis of the file along which arrays follow each other."""
         has = [any('|' in name for name in group) for group in self.groups]
         return has.index(True) if any(has) else None
 
     @property
-    def _apart(self) -> int | None:
+    def _interleave_axis(self) -> int | None:
         """Returns the axis, with groups split, along which arrays are interleaved."""
         flat = [name for group in self.groups for name in group]
         return next((i for i, name in enumerate(flat) if name.isdigit()), None)
 
     def file_shape(self, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
         """Returns the shape of the file's tensor that holds arrays of these shapes."""
-        sizes, joined = self.sizes(shapes), self._joined
+        sizes, joined = self.sizes(shapes), self._concat_axis
         shape = self._lengths(sizes, 0)
         if joined is not None:
             shape[joined] = sum(self._lengths(sizes, i)[joined] for i in range(len(shapes)))
@@ -67,7 +67,7 @@ class Layout:
 
     def take(self, tensor: np.ndarray, shapes: Sequence[Sequence[int]], part: int) -> np.ndarray:
         """Returns our array number `part` of a file's tensor, a view where numpy can make one."""
-        sizes, joined, apart = self.sizes(shapes), self._joined, self._apart
+        sizes, joined, apart = self.sizes(shapes), self._concat_axis, self._interleave_axis
         lengths = self._lengths(sizes, part)
         if joined is not None:
             begin = sum(self._lengths(sizes, i)[joined] for i in range(part))
@@ -82,7 +82,7 @@ class Layout:
     def join(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the file's tensor that holds these arrays: the inverse of `take`."""
         shapes = [array.shape for array in arrays]
-        sizes, joined, apart = self.sizes(shapes), self._joined, self._apart
+        sizes, joined, apart = self.sizes(shapes), self._concat_axis, self._interleave_axis
         split = []
         for part, array in enumerate(arrays):
             flat = [n for group in self.groups for n in self._names(group, part)]

@@ -24,20 +24,20 @@ class Basis(NamedTuple):
     coefficients: np.ndarray
 
 
-def mean_of(parts: Sequence[np.ndarray]) -> np.ndarray:
+def compute_mean(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Returns the mean in float64. The mean of equal float32 arrays is theirs, bitwise."""
-    total = exactly(parts[0])
+    total = to_float64(parts[0])
     for part in parts[1:]:
         total += part
     return total / len(parts)
 
 
-def exactly(array: np.ndarray) -> np.ndarray:
+def to_float64(array: np.ndarray) -> np.ndarray:
     """Returns the array in float64, laid out as all others, so that equal ones sum alike."""
     return np.array(array, np.float64, order='C')
 
 
-def with_variance(merged: np.ndarray, parts: Sequence[np.ndarray], n_batch: int) -> np.ndarray:
+def rescale_variance(merged: np.ndarray, parts: Sequence[np.ndarray], n_batch: int) -> np.ndarray:
     """Returns `merged` scaled about its mean m to the mean v* of the variances of its parts:
 
         m + (x - m) sqrt((v* + eps v*) / (v + eps v*))
@@ -49,9 +49,9 @@ def with_variance(merged: np.ndarray, parts: Sequence[np.ndarray], n_batch: int)
     Source: arXiv:2404.04616, whose code adds eps = 1e-4 itself in place of eps v*. The variance of
     a wide matrix, 1 / fan_in, is of that size, so that little of it came back.
     """
-    merged, axes = exactly(merged), tuple(range(n_batch, merged.ndim))
+    merged, axes = to_float64(merged), tuple(range(n_batch, merged.ndim))
     now = np.var(merged, axes, keepdims=True)
-    first, *others = [np.var(exactly(part), axes, keepdims=True) for part in parts]
+    first, *others = [np.var(to_float64(part), axes, keepdims=True) for part in parts]
     wanted = first + sum(other - first for other in others) / len(parts)  # exact for equal parts
     eps = EPS * wanted
     is_there = now + eps > 0
@@ -59,25 +59,25 @@ def with_variance(merged: np.ndarray, parts: Sequence[np.ndarray], n_batch: int)
     return merged + (np.sqrt(ratio) - 1) * (merged - np.mean(merged, axes, keepdims=True))
 
 
-def merged_params(
+def merge_params(
     specs: Mapping[str, ParamSpec], models: Sequence[Flat], keep: str | None
 ) -> dict[str, np.ndarray]:
     """Returns the mean of the parameters of models, by path.
 
-    keep: 'variance' rescales each matrix `with_variance`. Gains, biases and other vectors start at
+    keep: 'variance' rescales each matrix `rescale_variance`. Gains, biases and other vectors start at
     a constant, of variance 0, which no scale brings back: they are means.
     """
     found = {}
     for path, spec in specs.items():
         parts = [np.asarray(model[path]) for model in models]
-        merged = mean_of(parts)
+        merged = compute_mean(parts)
         if keep == 'variance' and spec.role != 'vector':
-            merged = with_variance(merged, parts, len(batch_axes(spec)))
+            merged = rescale_variance(merged, parts, len(batch_axes(spec)))
         found[path] = merged.astype(parts[0].dtype)
     return found
 
 
-def basis_of(differences: np.ndarray, p: int) -> Basis:
+def compute_basis(differences: np.ndarray, p: int) -> Basis:
     """Returns the p principal directions of n differences [..., n, S]: the right singular vectors
     of the largest singular values s. No other p lose less: sum_{i > p} s_i^2.
     """
@@ -85,7 +85,7 @@ def basis_of(differences: np.ndarray, p: int) -> Basis:
     return Basis(right[..., :p, :], left[..., :p] * sizes[..., None, :p])
 
 
-def bases_of_params(
+def compute_bases(
     specs: Mapping[str, ParamSpec], base: Flat, models: Sequence[Flat], p: int
 ) -> dict[str, Basis]:
     """Returns by path the basis of the differences of models from a base, in the type of the base.
@@ -96,21 +96,21 @@ def bases_of_params(
     for path, spec in specs.items():
         start = np.asarray(base[path])
         n_batch = len(batch_axes(spec))
-        changed = np.stack([exactly(model[path]) for model in models], n_batch) - np.expand_dims(
-            exactly(start), n_batch
+        changed = np.stack([to_float64(model[path]) for model in models], n_batch) - np.expand_dims(
+            to_float64(start), n_batch
         )
         flat = changed.reshape(*changed.shape[: n_batch + 1], -1)
-        found[path] = Basis(*(x.astype(start.dtype) for x in basis_of(flat, p)))
+        found[path] = Basis(*(x.astype(start.dtype) for x in compute_basis(flat, p)))
     return found
 
 
-def rebuilt_params(base: Flat, bases: Mapping[str, Basis], model: int) -> dict[str, np.ndarray]:
+def rebuild_params(base: Flat, bases: Mapping[str, Basis], model: int) -> dict[str, np.ndarray]:
     """Returns the parameters of a model, by its place, from the base and the bases."""
     found = {}
     for path, basis in bases.items():
         own = basis.coefficients[..., model, None, :].astype(np.float64)
         change = (own @ basis.directions.astype(np.float64)).reshape(base[path].shape)
-        found[path] = (exactly(base[path]) + change).astype(np.asarray(base[path]).dtype)
+        found[path] = (to_float64(base[path]) + change).astype(np.asarray(base[path]).dtype)
     return found
 
 
@@ -118,6 +118,6 @@ def relative_error(base: Flat, model: Flat, rebuilt: Flat) -> float:
     """Returns |rebuilt - model| / |model - base| over all parameters; 0 for a model that is the
     base, and comes out so.
     """
-    lost = sum(np.sum((exactly(rebuilt[p]) - exactly(model[p])) ** 2) for p in base)
-    whole = sum(np.sum((exactly(model[p]) - exactly(base[p])) ** 2) for p in base)
+    lost = sum(np.sum((to_float64(rebuilt[p]) - to_float64(model[p])) ** 2) for p in base)
+    whole = sum(np.sum((to_float64(model[p]) - to_float64(base[p])) ** 2) for p in base)
     return float(np.sqrt(lost / whole)) if lost > 0 else 0.0

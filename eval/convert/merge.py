@@ -14,30 +14,30 @@ from flax.traverse_util import unflatten_dict
 from eval.convert import safetensors
 from eval.convert.means import (
     Basis,
-    bases_of_params,
-    mean_of,
-    merged_params,
-    rebuilt_params,
+    compute_bases,
+    compute_mean,
+    merge_params,
+    rebuild_params,
     relative_error,
 )
 from eval.load import Checkpoint
 from lm.config.recipe import Recipe
-from lm.config.resolve import changed, differences, settle
-from lm.record.checkpoint import OF_WEIGHTS, check_tree, state_record
-from lm.run.start import saved_files
+from lm.config.resolve import differences, resolve_config, update_config
+from lm.record.checkpoint import WEIGHT_SECTIONS, check_tree, state_record
+from lm.run.start import read_tokenizer_files
 from lm.training.state import Weights
 from modules.params import named_leaves
 
 BASIS = 'basis.safetensors'
 # Fields of the model's sections that its function in evaluation does not depend on.
-IN_TRAINING_ALONE = (
+TRAINING_FIELDS = (
     *('model.dtype', 'model.remat', 'model.scan_layers'),
     *('model.dropout', 'model.attention_dropout', 'model.embedding_dropout'),
     *('scaling.init', 'scaling.init_scale', 'scaling.embedding_std', 'scaling.zero_init'),
 )
 
 
-def check_asked(runs: Sequence[str], keep: str | None, basis: int | None, base: str) -> None:
+def check_arguments(runs: Sequence[str], keep: str | None, basis: int | None, base: str) -> None:
     """Raises ValueError, before anything is loaded, for what merges to nothing new, or not at all.
 
     runs: the checkpoints; keep, basis, base: as their flags.
@@ -71,14 +71,14 @@ def check_alike(checkpoints: Sequence[Checkpoint]) -> None:
         apart = [
             f'{path}={there!r} and {here!r}'
             for path, (there, here) in of_both
-            if path.split('.')[0] in (*OF_WEIGHTS, 'scaling') and path not in IN_TRAINING_ALONE
+            if path.split('.')[0] in (*WEIGHT_SECTIONS, 'scaling') and path not in TRAINING_FIELDS
         ]
         if apart:
             raise ValueError(
                 f'only models of one architecture can be merged; {first.path} and {other.path} '
                 f'have {", ".join(apart)}'
             )
-        if saved_files(first.tokenizer) != saved_files(other.tokenizer):
+        if read_tokenizer_files(first.tokenizer) != read_tokenizer_files(other.tokenizer):
             raise ValueError(
                 f'{first.path} and {other.path} have different tokenizers, so that equal rows of '
                 'their embeddings are different tokens. Train them with one data.tokenizer.'
@@ -86,12 +86,12 @@ def check_alike(checkpoints: Sequence[Checkpoint]) -> None:
         check_tree(state_record(other.weights), state_record(first.weights), other.path)
 
 
-def check_stored_as_used(checkpoint: Checkpoint, done: str) -> None:
+def check_stored_as_used(checkpoint: Checkpoint, action: str) -> None:
     """Raises ValueError for a model with a reparametrisation. done: what was to be."""
     if (name := checkpoint.recipe.model.reparam) != 'none':
         raise ValueError(
             f'{checkpoint.path} has model.reparam={name}, and the weights that it uses are to be '
-            f'{done}, not those that it stores: "python -m eval.convert fold --to=none" stores them'
+            f'{action}, not those that it stores: "python -m eval.convert fold --to=none" stores them'
         )
 
 
@@ -102,26 +102,26 @@ def merge_checkpoints(checkpoints: Sequence[Checkpoint], keep: str | None) -> We
     """
     check_alike(checkpoints)
     models = [flat_params(one) for one in checkpoints]
-    params = merged_params(specs_of(checkpoints[0]), models, keep)
-    stats = jax.tree.map(mean_of_carried, *(jax.device_get(c.weights.stats) for c in checkpoints))
+    params = merge_params(flat_specs(checkpoints[0]), models, keep)
+    stats = jax.tree.map(average_stats, *(jax.device_get(c.weights.stats) for c in checkpoints))
     return Weights(unflatten_dict(params, sep='/'), (), stats)
 
 
-def mean_of_carried(*leaves: Any) -> np.ndarray:
+def average_stats(*leaves: Any) -> np.ndarray:
     first = np.asarray(leaves[0])
     if not np.issubdtype(first.dtype, np.floating):
         return first
-    return mean_of(leaves).astype(first.dtype)
+    return compute_mean(leaves).astype(first.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
-class InBasis:
+class BasisModels:
     """Models in bases, and rebuilt from them. errors: of each, of what it differs by from the
     base.
     """
 
     bases: Mapping[str, Basis]
-    rebuilt: Sequence[Weights]
+    weights: Sequence[Weights]
     errors: Sequence[float]
 
     @property
@@ -130,21 +130,21 @@ class InBasis:
         return sum(x.nbytes for basis in self.bases.values() for x in basis)
 
 
-def in_basis(base: Checkpoint, checkpoints: Sequence[Checkpoint], p: int) -> InBasis:
+def compress_to_basis(base: Checkpoint, checkpoints: Sequence[Checkpoint], p: int) -> BasisModels:
     """Returns models in the p principal directions, a matrix, of what they differ by from a base.
 
     Statistics that layers carry stay those of each.
     """
     check_alike([base, *checkpoints])
     start, models = flat_params(base), [flat_params(one) for one in checkpoints]
-    bases = bases_of_params(specs_of(base), start, models, p)
-    rebuilt = [rebuilt_params(start, bases, i) for i in range(len(models))]
+    bases = compute_bases(flat_specs(base), start, models, p)
+    rebuilt = [rebuild_params(start, bases, i) for i in range(len(models))]
     errors = [relative_error(start, *both) for both in zip(models, rebuilt, strict=True)]
     weights = [
         Weights(unflatten_dict(own, sep='/'), (), jax.device_get(checkpoint.weights.stats))
         for own, checkpoint in zip(rebuilt, checkpoints, strict=True)
     ]
-    return InBasis(bases, weights, errors)
+    return BasisModels(bases, weights, errors)
 
 
 def write_bases(path: Path, bases: Mapping[str, Basis]) -> None:
@@ -155,17 +155,19 @@ def write_bases(path: Path, bases: Mapping[str, Basis]) -> None:
         for parameter, basis in bases.items()
         for name, array in basis._asdict().items()
     }
-    safetensors.write_file(path, safetensors.of_arrays(arrays))
+    safetensors.write_file(path, safetensors.make_tensors(arrays))
 
 
-def own_recipe(recipe: Recipe) -> Recipe:
+def standalone_recipe(recipe: Recipe) -> Recipe:
     """Returns the recipe of a model whose weights are here now: it starts from no other."""
-    return settle(changed(recipe.config, {'train.init_from': '', 'train.trainable': 'all'}))
+    return resolve_config(
+        update_config(recipe.config, {'train.init_from': '', 'train.trainable': 'all'})
+    )
 
 
 def flat_params(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
     return named_leaves(jax.device_get(checkpoint.weights.params))
 
 
-def specs_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    return named_leaves(checkpoint.learner.described.specs)
+def flat_specs(checkpoint: Checkpoint) -> dict[str, Any]:
+    return named_leaves(checkpoint.learner.description.specs)

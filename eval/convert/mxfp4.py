@@ -18,7 +18,7 @@ BIAS = 127
 GROUP = 32  # numbers that a scale is of
 
 
-def dequantised(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+def dequantise(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Returns the float32 numbers [..., I] of blocks [..., I / 32, 16] and scales [..., I / 32]."""
     pairs = np.stack([TABLE[blocks & 15], TABLE[blocks >> 4]], -1)
     numbers = pairs.reshape(*scales.shape, -1)
@@ -26,7 +26,7 @@ def dequantised(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return exact.reshape(*scales.shape[:-1], -1)
 
 
-def unpacked(
+def unpack_tensors(
     stored: Mapping[str, StoredTensor],
 ) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
     """Returns (the tensors with one float32 tensor for each pair, the tensors of the pairs).

@@ -21,7 +21,7 @@ from eval.convert.scores import (
     SCORES,
     SQUARES,
     STRENGTH,
-    regularised,
+    regularise,
 )
 from eval.load import Checkpoint
 from lm.data.sources import open_source
@@ -32,7 +32,7 @@ from modules.params import ParamSpec, as_matrices, from_matrices, named_leaves
 
 
 @dataclasses.dataclass(frozen=True)
-class Pruned:
+class PrunedModel:
     """A model, or its parameters, without some weights. n_removed: how many were set to 0, of the
     n_weights that its matrices have.
     """
@@ -43,7 +43,7 @@ class Pruned:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class Pruning:
     """A request for what to remove, by which scores; ValueError for a choice that is none.
 
     Args:
@@ -76,13 +76,13 @@ class Asked:
         """Raises ValueError where a score that reads a general text has none, or another has one.
         source: as --general names it.
         """
-        if SCORES[self.score].general and not source:
+        if SCORES[self.score].needs_general and not source:
             raise ValueError(
                 f'--score={self.score} reads a general text too, whose importance its gradients '
                 'have; add --general=SOURCE, or take --score=taylor'
             )
-        if source and not SCORES[self.score].general:
-            dual = ', '.join(name for name, row in SCORES.items() if row.general)
+        if source and not SCORES[self.score].needs_general:
+            dual = ', '.join(name for name, row in SCORES.items() if row.needs_general)
             raise ValueError(
                 f'--score={self.score} reads --text alone; leave --general={source} out, or take '
                 f'one of {dual}'
@@ -92,9 +92,9 @@ class Asked:
 def prune_checkpoint(
     checkpoint: Checkpoint,
     tokens_BT: np.ndarray,
-    asked: Asked,
+    pruning: Pruning,
     general_BT: np.ndarray | None = None,
-) -> Pruned:
+) -> PrunedModel:
     """Returns a model without a share of the weights of all matrices of its blocks.
 
     All masks are of the model as it was, once, and no weight makes up for those removed.
@@ -114,104 +114,106 @@ def prune_checkpoint(
         reparametrisation.
     """
     check_stored_as_used(checkpoint, 'pruned')
-    reader = Reader(checkpoint.learner, checkpoint.recipe.microbatch)
-    scores = reader.scores(checkpoint.weights, asked, tokens_BT, general_BT)
-    rng = np.random.default_rng(asked.seed)
-    return without(reader.specs, flat_params(checkpoint), scores, asked, rng)
+    reader = ScoreReader(checkpoint.learner, checkpoint.recipe.microbatch_size)
+    scores = reader.compute_scores(checkpoint.weights, pruning, tokens_BT, general_BT)
+    rng = np.random.default_rng(pruning.seed)
+    return remove_weights(reader.specs, flat_params(checkpoint), scores, pruning, rng)
 
 
-def without(
+def remove_weights(
     specs: Mapping[str, ParamSpec],
     params: Mapping[str, np.ndarray],
     scores: Mapping[str, np.ndarray],
-    asked: Asked,
+    pruning: Pruning,
     rng: np.random.Generator,
-) -> Pruned:
+) -> PrunedModel:
     """Returns parameters without what masks choose of each that has `scores`, as matrices [..., I,
     O]. All are by path. rng: of the row `random`.
     """
-    masked = PER[asked.per or SCORES[asked.score].per]
+    masked = PER[pruning.per or SCORES[pruning.score].per]
     left, n_removed, n_weights = dict(params), 0, 0
     for path, own_IO in scores.items():
         weight = np.asarray(params[path])
-        mask_IO = masked(REMOVE[asked.remove](own_IO, rng), asked.share)
+        mask_IO = masked(REMOVE[pruning.remove](own_IO, rng), pruning.share)
         mask = np.asarray(from_matrices(specs[path], mask_IO, weight.shape))
         left[path] = np.where(mask, np.zeros_like(weight), weight)
         n_removed, n_weights = n_removed + int(mask.sum()), n_weights + mask.size
-    return Pruned(left, n_removed, n_weights)
+    return PrunedModel(left, n_removed, n_weights)
 
 
-def pruned(
+def prune_params(
     specs: Mapping[str, ParamSpec],
     params: Mapping[str, np.ndarray],
     squares: Mapping[str, np.ndarray],
     remove: str,
     share: float,
     rng: np.random.Generator,
-) -> Pruned:
+) -> PrunedModel:
     """Returns parameters without a share of the inputs of every output, by `wanda` of the
     `squares` of inputs (`lm.inference.probes.input_squares`). All are by path.
     """
     scores = matrix_scores('wanda', specs, params, squares)
-    return without(specs, params, scores, Asked(remove, share, 'wanda', per='output'), rng)
+    return remove_weights(specs, params, scores, Pruning(remove, share, 'wanda', per='output'), rng)
 
 
-class Reader:
+class ScoreReader:
     """The model of a learner, which reads texts for scores, some rows at a time. One that is kept
     for other weights compiles nothing again.
     """
 
     def __init__(self, learner: Learner, rows: int):
-        self.specs = named_leaves(learner.described.specs)
+        self.specs = named_leaves(learner.description.specs)
         self._rows = rows
         self._squares = functools.partial(input_squares, learner)
         programs = {SQUARES: self._squares, MOMENTS: functools.partial(input_moments, learner)}
         self._means = {name: jax.jit(program) for name, program in programs.items()}
-        of_gradients = {row.of for row in SCORES.values() if row.reads == GRADIENTS}
+        of_gradients = {row.compute for row in SCORES.values() if row.statistic == GRADIENTS}
         self._of_gradients = {
-            of: jax.jit(functools.partial(mean_over_rows, learner, of)) for of in of_gradients
+            of: jax.jit(functools.partial(average_over_rows, learner, of)) for of in of_gradients
         }
 
-    def scores(
+    def compute_scores(
         self,
         weights: Weights,
-        asked: Asked,
+        pruning: Pruning,
         tokens_BT: np.ndarray,
         general_BT: np.ndarray | None = None,
     ) -> dict[str, np.ndarray]:
         """Returns the scores that are asked for of every matrix of the blocks, as matrices [..., I,
         O], by path.
         """
-        row, params = SCORES[asked.score], named_leaves(jax.device_get(weights.params))
-        if row.reads != GRADIENTS:
-            means = self.means(row.reads, weights, tokens_BT)
-            return matrix_scores(asked.score, self.specs, params, means)
+        row, params = SCORES[pruning.score], named_leaves(jax.device_get(weights.params))
+        if row.statistic != GRADIENTS:
+            means = self.compute_means(row.statistic, weights, tokens_BT)
+            return matrix_scores(pruning.score, self.specs, params, means)
         paths = jax.eval_shape(self._squares, weights, tokens_BT[:1])
         general = {path: np.zeros_like(params[path]) for path in paths}
-        if row.general:
-            moments = self.means(MOMENTS, weights, general_BT)
+        if row.needs_general:
+            moments = self.compute_means(MOMENTS, weights, general_BT)
             general = {
                 path: from_matrices(self.specs[path], scores_IO, params[path].shape)
                 for path, scores_IO in matrix_scores('obs', self.specs, params, moments).items()
             }
-        program = self._of_gradients[row.of]
+        program = self._of_gradients[row.compute]
         found = self._mean(
-            lambda rows_BT: program(weights, general, asked.strength, rows_BT), tokens_BT
+            lambda rows_BT: program(weights, general, pruning.strength, rows_BT), tokens_BT
         )
         return {path: np.asarray(as_matrices(self.specs[path], x)) for path, x in found.items()}
 
-    def means(self, reads: str, weights: Weights, tokens_BT: np.ndarray) -> dict[str, np.ndarray]:
+    def compute_means(
+        self, statistic: str, weights: Weights, tokens_BT: np.ndarray
+    ) -> dict[str, np.ndarray]:
         """Returns the means over all tokens of the SQUARES or MOMENTS of what each product
         multiplies, by the path of its parameter.
         """
-        return self._mean(lambda rows_BT: self._means[reads](weights, rows_BT), tokens_BT)
+        return self._mean(lambda rows_BT: self._means[statistic](weights, rows_BT), tokens_BT)
 
-    def _mean(self, of_rows: Callable, tokens_BT: np.ndarray) -> dict[str, np.ndarray]:
+    def _mean(self, compute: Callable, tokens_BT: np.ndarray) -> dict[str, np.ndarray]:
         found = {}
         for start in range(0, len(tokens_BT), self._rows):
             rows_BT = tokens_BT[start : start + self._rows]
             share = len(rows_BT) / len(tokens_BT)
-            for path, mean in jax.device_get(of_rows(rows_BT)).items():
+            for path, mean in jax.device_get(compute(rows_BT)).items():
                 found[path] = found.get(path, 0.0) + share * np.asarray(mean, np.float64)
         return found
 
@@ -229,14 +231,14 @@ def matrix_scores(
     for path, mean in means.items():
         matrices_IO = np.asarray(as_matrices(specs[path], params[path]))
         inputs = matrices_IO.shape[:-1]
-        shape = inputs if row.reads == SQUARES else (*inputs, inputs[-1])
-        found[path] = row.of(matrices_IO, np.reshape(mean, shape))
+        shape = inputs if row.statistic == SQUARES else (*inputs, inputs[-1])
+        found[path] = row.compute(matrices_IO, np.reshape(mean, shape))
     return found
 
 
-def mean_over_rows(
+def average_over_rows(
     learner: Learner,
-    of: Callable,
+    score: Callable,
     weights: Weights,
     general: Mapping[str, jax.Array],
     strength: jax.Array,
@@ -251,7 +253,7 @@ def mean_over_rows(
         found, _ = gradients(learner, weights, tokens_T[None])
         grads = named_leaves(found)
         own = {
-            path: of(params[path], regularised(grads[path], importance, strength))
+            path: score(params[path], regularise(grads[path], importance, strength))
             for path, importance in general.items()
         }
         return jax.tree.map(jnp.add, total, own), None
@@ -261,7 +263,7 @@ def mean_over_rows(
     return jax.tree.map(lambda x: x / len(tokens_BT), total)
 
 
-def rows_of_text(checkpoint: Checkpoint, source: str, flag: str) -> np.ndarray:
+def read_text_rows(checkpoint: Checkpoint, source: str, flag: str) -> np.ndarray:
     """Returns the tokens [B, T] of the documents of a `data.source`, in rows of data.seq_len, each
     document behind the token that begins one. What is left behind the last whole row is not read; a
     text of less than one row is one. flag: that names it.
@@ -279,7 +281,7 @@ def rows_of_text(checkpoint: Checkpoint, source: str, flag: str) -> np.ndarray:
     return np.array(tokens[: n_rows * length], np.int32).reshape(n_rows, length)
 
 
-def weights_of(checkpoint: Checkpoint, found: Pruned) -> Weights:
+def to_weights(checkpoint: Checkpoint, pruned_model: PrunedModel) -> Weights:
     """Returns the weights that a checkpoint is written with."""
     stats = jax.device_get(checkpoint.weights.stats)
-    return Weights(unflatten_dict(dict(found.params), sep='/'), (), stats)
+    return Weights(unflatten_dict(dict(pruned_model.params), sep='/'), (), stats)

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from eval.convert.hf_files import has_file, read_object, shown
-from lm.storage.files import open_regular, replacing, write_json
+from eval.convert.hf_files import format_value, has_file, read_object
+from lm.storage.files import open_regular, replace_file, write_json
 
-MOST_HEADER = 100_000_000  # bytes, as in the library
-MOST_BYTES = 1 << 63  # of a file, and so of an axis
-MOST_AXES = 32  # numpy has 64
-MOST_TENSORS = 100_000  # of a file; one of DeepSeek-V3, in 163 files, has some 600
+MAX_HEADER_BYTES = 100_000_000  # bytes, as in the library
+MAX_FILE_BYTES = 1 << 63  # of a file, and so of an axis
+MAX_AXES = 32  # numpy has 64
+MAX_TENSORS = 100_000  # of a file; one of DeepSeek-V3, in 163 files, has some 600
 MOST_NAME, MOST_FILE = 1000, 255  # bytes of the names of tensors and of files
 METADATA = '__metadata__'
 ONE_FILE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
@@ -83,35 +83,37 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         if size < 8:
             raise refused(f'it has {size} bytes, and the length of its header alone takes 8')
         length = int.from_bytes(file.read(8), 'little')
-        if length > MOST_HEADER:
-            raise refused(f'its header would have {length:,} bytes, over {MOST_HEADER:,}')
+        if length > MAX_HEADER_BYTES:
+            raise refused(f'its header would have {length:,} bytes, over {MAX_HEADER_BYTES:,}')
         if length > size - 8:
             raise refused(f'its header has {length:,} bytes, and the file {size:,}: it is cut')
         try:
             text = file.read(length).decode()
-            header = json.loads(text, object_pairs_hook=_without_doubles)
+            header = json.loads(text, object_pairs_hook=_refuse_duplicates)
         except (ValueError, RecursionError) as error:
             raise refused(f'its header is no JSON of names that differ ({error})') from error
     if not isinstance(header, dict):
         raise refused('its header is no JSON object')
     header.pop(METADATA, None)
-    if len(header) > MOST_TENSORS:
-        raise refused(f'it has {len(header):,} tensors, over {MOST_TENSORS:,}')
+    if len(header) > MAX_TENSORS:
+        raise refused(f'it has {len(header):,} tensors, over {MAX_TENSORS:,}')
     found, data = {}, size - 8 - length
     for name, entry in header.items():
         if not is_name(name, MOST_NAME):
-            raise refused(f'{shown(name)} is no name of a tensor')
+            raise refused(f'{format_value(name)} is no name of a tensor')
         match entry:
             case {'dtype': str(code), 'shape': list(shape), 'data_offsets': [begin, end]}:
                 pass
             case _:
                 raise refused(f'{name} lacks dtype, shape or two data_offsets')
-        if not all(type(n) is int and 0 <= n < MOST_BYTES for n in (*shape, begin, end)):
+        if not all(type(n) is int and 0 <= n < MAX_FILE_BYTES for n in (*shape, begin, end)):
             raise refused(f'shape and data_offsets of {name} must be numbers of at least 0')
-        if len(shape) > MOST_AXES:
-            raise refused(f'{name} has {len(shape):,} axes, over {MOST_AXES}')
+        if len(shape) > MAX_AXES:
+            raise refused(f'{name} has {len(shape):,} axes, over {MAX_AXES}')
         if code not in DTYPES:
-            raise refused(f'{name} has dtype {shown(code)[1:-1]}; known are {", ".join(DTYPES)}')
+            raise refused(
+                f'{name} has dtype {format_value(code)[1:-1]}; known are {", ".join(DTYPES)}'
+            )
         dtype = np.dtype(DTYPES[code])
         wanted = math.prod(shape) * dtype.itemsize
         if wanted != end - begin:
@@ -134,18 +136,18 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def is_name(text: str, most: int) -> bool:
+def is_name(text: str, max_bytes: int) -> bool:
     """Whether a text may name a tensor or a file: of at most `most` bytes, none of which moves the
     cursor of a terminal.
     """
-    return text.isprintable() and len(text.encode()) <= most
+    return text.isprintable() and len(text.encode()) <= max_bytes
 
 
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f'{shown(name)} twice')
+        raise ValueError(f'{format_value(name)} twice')
     return found
 
 
@@ -166,18 +168,18 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
             f'{folder} holds neither {ONE_FILE} nor {INDEX}. Weights in other forms (.bin, .pth, '
             '.gguf) are not read; save_pretrained of transformers writes safetensors.'
         )
-    named = read_object(index, MOST_HEADER).get('weight_map')
+    named = read_object(index, MAX_HEADER_BYTES).get('weight_map')
     if not isinstance(named, dict) or not named:
         raise ValueError(f'{index} is no index with a weight_map')
     for name, file in named.items():
         is_file = isinstance(file, str) and is_name(file, MOST_FILE) and '\\' not in file
         if not is_file or file in ('', '..') or file != Path(file).name:
             raise ValueError(
-                f'{index} names {shown(file)} for {shown(name)}: a file beside it is wanted, and '
+                f'{index} names {format_value(file)} for {format_value(name)}: a file beside it is wanted, and '
                 'no path'
             )
         if not is_name(name, MOST_NAME):
-            raise ValueError(f'{index} has {shown(name)}, which is no name of a tensor')
+            raise ValueError(f'{index} has {format_value(name)}, which is no name of a tensor')
     found: dict[str, StoredTensor] = {}
     for file in sorted({*named.values()}):
         if not has_file(folder / file):
@@ -193,14 +195,14 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def not_read(folder: Path) -> list[str]:
+def list_unread_files(folder: Path) -> list[str]:
     """Returns notes on files of weights that another choice would have read."""
     if has_file(folder / ONE_FILE) and os.path.lexists(folder / INDEX):
         return [f'{ONE_FILE} is read, as transformers does, and not the files of {INDEX} beside it']
     return []
 
 
-def mapped(tensor: StoredTensor) -> np.ndarray:
+def map_tensor(tensor: StoredTensor) -> np.ndarray:
     """Returns a view of the file, whose pages are given back with the last array that shows it."""
     if tensor.n_bytes == 0:
         return np.empty(tensor.shape, tensor.dtype)
@@ -208,10 +210,10 @@ def mapped(tensor: StoredTensor) -> np.ndarray:
     return np.asarray(whole).view(tensor.dtype).reshape(tensor.shape)
 
 
-def opened(tensors: Mapping[str, StoredTensor]) -> Iterator[tuple[str, np.ndarray]]:
+def map_tensors(tensors: Mapping[str, StoredTensor]) -> Iterator[tuple[str, np.ndarray]]:
     """Yields (name, array) of the tensors; an array is a view of the file."""
     for name, tensor in tensors.items():
-        yield name, mapped(tensor)
+        yield name, map_tensor(tensor)
 
 
 class Tensor(NamedTuple):
@@ -226,7 +228,7 @@ class Tensor(NamedTuple):
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-def of_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+def make_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
     """Returns arrays that are there as tensors to be written, by name."""
     return {name: Tensor(x.dtype, x.shape, lambda x=x: x) for name, x in arrays.items()}
 
@@ -240,7 +242,7 @@ def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
         header[name], begin = of | {'data_offsets': [begin, end]}, end
     text = json.dumps(header).encode()
     text += b' ' * (-len(text) % 8)  # so that the data is aligned
-    with replacing(path) as temporary, temporary.open('wb') as file:
+    with replace_file(path) as temporary, temporary.open('wb') as file:
         file.write(len(text).to_bytes(8, 'little') + text)
         for name, tensor in tensors.items():
             array = np.asarray(tensor.make(), tensor.dtype, order='C')
@@ -250,11 +252,11 @@ def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
             del array
 
 
-def write_folder(folder: Path, tensors: Mapping[str, Tensor], most: int) -> None:
+def write_folder(folder: Path, tensors: Mapping[str, Tensor], max_bytes: int) -> None:
     """Writes model.safetensors or, for more than `most` bytes, several files and their index."""
     parts: list[dict[str, Tensor]] = [{}]
     for name, tensor in tensors.items():
-        if parts[-1] and sum(t.n_bytes for t in parts[-1].values()) + tensor.n_bytes > most:
+        if parts[-1] and sum(t.n_bytes for t in parts[-1].values()) + tensor.n_bytes > max_bytes:
             parts.append({})
         parts[-1][name] = tensor
     if len(parts) == 1:

@@ -49,7 +49,7 @@ def obs(weights_IO: np.ndarray, moments_II: np.ndarray) -> np.ndarray:
     return np.where(dead_I[..., None], 0.0, weights_IO**2 / u_I[..., None] ** 2)
 
 
-def regularised(gradients: Any, general: Any, strength: float) -> Any:
+def regularise(gradients: Any, general: Any, strength: float) -> Any:
     """Returns g + strength G g^2: gradients of a domain, with the general importance G (`obs`) of
     the same weights, as in the code of D-Pruner (arXiv:2405.06275).
     """
@@ -76,32 +76,32 @@ SQUARES, MOMENTS, GRADIENTS = 'squares', 'moments', 'gradients'  # what a text i
 
 
 @dataclasses.dataclass(frozen=True)
-class Score:
+class WeightScore:
     """A row of SCORES.
 
     of: (weights, what is read) -> scores. reads: means of x_i^2 or x_i x_j, with which weights are
     matrices [..., I, O], or the gradient of one row, each shaped as the parameter. per: the row of
     PER that a share is taken of where it was published. general: whether the gradients are
-    `regularised`, which takes a second text.
+    `regularise`, which takes a second text.
     """
 
-    of: Callable[[Any, Any], Any]
-    reads: str
+    compute: Callable[[Any, Any], Any]
+    statistic: str
     per: str
-    general: bool = False
+    needs_general: bool = False
 
 
-SCORES: Mapping[str, Score] = {
-    'magnitude': Score(magnitude, SQUARES, 'matrix'),
-    'wanda': Score(wanda, SQUARES, 'output'),
-    'obs': Score(obs, MOMENTS, 'matrix'),
-    'taylor': Score(taylor, GRADIENTS, 'matrix'),
-    'dual': Score(taylor, GRADIENTS, 'matrix', general=True),
-    'dual_published': Score(taylor_published, GRADIENTS, 'matrix', general=True),
+SCORES: Mapping[str, WeightScore] = {
+    'magnitude': WeightScore(magnitude, SQUARES, 'matrix'),
+    'wanda': WeightScore(wanda, SQUARES, 'output'),
+    'obs': WeightScore(obs, MOMENTS, 'matrix'),
+    'taylor': WeightScore(taylor, GRADIENTS, 'matrix'),
+    'dual': WeightScore(taylor, GRADIENTS, 'matrix', needs_general=True),
+    'dual_published': WeightScore(taylor_published, GRADIENTS, 'matrix', needs_general=True),
 }
 
 
-def largest_of_outputs(ranks_IO: np.ndarray, share: float) -> np.ndarray:
+def largest_per_output(ranks_IO: np.ndarray, share: float) -> np.ndarray:
     """Returns a mask of the floor(share I) largest of the I numbers of every output, of [..., I,
     O]; of equal ones the first are taken, so that the number is exact.
 
@@ -110,9 +110,9 @@ def largest_of_outputs(ranks_IO: np.ndarray, share: float) -> np.ndarray:
     return _largest(ranks_IO, share, 'inputs of an output')
 
 
-def largest_of_matrices(ranks_IO: np.ndarray, share: float) -> np.ndarray:
+def largest_per_matrix(ranks_IO: np.ndarray, share: float) -> np.ndarray:
     """Returns a mask of the floor(share I O) largest numbers of each matrix of [..., I, O], as
-    `largest_of_outputs` of each output.
+    `largest_per_output` of each output.
     """
     of_one = ranks_IO.reshape(*ranks_IO.shape[:-2], -1, 1)
     return _largest(of_one, share, 'weights of a matrix').reshape(ranks_IO.shape)
@@ -133,6 +133,6 @@ def _largest(ranks_IO: np.ndarray, share: float, what: str) -> np.ndarray:
 
 
 PER: Mapping[str, Callable[[np.ndarray, float], np.ndarray]] = {
-    'matrix': largest_of_matrices,
-    'output': largest_of_outputs,
+    'matrix': largest_per_matrix,
+    'output': largest_per_output,
 }

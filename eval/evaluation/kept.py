@@ -15,67 +15,69 @@ import numpy as np
 
 from eval.evaluation.suite_flags import SuiteRequest
 from eval.suites.base import Suite, SuiteResult, Table
-from lm.record.digests import of_record
+from lm.record.digests import hash_record
 from lm.record.machine import git_commit, versions
 from lm.record.names import EVALUATIONS
-from lm.storage.files import Unreadable, first_line, read_json, sealed, write_text
+from lm.storage.files import UnreadableFile, first_line, read_json, seal_record, write_text
 
-MOST_WORDS = 200  # of an error
+MAX_ERROR_LENGTH = 200  # of an error
 NOT_FINITE = 'float'  # the only key of an object that stands for nan, inf or -inf
 
 
-def plain(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Returns a value as JSON has it: arrays are lists, and a number that is not finite, for which
     JSON has no word, is {'float': 'nan'} or 'inf' or '-inf'.
     """
     if isinstance(value, Mapping):
-        return {str(name): plain(inner) for name, inner in value.items()}
+        return {str(name): to_json(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
+        return [to_json(inner) for inner in value]
     if isinstance(value, np.ndarray | np.generic | jax.Array):
-        return plain(np.asarray(value).tolist())
+        return to_json(np.asarray(value).tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return {NOT_FINITE: str(value)}
     return value
 
 
-def unplain(value: Any) -> Any:
+def from_json(value: Any) -> Any:
     """Returns what `plain` was given, with lists and Python's numbers."""
     if isinstance(value, dict):
         if value.keys() == {NOT_FINITE}:
             return float(value[NOT_FINITE])
-        return {name: unplain(inner) for name, inner in value.items()}
-    return [unplain(inner) for inner in value] if isinstance(value, list) else value
+        return {name: from_json(inner) for name, inner in value.items()}
+    return [from_json(inner) for inner in value] if isinstance(value, list) else value
 
 
-def path_of(workdir: Path, step: int, request: SuiteRequest) -> Path:
+def result_path(workdir: Path, step: int, request: SuiteRequest) -> Path:
     """Returns the file of a result."""
     return workdir / EVALUATIONS / str(step) / f'{request.name}-{request.digest}.json'
 
 
-def write(path: Path, request: SuiteRequest, meta: Mapping[str, Any], result: SuiteResult) -> None:
+def write_result(
+    path: Path, request: SuiteRequest, meta: Mapping[str, Any], suite_result: SuiteResult
+) -> None:
     """Writes a result, all or nothing. Raises OSError where the folder cannot be written."""
     record = {
         'suite': request.name,
         'options': dict(request.options),
         'step': int(path.parent.name),
-        'checkpoint': of_record(meta),
-        'config': of_record(meta['config']),
+        'checkpoint': hash_record(meta),
+        'config': hash_record(meta['config']),
         'versions': versions(),
         'git_commit': git_commit(),
-        'numbers': result.numbers,
-        'items': result.items,
+        'numbers': suite_result.numbers,
+        'items': suite_result.items,
         'tables': {
             title: {'columns': table.columns, 'x': table.x, 'y': table.y, 'by': table.by}
-            for title, table in result.tables.items()
+            for title, table in suite_result.tables.items()
         },
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     # A line for all: an indented one of a hundred thousand documents would be a million lines.
-    write_text(path, json.dumps(sealed(plain(record)), allow_nan=False) + '\n')
+    write_text(path, json.dumps(seal_record(to_json(record)), allow_nan=False) + '\n')
 
 
-def read(path: Path, request: SuiteRequest, meta: Mapping[str, Any]) -> SuiteResult | None:
+def read_result(path: Path, request: SuiteRequest, meta: Mapping[str, Any]) -> SuiteResult | None:
     """Returns the result in a file; None where there is none, or one of another checkpoint.
 
     Raises Unreadable where it is damaged.
@@ -85,37 +87,39 @@ def read(path: Path, request: SuiteRequest, meta: Mapping[str, Any]) -> SuiteRes
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        mine = (request.name, plain(dict(request.options)), of_record(meta))
+        mine = (request.name, to_json(dict(request.options)), hash_record(meta))
         if (record['suite'], record['options'], record['checkpoint']) != mine:
             return None
-        stored = unplain({name: record[name] for name in ('numbers', 'items', 'tables')})
+        stored = from_json({name: record[name] for name in ('numbers', 'items', 'tables')})
         tables = {title: Table(**table) for title, table in stored['tables'].items()}
         result = SuiteResult(stored['numbers'], stored['items'], tables)
-        check(result, request.suite)
+        check_result(result, request.suite)
         return result
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        text = first_line(error, MOST_WORDS)
-        raise Unreadable(f'{path} cannot be read: it is no result ({text})') from error
+        text = first_line(error, MAX_ERROR_LENGTH)
+        raise UnreadableFile(f'{path} cannot be read: it is no result ({text})') from error
 
 
-def check(result: SuiteResult, suite: Suite) -> None:
+def check_result(suite_result: SuiteResult, suite: Suite) -> None:
     """Raises ValueError for a result that no suite has made: other types, columns of other lengths,
     and where items lack what the suite compares.
     """
-    if not isinstance(result.numbers, dict) or not result.numbers:
+    if not isinstance(suite_result.numbers, dict) or not suite_result.numbers:
         raise ValueError('numbers is no object with a number')
-    for name, value in result.numbers.items():
+    for name, value in suite_result.numbers.items():
         check_name(name)
         if not is_number(value) or isinstance(value, bool):
             raise ValueError(f'numbers.{name} is no number')
-    check_columns(result.items, 'items')
+    check_columns(suite_result.items, 'items')
     for name in (suite.score, suite.weight):
-        if name and not all(value is None or is_number(value) for value in result.items[name]):
+        if name and not all(
+            value is None or is_number(value) for value in suite_result.items[name]
+        ):
             raise ValueError(f'items.{name} has what is no number')
-    names = result.items['item'] if suite.score else []
+    names = suite_result.items['item'] if suite.score else []
     if not all(is_scalar(name) for name in names) or len({*names}) < len(names):
         raise ValueError('items.item has what is no name, or one twice')
-    for title, table in result.tables.items():
+    for title, table in suite_result.tables.items():
         check_name(title)
         check_columns(table.columns, f'table {title}')
         if not table.columns:
@@ -130,13 +134,13 @@ def check(result: SuiteResult, suite: Suite) -> None:
                 raise ValueError(f'column {name} of table {title} is drawn, and is no numbers')
 
 
-def check_columns(given: Any, what: str) -> None:
+def check_columns(columns: Any, what: str) -> None:
     """Raises ValueError for what are no columns of equal length."""
-    if not isinstance(given, dict) or not all(isinstance(one, list) for one in given.values()):
+    if not isinstance(columns, dict) or not all(isinstance(one, list) for one in columns.values()):
         raise ValueError(f'{what} is no object of columns')
-    for name in given:
+    for name in columns:
         check_name(name)
-    if len({len(column) for column in given.values()}) > 1:
+    if len({len(column) for column in columns.values()}) > 1:
         raise ValueError(f'{what} has columns of several lengths')
 
 

@@ -11,21 +11,21 @@ from typing import Any
 
 import altair as alt
 
-from eval.charts import Chart, environment, in_page, made
+from eval.charts import Chart, build_environment, format_now, render_scripts
 from eval.console.listings import first_sentence
 from eval.evaluation.suite_flags import SuiteRequest
 from eval.evaluation.targets import Evaluation
-from eval.evaluation.traces import NumberTrace, rows_of, traces_of
+from eval.evaluation.traces import NumberTrace, collect_traces, format_traces
 from eval.suites.base import Table
 from lm.launch.before_jax import docstring
 from lm.storage.files import write_text
-from lm.study.tables.text import number
+from lm.study.tables.text import format_number
 
-HERE = Path(__file__).parent
-MOST_NAMED = 4  # runs of a title
-MOST_ROWS = 100  # of a table on the page
+TEMPLATES = Path(__file__).parent
+MAX_NAMED = 4  # runs of a title
+MAX_ROWS = 100  # of a table on the page
 FEW_ROWS = 12
-RUN, JOINED = 'run', 'of which run'  # columns of several runs' tables
+RUN, SERIES = 'run', 'of which run'  # columns of several runs' tables
 WIDTH, HEIGHT, PANEL = 420, 260, 260
 PER_ROW = 3
 
@@ -34,45 +34,45 @@ def write_evaluation_page(
     path: Path, evaluations: Sequence[Evaluation], requests: Sequence[SuiteRequest]
 ) -> dict[str, Chart]:
     """Writes the page to `path`, and returns its charts by the ids of their elements."""
-    evaluations = with_short_names(evaluations)
+    evaluations = shorten_names(evaluations)
     charts: dict[str, Chart] = {}
-    traces, sections = traces_of(evaluations), []
+    traces, sections = collect_traces(evaluations), []
     for i, request in enumerate(requests):
         of_suite = [
             trace for trace in traces if trace.suite == request.label and not trace.is_constant
         ]
         if any(len(trace.steps) > 1 for trace in of_suite):
-            charts[f'traces_{i}'] = traces_chart(of_suite)
+            charts[f'traces_{i}'] = draw_traces(of_suite)
         parts = []
-        for j, (title, table) in enumerate(tables_of(evaluations, request.label).items()):
+        for j, (title, table) in enumerate(collect_tables(evaluations, request.label).items()):
             name = f'table_{i}_{j}'
             if table.x and table.y:
-                charts[name] = chart_of(table)
-            parts.append(part_of(title, table, name if name in charts else ''))
+                charts[name] = draw_table(table)
+            parts.append(describe_table(title, table, name if name in charts else ''))
         sections.append(
             {
                 'name': request.label,
                 'about': first_sentence(docstring(request.suite.function)),
                 'options': ', '.join(f'{name} {value}' for name, value in request.options.items()),
-                'rows': lines(numbers_rows(evaluations, traces, request.label)),
+                'rows': format_rows(number_rows(evaluations, traces, request.label)),
                 'traces': f'traces_{i}' if f'traces_{i}' in charts else '',
                 'parts': parts,
             }
         )
     content = {
-        'title': title_of(evaluations),
-        'made': made(),
+        'title': format_title(evaluations),
+        'made': format_now(),
         'command': shlex.join(['python', *sys.orig_argv[1:]]),
         'sections': sections,
         'steps': sorted({e.step for e in evaluations}),
     }
-    page = environment(HERE).get_template('evaluation.html.j2')
+    page = build_environment(TEMPLATES).get_template('evaluation.html.j2')
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, page.render(scripts=in_page(charts), **content))
+    write_text(path, page.render(scripts=render_scripts(charts), **content))
     return charts
 
 
-def with_short_names(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+def shorten_names(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     """Returns the evaluations with the last part of each run's path, where that is its own."""
     runs = dict.fromkeys(one.run for one in evaluations)
     counts = Counter(Path(run).name for run in runs)
@@ -80,28 +80,28 @@ def with_short_names(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     return [dataclasses.replace(one, run=short[one.run]) for one in evaluations]
 
 
-def title_of(evaluations: Sequence[Evaluation]) -> str:
+def format_title(evaluations: Sequence[Evaluation]) -> str:
     runs = list(dict.fromkeys(one.run for one in evaluations))
-    return ', '.join(runs) if len(runs) <= MOST_NAMED else f'{len(runs)} runs'
+    return ', '.join(runs) if len(runs) <= MAX_NAMED else f'{len(runs)} runs'
 
 
-def numbers_rows(
+def number_rows(
     evaluations: Sequence[Evaluation], traces: Sequence[NumberTrace], label: str
 ) -> list[dict[str, Any]]:
     """Returns the rows of a suite's numbers: of one checkpoint, or as `rows_of` has them."""
     if len(evaluations) == 1:
         numbers = evaluations[0].results[label].numbers
         return [{'number': name, 'value': value} for name, value in numbers.items()]
-    rows = rows_of([trace for trace in traces if trace.suite == label])
+    rows = format_traces([trace for trace in traces if trace.suite == label])
     return [{name: value for name, value in row.items() if name != 'suite'} for row in rows]
 
 
-def lines(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def format_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Returns a head and the values of rows with equal keys, as text."""
-    return [list(rows[0]), *([number(value) for value in row.values()] for row in rows)]
+    return [list(rows[0]), *([format_number(value) for value in row.values()] for row in rows)]
 
 
-def tables_of(evaluations: Sequence[Evaluation], label: str) -> dict[str, Table]:
+def collect_tables(evaluations: Sequence[Evaluation], label: str) -> dict[str, Table]:
     """Returns the tables of a suite by title, of each run's last checkpoint; those of several runs
     are one table, with a column of runs.
     """
@@ -112,10 +112,10 @@ def tables_of(evaluations: Sequence[Evaluation], label: str) -> dict[str, Table]
             by_title.setdefault(title, {})[run] = table
     if len(last) == 1:
         return {title: table for title, by_run in by_title.items() for table in by_run.values()}
-    return {title: _joined(by_run) for title, by_run in by_title.items()}
+    return {title: _join_tables(by_run) for title, by_run in by_title.items()}
 
 
-def _joined(tables: Mapping[str, Table]) -> Table:
+def _join_tables(tables: Mapping[str, Table]) -> Table:
     first = next(iter(tables.values()))
     names = list(dict.fromkeys(name for table in tables.values() for name in table.columns))
     columns: dict[str, list[Any]] = {RUN: []} | {name: [] for name in names}
@@ -126,17 +126,17 @@ def _joined(tables: Mapping[str, Table]) -> Table:
             columns[name] += list(table.columns.get(name, [None] * n))
     if first.by:
         pairs = zip(columns[first.by], columns[RUN], strict=True)
-        columns[JOINED] = [f'{number(value)}, {run}' for value, run in pairs]
-    return Table(columns, first.x, first.y, JOINED if first.by else RUN)
+        columns[SERIES] = [f'{format_number(value)}, {run}' for value, run in pairs]
+    return Table(columns, first.x, first.y, SERIES if first.by else RUN)
 
 
-def part_of(title: str, table: Table, chart: str) -> dict[str, Any]:
+def describe_table(title: str, table: Table, chart: str) -> dict[str, Any]:
     """Returns a table as the template takes it, with at most MOST_ROWS rows; more than FEW_ROWS are
     folded.
     """
-    columns = {name: column for name, column in table.columns.items() if name != JOINED}
-    rows = [[number(value) for value in row] for row in zip(*columns.values(), strict=True)]
-    shown = rows[:MOST_ROWS]
+    columns = {name: column for name, column in table.columns.items() if name != SERIES}
+    rows = [[format_number(value) for value in row] for row in zip(*columns.values(), strict=True)]
+    shown = rows[:MAX_ROWS]
     return {
         'title': title,
         'chart': chart,
@@ -146,7 +146,7 @@ def part_of(title: str, table: Table, chart: str) -> dict[str, Any]:
     }
 
 
-def chart_of(table: Table) -> Chart:
+def draw_table(table: Table) -> Chart:
     """Draws y over x: a line where x are numbers, else bars; a colour for each value of `by`."""
     rows = [
         dict(zip(('x', 'y', 'by'), values, strict=True))
@@ -179,7 +179,7 @@ def chart_of(table: Table) -> Chart:
     return bars.encode(yOffset='by:N') if table.by else bars
 
 
-def traces_chart(traces: Sequence[NumberTrace]) -> Chart:
+def draw_traces(traces: Sequence[NumberTrace]) -> Chart:
     """Draws each number over the steps, a panel each; a line for each run, a colour for a group."""
     several = len({trace.group for trace in traces}) > 1
     panels = []

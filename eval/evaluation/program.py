@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.evaluation.kept import plain
+from eval.evaluation.kept import to_json
 from eval.evaluation.suite_flags import SuiteRequest
-from eval.evaluation.targets import Evaluation, Say, evaluate_all, targets_of
+from eval.evaluation.targets import Evaluation, Say, evaluate_all, find_targets
 from lm.storage.files import write_json
-from lm.study.tables.text import render
+from lm.study.tables.text import format_table
 
 
 def evaluate_checkpoints(
@@ -17,8 +17,8 @@ def evaluate_checkpoints(
     requests: Sequence[SuiteRequest],
     step: str | None = None,
     again: bool = False,
-    out: Path | None = None,
-    page: Path | None = None,
+    json_path: Path | None = None,
+    page_path: Path | None = None,
     say: Say = print,
 ) -> str:
     """Evaluates checkpoints, and writes the record and the page where they are asked for.
@@ -38,43 +38,45 @@ def evaluate_checkpoints(
     Raises:
       ValueError: where a checkpoint is not there or cannot be read.
     """
-    targets = targets_of(checkpoints, step, say)
-    if not all(target.keeps for target in targets) and not out:
+    targets = find_targets(checkpoints, step, say)
+    if not all(target.keeps_results for target in targets) and not json_path:
         say('NOTE: results are not kept in a bucket; --out=FILE.json keeps the numbers')
     evaluations = list(evaluate_all(targets, requests, again, say))
-    record, text = of_one(evaluations[0]) if len(evaluations) == 1 else of_many(evaluations)
-    if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(out, plain(record))
-    if page or (out and len(evaluations) > 1):
+    record, text = (
+        summarise_one(evaluations[0]) if len(evaluations) == 1 else summarise_many(evaluations)
+    )
+    if json_path:
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(json_path, to_json(record))
+    if page_path or (json_path and len(evaluations) > 1):
         from eval.evaluation.page import write_evaluation_page  # Altair takes its time
 
-        path = page or out.with_suffix('.html')
+        path = page_path or json_path.with_suffix('.html')
         write_evaluation_page(path, evaluations, requests)
         say(f'page: {path}')
     return text
 
 
-def numbers_of(one: Evaluation) -> dict[str, Any]:
+def make_record(evaluation: Evaluation) -> dict[str, Any]:
     """Returns the record of a checkpoint: its numbers by suite."""
-    results = {label: dict(result.numbers) for label, result in one.results.items()}
-    return {'checkpoint': one.run, 'step': one.step} | results
+    results = {label: dict(result.numbers) for label, result in evaluation.results.items()}
+    return {'checkpoint': evaluation.run, 'step': evaluation.step} | results
 
 
-def of_one(one: Evaluation) -> tuple[dict[str, Any], str]:
+def summarise_one(evaluation: Evaluation) -> tuple[dict[str, Any], str]:
     """Returns the record of a checkpoint, and the same as text."""
-    record = numbers_of(one)
-    return record, json.dumps(plain(record), indent=2, allow_nan=False)
+    record = make_record(evaluation)
+    return record, json.dumps(to_json(record), indent=2, allow_nan=False)
 
 
-def of_many(evaluations: Sequence[Evaluation]) -> tuple[dict[str, Any], str]:
+def summarise_many(evaluations: Sequence[Evaluation]) -> tuple[dict[str, Any], str]:
     """Returns the record of several checkpoints, and a table over steps and seeds."""
-    from eval.evaluation.traces import rows_of, traces_of  # brings Arrow
+    from eval.evaluation.traces import collect_traces, format_traces  # brings Arrow
 
-    traces = traces_of(evaluations)
-    rows = rows_of(traces)
+    traces = collect_traces(evaluations)
+    rows = format_traces(traces)
     record = {
-        'evaluations': [numbers_of(one) for one in evaluations],
+        'evaluations': [make_record(one) for one in evaluations],
         'traces': [trace.record for trace in traces],
     }
-    return record, render(rows, list(rows[0]), 'table')
+    return record, format_table(rows, list(rows[0]), 'table')

@@ -9,16 +9,16 @@ from typing import Any
 
 from absl import flags
 
-from eval.console.listings import bounds, first_sentence
+from eval.console.listings import first_sentence, format_bounds
 from eval.suites import SUITES
 from eval.suites.base import Suite
-from lm.config.suggestions import literal
+from lm.config.suggestions import parse_literal
 from lm.launch.before_jax import docstring
 from lm.launch.command import parse_flags
 from lm.launch.exit_status import BAD_INPUT
-from lm.record.digests import of_record
-from modules.choices import choose, nearest
-from modules.options import Declared, options, typed
+from lm.record.digests import hash_record
+from modules.choices import choose, suggest_nearest
+from modules.options import OptionDeclaration, coerce_type, declared_options
 
 flags.disclaim_key_flags()  # those that are defined here are of the program that asks for them
 
@@ -42,16 +42,16 @@ class SuiteRequest:
     @property
     def digest(self) -> str:
         """Eight hexadecimal digits of the options."""
-        return of_record(dict(self.options))[:DIGITS]
+        return hash_record(dict(self.options))[:DIGITS]
 
 
 class OptionParser(flags.ArgumentParser):
     """Reads the value of an option, of its types and within its bounds."""
 
-    def __init__(self, path: str, declared: Declared):
+    def __init__(self, path: str, declared: OptionDeclaration):
         super().__init__()
         self.path, self.declared = path, declared
-        self.syntactic_help = bounds(declared.option)
+        self.syntactic_help = format_bounds(declared.option)
 
     def parse(self, argument: Any) -> Any:
         if not isinstance(argument, str):
@@ -59,15 +59,15 @@ class OptionParser(flags.ArgumentParser):
         return parse_value(self.path, argument, self.declared)
 
 
-def parse_value(path: str, text: str, declared: Declared) -> Any:
+def parse_value(path: str, text: str, declared: OptionDeclaration) -> Any:
     """Returns the value that a text gives an option. Raises ValueError where it cannot have it."""
     if types.NoneType in declared.types and text == 'None':
         return None
     value: Any = text
     if str not in declared.types:
         is_true = {'true': True, 'false': False}.get(text.lower())
-        value = literal(text) if is_true is None else is_true
-    value = typed(f'--{path}', value, declared.types)
+        value = parse_literal(text) if is_true is None else is_true
+    value = coerce_type(f'--{path}', value, declared.types)
     if value is not None:
         declared.option.check(f'--{path}', value)
     return value
@@ -78,9 +78,11 @@ def define_suites(default: str | None = None) -> flags.FlagHolder[str | None]:
     text = f'Of {", ".join(SUITES)}; several with commas; NAME:VALUE where it has an argument.'
     holder = flags.DEFINE_string('suite', default, text)
     for name, suite in SUITES.items():
-        for option, declared in options(suite.function).items():
+        for option, declared in declared_options(suite.function).items():
             path = f'{name}.{option}'
-            words = declared.option.words + (' (NAME:VALUE)' if option == suite.argument else '')
+            words = declared.option.description + (
+                ' (NAME:VALUE)' if option == suite.argument else ''
+            )
             parser = OptionParser(path, declared)
             one = flags.Flag(
                 parser,
@@ -114,23 +116,23 @@ def check_options(argv: Sequence[str]) -> None:
             continue
         name = name.removeprefix('no') if name not in SUITES else name
         if name not in SUITES:
-            hint = nearest(name, SUITES)
+            hint = suggest_nearest(name, SUITES)
             raise ValueError(f'--{flag}: there is no suite {name!r}.{hint}')
-        known = options(SUITES[name].function)
+        known = declared_options(SUITES[name].function)
         if option not in known:
             raise ValueError(
                 f'--{flag}: {name} has no such option, only {", ".join(known) or "none"}.'
-                f'{nearest(option, known)}'
+                f'{suggest_nearest(option, known)}'
             )
 
 
-def given_options() -> dict[str, Any]:
+def read_option_flags() -> dict[str, Any]:
     """Returns {'NAME.OPTION': value} of the flags that the command gives."""
-    paths = [f'{name}.{one}' for name in SUITES for one in options(SUITES[name].function)]
+    paths = [f'{name}.{one}' for name in SUITES for one in declared_options(SUITES[name].function)]
     return {path: flags.FLAGS[path].value for path in paths if flags.FLAGS[path].present}
 
 
-def read_suites(text: str, given: Mapping[str, Any]) -> list[SuiteRequest]:
+def read_suites(text: str, option_values: Mapping[str, Any]) -> list[SuiteRequest]:
     """Returns the suites of --suite=NAME[,NAME[:VALUE]] with their options.
 
     Text behind a comma that is no suite's name belongs to the VALUE before it.
@@ -150,12 +152,12 @@ def read_suites(text: str, given: Mapping[str, Any]) -> list[SuiteRequest]:
             pieces[-1] += f',{piece}'
         else:
             pieces.append(piece.strip())
-    requests = [read_suite(piece, given) for piece in pieces]
+    requests = [read_suite(piece, option_values) for piece in pieces]
     twice = [label for label, n in Counter(request.label for request in requests).items() if n > 1]
     if twice:
         raise ValueError(f'--suite has {twice[0]} twice; give each once')
     names = {request.name for request in requests}
-    for path in given:
+    for path in option_values:
         if path.partition('.')[0] not in names:
             raise ValueError(
                 f'--{path} is an option of a suite that --suite={text} does not ask for'
@@ -163,12 +165,14 @@ def read_suites(text: str, given: Mapping[str, Any]) -> list[SuiteRequest]:
     return requests
 
 
-def read_suite(piece: str, given: Mapping[str, Any]) -> SuiteRequest:
+def read_suite(piece: str, option_values: Mapping[str, Any]) -> SuiteRequest:
     """Reads one NAME or NAME:VALUE."""
     name, colon, value = piece.partition(':')
     suite = choose(SUITES, name, '--suite')
-    known = options(suite.function)
-    values = {option: given.get(f'{name}.{option}', own.default) for option, own in known.items()}
+    known = declared_options(suite.function)
+    values = {
+        option: option_values.get(f'{name}.{option}', own.default) for option, own in known.items()
+    }
     if colon and not suite.argument:
         raise ValueError(
             f'--suite={piece}: {name} takes no value behind its name; its options are '
@@ -176,13 +180,13 @@ def read_suite(piece: str, given: Mapping[str, Any]) -> SuiteRequest:
         )
     if colon:
         path = f'{name}.{suite.argument}'
-        if path in given:
+        if path in option_values:
             raise ValueError(f'--suite={piece} and --{path} both give {path}; give it once')
         values[suite.argument] = parse_value(path, value, known[suite.argument])
     return SuiteRequest(name, piece, values)
 
 
-def listing() -> str:
+def format_suites() -> str:
     """Returns a line for each suite: its name, and the first sentence of what it says of itself."""
     width = max(map(len, SUITES))
     lines = [(name, first_sentence(docstring(suite.function))) for name, suite in SUITES.items()]

@@ -8,16 +8,16 @@ from typing import Any
 
 from eval.evaluation import kept
 from eval.evaluation.suite_flags import SuiteRequest
-from eval.load import Checkpoint, at_step, find, load
+from eval.load import Checkpoint, find_checkpoint, load, load_step
 from eval.suites.base import SuiteResult
 from lm.config.resolve import flatten, to_dict
-from lm.record.checkpoint import FOLDER, read_meta, steps_in
+from lm.record.checkpoint import FOLDER, list_steps, read_meta
 from lm.record.digests import DamagedCheckpoint
-from lm.record.remote.local_copy import checkpoints_at
-from lm.record.upgrade import stored_config
+from lm.record.remote.local_copy import fetch_checkpoints
+from lm.record.upgrade import resolve_stored
 from lm.record.workdir import SWEEP
 from lm.storage.buckets import is_url
-from lm.storage.files import Unreadable
+from lm.storage.files import UnreadableFile
 
 ALL = 'all'
 Say = Callable[[str], None]
@@ -34,7 +34,7 @@ class Target:
     run: str
     folder: Path
     steps: tuple[int, ...]
-    keeps: bool = True
+    keeps_results: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Evaluation:
     results: Mapping[str, SuiteResult]
 
 
-def targets_of(given: Sequence[str], step: str | None, say: Say) -> list[Target]:
+def find_targets(checkpoints: Sequence[str], step: str | None, say: Say) -> list[Target]:
     """Returns the checkpoints that --checkpoint and --step name; of a sweep those of its cells.
 
     Args:
@@ -61,53 +61,62 @@ def targets_of(given: Sequence[str], step: str | None, say: Say) -> list[Target]
     if step not in (None, ALL) and not step.isdecimal():
         raise ValueError(f'--step is a number of updates, or {ALL}; got {step!r}')
     targets: list[Target] = []
-    for path in given:
-        targets += _of_url(path, step) if is_url(path) else _of_path(Path(path), step, say)
+    for path in checkpoints:
+        targets += (
+            _find_url_targets(path, step)
+            if is_url(path)
+            else _find_path_targets(Path(path), step, say)
+        )
     counts = Counter((target.folder.resolve(), target.steps[0]) for target in targets)
     if twice := [folder.parent for (folder, _), n in counts.items() if n > 1]:
         raise ValueError(f'{twice[0]} is given twice; give each --checkpoint once')
     return targets
 
 
-def _of_url(url: str, step: str | None) -> list[Target]:
+def _find_url_targets(url: str, step: str | None) -> list[Target]:
     if step == ALL:
-        places = sorted(checkpoints_at(url), key=lambda place: place[1])
+        places = sorted(fetch_checkpoints(url), key=lambda place: place[1])
         if not places:
-            find(url)  # says that there is none
-        return [Target(url, folder, (at,), keeps=False) for folder, at in places]
-    folder, at = find(url if step is None else f'{url.rstrip("/")}/{FOLDER}/{step}')
-    return [Target(url, folder, (at,), keeps=False)]
+            find_checkpoint(url)  # says that there is none
+        return [Target(url, folder, (at,), keeps_results=False) for folder, at in places]
+    folder, at = find_checkpoint(url if step is None else f'{url.rstrip("/")}/{FOLDER}/{step}')
+    return [Target(url, folder, (at,), keeps_results=False)]
 
 
-def _of_path(path: Path, step: str | None, say: Say) -> list[Target]:
-    own = steps_in(path / FOLDER)
-    cells = [] if own else [one for one in sorted(path.glob('*')) if steps_in(one / FOLDER)]
+def _find_path_targets(path: Path, step: str | None, say: Say) -> list[Target]:
+    own = list_steps(path / FOLDER)
+    cells = [] if own else [one for one in sorted(path.glob('*')) if list_steps(one / FOLDER)]
     if cells and (path / SWEEP).exists():
-        lacking = [cell for cell in cells if not _has(cell, step)]
+        lacking = [cell for cell in cells if not _has_step(cell, step)]
         if len(lacking) == len(cells):
             _check_step(cells[0], step)
         for cell in lacking:
             say(f'NOTE: {cell} has no checkpoint of step {step}, and is left out')
-        return [one for cell in cells if cell not in lacking for one in _of_path(cell, step, say)]
-    folder, newest = find(path)
+        return [
+            one
+            for cell in cells
+            if cell not in lacking
+            for one in _find_path_targets(cell, step, say)
+        ]
+    folder, newest = find_checkpoint(path)
     if folder == path.parent:
         if step is not None:
             raise ValueError(f'{path} names a step itself; leave out --step={step}')
         return [Target(str(folder.parent), folder, (newest,))]
-    steps = steps_in(folder)
+    steps = list_steps(folder)
     if step is None:
         return [Target(str(path), folder, (*reversed(steps),))]
     _check_step(path, step)
     return [Target(str(path), folder, (at,)) for at in (steps if step == ALL else [int(step)])]
 
 
-def _has(workdir: Path, step: str | None) -> bool:
-    return step in (None, ALL) or int(step) in steps_in(workdir / FOLDER)
+def _has_step(workdir: Path, step: str | None) -> bool:
+    return step in (None, ALL) or int(step) in list_steps(workdir / FOLDER)
 
 
 def _check_step(workdir: Path, step: str | None) -> None:
-    if not _has(workdir, step):
-        there = ', '.join(map(str, steps_in(workdir / FOLDER)))
+    if not _has_step(workdir, step):
+        there = ', '.join(map(str, list_steps(workdir / FOLDER)))
         raise ValueError(f'{workdir} has no checkpoint of --step={step}; there are {there}')
 
 
@@ -133,7 +142,7 @@ def evaluate_all(
                 elif len(targets) > 1:
                     say(f'{error}; left out')
                 continue
-            loaded = evaluator.loaded
+            loaded = evaluator.checkpoint
             yield evaluation
             break
     if damaged and len(damaged) == sum(len(target.steps) for target in targets):
@@ -148,40 +157,40 @@ class Evaluator:
     """
 
     def __init__(
-        self, target: Target, step: int, again: bool, say: Say, loaded: Checkpoint | None = None
+        self, target: Target, step: int, again: bool, say: Say, checkpoint: Checkpoint | None = None
     ):
         self.target, self.step, self.again, self.say = target, step, again, say
-        self.loaded, self.meta = loaded, read_meta(target.folder, step)
+        self.checkpoint, self.meta = checkpoint, read_meta(target.folder, step)
 
     def evaluate(self, requests: Sequence[SuiteRequest]) -> Evaluation:
         """Returns the results of the suites that are asked for; each is kept when it is there."""
         results = {request.label: self._result(request) for request in requests}
-        config = flatten(to_dict(stored_config(self.meta['config'])))
+        config = flatten(to_dict(resolve_stored(self.meta['config'])))
         return Evaluation(self.target.run, self.step, config, results)
 
     def _result(self, request: SuiteRequest) -> SuiteResult:
-        path = kept.path_of(self.target.folder.parent, self.step, request)
-        if self.target.keeps and not self.again:
+        path = kept.result_path(self.target.folder.parent, self.step, request)
+        if self.target.keeps_results and not self.again:
             try:
-                result_kept = kept.read(path, request, self.meta)
-            except (Unreadable, OSError) as error:
+                result_kept = kept.read_result(path, request, self.meta)
+            except (UnreadableFile, OSError) as error:
                 self.say(f'NOTE: {error}; computed anew')
                 result_kept = None
             if result_kept is not None:
                 self.say(f'NOTE: {request.label} at step {self.step} is read from {path}')
                 return result_kept
-        result = request.suite.function(self._checkpoint(), **request.options)
-        if self.target.keeps:
+        result = request.suite.function(self._load_checkpoint(), **request.options)
+        if self.target.keeps_results:
             try:
-                kept.write(path, request, self.meta, result)
+                kept.write_result(path, request, self.meta, result)
             except OSError as error:
                 self.say(f'NOTE: the result is not kept beside the checkpoint ({error})')
         return result
 
-    def _checkpoint(self) -> Checkpoint:
-        path, loaded = self.target.folder / str(self.step), self.loaded
+    def _load_checkpoint(self) -> Checkpoint:
+        path, loaded = self.target.folder / str(self.step), self.checkpoint
         if loaded is None or loaded.path.parent != path.parent:
-            self.loaded = load(path, self.say)
+            self.checkpoint = load(path, self.say)
         elif loaded.step != self.step:
-            self.loaded = at_step(loaded, self.step)
-        return self.loaded
+            self.checkpoint = load_step(loaded, self.step)
+        return self.checkpoint

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from eval.evaluation.targets import Evaluation
-from lm.study.tables.text import number
+from lm.study.tables.text import format_number
 from lm.study.tables.variants import SEEDS
 
 # What runs of a group may differ in besides: it changes no number, or by rounding alone.
-ASIDE = ('mesh.', 'kernels.', 'data.cache_dir', 'data.prefetch')
-MOST_STEPS = 6  # that the table on a terminal has a column of, each
+NEUTRAL_FIELDS = ('mesh.', 'kernels.', 'data.cache_dir', 'data.prefetch')
+MAX_STEPS = 6  # that the table on a terminal has a column of, each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,18 +59,18 @@ class NumberTrace:
 
     @property
     def seed_std(self) -> float:
-        shared = self._over_seeds()
+        shared = self._values_by_seed()
         return float(np.mean([np.std(own, ddof=1) for own in shared])) if shared else math.nan
 
     @property
     def signal_to_noise(self) -> float:
-        shared = self._over_seeds()
+        shared = self._values_by_seed()
         if not shared:
             return math.nan
         with np.errstate(divide='ignore', invalid='ignore'):  # seeds may all be equal
             return float(np.mean([np.mean(own) for own in shared]) / np.float64(self.seed_std))
 
-    def _over_seeds(self) -> list[list[float]]:
+    def _values_by_seed(self) -> list[list[float]]:
         """Returns the values of the runs that have them, for each step that two runs have."""
         found = [[own[step] for own in self.values.values() if step in own] for step in self.steps]
         return [own for own in found if len(own) > 1]
@@ -109,9 +109,9 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     return np.unique(values, return_inverse=True)[1]
 
 
-def traces_of(evaluations: Sequence[Evaluation]) -> list[NumberTrace]:
+def collect_traces(evaluations: Sequence[Evaluation]) -> list[NumberTrace]:
     """Returns a trace for each number of each suite, and each group of runs."""
-    groups = groups_of(evaluations)
+    groups = group_evaluations(evaluations)
     numbers = dict.fromkeys(
         (label, key)
         for one in evaluations
@@ -131,7 +131,7 @@ def traces_of(evaluations: Sequence[Evaluation]) -> list[NumberTrace]:
     return traces
 
 
-def groups_of(evaluations: Sequence[Evaluation]) -> dict[str, list[Evaluation]]:
+def group_evaluations(evaluations: Sequence[Evaluation]) -> dict[str, list[Evaluation]]:
     """Returns the evaluations of runs that differ in seeds alone, by what tells the group apart:
     its run, or the fields that differ between groups; '' for a single group.
     """
@@ -140,7 +140,7 @@ def groups_of(evaluations: Sequence[Evaluation]) -> dict[str, list[Evaluation]]:
         alike = {
             path: value
             for path, value in one.config.items()
-            if path not in SEEDS and not path.startswith(ASIDE)
+            if path not in SEEDS and not path.startswith(NEUTRAL_FIELDS)
         }
         groups.setdefault(tuple(sorted((path, repr(v)) for path, v in alike.items())), []).append(
             one
@@ -156,13 +156,13 @@ def groups_of(evaluations: Sequence[Evaluation]) -> dict[str, list[Evaluation]]:
     for members in groups.values():
         runs = list(dict.fromkeys(one.run for one in members))
         values = [(p.split('.')[1], members[0].config.get(p)) for p in apart.values()]
-        words = ', '.join(f'{name} {number(value)}' for name, value in values)
+        words = ', '.join(f'{name} {format_number(value)}' for name, value in values)
         name = '' if len(groups) == 1 else runs[0] if len(runs) == 1 else words
         by_name[name] = members
     return by_name
 
 
-def rows_of(traces: Sequence[NumberTrace]) -> list[dict[str, Any]]:
+def format_traces(traces: Sequence[NumberTrace]) -> list[dict[str, Any]]:
     """Returns the rows of a table: a number at each step, or at the first and last of many, and its
     statistics, where there are any: not of one that is equal everywhere. `of runs` says how many of
     its runs a monotonicity is the mean over, if one is not over all of them.
@@ -177,7 +177,7 @@ def rows_of(traces: Sequence[NumberTrace]) -> list[dict[str, Any]]:
     for trace in traces:
         row: dict[str, Any] = {'suite': trace.suite, 'number': trace.number}
         row |= {'runs': trace.group} if several else {}
-        if len(steps) <= MOST_STEPS:
+        if len(steps) <= MAX_STEPS:
             row |= {
                 f'step {step}': trace.mean_at(step) if step in trace.steps else None
                 for step in steps

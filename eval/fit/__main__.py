@@ -22,13 +22,13 @@ from pathlib import Path
 
 from absl import app, flags
 
-from eval.fit.fitting import fit_points, record, text
+from eval.fit.fitting import fit_points, format_report, report_record
 from eval.fit.laws import LAWS
 from eval.fit.laws import MOMENTUM as MOMENTUM_OF_PAPER
-from eval.fit.points import PointOptions, from_table, from_workdir
+from eval.fit.points import PointOptions, points_from_table, points_from_workdir
 from lm.launch.command import run_main
 from lm.launch.path_flags import define_path
-from lm.storage.files import replacing
+from lm.storage.files import replace_file
 
 WORKDIR = define_path('workdir', None, 'Sweep, or folder of runs, or its URL.')
 TABLE = define_path('table', None, 'CSV or Parquet file, in place of a workdir.')
@@ -60,17 +60,17 @@ def main(_) -> None:
     column = LOSS.value or usual
     options = PointOptions(column, SCORE.value, WHERE.value, HOLD_OUT_WHERE.value, MOMENTUM.value)
     if TABLE.value:
-        points = from_table(law, Path(TABLE.value), options)
+        points = points_from_table(law, Path(TABLE.value), options)
     else:
-        points = from_workdir(law, WORKDIR.value, options)
+        points = points_from_workdir(law, WORKDIR.value, options)
     share = None if HOLD_OUT_WHERE.value else HOLD_OUT.value
     found = fit_points(law, points, share, STARTS.value, BOOTSTRAP.value, SEED.value)
     for line in points.left_out:
         print(f'left out {line}', file=sys.stderr)
-    print(text(found))
+    print(format_report(found))
     if OUT.value:
-        with replacing(Path(OUT.value)) as temporary:
-            temporary.write_text(json.dumps(record(found), indent=2) + '\n')
+        with replace_file(Path(OUT.value)) as temporary:
+            temporary.write_text(json.dumps(report_record(found), indent=2) + '\n')
     if FIGURES.value:
         from eval.fit.figures import write_figures
 

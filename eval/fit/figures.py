@@ -8,11 +8,18 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from eval.charts import COLOURS, Chart, save, write_page
-from eval.fit.fitting import Fitted, about, constant_rows, held_rows, is_outside, judged
+from eval.charts import COLOURS, Chart, save_chart, write_page
+from eval.fit.fitting import (
+    FitReport,
+    constant_rows,
+    describe_fit,
+    held_out_rows,
+    is_outside,
+    judge_intervals,
+)
 from eval.fit.laws import LOSS, SHARE, D, U
 from eval.fit.points import STEP, Points
-from lm.study.tables.text import number
+from lm.study.tables.text import format_number
 
 MOST_LINES = len(COLOURS)
 FITTED, HELD_OUT, THE_LAW = 'fitted', 'held out', 'the law'
@@ -22,15 +29,15 @@ BY_KIND = alt.Color('what:N', title=None, legend=alt.Legend(symbolSize=50))
 Columns = Mapping[str, Any]
 
 
-def write_figures(folder: Path, found: Fitted) -> list[Path]:
+def write_figures(folder: Path, report: FitReport) -> list[Path]:
     """Writes FOLDER/LAW.html, .png and .svg; returns their paths."""
-    law, panels = found.fit.law, figure(found)
+    law, panels = report.fit.law, draw_panels(report)
     page = folder / f'{law.name}.html'
-    words, is_bad = judged(found)
+    words, is_bad = judge_intervals(report)
     outside = [
-        f'{row["run"]}: measured {number(row["measured"])}, predicted {number(row["predicted"])} '
-        f'({number(row["low"])} to {number(row["high"])})'
-        for row in filter(is_outside, held_rows(found))
+        f'{row["run"]}: measured {format_number(row["measured"])}, predicted {format_number(row["predicted"])} '
+        f'({format_number(row["low"])} to {format_number(row["high"])})'
+        for row in filter(is_outside, held_out_rows(report))
     ]
     write_page(
         page,
@@ -39,85 +46,87 @@ def write_figures(folder: Path, found: Fitted) -> list[Path]:
         about=f'fit of a law, from {law.source}',
         verdict=words,
         is_bad=is_bad,
-        notes=[*outside, about(found), 'Open diamonds are held out.'],
-        rows=constant_rows(found.fit),
+        notes=[*outside, describe_fit(report), 'Open diamonds are held out.'],
+        rows=constant_rows(report.fit),
         failed=0,
     )
     title = f'{law.equation}; open diamonds: held out'
     drawn = alt.hconcat(*panels.values(), title=title).resolve_scale(color='independent')
-    return [page] + [save(drawn, page.with_suffix(kind)) for kind in ('.png', '.svg')]
+    return [page] + [save_chart(drawn, page.with_suffix(kind)) for kind in ('.png', '.svg')]
 
 
-def figure(found: Fitted) -> dict[str, Chart]:
+def draw_panels(report: FitReport) -> dict[str, Chart]:
     """Draws what the law says beside what was measured, and their difference or another view."""
-    if found.fit.law.curve is not None:
-        return {'runs': along_runs(found), 'errors': relative_errors(found, STEP)}
-    if found.fit.law.axes is not None:
-        one, other = found.fit.law.axes
-        return {one: over(found, one, other), other: over(found, other, one)}
-    return {'scores': against_loss(found), 'errors': relative_errors(found, LOSS)}
+    if report.fit.law.curve is not None:
+        return {'runs': draw_loss_curves(report), 'errors': draw_errors(report, STEP)}
+    if report.fit.law.axes is not None:
+        one, other = report.fit.law.axes
+        return {one: draw_loss_over(report, one, other), other: draw_loss_over(report, other, one)}
+    return {'scores': draw_scores(report), 'errors': draw_errors(report, LOSS)}
 
 
-def over(found: Fitted, along: str, by: str) -> Chart:
+def draw_loss_over(report: FitReport, along: str, by: str) -> Chart:
     """Loss over one column, a colour for each value of the other, with at most MOST_LINES lines."""
-    fit, values = found.fit, np.unique(of_all(found, by))
+    fit, values = report.fit, np.unique(all_values(report, by))
     colour = alt.Color(f'{by}:O').scale(domain=values.tolist(), range=list(COLOURS))
     if len(values) > MOST_LINES:
         values = np.geomspace(values[0], values[-1], MOST_LINES)
         shades = [COLOURS[i] for i in (0, 3, 1)]
         colour = alt.Color(f'{by}:Q').scale(type='log', range=shades, interpolate='lab')
-    ends = of_all(found, along)
+    ends = all_values(report, along)
     line, lines = np.geomspace(ends.min(), ends.max(), 100), []
     for value in values:
         at = {along: line, by: np.full(100, value)}
         if U in fit.law.columns:  # without repetition
             at[U] = at[D]
         if SHARE in fit.law.columns:  # one that runs have
-            at[SHARE] = np.full(100, np.quantile(of_all(found, SHARE), 0.5, method='nearest'))
-        lines += rows({along: line, 'y': fit.predict(at), by: value})
-    points = seen(found, lambda measured: measured.target)
+            at[SHARE] = np.full(100, np.quantile(all_values(report, SHARE), 0.5, method='nearest'))
+        lines += finite_rows({along: line, 'y': fit.predict(at), by: value})
+    points = point_rows(report, lambda measured: measured.target)
     legend = alt.Legend(values=values.tolist(), labelExpr=COUNT, symbolType='stroke')
-    return panel(lines, points, along, LOSS_TITLE, colour.legend(legend), log=True)
+    return draw_panel(lines, points, along, LOSS_TITLE, colour.legend(legend), log=True)
 
 
-def along_runs(found: Fitted) -> Chart:
-    points = seen(found, lambda measured: measured.target)
-    lines = seen(found, lambda measured: found.fit.predict(measured.columns))
+def draw_loss_curves(report: FitReport) -> Chart:
+    points = point_rows(report, lambda measured: measured.target)
+    lines = point_rows(report, lambda measured: report.fit.predict(measured.columns))
     is_named = len({row['run'] for row in points}) <= MOST_LINES
     colour = alt.Color('run:N', legend=alt.Legend(symbolType='stroke') if is_named else None)
-    return panel(lines, points, STEP, LOSS_TITLE, colour)
+    return draw_panel(lines, points, STEP, LOSS_TITLE, colour)
 
 
-def against_loss(found: Fitted) -> Chart:
-    ends = of_all(found, LOSS)
+def draw_scores(report: FitReport) -> Chart:
+    ends = all_values(report, LOSS)
     line = np.linspace(ends.min(), ends.max(), 100)
-    lines = rows({LOSS: line, 'y': found.fit.predict({LOSS: line}), 'what': THE_LAW})
-    points = seen(found, lambda measured: measured.target)
-    return panel(lines, points, LOSS, 'score', BY_KIND)
+    lines = finite_rows({LOSS: line, 'y': report.fit.predict({LOSS: line}), 'what': THE_LAW})
+    points = point_rows(report, lambda measured: measured.target)
+    return draw_panel(lines, points, LOSS, 'score', BY_KIND)
 
 
-def relative_errors(found: Fitted, along: str) -> Chart:
-    ends = of_all(found, along)
-    zero = rows({along: np.array([ends.min(), ends.max()]), 'y': 0.0, 'what': THE_LAW})
-    points = seen(found, lambda of: found.fit.predict(of.columns) / of.target - 1)
-    return panel(zero, points, along, ERROR_TITLE, BY_KIND)
+def draw_errors(report: FitReport, along: str) -> Chart:
+    ends = all_values(report, along)
+    zero = finite_rows({along: np.array([ends.min(), ends.max()]), 'y': 0.0, 'what': THE_LAW})
+    points = point_rows(report, lambda of: report.fit.predict(of.columns) / of.target - 1)
+    return draw_panel(zero, points, along, ERROR_TITLE, BY_KIND)
 
 
-def of_all(found: Fitted, column: str) -> np.ndarray:
-    return np.concatenate([found.fitted.at[column], found.held.at[column]])
+def all_values(report: FitReport, column: str) -> np.ndarray:
+    return np.concatenate(
+        [report.fitted_points.figure_columns[column], report.held_out_points.figure_columns[column]]
+    )
 
 
-def seen(found: Fitted, y: Callable[[Points], np.ndarray]) -> list[Columns]:
+def point_rows(report: FitReport, y: Callable[[Points], np.ndarray]) -> list[Columns]:
     """Returns a row for each point, fitted or held out: its run, its columns, y and what it is."""
     return [
         row
-        for of, what in ((found.fitted, FITTED), (found.held, HELD_OUT))
+        for of, what in ((report.fitted_points, FITTED), (report.held_out_points, HELD_OUT))
         if len(of.target)
-        for row in rows({'run': of.runs, **of.at, 'y': y(of), 'what': what})
+        for row in finite_rows({'run': of.runs, **of.figure_columns, 'y': y(of), 'what': what})
     ]
 
 
-def rows(columns: Columns) -> list[Columns]:
+def finite_rows(columns: Columns) -> list[Columns]:
     """Returns a row for each finite y; a column is an array, or one value for all."""
     each = np.broadcast_arrays(*columns.values())
     found = zip(*(column.tolist() for column in each), strict=True)
@@ -125,7 +134,7 @@ def rows(columns: Columns) -> list[Columns]:
     return [row for row in named if math.isfinite(row['y'])]
 
 
-def panel(
+def draw_panel(
     lines: list[Columns],
     points: list[Columns],
     along: str,
@@ -134,7 +143,7 @@ def panel(
     log: bool = False,
 ) -> Chart:
     scale = alt.Scale(type='log' if log else 'linear', zero=False, nice=False, padding=8)
-    axis = alt.Axis(values=decades(lines, along), labelExpr=COUNT) if log else alt.Axis()
+    axis = alt.Axis(values=decade_ticks(lines, along), labelExpr=COUNT) if log else alt.Axis()
     form = '~%' if title == ERROR_TITLE else '~g'
     encoding = {
         'x': alt.X(f'{along}:Q', scale=scale, title=along, axis=axis),
@@ -154,7 +163,7 @@ def panel(
     return alt.layer(*layers).properties(width=340, height=260)
 
 
-def decades(lines: list[Columns], along: str) -> list[float]:
+def decade_ticks(lines: list[Columns], along: str) -> list[float]:
     """Returns the powers of ten along the lines, and thrice each."""
     ends = [row[along] for row in lines]
     powers = range(math.floor(math.log10(min(ends))), math.ceil(math.log10(max(ends))) + 1)

@@ -13,8 +13,8 @@ from scipy.special import huber
 from scipy.stats import binom, norm, t
 
 from eval.fit.laws import Columns, Law
-from eval.fit.points import Points, resampled_together, split
-from lm.study.tables.text import number, render
+from eval.fit.points import Points, resampling_groups, split_held_out
+from lm.study.tables.text import format_number, format_table
 
 STEP = 1e-30  # of the complex step: nothing is subtracted, so that it costs no digit
 NO_VALUE = 1e30
@@ -35,15 +35,15 @@ class FittedLaw:
     law: Law
     theta: np.ndarray
     units: Mapping[str, float]
-    resampled: np.ndarray
+    resampled_thetas: np.ndarray
     residuals: np.ndarray
     objective: float
     widening: float = 1.0
 
     @property
-    def widened(self) -> np.ndarray:
+    def widened_thetas(self) -> np.ndarray:
         """The resampled constants [boots, P], as far from `theta` as intervals take them."""
-        return self.theta + self.widening * (self.resampled - self.theta)
+        return self.theta + self.widening * (self.resampled_thetas - self.theta)
 
     @property
     def residual_rms(self) -> float:
@@ -51,31 +51,31 @@ class FittedLaw:
 
     def constants(self) -> dict[str, tuple[float, float, float]]:
         """{name: (value, low, high)}, the interval by percentiles of the widened bootstrap."""
-        best = self.law.constants_of(self.theta, self.units)
-        each = self.law.constants_of(self.widened.T, self.units)
+        best = self.law.named_constants(self.theta, self.units)
+        each = self.law.named_constants(self.widened_thetas.T, self.units)
         found = {}
         for name, value in best.items():
-            ends = interval_of(each[name]) if len(each[name]) else (np.nan, np.nan)
+            ends = percentile_interval(each[name]) if len(each[name]) else (np.nan, np.nan)
             found[name] = (float(value), *map(float, ends))
         return found
 
     def predict(self, columns: Columns) -> np.ndarray:
         """The loss (or score) at other points."""
-        return self.law.shown(self.law.value(self.theta, self.law.inputs(columns, self.units)))
+        return self.law.to_target(self.law.value(self.theta, self.law.inputs(columns, self.units)))
 
-    def predicted_interval(self, columns: Columns, seed: int) -> np.ndarray:
+    def predict_interval(self, columns: Columns, seed: int) -> np.ndarray:
         """The interval [2, points] in which a new run's loss is expected: from each resampled fit,
         with one of the fit's residuals, both widened.
         """
         x, draw = self.law.inputs(columns, self.units), np.random.default_rng(seed)
-        values = np.array([self.law.value(theta, x) for theta in self.widened])
+        values = np.array([self.law.value(theta, x) for theta in self.widened_thetas])
         if len(values) == 0:
             return np.full((2, len(next(iter(x.values())))), np.nan)
         values += self.widening * draw.choice(self.residuals, values.shape)
-        return self.law.shown(interval_of(values))
+        return self.law.to_target(percentile_interval(values))
 
 
-def interval_of(values: np.ndarray) -> np.ndarray:
+def percentile_interval(values: np.ndarray) -> np.ndarray:
     """The ends [2, ...] between which CONFIDENCE of further draws like values [boots, ...] lie.
 
     The value in place p (boots + 1) in order, which p of further draws are below. Of numpy's
@@ -118,7 +118,7 @@ def fit(
     value.
     """
     units = law.units(columns)
-    x, y = law.inputs(columns, units), law.observed(target)
+    x, y = law.inputs(columns, units), law.from_target(target)
     with np.errstate(all='ignore'):  # starts far off overflow, and lose
         grid = law.starts(x, y, units)
         sums = np.array([objective(law, theta, x, y) for theta in grid])
@@ -128,7 +128,7 @@ def fit(
         value, theta = min(polished, key=lambda end: end[0])
         if not value < NO_VALUE or not np.isfinite(theta).all():
             raise ValueError(f'{law.name} fits no start to these {len(y)} points')
-        check_sensitive(law, theta, x, units)
+        check_sensitivity(law, theta, x, units)
         resampled = bootstrap(law, theta, x, y, boots, groups, seed)
     groups = len(y) if groups is None else len(np.unique(groups))
     widening = small_sample_factor(len(y), groups, len(theta))
@@ -155,13 +155,13 @@ def small_sample_factor(points: int, groups: int, constants: int) -> float:
     return float(residual * t.ppf(end, min(others, free)) / norm.ppf(end))
 
 
-def check_sensitive(law: Law, theta: np.ndarray, x: Columns, units: Mapping) -> None:
+def check_sensitivity(law: Law, theta: np.ndarray, x: Columns, units: Mapping) -> None:
     """Raises ValueError for constants that no point depends on, such as those of repeated tokens
     where no run has repeated any.
     """
     matters = (np.abs(jacobian(law, theta, x)) > 0).any(axis=0)
     if not matters.all():
-        now, then = (law.constants_of(at, units) for at in (theta, theta + ~matters))
+        now, then = (law.named_constants(at, units) for at in (theta, theta + ~matters))
         names = ', '.join(name for name in law.constants if now[name] != then[name])
         raise ValueError(
             f'{law.name}: no point depends on {names}, which would be as they were started. Add '
@@ -228,7 +228,7 @@ def bootstrap(
             index = np.concatenate([members[i] for i in drawn])
             at = {name: column[index] for name, column in x.items()}
             values = min(len(np.unique(column)) for column in at.values())
-            if len(np.unique(index)) > len(theta) and values >= law.distinct:
+            if len(np.unique(index)) > len(theta) and values >= law.min_distinct:
                 end, own = polish(law, theta, at, y[index], RESAMPLED_TOLERANCE)
                 found += [own] if end < NO_VALUE else []
                 break
@@ -236,70 +236,72 @@ def bootstrap(
 
 
 @dataclasses.dataclass(frozen=True)
-class Fitted:
+class FitReport:
     """A fit and its points. held_interval [2, held points]; resampled: what the bootstrap drew."""
 
     fit: FittedLaw
-    fitted: Points
-    held: Points
-    held_interval: np.ndarray
-    resampled: str
+    fitted_points: Points
+    held_out_points: Points
+    held_out_interval: np.ndarray
+    resampling_unit: str
 
 
 def fit_points(
     law: Law, points: Points, share: float | None, starts: int, boots: int, seed: int
-) -> Fitted:
+) -> FitReport:
     """The fit without the runs held out: the largest `share`, or those named where it is None."""
-    fitted, held = split(points, law, share or 0.0, by_name=share is None)
-    together, resampled = resampled_together(fitted, law)
+    fitted, held = split_held_out(points, law, share or 0.0, by_name=share is None)
+    together, resampled = resampling_groups(fitted, law)
     found = fit(law, fitted.columns, fitted.target, starts, boots, together, seed)
-    return Fitted(found, fitted, held, found.predicted_interval(held.columns, seed), resampled)
+    return FitReport(found, fitted, held, found.predict_interval(held.columns, seed), resampled)
 
 
-def record(found: Fitted) -> dict[str, Any]:
+def report_record(report: FitReport) -> dict[str, Any]:
     """The fit for JSON; numbers that are not finite are None."""
-    best, law = found.fit, found.fit.law
+    best, law = report.fit, report.fit.law
     return {
         'law': law.name,
         'equation': law.equation,
         'source': law.source,
         'constants': {
-            name: dict(zip(('value', 'low', 'high'), map(finite, values), strict=True))
+            name: dict(zip(('value', 'low', 'high'), map(finite_or_none, values), strict=True))
             for name, values in best.constants().items()
         },
         'confidence': CONFIDENCE,
-        'bootstrap': len(best.resampled),
-        'resampled': found.resampled,
+        'bootstrap': len(best.resampled_thetas),
+        'resampled': report.resampling_unit,
         'objective': best.objective,
         'residual_rms': best.residual_rms,
-        'fitted': sorted(set(found.fitted.runs.tolist())),
-        'left_out': found.fitted.left_out,
-        'held_out': held_rows(found),
+        'fitted': sorted(set(report.fitted_points.runs.tolist())),
+        'left_out': report.fitted_points.left_out,
+        'held_out': held_out_rows(report),
     }
 
 
-def finite(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def held_rows(found: Fitted) -> list[dict[str, Any]]:
+def held_out_rows(report: FitReport) -> list[dict[str, Any]]:
     """The last point of each run held out: measured, predicted, their difference and interval; for
     laws of curves also the mean of |relative error| along the run.
     """
-    held, rows = found.held, []
+    held, rows = report.held_out_points, []
     if not len(held.target):
         return rows
-    predicted = found.fit.predict(held.columns)
+    predicted = report.fit.predict(held.columns)
     errors = predicted / held.target - 1
-    low, high = found.held_interval
+    low, high = report.held_out_interval
     for name in dict.fromkeys(held.runs.tolist()):
         (own,) = np.nonzero(held.runs == name)
         last = own[-1]
-        row = {'run': name} | {key: float(column[last]) for key, column in held.at.items()}
+        row = {'run': name} | {
+            key: float(column[last]) for key, column in held.figure_columns.items()
+        }
         row |= {'measured': float(held.target[last]), 'predicted': float(predicted[last])}
-        row |= {'low': finite(low[last]), 'high': finite(high[last])}
+        row |= {'low': finite_or_none(low[last]), 'high': finite_or_none(high[last])}
         row['relative_error'] = float(errors[last])
-        if found.fit.law.curve is not None:
+        if report.fit.law.curve is not None:
             row['mean_relative_error'] = float(np.mean(np.abs(errors[own])))
         rows.append(row)
     return rows
@@ -310,11 +312,11 @@ def is_outside(row: Mapping[str, Any]) -> bool:
     return row['low'] is not None and not row['low'] <= row['measured'] <= row['high']
 
 
-def judged(found: Fitted) -> tuple[str, bool]:
+def judge_intervals(report: FitReport) -> tuple[str, bool]:
     """Says how many runs held out are within their intervals, and whether these are too few:
     fewer than they would be by chance in all but 5% of fits.
     """
-    rows = held_rows(found)
+    rows = held_out_rows(report)
     if not rows or rows[0]['low'] is None:
         lacking = 'intervals, which --bootstrap gives' if rows else 'run held out'
         return f'Not judged: without {lacking}', True
@@ -328,41 +330,46 @@ def judged(found: Fitted) -> tuple[str, bool]:
     return words, is_bad
 
 
-def about(found: Fitted) -> str:
-    best, points = found.fit, found.fitted
+def describe_fit(report: FitReport) -> str:
+    best, points = report.fit, report.fitted_points
     of = 'log loss' if best.law.target == 'loss' else 'score'
     return (
         f'{len(points.target)} points of {len(np.unique(points.runs))} runs, residual '
-        f'{best.residual_rms:.2g} in {of}; {len(best.resampled)} resamples of {found.resampled}'
+        f'{best.residual_rms:.2g} in {of}; {len(best.resampled_thetas)} resamples of {report.resampling_unit}'
     )
 
 
-def constant_rows(best: FittedLaw) -> list[dict[str, str]]:
+def constant_rows(fitted_law: FittedLaw) -> list[dict[str, str]]:
     return [
         {
             'constant': name,
-            'value': number(value, 6),
-            f'{CONFIDENCE:.0%} interval': f'{number(low)} to {number(high)}'
+            'value': format_number(value, 6),
+            f'{CONFIDENCE:.0%} interval': f'{format_number(low)} to {format_number(high)}'
             if math.isfinite(low + high)
             else '',
         }
-        for name, (value, low, high) in best.constants().items()
+        for name, (value, low, high) in fitted_law.constants().items()
     ]
 
 
-def text(found: Fitted) -> str:
-    law, constants = found.fit.law, constant_rows(found.fit)
+def format_report(report: FitReport) -> str:
+    law, constants = report.fit.law, constant_rows(report.fit)
     lines = [
         f'{law.name}: {law.equation} ({law.source})',
-        about(found),
+        describe_fit(report),
         '',
-        render(constants, list(constants[0]), 'table'),
+        format_table(constants, list(constants[0]), 'table'),
     ]
-    if rows := held_rows(found):
+    if rows := held_out_rows(report):
         shown = [
-            {key: number(value) for key, value in row.items() if not key.endswith('error')}
+            {key: format_number(value) for key, value in row.items() if not key.endswith('error')}
             | {key: f'{row[key]:.3%}' for key in row if key.endswith('error')}
             for row in rows
         ]
-        lines += ['', 'held out:', render(shown, list(shown[0]), 'table'), judged(found)[0]]
+        lines += [
+            '',
+            'held out:',
+            format_table(shown, list(shown[0]), 'table'),
+            judge_intervals(report)[0],
+        ]
     return '\n'.join(lines)

@@ -28,8 +28,10 @@ Units = Mapping[str, float]
 LOSS, SCORE = 'loss', 'score'
 N, D, U = 'parameters', 'tokens', 'unique_tokens'
 N1, N2, SHARE = 'first_parameters', 'second_parameters', 'share'
-APART = 1e-3  # least ratio of the spreads of log N1 and log N2 along and across their common line
-LEAST = 1e-12  # what a loss that a start makes negative counts as, so that its logarithm exists
+MIN_SPREAD_RATIO = (
+    1e-3  # least ratio of the spreads of log N1 and log N2 along and across their common line
+)
+MIN_LOSS = 1e-12  # what a loss that a start makes negative counts as, so that its logarithm exists
 MOMENTUM = 0.999  # lambda, usual for arXiv:2408.11029, where it is not fitted either
 SEGMENTS = 64  # of a falling schedule: more steps than that are joined
 
@@ -51,9 +53,9 @@ class Law:
     equation: str
     source: str
     constants: tuple[str, ...]
-    named: tuple[str, ...] = ()  # constants and what follows from them
+    reported_constants: tuple[str, ...] = ()  # constants and what follows from them
     columns: tuple[str, ...]
-    distinct = 1  # different values of each column without which constants are not determined
+    min_distinct = 1  # different values of each column without which constants are not determined
     target = LOSS
     delta = 1e-3  # where Huber's loss turns linear: of log losses, arXiv:2203.15556
     curve = None
@@ -69,16 +71,16 @@ class Law:
         """The columns in units, as `value` takes them: log(column / unit)."""
         return {name: np.log(x / units[name]) for name, x in columns.items()}
 
-    def constants_of(self, theta: Sequence[Any], units: Units) -> dict[str, Any]:
-        """`solved` by name."""
-        names = self.named or self.constants
-        return dict(zip(names, self.solved(theta, units), strict=True))
+    def named_constants(self, theta: Sequence[Any], units: Units) -> dict[str, Any]:
+        """`solve_constants` by name."""
+        names = self.reported_constants or self.constants
+        return dict(zip(names, self.solve_constants(theta, units), strict=True))
 
-    def observed(self, target: np.ndarray) -> np.ndarray:
+    def from_target(self, target: np.ndarray) -> np.ndarray:
         """The observed loss or score in the form of `value`."""
         return np.log(target) if self.target == LOSS else target
 
-    def shown(self, value: np.ndarray) -> np.ndarray:
+    def to_target(self, value: np.ndarray) -> np.ndarray:
         """The loss, or the score, of a value."""
         return np.exp(value) if self.target == LOSS else value
 
@@ -96,7 +98,7 @@ def log_sum_exp(*terms: Any) -> np.ndarray:
 
 def log_positive(loss: np.ndarray) -> np.ndarray:
     """log(loss), that of LEAST where it is no loss."""
-    return np.log(np.where(loss.real > LEAST, loss, LEAST))
+    return np.log(np.where(loss.real > MIN_LOSS, loss, MIN_LOSS))
 
 
 def grid(*axes: Sequence[float]) -> np.ndarray:
@@ -111,9 +113,9 @@ class Chinchilla(Law):
     equation = 'L = E + A / N^alpha + B / D^beta'
     source = 'arXiv:2203.15556, approach 3'
     constants = ('E', 'A', 'B', 'alpha', 'beta')
-    named = (*constants, 'N_opt_exponent')  # N grows with compute^it where C = 6 N D
+    reported_constants = (*constants, 'N_opt_exponent')  # N grows with compute^it where C = 6 N D
     columns = axes = (N, D)
-    distinct = 3
+    min_distinct = 3
 
     def value(self, theta, x):
         a, b, e, alpha, beta = theta
@@ -127,7 +129,7 @@ class Chinchilla(Law):
         found[:, 1] -= found[:, 4] * np.log(units[D])
         return found
 
-    def solved(self, theta, units):
+    def solve_constants(self, theta, units):
         a, b, e, alpha, beta = theta
         a, b = np.exp(a + alpha * np.log(units[N])), np.exp(b + beta * np.log(units[D]))
         return np.exp(e), a, b, alpha, beta, beta / (alpha + beta)
@@ -141,7 +143,7 @@ class Kaplan(Law):
     source = 'arXiv:2001.08361, equation 1.5'
     constants = ('N_c', 'D_c', 'alpha_N', 'alpha_D')
     columns = axes = (N, D)
-    distinct = 2
+    min_distinct = 2
 
     def value(self, theta, x):
         of_n, of_d, log_alpha_n, log_alpha_d = theta
@@ -155,7 +157,7 @@ class Kaplan(Law):
         exponents = np.log([0.03, 0.06, 0.12, 0.25, 0.5, 1.0])
         return grid(shares, shares, exponents, exponents)
 
-    def solved(self, theta, units):
+    def solve_constants(self, theta, units):
         of_n, of_d, log_alpha_n, log_alpha_d = theta
         alpha_n, alpha_d = np.exp(log_alpha_n), np.exp(log_alpha_d)
         n_c, d_c = np.log(units[N]) + of_n / alpha_n, np.log(units[D]) + of_d / alpha_d
@@ -177,7 +179,7 @@ class DataConstrained(Chinchilla):
     equation = "L = E + A / N'^alpha + B / D'^beta, N' and D' by repetition"
     source = 'arXiv:2305.16264'
     constants = ('E', 'A', 'B', 'alpha', 'beta', 'R_D', 'R_N')
-    named = (*Chinchilla.named, 'R_D', 'R_N')
+    reported_constants = (*Chinchilla.reported_constants, 'R_D', 'R_N')
     columns = (N, D, U)
 
     def inputs(self, columns, units):
@@ -190,9 +192,9 @@ class DataConstrained(Chinchilla):
         log_g = (log_alpha + a - log_beta - b) / (alpha + beta)
         best = log_g + beta / alpha * (log_g + x[U])
         own = np.where(best.real < x[N], best, x[N])
-        log_n = own + effective(x[N] - own, np.exp(log_r_n))
+        log_n = own + log_effective_repeats(x[N] - own, np.exp(log_r_n))
         unique = np.minimum(x[U], x[D])
-        log_d = unique + effective(x[D] - unique, np.exp(log_r_d))
+        log_d = unique + log_effective_repeats(x[D] - unique, np.exp(log_r_d))
         return log_sum_exp(a - alpha * log_n, b - beta * log_d, e)
 
     def starts(self, x, y, units):
@@ -201,13 +203,13 @@ class DataConstrained(Chinchilla):
         exponents, decays = np.log([0.2, 0.35, 0.6]), np.log([3.0, 10.0, 30.0])
         return grid(shares, shares, shares, exponents, exponents, decays, decays)
 
-    def solved(self, theta, units):
+    def solve_constants(self, theta, units):
         a, b, e, log_alpha, log_beta, log_r_d, log_r_n = theta
-        found = super().solved((a, b, e, np.exp(log_alpha), np.exp(log_beta)), units)
+        found = super().solve_constants((a, b, e, np.exp(log_alpha), np.exp(log_beta)), units)
         return *found, np.exp(log_r_d), np.exp(log_r_n)
 
 
-def effective(log_ratio, decay) -> np.ndarray:
+def log_effective_repeats(log_ratio, decay) -> np.ndarray:
     """log(1 + R (1 - exp(-(ratio - 1) / R))): 0 without repetition, log(1 + R) after very much."""
     return np.log1p(-decay * np.expm1(-np.expm1(log_ratio) / decay))
 
@@ -228,7 +230,7 @@ class MixtureLaw(Law):
     constants = ('E', 'A', 'B', 'alpha', 'beta', 'c1', 'c2', 'c3')
     columns = (N, D, SHARE)
     axes = (N, D)
-    distinct = 4
+    min_distinct = 4
 
     def units(self, columns):
         share = columns[SHARE]
@@ -241,7 +243,7 @@ class MixtureLaw(Law):
 
     def value(self, theta, x):
         a, b, e, log_alpha, log_beta, log_c1, log_c2, log_c3 = theta
-        log_f = log_effective(x[SHARE], log_c1, np.exp(log_c2), np.exp(log_c3))
+        log_f = log_effective_share(x[SHARE], log_c1, np.exp(log_c2), np.exp(log_c3))
         of_model = a - np.exp(log_alpha) * (x[N] + log_f)
         return log_sum_exp(of_model, b - np.exp(log_beta) * (x[D] + x[SHARE]), e)
 
@@ -252,14 +254,14 @@ class MixtureLaw(Law):
         firsts = np.log([0.1, 0.5, 2.0])
         return grid(shares, shares, shares, exponents, exponents, firsts, powers, powers)
 
-    def solved(self, theta, units):
+    def solve_constants(self, theta, units):
         a, b, e, log_alpha, log_beta, *logs = theta
         alpha, beta = np.exp(log_alpha), np.exp(log_beta)
         a, b = np.exp(a + alpha * np.log(units[N])), np.exp(b + beta * np.log(units[D]))
         return np.exp(e), a, b, alpha, beta, *map(np.exp, logs)
 
 
-def log_effective(log_p, log_c1, c2, c3) -> np.ndarray:
+def log_effective_share(log_p, log_c1, c2, c3) -> np.ndarray:
     """log(p + c1 p^c2 (1 - p)^c3), which is 0 at p = 1."""
     is_part = log_p < 0
     rest = np.log(np.where(is_part, -np.expm1(log_p), 1.0))
@@ -278,9 +280,9 @@ class TwoParts(Law):
     equation = 'L = L0 + a (M1 / N1)^p1 (M2 / N2)^p2'
     source = 'arXiv:2109.07740'
     constants = ('L0', 'a', 'p1', 'p2')
-    named = (*constants, 'M1', 'M2')
+    reported_constants = (*constants, 'M1', 'M2')
     columns = axes = (N1, N2)
-    distinct = 3
+    min_distinct = 3
 
     def size(self, columns):
         return columns[N1] + columns[N2]
@@ -289,7 +291,7 @@ class TwoParts(Law):
         """Raises ValueError where one column follows from the other."""
         logs = np.log([columns[N1], columns[N2]])
         across, along = np.linalg.eigvalsh(np.cov(logs))
-        if across <= APART**2 * along:
+        if across <= MIN_SPREAD_RATIO**2 * along:
             raise ValueError(
                 f'{self.name}: {N1} and {N2} grow together in all runs, so that p1 and p2 are not '
                 'told apart. Add runs in which one of them grows alone, or fit chinchilla'
@@ -305,7 +307,7 @@ class TwoParts(Law):
         shares, exponents = y.mean() + np.log([0.1, 0.3, 0.6, 0.9]), np.log([0.05, 0.15, 0.5, 1])
         return grid(shares, shares, exponents, exponents)
 
-    def solved(self, theta, units):
+    def solve_constants(self, theta, units):
         e, a, log_p1, log_p2 = theta
         means = (units[name] + 0.0 * e for name in (N1, N2))  # one for each fit, as the others are
         return np.exp(e), np.exp(a), np.exp(log_p1), np.exp(log_p2), *means
@@ -319,7 +321,7 @@ class Downstream(Law):
     source = 'a logistic function of the loss, as arXiv:2407.21783 has it'
     constants = ('floor', 'top', 'slope', 'middle')
     columns = (LOSS,)
-    distinct = 5
+    min_distinct = 5
     target = SCORE
     delta = 0.01  # not published: a score of some hundred questions is not known better
 
@@ -346,7 +348,7 @@ class Downstream(Law):
         floors, tops = [low - wide / 2, low], [high, high + wide / 2, high + 2 * wide]
         return grid(floors, tops, slopes, middles)
 
-    def solved(self, theta, units):
+    def solve_constants(self, theta, units):
         floor, top, log_slope, middle = theta
         return floor, top, np.exp(log_slope), middle
 
@@ -394,7 +396,7 @@ class Annealing(Law):
         drops = np.exp(level) * np.array([0.0, 0.03, 0.1, 0.3])
         return grid(shares, shares, drops, np.log([0.1, 0.3, 0.6, 1.2]))
 
-    def solved(self, theta, units):
+    def solve_constants(self, theta, units):
         log_l0, log_a, c, log_alpha = theta
         alpha = np.exp(log_alpha)
         a = np.exp(log_a + alpha * np.log(units['S1']))
@@ -466,7 +468,7 @@ class MultiPower(Law):
         b, c = level + np.log([0.03, 0.1, 0.3]), np.log([1.0, 10.0, 100.0])
         return grid(l0, a, exponents, b, c, exponents, exponents)
 
-    def solved(self, theta, units):
+    def solve_constants(self, theta, units):
         log_l0, log_a, log_alpha, log_b, log_c, log_beta, log_gamma = theta
         alpha, gamma, b = np.exp(log_alpha), np.exp(log_gamma), np.exp(log_b) / units['rate']
         a = np.exp(log_a + alpha * np.log(units['S1']))

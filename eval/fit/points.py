@@ -15,10 +15,10 @@ import pyarrow.parquet
 
 from eval.fit.laws import LOSS, MOMENTUM, Columns, Law, N, peak_step
 from lm.record.run import Run
-from lm.run.tables import fractions_at
+from lm.run.tables import schedule_fractions
 from lm.study.tables import sql
-from lm.study.tables.results import as_arrow, gather
-from modules.choices import nearest
+from lm.study.tables.results import gather, to_arrow
+from modules.choices import suggest_nearest
 
 Row = Mapping[str, Any]
 TABLE, RUN, STEP, RATE, HELD_OUT = 'runs', 'run', 'step', 'lr', 'is_held_out'
@@ -35,8 +35,8 @@ class Points:
     columns: Columns
     target: np.ndarray
     size: np.ndarray
-    at: Columns
-    is_named: np.ndarray  # [points]: held out by a condition
+    figure_columns: Columns
+    is_held_out: np.ndarray  # [points]: held out by a condition
     left_out: list[str]
 
     def arrays(self) -> dict[str, Any]:
@@ -58,14 +58,14 @@ class PointOptions:
     momentum: float = MOMENTUM
 
 
-def chosen(table: pa.Table, options: PointOptions) -> list[Row]:
+def select_rows(table: pa.Table, options: PointOptions) -> list[Row]:
     """The rows for which `where` holds in SQL, with HELD_OUT: whether `held_out` does."""
     held, where = options.held_out or 'false', f' where {options.where}' if options.where else ''
     select = f'select *, coalesce(({held}), false) as {HELD_OUT} from {TABLE}{where}'
-    return sql.answer(select, {TABLE: table}).to_pylist()
+    return sql.run_query(select, {TABLE: table}).to_pylist()
 
 
-def from_table(law: Law, path: Path, options: PointOptions) -> Points:
+def points_from_table(law: Law, path: Path, options: PointOptions) -> Points:
     """The points of a CSV or Parquet file. Raises ValueError where it is neither."""
     try:
         table = (pa.parquet.read_table if path.suffix == '.parquet' else pa.csv.read_csv)(path)
@@ -74,11 +74,11 @@ def from_table(law: Law, path: Path, options: PointOptions) -> Points:
         raise ValueError(f'{path} is no table in CSV or Parquet ({reason})') from error
     if not table.num_rows:
         raise ValueError('the table has no rows')
-    rows = chosen(table, options)
+    rows = select_rows(table, options)
     if law.curve is None:
         named = [row | {RUN: str(row.get(RUN, f'row {i + 1}'))} for i, row in enumerate(rows)]
-        return of_runs(law, named, options, [])
-    need(law, rows, (RUN, STEP, RATE, options.loss))
+        return points_from_runs(law, named, options, [])
+    check_columns(law, rows, (RUN, STEP, RATE, options.loss))
     curves: dict[str, list[Row]] = {}
     for row in rows:
         curves.setdefault(str(row[RUN]), []).append(row)
@@ -92,46 +92,50 @@ def from_table(law: Law, path: Path, options: PointOptions) -> Points:
             raise ValueError(f'{name} has no {RATE} in any row')
         every = np.arange(1, max(row[STEP] for row in own) + 1)
         found.append((own[0] | {RUN: name}, np.interp(every, *np.array(known, float).T), own))
-    return of_curves(law, found, options, [])
+    return points_from_curves(law, found, options, [])
 
 
-def from_workdir(law: Law, workdir: str | Path, options: PointOptions) -> Points:
+def points_from_workdir(law: Law, workdir: str | Path, options: PointOptions) -> Points:
     """The points of runs that have ended; `left_out` says why the others are left out."""
-    rows = chosen(as_arrow(gather(workdir)), options)
+    rows = select_rows(to_arrow(gather(workdir)), options)
     often = collections.Counter(row['cell'] for row in rows)
     rows = [row | {RUN: row['cell'] if often[row['cell']] == 1 else row['workdir']} for row in rows]
     left_out = [f'{row[RUN]}: {row["status"]}' for row in rows if row['status'] != 'done']
     ended = [row for row in rows if row['status'] == 'done']
     if law.curve is None:
-        return of_runs(law, ended, options, left_out)
+        return points_from_runs(law, ended, options, left_out)
     found = []
     for row in ended:
         run = Run(Path(row['workdir']))
         recipe = run.read_recipe()
-        every = recipe.optim.lr * fractions_at(recipe, np.arange(1, recipe.train.steps + 1))
+        every = recipe.optim.lr * schedule_fractions(recipe, np.arange(1, recipe.train.steps + 1))
         found.append((row, every, run.rows()))
-    return of_curves(law, found, options, left_out)
+    return points_from_curves(law, found, options, left_out)
 
 
-def need(law: Law, rows: Sequence[Row], names: Sequence[str]) -> None:
+def check_columns(law: Law, rows: Sequence[Row], names: Sequence[str]) -> None:
     """Raises ValueError for a column that no row has."""
     there = dict.fromkeys(name for row in rows for name in row if name != HELD_OUT)
     for name in names:
         if rows and name not in there:
             listed = f'; there are {", ".join(there)}.' if len(there) < MOST_LISTED else '.'
-            raise ValueError(f'{law.name} needs a column {name!r}{listed}{nearest(name, there)}')
+            raise ValueError(
+                f'{law.name} needs a column {name!r}{listed}{suggest_nearest(name, there)}'
+            )
 
 
-def is_number(value: Any, least: float = -math.inf) -> bool:
+def is_number(value: Any, above: float = -math.inf) -> bool:
     is_real = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_real and math.isfinite(value) and value > least
+    return is_real and math.isfinite(value) and value > above
 
 
-def of_runs(law: Law, rows: Sequence[Row], options: PointOptions, left_out: list[str]) -> Points:
+def points_from_runs(
+    law: Law, rows: Sequence[Row], options: PointOptions, left_out: list[str]
+) -> Points:
     """One point a run."""
     columns = {name: options.loss if name == LOSS else name for name in law.columns}
     target = options.loss if law.target == LOSS else options.score
-    need(law, rows, (*columns.values(), target))
+    check_columns(law, rows, (*columns.values(), target))
     left_out, kept = list(left_out), []
     for row in rows:
         lowest = dict.fromkeys(columns.values(), 0.0)
@@ -145,13 +149,13 @@ def of_runs(law: Law, rows: Sequence[Row], options: PointOptions, left_out: list
         columns=values,
         target=np.array([row[target] for row in kept], float),
         size=law.size(values),
-        at=values,
-        is_named=np.array([row[HELD_OUT] for row in kept], bool),
+        figure_columns=values,
+        is_held_out=np.array([row[HELD_OUT] for row in kept], bool),
         left_out=left_out,
     )
 
 
-def of_curves(
+def points_from_curves(
     law: Law,
     curves: Sequence[tuple[Row, np.ndarray, Sequence[Row]]],
     options: PointOptions,
@@ -180,8 +184,8 @@ def of_curves(
             columns=law.curve(rates, steps, options.momentum),
             target=np.array([seen[step] for step in steps], float),
             size=np.full(len(steps), float(len(rates))),
-            at={STEP: steps.astype(float)},
-            is_named=np.full(len(steps), is_named),
+            figure_columns={STEP: steps.astype(float)},
+            is_held_out=np.full(len(steps), is_named),
             left_out=[],
         )
         parts.append(own)
@@ -193,18 +197,18 @@ def of_curves(
             f'--where="parameters = {min(sizes)}"'
         )
     if not parts:
-        raise ValueError(f'{law.name}: no run has a {options.loss}' + because(left_out))
+        raise ValueError(f'{law.name}: no run has a {options.loss}' + format_left_out(left_out))
     arrays = jax.tree.map(lambda *each: np.concatenate(each), *(part.arrays() for part in parts))
     return Points(**arrays, left_out=left_out)
 
 
-def because(left_out: Sequence[str]) -> str:
+def format_left_out(left_out: Sequence[str]) -> str:
     """The first reasons of those left out, in parentheses."""
     more = f' and {len(left_out) - 3} more' if len(left_out) > 3 else ''
     return f' (left out: {"; ".join(left_out[:3])}{more})' if left_out else ''
 
 
-def resampled_together(points: Points, law: Law) -> tuple[np.ndarray, str]:
+def resampling_groups(points: Points, law: Law) -> tuple[np.ndarray, str]:
     """A number for each point, shared by points that are resampled together, and the word for
     these groups.
     """
@@ -218,14 +222,14 @@ def resampled_together(points: Points, law: Law) -> tuple[np.ndarray, str]:
     return run * BLOCKS + place, f'blocks of a run, {BLOCKS} each'
 
 
-def split(points: Points, law: Law, share: float, by_name: bool) -> tuple[Points, Points]:
+def split_held_out(points: Points, law: Law, share: float, by_name: bool) -> tuple[Points, Points]:
     """Points to fit and points held out: the named ones, or else the largest `share` of the runs.
 
     Runs of one size go together. Raises ValueError where too few are left to fit: laws need more
     runs than constants, those of curves more points.
     """
     names, first = np.unique(points.runs, return_index=True)
-    held = points.is_named
+    held = points.is_held_out
     if by_name and len(held) and not held.any():
         listed = ', '.join(names[:5]) + (', ...' if len(names) > 5 else '')
         raise ValueError(
@@ -245,12 +249,12 @@ def split(points: Points, law: Law, share: float, by_name: bool) -> tuple[Points
         raise ValueError(
             f'{law.name} has {len(law.constants)} constants and needs more {what} than that to be '
             f'fitted to, besides those held out: {len(law.constants) + 1} + {int(held.sum())}, got '
-            f'{len(held)}' + because(points.left_out)
+            f'{len(held)}' + format_left_out(points.left_out)
         )
     for name, column in fitted.columns.items():
-        if law.distinct > (different := len(np.unique(column))):
+        if law.min_distinct > (different := len(np.unique(column))):
             raise ValueError(
-                f'{law.name} needs {law.distinct} different {name}, or its constants are not '
+                f'{law.name} needs {law.min_distinct} different {name}, or its constants are not '
                 f'determined; the {len(fitted.target)} runs to fit have {different}'
             )
     for name in ('S2', 'fall'):

@@ -10,14 +10,14 @@ if __name__ == '__main__':
 
 from absl import app, flags
 
-from eval.report.page import report
+from eval.report.page import write_report
 from lm.launch.command import run_main
 from lm.launch.path_flags import define_path
 
 
 def main(_) -> None:
     own = flags.FLAGS
-    print(report(own.workdir, own.out, own.figures, own.baseline, say=print))
+    print(write_report(own.workdir, own.out, own.figures, own.baseline, say=print))
 
 
 if __name__ == '__main__':

@@ -17,17 +17,17 @@ from eval.report.series import Series, smooth, thin_curve
 from eval.report.tables import (
     SHORT_UNITS,
     UNITS,
-    compared,
-    finished,
-    lost,
-    needed_text,
-    p_text,
+    count_diverged,
+    finished_losses,
+    format_p_value,
+    needed_seeds_text,
+    rank_comparisons,
     seed_columns,
 )
 from lm.study.statistics import BETTER, ONE_SEED, WITHIN_NOISE, WORSE
 from lm.study.tables.comparison import Comparison
-from lm.study.tables.text import number
-from lm.study.tables.variants import SIZES, WITH_SIZE
+from lm.study.tables.text import format_number
+from lm.study.tables.variants import SIZE_DEPENDENT, SIZES
 
 GREEN, ORANGE, GREY = '#009E73', '#D55E00', '#8a929a'
 VERDICTS = {BETTER: GREEN, WORSE: ORANGE, WITHIN_NOISE: GREY, ONE_SEED: GREY}
@@ -36,7 +36,7 @@ ONE_PANEL, PANELS_PER_ROW = 8, 4
 LEGEND_ROWS = 5  # above a chart; a longer legend stands below it
 SMOOTHING = {'none': 0.0, '1% of the steps': 0.01, '5%': 0.05}
 CROSS = {'shape': 'cross', 'angle': 45, 'size': 70, 'filled': True}  # of a run that diverged
-All = Mapping[str, Series]  # by workdir
+SeriesByRun = Mapping[str, Series]  # by workdir
 Rows = list[dict[str, Any]]
 
 
@@ -60,7 +60,7 @@ class RunLines:
         return told | {'best': self.is_best, 'cell': self.record['cell']}
 
 
-def runs_of(comparisons: Sequence[Comparison], series: All) -> list[RunLines]:
+def collect_runs(comparisons: Sequence[Comparison], series: SeriesByRun) -> list[RunLines]:
     """Returns the runs of all variants, in the order of these."""
     every = [record for c in comparisons for record in c.variant.records]
     seeds, found = seed_columns(every), []
@@ -68,7 +68,7 @@ def runs_of(comparisons: Sequence[Comparison], series: All) -> list[RunLines]:
         for record in c.variant.records:
             seed = ', '.join(f'{name} {record[name]}' for name in seeds)
             line = c.variant.name if len(comparisons) > 1 or len(every) == 1 else seed
-            is_best = record['workdir'] in c.shown
+            is_best = record['workdir'] in c.display_workdirs
             found.append(RunLines(line, record, seed, is_best, series[record['workdir']]))
     return found
 
@@ -82,12 +82,12 @@ def line_styles(are_baselines: Sequence[bool]) -> list[dict[str, Any]]:
     return [ink if is_baseline else next(others) for is_baseline in are_baselines]
 
 
-def looks(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
+def variant_styles(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
     """Returns the colour and dash of each variant."""
     return line_styles([comparison.variant.is_baseline for comparison in comparisons])
 
 
-def by_line(names: Sequence[str], baselines: Collection[str]) -> dict[str, Any]:
+def line_encodings(names: Sequence[str], baselines: Collection[str]) -> dict[str, Any]:
     """Returns the encodings that tell the lines `names` apart, with a legend of them."""
     styles = line_styles([name in baselines for name in names])
     columns = 1 if max(map(len, names), default=0) > 40 else 2 if len(names) > 3 else 3
@@ -103,36 +103,41 @@ def by_line(names: Sequence[str], baselines: Collection[str]) -> dict[str, Any]:
     }
 
 
-def lines_of(comparisons: Sequence[Comparison], runs: Iterable[RunLines]) -> dict[str, Any]:
+def run_line_encodings(
+    comparisons: Sequence[Comparison], runs: Iterable[RunLines]
+) -> dict[str, Any]:
     """Returns the encodings of the lines of `runs`."""
     names = list(dict.fromkeys(run.line for run in runs))
     baselines = {c.variant.name for c in comparisons if c.variant.is_baseline}
-    return by_line(names, baselines & {*names} or names[:1])
+    return line_encodings(names, baselines & {*names} or names[:1])
 
 
-def charts_of_losses(
-    comparisons: Sequence[Comparison], by_variant: Sequence[Comparison], series: All, metric: str
+def draw_loss_charts(
+    comparisons: Sequence[Comparison],
+    by_variant: Sequence[Comparison],
+    series: SeriesByRun,
+    metric: str,
 ) -> dict[str, Chart]:
     """Returns every chart of losses that there are numbers for, by name.
 
     by_variant: the same comparisons; where they are of learning rates, those of the variants.
     """
     found: dict[str, Chart] = {}
-    runs = runs_of(comparisons, series)
-    if compared(comparisons):
-        found['differences'] = differences(comparisons, metric)
+    runs = collect_runs(comparisons, series)
+    if rank_comparisons(comparisons):
+        found['differences'] = draw_differences(comparisons, metric)
     if any(len(c.losses) > 1 for c in by_variant):
-        found['learning_rates'] = learning_rates(by_variant, metric)
-        if sizes := by_size(by_variant):
-            found['rates_by_size'] = rates_by_size(sizes, metric)
+        found['learning_rates'] = draw_learning_rates(by_variant, metric)
+        if sizes := group_by_size(by_variant):
+            found['rates_by_size'] = draw_rates_by_size(sizes, metric)
     elif any(c.losses for c in comparisons) and len(runs) > 1:
-        found['final_losses'] = final_losses(comparisons, metric)
+        found['final_losses'] = draw_final_losses(comparisons, metric)
     if any(run.series.training[0] for run in runs):
-        found['loss_curves'] = loss_curves(comparisons, runs)
+        found['loss_curves'] = draw_loss_curves(comparisons, runs)
     return found
 
 
-def rate_choice(runs: Sequence[RunLines], with_all: bool = True) -> alt.Parameter | None:
+def rate_parameter(runs: Sequence[RunLines], with_all: bool = True) -> alt.Parameter | None:
     """Returns the choice of a learning rate, for rows as `RunLines.row` has them; None for one."""
     rates = sorted({run.record['lr'] for run in runs if run.record['lr'] is not None})
     if len(rates) < 2 or all(run.is_best for run in runs):
@@ -140,7 +145,7 @@ def rate_choice(runs: Sequence[RunLines], with_all: bool = True) -> alt.Paramete
     more = ['all'] * with_all
     options, labels = (
         ['best', *more, *map(str, rates)],
-        ['best of each', *more, *map(number, rates)],
+        ['best of each', *more, *map(format_number, rates)],
     )
     bound = alt.binding_select(options=options, labels=labels, name='learning rate ')
     return alt.param('rate', bind=bound, value='best')
@@ -149,22 +154,22 @@ def rate_choice(runs: Sequence[RunLines], with_all: bool = True) -> alt.Paramete
 AT_RATE = 'rate == "all" || (rate == "best" ? datum.best : toString(datum.lr) == rate)'
 
 
-def zoom(name: str) -> alt.Parameter:
+def zoom_parameter(name: str) -> alt.Parameter:
     """Returns what lets a reader drag a chart, and zoom with shift and the wheel."""
     return alt.selection_interval(name, bind='scales', zoom='wheel![event.shiftKey]')
 
 
-def tooltip(*fields: str) -> list[alt.Tooltip]:
+def tooltips(*fields: str) -> list[alt.Tooltip]:
     kinds = {'line': 'N', 'seed': 'N', 'cell': 'N', 'lr': 'N'}
     return [alt.Tooltip(f'{one}:{kinds.get(one, "Q")}') for one in fields]
 
 
-def loss_curves(comparisons: Sequence[Comparison], runs: Sequence[RunLines]) -> Chart:
+def draw_loss_curves(comparisons: Sequence[Comparison], runs: Sequence[RunLines]) -> Chart:
     """Draws each run's curves, in training and in validation, with a cross where one diverged.
 
     Where there is one variant alone, its seeds have a colour and a name each.
     """
-    look, rate = lines_of(comparisons, runs), rate_choice(runs)
+    look, rate = run_line_encodings(comparisons, runs), rate_parameter(runs)
     pick = alt.selection_point('pick', fields=['line'], bind='legend')
     options, labels = list(range(len(SMOOTHING))), list(SMOOTHING)
     bound = alt.binding_select(options=options, labels=labels, name='smoothing ')
@@ -200,16 +205,18 @@ def loss_curves(comparisons: Sequence[Comparison], runs: Sequence[RunLines]) -> 
             y=alt.Y('loss:Q', title=f'{kind} loss, nats per token', scale=alt.Scale(zero=False)),
             detail='cell:N',
             opacity=opacity,
-            tooltip=tooltip('line', 'lr', 'seed', 'cell', 'step', 'loss'),
+            tooltip=tooltips('line', 'lr', 'seed', 'cell', 'step', 'loss'),
             **look,
         )
-        panels.append(panel.properties(width=430, height=300).add_params(zoom(f'zoom_{kind}')))
+        panels.append(
+            panel.properties(width=430, height=300).add_params(zoom_parameter(f'zoom_{kind}'))
+        )
     panels[0] = panels[0].add_params(pick)
     chart = alt.concat(*panels, columns=2).add_params(smoothing, *filter(None, [rate]))
     return with_log(chart, x='log steps', y='log loss')
 
 
-def scale_from(kind: str, **more: Any) -> alt.Scale:
+def build_scale(kind: str, **more: Any) -> alt.Scale:
     """Returns a scale of a kind, 'linear' or 'log', that need not reach 0."""
     return alt.Scale(type=kind, **more | ({'zero': False} if kind == 'linear' else {}))
 
@@ -219,7 +226,7 @@ def with_log(chart: Chart, **channels: str) -> Chart:
     return chart.properties(usermeta={'log': channels})
 
 
-def learning_rates(comparisons: Sequence[Comparison], metric: str) -> Chart:
+def draw_learning_rates(comparisons: Sequence[Comparison], metric: str) -> Chart:
     """Draws the mean final loss over log(lr), each seed, and a band from the least to the greatest.
 
     Crosses on top stand for runs that diverged. More variants than ONE_PANEL have a panel each,
@@ -231,7 +238,7 @@ def learning_rates(comparisons: Sequence[Comparison], metric: str) -> Chart:
     panels = {'': comparisons}
     if len(comparisons) > ONE_PANEL:
         panels = {c.variant.name: [*baselines, c] for c in others}
-    every = [v for c in comparisons for own in finished(c, metric).values() for v in own]
+    every = [v for c in comparisons for own in finished_losses(c, metric).values() for v in own]
     # As in the sensitivity, what is worse than no training at all is as bad as that.
     initial = max((c.initial for c in comparisons if math.isfinite(c.initial)), default=math.inf)
     low, high = min(every, default=0.0), min(max(every, default=1.0), 1.1 * initial)
@@ -240,8 +247,8 @@ def learning_rates(comparisons: Sequence[Comparison], metric: str) -> Chart:
     for panel, members in panels.items():
         heights: dict[float, int] = {}
         for c in members:
-            diverged = lost(c)
-            for lr, values in finished(c, metric).items():
+            diverged = count_diverged(c)
+            for lr, values in finished_losses(c, metric).items():
                 row = {'panel': panel, 'line': c.variant.name, 'lr': lr}
                 points += [row | {'loss': value} for value in values]
                 if diverged[lr]:
@@ -261,9 +268,9 @@ def learning_rates(comparisons: Sequence[Comparison], metric: str) -> Chart:
     x = alt.X('lr:Q', title='learning rate', scale=scale, axis=numbers)
     # A facet wants one table for all of its layers: crosses stand in it in a column of their own.
     chart = alt.Chart(alt.Data(values=points + crosses))
-    shown = {'x': x, **by_line(names, [c.variant.name for c in baselines])}
+    shown = {'x': x, **line_encodings(names, [c.variant.name for c in baselines])}
     mean, least = (y.aggregate(how) for how in ('mean', 'min'))
-    seen = tooltip('line', 'lr', 'loss')
+    seen = tooltips('line', 'lr', 'loss')
     plain = {'x': x, 'color': shown['color']}
     layers = [
         chart.mark_area(opacity=0.13, clip=True).encode(y=least, y2='max(loss):Q', **plain),
@@ -274,7 +281,7 @@ def learning_rates(comparisons: Sequence[Comparison], metric: str) -> Chart:
     ]
     if crosses:
         cross = chart.transform_filter('isValid(datum.at)').mark_point(**CROSS)
-        seen = [*tooltip('line', 'lr'), 'runs:N']
+        seen = [*tooltips('line', 'lr'), 'runs:N']
         layers.append(cross.encode(y='at:Q', tooltip=seen, **plain))
     wide, tall = (520, 320) if '' in panels else (200, 150)
     found = alt.layer(*layers).properties(width=wide, height=tall)
@@ -288,7 +295,7 @@ def learning_rates(comparisons: Sequence[Comparison], metric: str) -> Chart:
 Sizes = dict[str, list[tuple[str, Comparison]]]
 
 
-def by_size(comparisons: Sequence[Comparison]) -> Sizes:
+def group_by_size(comparisons: Sequence[Comparison]) -> Sizes:
     """Returns {what is chosen besides the size: [(size, its runs)]}, smallest first; {} where there
     is one size alone.
     """
@@ -298,8 +305,10 @@ def by_size(comparisons: Sequence[Comparison]) -> Sizes:
         return {}
     found: dict[str, list[Comparison]] = {}
     for comparison, one in zip(comparisons, values, strict=True):
-        chosen = {n: v for n, v in one.items() if n not in (*SIZES, *WITH_SIZE) and v is not None}
-        others = ', '.join(f'{name} {number(value)}' for name, value in chosen.items())
+        chosen = {
+            n: v for n, v in one.items() if n not in (*SIZES, *SIZE_DEPENDENT) and v is not None
+        }
+        others = ', '.join(f'{name} {format_number(value)}' for name, value in chosen.items())
         found.setdefault(others, []).append(comparison)
 
     def size(comparison: Comparison) -> tuple:
@@ -311,14 +320,14 @@ def by_size(comparisons: Sequence[Comparison]) -> Sizes:
     return {others: [(label(c), c) for c in sorted(own, key=size)] for others, own in found.items()}
 
 
-def rates_by_size(sizes: Sizes, metric: str) -> Chart:
+def draw_rates_by_size(sizes: Sizes, metric: str) -> Chart:
     """Draws a panel for each choice, a line for each size, its lowest mean ringed; a band from the
     least to the greatest seed. It shows whether the best learning rate moves with the size.
     """
     points, rings = [], []
     for others, lines in sizes.items():
         for size, c in lines:
-            losses = {lr: own for lr, own in finished(c, metric).items() if own}
+            losses = {lr: own for lr, own in finished_losses(c, metric).items() if own}
             row = {'panel': others, 'size': size}
             points += [row | {'lr': lr, 'loss': v} for lr, own in losses.items() for v in own]
             if losses:
@@ -345,21 +354,21 @@ def rates_by_size(sizes: Sizes, metric: str) -> Chart:
     return with_log(found.facet(facet=facet, columns=PANELS_PER_ROW), y='log loss')
 
 
-def final_losses(comparisons: Sequence[Comparison], metric: str) -> Chart:
+def draw_final_losses(comparisons: Sequence[Comparison], metric: str) -> Chart:
     """Draws each seed's final loss, runs that diverged as crosses at the loss at initialisation,
     and the mean of both with its interval: a line for each variant.
     """
     seeds, crosses, means = [], [], []
     for c in comparisons:
         row = {'line': c.variant.name}
-        seeds += [row | {'loss': v} for own in finished(c, metric).values() for v in own]
+        seeds += [row | {'loss': v} for own in finished_losses(c, metric).values() for v in own]
         if c.diverged and math.isfinite(c.initial):
             crosses.append(row | {'loss': c.initial, 'runs': f'{c.diverged} diverged'})
         if math.isfinite(c.loss.mean):
-            means.append(row | _interval(c.loss))
+            means.append(row | _interval_row(c.loss))
     names = [c.variant.name for c in comparisons]
     baselines = [c.variant.name for c in comparisons if c.variant.is_baseline]
-    colour = by_line(names, baselines)['color'].legend(None)
+    colour = line_encodings(names, baselines)['color'].legend(None)
     y = alt.Y('line:N', sort=names, title=None, axis=alt.Axis(labelLimit=420))
     scale = alt.Scale(zero=False)
     layers = [
@@ -371,26 +380,26 @@ def final_losses(comparisons: Sequence[Comparison], metric: str) -> Chart:
     title = f'final {UNITS[metric]}'
     x = alt.X('loss:Q', scale=scale, title=title)
     layers[0] = layers[0].encode(x=alt.X('low:Q', scale=scale, title=title))
-    layers[1:] = [layer.encode(x=x, tooltip=tooltip('line', 'loss')) for layer in layers[1:]]
+    layers[1:] = [layer.encode(x=x, tooltip=tooltips('line', 'loss')) for layer in layers[1:]]
     found = alt.layer(*layers).encode(y=y, color=colour)
     return with_log(found.properties(width=520, height=alt.Step(26)), x='log loss')
 
 
-def _interval(interval: Any) -> dict[str, float]:
-    half = 0.0 if math.isnan(interval.half) else interval.half
+def _interval_row(interval: Any) -> dict[str, float]:
+    half = 0.0 if math.isnan(interval.half_width) else interval.half_width
     return {'loss': interval.mean, 'low': interval.mean - half, 'high': interval.mean + half}
 
 
-def differences(comparisons: Sequence[Comparison], metric: str) -> Chart:
+def draw_differences(comparisons: Sequence[Comparison], metric: str) -> Chart:
     """Draws a line for each variant: its difference and interval in the colour of its verdict, and
     the verdict in words.
     """
     rows = []
-    for c in compared(comparisons):
-        needed = needed_text(c)
-        told = (c.verdict, p_text(c.p), f'{needed} would settle it' if needed else '')
+    for c in rank_comparisons(comparisons):
+        needed = needed_seeds_text(c)
+        told = (c.verdict, format_p_value(c.p), f'{needed} would settle it' if needed else '')
         row = {'variant': c.variant.name, 'verdict': c.verdict, 'seeds': c.difference.n}
-        rows.append(row | _interval(c.difference) | {'told': ', '.join(filter(None, told))})
+        rows.append(row | _interval_row(c.difference) | {'told': ', '.join(filter(None, told))})
     names = [row['variant'] for row in rows]
     baseline = next(c.variant.name for c in comparisons if c.variant.is_baseline)
     ends = [0.0, *(row[end] for row in rows for end in ('low', 'high'))]

@@ -12,17 +12,17 @@ import numpy as np
 from eval.charts import Chart
 from eval.report.figures import (
     AT_RATE,
-    All,
     RunLines,
-    by_line,
-    lines_of,
-    rate_choice,
-    runs_of,
-    scale_from,
-    tooltip,
+    SeriesByRun,
+    build_scale,
+    collect_runs,
+    line_encodings,
+    rate_parameter,
+    run_line_encodings,
+    tooltips,
     with_log,
 )
-from eval.report.series import HeatMap, Series, flat, mean_map, room, thin_map
+from eval.report.series import HeatMap, Series, flatten_values, mean_map, select_fitting, thin_map
 from lm.study.tables.comparison import Comparison
 
 DEPTH = 'n_layers'  # the column in which variants that make one line differ
@@ -48,46 +48,46 @@ class Profile:
     seeds: dict[int, list[np.ndarray]]
 
 
-def maps_of(comparison: Comparison, series: Mapping[str, Series], name: str) -> list[HeatMap]:
+def shown_maps(comparison: Comparison, series: Mapping[str, Series], name: str) -> list[HeatMap]:
     """The quantity `name` of each run that is shown and has it."""
-    each = (series[workdir].layers.get(name) for workdir in comparison.shown)
+    each = (series[workdir].layers.get(name) for workdir in comparison.display_workdirs)
     return [one for one in each if one is not None]
 
 
-def profiles(
+def build_profiles(
     comparisons: Sequence[Comparison], series: Mapping[str, Series], name: str
 ) -> list[Profile]:
     """The quantity `name` of each variant that has numbers of it."""
     found = []
     for comparison in comparisons:
-        maps = maps_of(comparison, series, name)
+        maps = shown_maps(comparison, series, name)
         means = [(step, np.array(v, float)) for step, v in zip(*mean_map(maps), strict=True)]
         moves = [one for one in means if np.nan_to_num(one[1]).any()] or means
         ends = dict((*moves[:1], *means[-1:]))
         if any(np.isfinite(values_L).any() for values_L in ends.values()):
             by_step = [dict(zip(*one, strict=True)) for one in maps]
             seeds = {step: [np.array(own[step], float) for own in by_step] for step in ends}
-            line, is_baseline = line_of(comparison), comparison.variant.is_baseline
+            line, is_baseline = line_name(comparison), comparison.variant.is_baseline
             found.append(Profile(line, is_baseline, len(means[0][1]), ends, seeds))
     return found
 
 
-def line_of(comparison: Comparison) -> str:
+def line_name(comparison: Comparison) -> str:
     """The variant's name beside others of its number of layers."""
     variant = comparison.variant
     if DEPTH not in variant.values:
         return variant.name
-    parts = [text for column, text in variant.words.items() if column != DEPTH]
+    parts = [text for column, text in variant.value_texts.items() if column != DEPTH]
     name = ', '.join(parts) or 'all runs'
     return f'{name} ({variant.sweep})' if variant.sweep else name
 
 
-def ratio(values_L: np.ndarray) -> float:
+def last_over_first(values_L: np.ndarray) -> float:
     """Last layer over first; nan where one is missing or the first is 0."""
     return float(values_L[-1] / values_L[0]) if values_L[0] else math.nan
 
 
-def exponent(values_L: np.ndarray) -> float:
+def depth_exponent(values_L: np.ndarray) -> float:
     """p of the power law v = c l^p, the least squares line through log v over log l, l from 1.
 
     nan with fewer than two layers, or where a value is missing or not positive.
@@ -98,51 +98,61 @@ def exponent(values_L: np.ndarray) -> float:
     return float(np.polyfit(np.log(layers_L), np.log(values_L), 1)[0])
 
 
-def table(found: Sequence[Profile]) -> list[list[str]]:
+def depth_table(found: Sequence[Profile]) -> list[list[str]]:
     """A head and a row for each profile and step, as text."""
-    rows = (_row(profile, step) for profile in found for step in profile.values)
+    rows = (_depth_row(profile, step) for profile in found for step in profile.values)
     return [HEAD.split(','), *rows]
 
 
-def _row(profile: Profile, step: int) -> list[str]:
+def _depth_row(profile: Profile, step: int) -> list[str]:
     values_L, least = profile.values[step], profile.values[step].min()
     middle = values_L[(len(values_L) - 1) // 2]
-    numbers = (values_L[0], middle, values_L[-1], ratio(values_L))
-    seeds = [r for r in map(ratio, profile.seeds[step]) if math.isfinite(r)]
-    spread = f'{_short(min(seeds))} to {_short(max(seeds))}' if len(seeds) > 1 else ''
-    ends = _short(values_L.max() / least if least > 0 else math.nan)
-    power, names = _short(exponent(values_L), '+.2f'), (profile.line, str(profile.layers))
-    return [*names, str(step), *map(_short, numbers), spread, ends, power]
+    numbers = (values_L[0], middle, values_L[-1], last_over_first(values_L))
+    seeds = [r for r in map(last_over_first, profile.seeds[step]) if math.isfinite(r)]
+    spread = f'{_format_short(min(seeds))} to {_format_short(max(seeds))}' if len(seeds) > 1 else ''
+    ends = _format_short(values_L.max() / least if least > 0 else math.nan)
+    power, names = (
+        _format_short(depth_exponent(values_L), '+.2f'),
+        (profile.line, str(profile.layers)),
+    )
+    return [*names, str(step), *map(_format_short, numbers), spread, ends, power]
 
 
-def _short(value: float, form: str = '.3g') -> str:
+def _format_short(value: float, form: str = '.3g') -> str:
     return '' if math.isnan(value) else f'{value:{form}}'
 
 
-def charts_of_quantities(
-    comparisons: Sequence[Comparison], series: All, names: Sequence[str], by_head: Sequence[str]
+def draw_quantity_charts(
+    comparisons: Sequence[Comparison],
+    series: SeriesByRun,
+    names: Sequence[str],
+    by_head: Sequence[str],
 ) -> dict[str, Chart]:
     """Returns every chart of the quantities `names`, and of RATE, that there are numbers for.
 
     by_head: those of which each head is shown too.
     """
-    runs, steps = runs_of(comparisons, series), room(list(series.values()))[0]
+    runs, steps = collect_runs(comparisons, series), select_fitting(list(series.values()))[0]
     found: dict[str, Chart] = {}
     for name in (*names, RATE):
         file = re.sub(r'\W+', '_', name)
         is_still = name == RATE and all(len({*run.series.rates[1]}) < 2 for run in runs)
         if not is_still and (rows := step_rows(runs, name)):
-            found[f'steps_{file}'] = over_steps(rows, lines_of(comparisons, runs), name)
-        if maps := list(_maps(comparisons, runs, 'layers', name, steps)):
-            if lines := profiles(comparisons, series, name):
-                found[f'depth_{file}'] = by_depth(lines, name)
-            found[f'layers_{file}'] = layer_maps(maps, runs, name)
-        if name in by_head and (maps := list(_maps(comparisons, runs, 'heads', name, steps))):
-            found[f'heads_{file}'] = head_maps(maps, runs, name)
+            found[f'steps_{file}'] = draw_over_steps(
+                rows, run_line_encodings(comparisons, runs), name
+            )
+        if maps := list(_iterate_maps(comparisons, runs, 'layers', name, steps)):
+            if lines := build_profiles(comparisons, series, name):
+                found[f'depth_{file}'] = draw_by_depth(lines, name)
+            found[f'layers_{file}'] = draw_layer_maps(maps, runs, name)
+        if name in by_head and (
+            maps := list(_iterate_maps(comparisons, runs, 'heads', name, steps))
+        ):
+            found[f'heads_{file}'] = draw_head_maps(maps, runs, name)
     return found
 
 
-def _maps(
+def _iterate_maps(
     comparisons: Sequence[Comparison], runs: Sequence[RunLines], kind: str, name: str, steps: int
 ) -> Iterator[tuple[dict[str, Any], Any]]:
     """Yields the variant, learning rate and seed of a map, and the map at so many steps: of the
@@ -151,22 +161,24 @@ def _maps(
     by_workdir = {run.record['workdir']: run for run in runs}
     for c in comparisons:
         for lr in c.variant.rates:
-            here = [by_workdir[record['workdir']] for record in c.variant.at(lr)]
+            here = [by_workdir[record['workdir']] for record in c.variant.records_at(lr)]
             here = [run for run in here if name in getattr(run.series, kind)]
             maps = [getattr(run.series, kind)[name] for run in here]
             told = {'line': c.variant.name, 'lr': lr, 'best': any(run.is_best for run in here)}
             mean = mean_map(maps)
-            if any(value is not None for value in flat(mean[1])):
+            if any(value is not None for value in flatten_values(mean[1])):
                 yield told | {'seed': MEAN}, thin_map(mean, steps)
             for run, own in zip(here, maps, strict=True) if len(maps) > 1 else ():
                 yield told | {'seed': run.seed}, thin_map(own, steps)
 
 
-def _heat(rows: list[dict], runs: Sequence[RunLines], name: str, y: alt.Y, size: tuple) -> Chart:
+def _draw_heat_map(
+    rows: list[dict], runs: Sequence[RunLines], name: str, y: alt.Y, size: tuple
+) -> Chart:
     """Draws `rows` over steps, all variants on one scale of colours: logarithmic where all values
     are positive. A reader chooses learning rate and seed.
     """
-    rate, seeds = rate_choice(runs, with_all=False), list(dict.fromkeys(r['seed'] for r in rows))
+    rate, seeds = rate_parameter(runs, with_all=False), list(dict.fromkeys(r['seed'] for r in rows))
     seed = alt.param('seed', bind=alt.binding_select(options=seeds, name='seed '), value=MEAN)
     values = [value for row in rows for value in row['y'] if value is not None]
     kind = 'log' if min(values) > 0 else 'linear'
@@ -176,7 +188,7 @@ def _heat(rows: list[dict], runs: Sequence[RunLines], name: str, y: alt.Y, size:
     chart = chart.transform_filter('datum.seed == seed') if len(seeds) > 1 else chart
     chart = chart.transform_flatten(['step', 'y']).transform_filter('isValid(datum.y)')
     axis = alt.Axis(labelAngle=0, labelOverlap='greedy', ticks=False)
-    seen = [*tooltip('line', 'lr', 'seed', 'layer', 'step'), alt.Tooltip('y:Q', title='value')]
+    seen = [*tooltips('line', 'lr', 'seed', 'layer', 'step'), alt.Tooltip('y:Q', title='value')]
     if 'head' in rows[0]:
         seen.insert(4, alt.Tooltip('head:Q'))
     chart = chart.mark_rect().encode(
@@ -192,7 +204,7 @@ def _heat(rows: list[dict], runs: Sequence[RunLines], name: str, y: alt.Y, size:
     return with_log(chart.add_params(*params), color='log colours')
 
 
-def layer_maps(maps: Sequence[tuple], runs: Sequence[RunLines], name: str) -> Chart:
+def draw_layer_maps(maps: Sequence[tuple], runs: Sequence[RunLines], name: str) -> Chart:
     """Draws one quantity over steps and depth, all variants on one scale of colours."""
     rows = [
         told | {'layer': i + 1, 'step': steps, 'y': list(values)}
@@ -200,10 +212,10 @@ def layer_maps(maps: Sequence[tuple], runs: Sequence[RunLines], name: str) -> Ch
         for i, values in enumerate(zip(*by_step, strict=True))
     ]
     y = alt.Y('layer:O', title='layer, from 1', sort='descending')
-    return _heat(rows, runs, name, y, (260, 150))
+    return _draw_heat_map(rows, runs, name, y, (260, 150))
 
 
-def head_maps(maps: Sequence[tuple], runs: Sequence[RunLines], name: str) -> Chart:
+def draw_head_maps(maps: Sequence[tuple], runs: Sequence[RunLines], name: str) -> Chart:
     """Draws one quantity over steps for each head of each layer, counted from 1."""
     rows = [
         told | {'layer': i + 1, 'head': n + 1, 'place': f'{i + 1}.{n + 1}', 'step': steps, 'y': y}
@@ -213,10 +225,10 @@ def head_maps(maps: Sequence[tuple], runs: Sequence[RunLines], name: str) -> Cha
     ]
     places = list(dict.fromkeys(row['place'] for row in rows))
     y = alt.Y('place:N', title='layer.head', sort=places[::-1])
-    return _heat(rows, runs, name, y, (260, min(480, max(150, 9 * len(places)))))
+    return _draw_heat_map(rows, runs, name, y, (260, min(480, max(150, 9 * len(places)))))
 
 
-def by_depth(found: Sequence[Profile], name: str) -> Chart:
+def draw_by_depth(found: Sequence[Profile], name: str) -> Chart:
     """Draws one quantity over the layers, a line for each variant and thin ones for its seeds: a
     row of panels for each number of layers, with the first recorded step on the left and the last
     on the right.
@@ -236,12 +248,14 @@ def by_depth(found: Sequence[Profile], name: str) -> Chart:
                 kept = [(i + 1, float(v)) for i, v in enumerate(values_L) if math.isfinite(v)]
                 rows += [row | {'layer': layer, 'y': value} for layer, value in kept]
     names = list(dict.fromkeys(profile.line for profile in found))
-    look = by_line(names, {profile.line for profile in found if profile.is_baseline})
+    look = line_encodings(names, {profile.line for profile in found if profile.is_baseline})
     kind = 'log' if min(row['y'] for row in rows) > 0 else 'linear'
-    y = alt.Y('y:Q', title=name.replace('_', ' '), scale=scale_from(kind, nice=False))
+    y = alt.Y('y:Q', title=name.replace('_', ' '), scale=build_scale(kind, nice=False))
     layers = list(range(1, max(profile.layers for profile in found) + 1))
     x = alt.X('layer:Q', title='layer, from 1', axis=alt.Axis(values=layers, format='d'))
-    chart = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y, tooltip=tooltip('line', 'layer', 'y'))
+    chart = alt.Chart(alt.Data(values=rows)).encode(
+        x=x, y=y, tooltip=tooltips('line', 'layer', 'y')
+    )
     is_mean = alt.datum.seed == MEAN
     seeds = chart.transform_filter(~is_mean).mark_line(strokeWidth=0.7, opacity=0.6)
     means = chart.transform_filter(is_mean).mark_line(point=alt.OverlayMarkDef(size=24))
@@ -255,7 +269,7 @@ def step_rows(runs: Sequence[RunLines], name: str) -> list[dict]:
     """Returns the mean, least and greatest over layers at each step of runs at their best rate."""
     rows = []
     for run in runs:
-        steps_S, values_SL = _lines(run.series, name)
+        steps_S, values_SL = _finite_values(run.series, name)
         if run.is_best and len(steps_S):
             low, high, mean = values_SL.min(1), values_SL.max(1), values_SL.mean(1)
             columns = {'step': steps_S, 'y': mean, 'low': low, 'high': high}
@@ -263,18 +277,18 @@ def step_rows(runs: Sequence[RunLines], name: str) -> list[dict]:
     return rows
 
 
-def over_steps(rows: list[dict], look: dict[str, Any], name: str) -> Chart:
+def draw_over_steps(rows: list[dict], look: dict[str, Any], name: str) -> Chart:
     """Draws the mean over layers over steps: a line for each variant, thin ones for its seeds, and
     a band from the least to the greatest layer. Logarithmic where all values are positive and the
     greatest is a hundred times the least.
     """
     low, high = min(min(row['low']) for row in rows), max(max(row['high']) for row in rows)
     kind = 'log' if 0 < 100 * low < high else 'linear'
-    y = alt.Y('y:Q', title=name.replace('_', ' '), scale=scale_from(kind))
+    y = alt.Y('y:Q', title=name.replace('_', ' '), scale=build_scale(kind))
     data = alt.Chart(alt.Data(values=rows)).transform_flatten(['step', 'y', 'low', 'high'])
     chart = data.encode(x=alt.X('step:Q', title='step', scale=alt.Scale(nice=False)))
     plain = {'color': look['color']}
-    seen = tooltip('line', 'lr', 'seed', 'cell', 'step', 'y')
+    seen = tooltips('line', 'lr', 'seed', 'cell', 'step', 'y')
     band = chart.mark_area(opacity=0.1).encode(y=alt.Y('min(low):Q'), y2='max(high):Q', **plain)
     runs = chart.mark_line(strokeWidth=0.8, opacity=0.6)
     means = chart.mark_line(point=len(rows[0]['step']) < 12).encode(y=y.aggregate('mean'), **look)
@@ -284,12 +298,12 @@ def over_steps(rows: list[dict], look: dict[str, Any], name: str) -> Chart:
     return with_log(alt.layer(*drawn).properties(width=430, height=220), y='log scale')
 
 
-def _lines(one: Series, name: str) -> tuple[np.ndarray, np.ndarray]:
+def _finite_values(series: Series, name: str) -> tuple[np.ndarray, np.ndarray]:
     """[S] steps and [S, L] values, of the steps at which all layers have one; one column for a
     quantity of the whole model.
     """
-    of_model = one.rates if name == RATE else one.scalars.get(name)
-    steps, values = of_model or one.layers.get(name) or ([], [])
+    of_model = series.rates if name == RATE else series.scalars.get(name)
+    steps, values = of_model or series.layers.get(name) or ([], [])
     values_SL = np.array(values, float).reshape(len(steps), -1 if steps else 0)
     kept_S = np.isfinite(values_SL).all(1)
     return np.array(steps)[kept_S], values_SL[kept_S]

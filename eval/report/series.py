@@ -28,7 +28,7 @@ FEW = (
     'log_z_mean',
 )
 # What figures for papers are drawn of where more was recorded than MOST_FIGURES.
-DRAWN = {
+FIGURE_QUANTITIES = {
     *FEW,
     'attention_entropy',
     'attention_first_token',
@@ -83,46 +83,46 @@ def read_series(record: Record) -> Series:
     found: dict[int, dict[str, None]] = {depth: {} for depth in (0, 1, 2)}
     for row in of_model:
         for name, value in row.items():
-            found.get(_depth(value), {})[name] = None
-    heads = {name: _maps(of_model, name, 2) for name in found[2]}
-    layers = {name: _maps(of_model, name, 1) for name in found[1]}
+            found.get(_nesting_depth(value), {})[name] = None
+    heads = {name: _read_maps(of_model, name, 2) for name in found[2]}
+    layers = {name: _read_maps(of_model, name, 1) for name in found[1]}
     for name, (steps, values) in heads.items():
         over = max if 'largest' in name else lambda numbers: sum(numbers) / len(numbers)
         means = [[None if not h or None in h else over(h) for h in at_step] for at_step in values]
         layers[name] = steps, means
-    scalars = {name: _column(of_model, name) for name in found[0] if name != 'step'}
-    losses = _column(rows, 'ce'), _column(rows, 'validation_ce')
-    return Series(*losses, layers, heads, scalars, _column(rows, 'lr'))
+    scalars = {name: _read_column(of_model, name) for name in found[0] if name != 'step'}
+    losses = _read_column(rows, 'ce'), _read_column(rows, 'validation_ce')
+    return Series(*losses, layers, heads, scalars, _read_column(rows, 'lr'))
 
 
-def _depth(value: Any) -> int:
+def _nesting_depth(value: Any) -> int:
     """0 for a number or None, 1 for one a layer, 2 for one a head; -1 for anything else."""
     if not isinstance(value, list):
         return 0 if value is None or isinstance(value, int | float) else -1
-    inner = {_depth(one) for one in value}
+    inner = {_nesting_depth(one) for one in value}
     return 1 + inner.pop() if len(inner) == 1 and inner <= {0, 1} else -1
 
 
-def _column(rows: Iterable[dict[str, Any]], name: str) -> Any:
+def _read_column(rows: Iterable[dict[str, Any]], name: str) -> Any:
     """The steps at which `name` was recorded, and its value at each."""
     found = [(row['step'], row[name]) for row in rows if name in row]
-    return [step for step, _ in found], [_finite(value) for _, value in found]
+    return [step for step, _ in found], [_replace_nonfinite(value) for _, value in found]
 
 
-def _maps(rows: Iterable[dict[str, Any]], name: str, depth: int) -> Any:
+def _read_maps(rows: Iterable[dict[str, Any]], name: str, depth: int) -> Any:
     """A HeatMap, or a HeadMap with depth 2, of the rows that have the commonest shape."""
-    rows = [row for row in rows if _depth(row.get(name)) == depth]
+    rows = [row for row in rows if _nesting_depth(row.get(name)) == depth]
     [(shape, _)] = collections.Counter(_shape(row[name]) for row in rows).most_common(1)
-    return _column([row for row in rows if _shape(row[name]) == shape], name)
+    return _read_column([row for row in rows if _shape(row[name]) == shape], name)
 
 
 def _shape(values: list[Any]) -> tuple[int, ...]:
     return (len(values), *(len(inner) for inner in values if isinstance(inner, list)))
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     if isinstance(value, list):
-        return [_finite(inner) for inner in value]
+        return [_replace_nonfinite(inner) for inner in value]
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
@@ -174,12 +174,12 @@ def smooth(curve: Curve, share: float) -> list[float | None]:
     return found
 
 
-def thin_map(found: Any, steps: int) -> Any:
+def thin_map(quantity_map: Any, steps: int) -> Any:
     """Keeps at most so many evenly spaced steps of a map, with the first and the last."""
-    if len(found[0]) <= steps:
-        return found
-    kept = np.unique(np.linspace(0, len(found[0]) - 1, steps).round().astype(int))
-    return [found[0][i] for i in kept], [found[1][i] for i in kept]
+    if len(quantity_map[0]) <= steps:
+        return quantity_map
+    kept = np.unique(np.linspace(0, len(quantity_map[0]) - 1, steps).round().astype(int))
+    return [quantity_map[0][i] for i in kept], [quantity_map[1][i] for i in kept]
 
 
 def mean_map(maps: Sequence[Any]) -> Any:
@@ -188,58 +188,58 @@ def mean_map(maps: Sequence[Any]) -> Any:
     steps = [step for step in first if all(step in other[0] for other in maps)]
     at = [dict(zip(*one, strict=True)) for one in maps]
     means = [np.array([one[step] for one in at], float).mean(0) for step in steps]  # None is nan
-    return steps, [_finite(one.tolist()) for one in means]
+    return steps, [_replace_nonfinite(one.tolist()) for one in means]
 
 
-def group_of(name: str) -> str:
+def quantity_group(name: str) -> str:
     return next((group for group, starts in GROUPS.items() if name.startswith(starts)), OTHERS)
 
 
-def recorded(all_series: Iterable[Series]) -> list[str]:
+def quantity_names(all_series: Iterable[Series]) -> list[str]:
     """The names of all that was recorded, the few that matter first, then by group."""
     groups = [*GROUPS, OTHERS]
     names = dict.fromkeys(name for one in all_series for name in (*one.layers, *one.scalars))
-    by_group = sorted(names, key=lambda name: groups.index(group_of(name)))
+    by_group = sorted(names, key=lambda name: groups.index(quantity_group(name)))
     few = [name for name in FEW if name in names]
     return few + [name for name in by_group if name not in few]
 
 
-def constants(all_series: Sequence[Series]) -> dict[str, float]:
+def constant_quantities(all_series: Sequence[Series]) -> dict[str, float]:
     """Returns the quantities that have one value at all steps, layers and runs, with the value."""
     found = {}
-    for name in recorded(all_series):
+    for name in quantity_names(all_series):
         maps = [one.layers.get(name) or one.scalars.get(name) for one in all_series]
-        values = {value for one in maps if one for value in flat(one[1])}
+        values = {value for one in maps if one for value in flatten_values(one[1])}
         if len(values) == 1 and None not in values:
             (found[name],) = values
     return found
 
 
-def flat(values: Any) -> Iterable[float | None]:
+def flatten_values(values: Any) -> Iterable[float | None]:
     """Yields the numbers of lists in lists."""
-    return itertools.chain(*map(flat, values)) if isinstance(values, list) else (values,)
+    return itertools.chain(*map(flatten_values, values)) if isinstance(values, list) else (values,)
 
 
-def drawn(all_series: Sequence[Series]) -> list[str]:
+def select_figures(all_series: Sequence[Series]) -> list[str]:
     """Returns what figures for papers show: all that varies, or DRAWN and FEW of many."""
-    still = constants(all_series)
-    names = [name for name in recorded(all_series) if name not in still]
-    return [name for name in names if len(names) <= MOST_FIGURES or name in DRAWN]
+    still = constant_quantities(all_series)
+    names = [name for name in quantity_names(all_series) if name not in still]
+    return [name for name in names if len(names) <= MOST_FIGURES or name in FIGURE_QUANTITIES]
 
 
-def choices(names: Sequence[str]) -> list[dict[str, Any]]:
+def build_choices(names: Sequence[str]) -> list[dict[str, Any]]:
     """The page's choices: {'group', 'label', 'names'}, the few that matter first."""
     few = [name for name in names if name in FEW] or list(names[:3])
     found = [{'group': '', 'label': 'the few that matter', 'names': few}]
     for group in [*GROUPS, OTHERS]:
-        own = [name for name in names if group_of(name) == group]
+        own = [name for name in names if quantity_group(name) == group]
         if len(own) > 1:
             found.append({'group': group, 'label': f'{group}: all', 'names': own})
         found += [{'group': group, 'label': n.replace('_', ' '), 'names': [n]} for n in own]
     return found
 
 
-def room(all_series: Sequence[Series]) -> tuple[int, list[str], list[str]]:
+def select_fitting(all_series: Sequence[Series]) -> tuple[int, list[str], list[str]]:
     """Chooses what fits a page, so that all has `MAP_NUMBERS` numbers at most.
 
     Where the fewest steps are too many, what matters less is left out, down to the few that matter.
@@ -248,7 +248,7 @@ def room(all_series: Sequence[Series]) -> tuple[int, list[str], list[str]]:
         How many steps of each quantity there is room for, the names of the quantities that fit, and
         the names of those of which each head fits.
     """
-    names = recorded(all_series)
+    names = quantity_names(all_series)
     layers, heads = collections.Counter(), collections.Counter()
     for one in all_series:
         layers.update({name: len(values[0]) for name, (_, values) in one.layers.items() if values})

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from lm.config.resolve import flatten
-from lm.record.remote.local_copy import at_hand
+from lm.record.remote.local_copy import fetch_records
 from lm.record.workdir import CONFIG, SWEEP
 from lm.study.arm import Ablation
-from lm.study.plan.settings import PER_BYTE_FIELDS, metric_of_axes
-from lm.study.tables.ablation import read_ablation, variants
-from lm.study.tables.results import Record, gather, holds_runs, read_sweep
-from lm.study.tables.text import number
-from lm.study.tables.variants import LR, SEEDS, Variant, split
+from lm.study.plan.settings import PER_BYTE_FIELDS, select_metric
+from lm.study.tables.ablation import make_variants, read_ablation
+from lm.study.tables.results import Record, gather, has_runs, read_sweep
+from lm.study.tables.text import format_number
+from lm.study.tables.variants import LR, SEEDS, Variant, split_variants
 
 BITS_PER_BYTE = 'bits_per_byte'
 
@@ -33,7 +33,7 @@ class Subject:
     sweep: dict[str, Any]
     variants: list[Variant]
     metric: str
-    apart: dict[str, list[Any]]
+    base_differences: dict[str, list[Any]]
     ablation: Ablation | None = None
 
     @property
@@ -52,9 +52,9 @@ def read_subject(workdirs: Sequence[str | Path]) -> Subject:
     losses per token do not compare and there are no bits per byte, and where one of several is a
     tuned sweep.
     """
-    folders = [at_hand(workdir) for workdir in workdirs]
+    folders = [fetch_records(workdir) for workdir in workdirs]
     for folder in folders:
-        if not holds_runs(folder):
+        if not has_runs(folder):
             raise ValueError(
                 f'{folder} holds no run and no sweep: there is no {SWEEP} or {CONFIG}. Give a '
                 '--workdir of one; the train.py command of a sweep writes a lost sweep.json anew'
@@ -68,10 +68,15 @@ def read_subject(workdirs: Sequence[str | Path]) -> Subject:
     if len(folders) == 1:
         (sweep,) = sweeps
         if ablation := read_ablation(sweep, records):
-            arms = variants(ablation)
+            arms = make_variants(ablation)
             return Subject(folders, records, sweep, arms, ablation.metric, {}, ablation)
         return Subject(
-            folders, records, sweep, split(records, sweep), metric_of_axes(sweep['axes']), {}
+            folders,
+            records,
+            sweep,
+            split_variants(records, sweep),
+            select_metric(sweep['axes']),
+            {},
         )
     if tuned := [folder for folder, one in zip(folders, sweeps, strict=True) if 'tune' in one]:
         raise ValueError(
@@ -87,21 +92,23 @@ def read_subject(workdirs: Sequence[str | Path]) -> Subject:
         known = axes.setdefault(path, [])
         known += [value for value in values if value not in known]
     sweep = {'base': sweeps[0]['base'], 'axes': axes, 'cells': []}
-    metric = BITS_PER_BYTE if PER_BYTE_FIELDS & apart.keys() else metric_of_axes(sweep['axes'])
+    metric = BITS_PER_BYTE if PER_BYTE_FIELDS & apart.keys() else select_metric(sweep['axes'])
     if metric == BITS_PER_BYTE:
         _check_bits_per_byte(folders, each, apart)
-    return Subject(folders, records, sweep, _variants(folders, each, sweeps), metric, apart)
+    return Subject(folders, records, sweep, _join_variants(folders, each, sweeps), metric, apart)
 
 
 def _check_bits_per_byte(
-    folders: list[Path], each: list[list[Record]], apart: dict[str, list[Any]]
+    folders: list[Path],
+    records_by_folder: list[list[Record]],
+    base_differences: dict[str, list[Any]],
 ) -> None:
-    for folder, records in zip(folders, each, strict=True):
+    for folder, records in zip(folders, records_by_folder, strict=True):
         ended = [record for record in records if record['ce'] is not None]
         if ended and not any(record[BITS_PER_BYTE] for record in ended):
             values = [
-                f'{path} ({", ".join(map(number, apart[path]))})'
-                for path in sorted(PER_BYTE_FIELDS & apart.keys())
+                f'{path} ({", ".join(map(format_number, base_differences[path]))})'
+                for path in sorted(PER_BYTE_FIELDS & base_differences.keys())
             ]
             raise ValueError(
                 f'losses per token do not compare, since the sweeps differ in {", ".join(values)}, '
@@ -110,8 +117,8 @@ def _check_bits_per_byte(
             )
 
 
-def _variants(
-    folders: list[Path], each: list[list[Record]], sweeps: list[dict[str, Any]]
+def _join_variants(
+    folders: list[Path], records_by_folder: list[list[Record]], sweeps: list[dict[str, Any]]
 ) -> list[Variant]:
     """The variants of all sweeps, with the name of their sweep where two would share a name."""
     names = [folder.resolve().name for folder in folders]
@@ -119,8 +126,8 @@ def _variants(
         names = [str(folder) for folder in folders]
     found = [
         dataclasses.replace(variant, sweep=name, is_baseline=variant.is_baseline and i == 0)
-        for i, (name, own, sweep) in enumerate(zip(names, each, sweeps, strict=True))
-        for variant in split(own, sweep)
+        for i, (name, own, sweep) in enumerate(zip(names, records_by_folder, sweeps, strict=True))
+        for variant in split_variants(own, sweep)
     ]
     counts = collections.Counter(variant.name for variant in found)
 

@@ -38,20 +38,22 @@ PACKAGES = ('pydantic', 'starlette', 'uvicorn')
 
 
 def main(_) -> None:
-    streams.outlive_output()
+    streams.ignore_output_loss()
     if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
         raise ValueError(f'{" and ".join(missing)} must be installed: uv sync --extra serve')
     from eval.serve import connections
-    from eval.serve.server import Server, key_of
+    from eval.serve.server import Server, read_key
 
-    key = key_of(KEY.value)
-    sock = connections.bind(HOST.value, PORT.value)  # before a checkpoint is loaded for nothing
+    key = read_key(KEY.value)
+    sock = connections.bind_socket(
+        HOST.value, PORT.value
+    )  # before a checkpoint is loaded for nothing
     if key is None and not connections.is_loopback(HOST.value):
         print(
             f'WARNING: --host={HOST.value} without --key: whoever reaches this machine may ask',
             file=sys.stderr,
         )
-    connections.allow_connections()
+    connections.raise_file_limit()
     server = Server(
         CHECKPOINT.value,
         load(CHECKPOINT.value),
@@ -61,7 +63,7 @@ def main(_) -> None:
         TIMEOUT.value,
         key,
     )
-    served, (host, port) = server.served, sock.getsockname()[:2]
+    served, (host, port) = server.model, sock.getsockname()[:2]
     words = (
         f'serving {served.name!r} (step {served.step}, {served.fingerprint}) at '
         f'http://{f"[{host}]" if ":" in host else host}:{port}/v1 with {SLOTS.value} slots of '

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from eval.serve.replies import Reply, error, event
+from eval.serve.replies import Reply, error_body, format_event
 from eval.serve.requests import Refusal
 from eval.serve.scheduler import Chunk, Scheduler
 
@@ -27,7 +27,7 @@ class Answer:
         scheduler: Scheduler,
         reply: Reply,
         timeout_sec: float,
-        listed: set['Answer'],
+        active_answers: set['Answer'],
         abort: Callable[[Scope], None],
     ):
         """Args:
@@ -37,7 +37,12 @@ class Answer:
         listed: holds the answers that are under way.
         abort: cuts the connection of a client.
         """
-        self._scheduler, self._reply, self._listed, self._abort = scheduler, reply, listed, abort
+        self._scheduler, self._reply, self._active_answers, self._abort = (
+            scheduler,
+            reply,
+            active_answers,
+            abort,
+        )
         self._generation, self._timeout_sec = reply.generation, timeout_sec
         self._deadline = asyncio.get_running_loop().time() + timeout_sec
         # What waits for the client, in the thread of the event loop; None wakes who waits for it.
@@ -48,40 +53,40 @@ class Answer:
         self._scope = scope
         in_loop = asyncio.get_running_loop().call_soon_threadsafe
         self._scheduler.submit(self._generation, lambda item: in_loop(self.put, item))
-        self._listed.add(self)
-        watching = asyncio.create_task(self._watch(receive))
+        self._active_answers.add(self)
+        watching = asyncio.create_task(self._watch_disconnect(receive))
         try:
             if self._reply.body.stream:
-                await self._stream(send)
+                await self._send_stream(send)
             else:
-                await self._whole(scope, receive, send)
+                await self._send_whole(scope, receive, send)
         except ClientLeft:
             pass
         finally:
             watching.cancel()
-            self._listed.discard(self)
+            self._active_answers.discard(self)
             self._scheduler.cancel(self._generation)
 
-    def put(self, item: Chunk | Refusal) -> None:
+    def put(self, message: Chunk | Refusal) -> None:
         """Takes what comes for the client. Cuts one off that reads too slowly; its slots are free
         at once.
         """
         if self._has_left:
             return
         if self._inbox.qsize() < BACKLOG * len(self._generation.rows):
-            self._inbox.put_nowait(item)
+            self._inbox.put_nowait(message)
         else:
             self._scheduler.cancel(self._generation)
             self._abort(self._scope)
 
-    async def _watch(self, receive: Receive) -> None:
+    async def _watch_disconnect(self, receive: Receive) -> None:
         while (await receive())['type'] != 'http.disconnect':
             pass
         self._scheduler.cancel(self._generation)
         self._has_left = True
         self._inbox.put_nowait(None)
 
-    async def _next(self) -> Chunk:
+    async def _next_chunk(self) -> Chunk:
         """Returns the next chunk. Raises the Refusal that ends the texts, or ClientLeft."""
         try:
             async with asyncio.timeout_at(self._deadline):
@@ -101,15 +106,15 @@ class Answer:
             raise item
         return item
 
-    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         chunks, left = [], len(self._generation.rows)
         while left:
-            chunks.append(await self._next())
+            chunks.append(await self._next_chunk())
             left -= bool(chunks[-1].finish)
-        await JSONResponse(self._reply.whole(chunks))(scope, receive, send)
+        await JSONResponse(self._reply.build_response(chunks))(scope, receive, send)
 
-    async def _stream(self, send: Send) -> None:
-        chunk = await self._next()  # a refusal until here has a status of its own
+    async def _send_stream(self, send: Send) -> None:
+        chunk = await self._next_chunk()  # a refusal until here has a status of its own
         headers = [
             (b'content-type', b'text/event-stream; charset=utf-8'),
             (b'cache-control', b'no-cache'),
@@ -117,20 +122,20 @@ class Answer:
         ]
         await send({'type': 'http.response.start', 'status': 200, 'headers': headers})
 
-        async def write(*records, more: bool = True) -> None:
-            body = b''.join(map(event, records))
-            if body or not more:
-                await send({'type': 'http.response.body', 'body': body, 'more_body': more})
+        async def write(*records, more_body: bool = True) -> None:
+            body = b''.join(map(format_event, records))
+            if body or not more_body:
+                await send({'type': 'http.response.body', 'body': body, 'more_body': more_body})
 
         try:
             left = len(self._generation.rows)
             while True:
-                await write(*self._reply.records(chunk))
+                await write(*self._reply.stream_records(chunk))
                 left -= bool(chunk.finish)
                 if not left:
                     break
-                chunk = await self._next()
-            await write(*self._reply.last_records())
+                chunk = await self._next_chunk()
+            await write(*self._reply.final_records())
         except Refusal as refusal:
-            await write(error(refusal))
-        await write('[DONE]', more=False)
+            await write(error_body(refusal))
+        await write('[DONE]', more_body=False)

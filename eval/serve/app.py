@@ -19,20 +19,20 @@ from starlette.types import Scope
 
 from eval.serve.answers import Answer
 from eval.serve.chat import PlainChat, TemplateChat
-from eval.serve.replies import ChatReply, CompletionReply, Reply, Served, error
+from eval.serve.replies import ChatReply, CompletionReply, Reply, ServedModel, error_body
 from eval.serve.replies import special_names as specials
 from eval.serve.requests import (
     Body,
-    Chat,
-    Completion,
+    ChatBody,
+    CompletionBody,
     Refusal,
-    invalid,
-    is_ids,
+    invalid_value,
     is_text,
+    is_token_ids,
     parse_body,
-    shown,
+    quote_value,
 )
-from eval.serve.scheduler import Generation, Scheduler, closed, request_failed
+from eval.serve.scheduler import Generation, Scheduler, request_failed, server_closed
 from lm.data.tokenizers import Tokenizer
 from lm.inference.engine import Request as Row
 
@@ -58,7 +58,7 @@ class Service:
 
     def __init__(
         self,
-        served: Served,
+        served: ServedModel,
         tokenizer: Tokenizer,
         chat: PlainChat | TemplateChat,
         scheduler: Scheduler,
@@ -79,15 +79,15 @@ class Service:
         """
         self._served, self._tokenizer, self._chat = served, tokenizer, chat
         self._scheduler, self._check, self._limits, self._abort = scheduler, check, limits, abort
-        self._key = None if key is None else digest(key)
+        self._key = None if key is None else digest_key(key)
         self._answers: set[Answer] = set()
         self._readers = concurrent.futures.ThreadPoolExecutor(READERS)
         self._chat_readers = concurrent.futures.ThreadPoolExecutor(CHAT_READERS)
 
     def app(self) -> Starlette:
         """Returns the ASGI application."""
-        completions = functools.partial(self._answer, kind=Completion, shape=CompletionReply)
-        chats = functools.partial(self._answer, kind=Chat, shape=ChatReply)
+        completions = functools.partial(self._answer, kind=CompletionBody, shape=CompletionReply)
+        chats = functools.partial(self._answer, kind=ChatBody, shape=ChatReply)
         return Starlette(
             routes=[
                 Route('/v1/completions', completions, methods=['POST']),
@@ -100,10 +100,10 @@ class Service:
                 Route('/detokenize', self.detokenize, methods=['POST']),
             ],
             exception_handlers={
-                Refusal: refused,
-                HTTPException: http_error,
-                ClientDisconnect: left,
-                Exception: crashed,
+                Refusal: handle_refusal,
+                HTTPException: handle_http_error,
+                ClientDisconnect: handle_disconnect,
+                Exception: handle_crash,
             },
             lifespan=self._lifespan,
         )
@@ -118,19 +118,19 @@ class Service:
             pool.shutdown(wait=False)
         self._chat.close()
 
-    def end(self) -> None:
+    def refuse_active(self) -> None:
         """Refuses the answers that are under way."""
         for answer in {*self._answers}:
-            answer.put(closed())
+            answer.put(server_closed())
 
     async def models(self, request: Request) -> JSONResponse:
         self._authorise(request)
-        return JSONResponse({'object': 'list', 'data': [self._served.listing()]})
+        return JSONResponse({'object': 'list', 'data': [self._served.to_record()]})
 
     async def model(self, request: Request) -> JSONResponse:
         self._authorise(request)
         self._check_model(request.path_params['name'])
-        return JSONResponse(self._served.listing())
+        return JSONResponse(self._served.to_record())
 
     async def health(self, request: Request) -> JSONResponse:
         del request
@@ -147,25 +147,25 @@ class Service:
         """Answers {prompt, add_special_tokens} with {tokens}; a prompt that is a special token's
         spelling is that token.
         """
-        raw = await self._body(request)
+        raw = await self._read_json(request)
         text = raw.get('prompt')
         if not is_text(text):
-            raise invalid('prompt', text, 'text')
+            raise invalid_value('prompt', text, 'text')
         names = dict(zip(specials(self._tokenizer), self._special_ids(), strict=True))
         if text in names:
             ids = [names[text]]
         else:
             encode = self._tokenizer.encode
-            ids = await self._in_thread(self._readers, self._encoded, text, encode)
+            ids = await self._run_in_thread(self._readers, self._encode_text, text, encode)
         with_bos = raw.get('add_special_tokens', True) and text not in names
         ids = [self._tokenizer.bos_id, *ids] if with_bos else ids
         longest = self._served.capacity
         return JSONResponse({'tokens': ids, 'count': len(ids), 'max_model_len': longest})
 
     async def detokenize(self, request: Request) -> JSONResponse:
-        ids = (await self._body(request)).get('tokens')
-        if not is_ids(ids):
-            raise invalid('tokens', ids, 'a list of token ids')
+        ids = (await self._read_json(request)).get('tokens')
+        if not is_token_ids(ids):
+            raise invalid_value('tokens', ids, 'a list of token ids')
         self._check_ids(ids)
         return JSONResponse({'prompt': self._tokenizer.decode(ids)})
 
@@ -173,15 +173,15 @@ class Service:
         return self._tokenizer.bos_id, self._tokenizer.eos_id
 
     async def _answer(self, request: Request, kind: type[Body], shape: type[Reply]) -> Answer:
-        body = kind.parse(await self._body(request))
+        body = kind.parse(await self._read_json(request))
         self._check_model(body.model)
-        pool = self._chat_readers if kind is Chat else self._readers
-        generation = await self._in_thread(pool, self.prepare, body)
+        pool = self._chat_readers if kind is ChatBody else self._readers
+        generation = await self._run_in_thread(pool, self.prepare_generation, body)
         reply = shape(self._served, self._tokenizer, body, generation)
         timeout_sec = self._limits.timeout_sec
         return Answer(self._scheduler, reply, timeout_sec, self._answers, self._abort)
 
-    async def _in_thread(
+    async def _run_in_thread(
         self, pool: concurrent.futures.Executor, function: Callable, *arguments: Any
     ) -> Any:
         """Calls a function that may take long with text, while others are answered."""
@@ -192,52 +192,52 @@ class Service:
             message = f'the prompt was not read within {self._limits.timeout_sec:g} seconds'
             raise Refusal(504, 'queue_timeout', message) from None
 
-    def prepare(self, body: Completion | Chat) -> Generation:
+    def prepare_generation(self, body: CompletionBody | ChatBody) -> Generation:
         """Returns the texts that a request wants, prompt by prompt. Raises Refusal."""
-        if isinstance(body, Chat):
+        if isinstance(body, ChatBody):
             prompts, stops = [self._read_chat(body)], (*body.stops, *self._chat.stops)
         else:
-            prompts, stops = [self._read(prompt) for prompt in body.prompts], body.stops
+            prompts, stops = [self._read_prompt(prompt) for prompt in body.prompts], body.stops
         is_scored = body.echo and body.top is not None
         rows = []
         for _, tokens in prompts:
             self._check_length(body, tokens, is_scored)
             for _ in range(body.n):
-                rows.append(self._row(body, tokens, len(rows)))
+                rows.append(self._build_row(body, tokens, len(rows)))
         echoes = [echo for echo, _ in prompts for _ in range(body.n)]
-        return Generation(rows, self._tokenizer, stops, self._chat.ends, is_scored, echoes)
+        return Generation(rows, self._tokenizer, stops, self._chat.end_tokens, is_scored, echoes)
 
-    def _read_chat(self, body: Chat) -> tuple[tuple[str, list[int]], list[int]]:
+    def _read_chat(self, body: ChatBody) -> tuple[tuple[str, list[int]], list[int]]:
         """Returns as `_read` the prompt that the messages of a chat make."""
         self._check_characters(sum(len(message['content']) for message in body.messages))
-        text = self._chat.text(body.messages)
+        text = self._chat.format_prompt(body.messages)
         self._check_characters(len(text))  # which a template may add
-        tokens = self._encoded(text, self._chat.encode)
+        tokens = self._encode_text(text, self._chat.encode)
         return (text, tokens), tokens
 
-    def _read(self, prompt: str | list[int]) -> tuple[tuple[str, list[int]], list[int]]:
+    def _read_prompt(self, prompt: str | list[int]) -> tuple[tuple[str, list[int]], list[int]]:
         """Returns ((text, ids), tokens) of a prompt; the tokens begin with BOS in any case."""
         if isinstance(prompt, str):
             self._check_characters(len(prompt))
-            ids, text = self._encoded(prompt, self._tokenizer.encode), prompt
+            ids, text = self._encode_text(prompt, self._tokenizer.encode), prompt
         else:
             self._check_ids(prompt)
             ids, text = prompt, self._tokenizer.decode(prompt)
         bos = self._tokenizer.bos_id
         return (text, ids), ids if prompt[:1] == [bos] else [bos, *ids]
 
-    def _row(self, body: Body, tokens: list[int], place: int) -> Row:
+    def _build_row(self, body: Body, tokens: list[int], index: int) -> Row:
         most = body.max_tokens
         if most is None:
             most = max(1, self._served.capacity - len(tokens))
-        row = Row(tuple(tokens), most, body.sampling(place), body.top or 0)
+        row = Row(tuple(tokens), most, body.make_sampling(index), body.top or 0)
         try:
             self._check(dataclasses.replace(row, max_tokens=max(1, most)))
         except ValueError as wrong:
             raise Refusal(400, 'invalid_value', str(wrong)) from None
         return row
 
-    def _encoded(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+    def _encode_text(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
         try:
             return encode(text)
         except ValueError as wrong:
@@ -248,48 +248,48 @@ class Service:
         if is_scored and self._limits.longest_scored < most:
             most, what = self._limits.longest_scored, 'log-probabilities are given of prompts'
         if len(tokens) > most:
-            raise too_long(f'{len(tokens):,}', most, what)
+            raise prompt_too_long(f'{len(tokens):,}', most, what)
         if body.max_tokens is not None and body.max_tokens > self._served.capacity:
             words = f'at most {self._served.capacity:,}, the tokens that a text may have here'
-            raise invalid('max_tokens', body.max_tokens, words)
+            raise invalid_value('max_tokens', body.max_tokens, words)
 
     def _check_characters(self, count: int) -> None:
         if count > LONGEST_TOKEN * self._served.capacity:
             what = 'the model takes prompts'
-            raise too_long(f'{count:,} characters', self._served.capacity, what)
+            raise prompt_too_long(f'{count:,} characters', self._served.capacity, what)
 
     def _check_ids(self, ids: list[int]) -> None:
         size = self._tokenizer.vocab_size
         wrong = next((one for one in ids if not 0 <= one < size), None)
         if wrong is not None:
-            raise invalid('a token id', wrong, f'from 0 to {size - 1:,}')
+            raise invalid_value('a token id', wrong, f'from 0 to {size - 1:,}')
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self._served.name):
             raise Refusal(
                 404,
                 'model_not_found',
-                f'the model {shown(name)} is not served here; {self._served.name!r} is',
+                f'the model {quote_value(name)} is not served here; {self._served.name!r} is',
             )
 
     def _authorise(self, request: Request) -> None:
         if self._key is None:
             return
         kind, _, given = request.headers.get('authorization', '').partition(' ')
-        if kind.lower() != 'bearer' or not hmac.compare_digest(digest(given), self._key):
+        if kind.lower() != 'bearer' or not hmac.compare_digest(digest_key(given), self._key):
             message = 'the header "Authorization: Bearer KEY" is missing, or has another key'
             raise Refusal(401, 'invalid_api_key', message)
 
-    async def _body(self, request: Request) -> dict[str, Any]:
+    async def _read_json(self, request: Request) -> dict[str, Any]:
         """Returns the JSON object that a client sends who may. Raises Refusal."""
         self._authorise(request)
         return parse_body(await read_body(request, self._limits))
 
 
-def too_long(got: str, most: int, what: str) -> Refusal:
+def prompt_too_long(length: str, limit: int, subject: str) -> Refusal:
     """Returns the refusal of a prompt that does not fit."""
     message = (
-        f'{what} of at most {most:,} tokens, the one that begins them included; got {got}. Leave '
+        f'{subject} of at most {limit:,} tokens, the one that begins them included; got {length}. Leave '
         'out its beginning.'
     )
     return Refusal(400, 'context_length_exceeded', message)
@@ -302,7 +302,9 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     )
     length = request.headers.get('content-length', '0')
     if not length.isdecimal():
-        raise Refusal(400, 'invalid_value', f'content-length must be a number; got {shown(length)}')
+        raise Refusal(
+            400, 'invalid_value', f'content-length must be a number; got {quote_value(length)}'
+        )
     if len(length) > len(str(limits.body_bytes)) or int(length) > limits.body_bytes:
         raise too_large
     found = bytearray()
@@ -318,12 +320,12 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     return bytes(found)
 
 
-def digest(key: str) -> bytes:
+def digest_key(key: str) -> bytes:
     """Returns a digest of a key: two are compared in a time that tells nothing of their length."""
     return hashlib.sha256(key.encode(errors='replace')).digest()
 
 
-async def refused(request: Request, refusal: Refusal) -> JSONResponse:
+async def handle_refusal(request: Request, refusal: Refusal) -> JSONResponse:
     del request
     headers = {}
     if refusal.retry_after is not None:
@@ -332,31 +334,31 @@ async def refused(request: Request, refusal: Refusal) -> JSONResponse:
         headers['www-authenticate'] = 'Bearer'
     if refusal.status == 408:
         headers['connection'] = 'close'
-    return JSONResponse(error(refusal), refusal.status, headers)
+    return JSONResponse(error_body(refusal), refusal.status, headers)
 
 
-async def http_error(request: Request, wrong: HTTPException) -> Response:
-    headers = {name.lower(): value for name, value in (wrong.headers or {}).items()}
-    if wrong.status_code == 405:
+async def handle_http_error(request: Request, exception: HTTPException) -> Response:
+    headers = {name.lower(): value for name, value in (exception.headers or {}).items()}
+    if exception.status_code == 405:
         methods = {*headers['allow'].split(', '), 'OPTIONS'}
         headers['allow'] = ', '.join(sorted(methods))
         if request.method == 'OPTIONS':
             # Without further headers a browser does not let pages of other sites ask.
             return Response(status_code=204, headers=headers)
-    code = {404: 'not_found', 405: 'method_not_allowed'}.get(wrong.status_code, 'http_error')
-    message = f'{request.method} {request.url.path}: {wrong.detail}'
-    response = await refused(request, Refusal(wrong.status_code, code, message))
+    code = {404: 'not_found', 405: 'method_not_allowed'}.get(exception.status_code, 'http_error')
+    message = f'{request.method} {request.url.path}: {exception.detail}'
+    response = await handle_refusal(request, Refusal(exception.status_code, code, message))
     response.headers.update(headers)
     return response
 
 
-async def crashed(request: Request, error: Exception) -> JSONResponse:
+async def handle_crash(request: Request, error: Exception) -> JSONResponse:
     """Answers a request at which a route has failed; the server of the routes logs the error."""
     del error
-    return await refused(request, request_failed())
+    return await handle_refusal(request, request_failed())
 
 
-async def left(request: Request, gone: ClientDisconnect) -> Response:
+async def handle_disconnect(request: Request, exception: ClientDisconnect) -> Response:
     """Answers a client that has left, which nobody reads."""
-    del request, gone
+    del request, exception
     return Response(status_code=400)

@@ -12,14 +12,22 @@ from lm.data.tokenizers import (
     SPECIALS_FILE,
     SubwordTokenizer,
     Tokenizer,
-    ends_in,
-    spelled,
+    read_end_tokens,
+    special_token_text,
 )
-from lm.storage.files import Unreadable, open_regular, read_json
+from lm.storage.files import UnreadableFile, open_regular, read_json
 
 TEMPLATE_FILE = 'chat_template.jinja'
-MOST_TEMPLATE = 1 << 20  # bytes; long ones have 20,000
-NAMES = ('bos', 'eos', 'unk', 'sep', 'pad', 'cls', 'mask')  # of tokens that a template may spell
+MAX_TEMPLATE_BYTES = 1 << 20  # bytes; long ones have 20,000
+SPECIAL_TOKENS = (
+    'bos',
+    'eos',
+    'unk',
+    'sep',
+    'pad',
+    'cls',
+    'mask',
+)  # of tokens that a template may spell
 PLAIN_STOP = '\nuser:'  # where a model without template begins to speak for the user
 
 Messages = Sequence[dict[str, str]]
@@ -34,10 +42,10 @@ class PlainChat:
 
     stops = (PLAIN_STOP,)
 
-    def __init__(self, tokenizer: Tokenizer, ends: frozenset[int] = frozenset()):
-        self._tokenizer, self.ends = tokenizer, ends
+    def __init__(self, tokenizer: Tokenizer, end_tokens: frozenset[int] = frozenset()):
+        self._tokenizer, self.end_tokens = tokenizer, end_tokens
 
-    def text(self, messages: Messages) -> str:
+    def format_prompt(self, messages: Messages) -> str:
         """Returns the prompt, without BOS."""
         lines = [f'{message["role"]}: {message["content"]}\n' for message in messages]
         return ''.join([*lines, 'assistant:'])
@@ -70,7 +78,7 @@ class TemplateChat:
         """
         import tokenizers as library
 
-        self._template = compiled(template)
+        self._template = compile_template(template)
         self._names = names
         # The run's own tokenizer reads the spelling of a special token as text.
         self._library = library.Tokenizer.from_file(str(folder / LIBRARY_FILE))
@@ -78,9 +86,9 @@ class TemplateChat:
         self._library.no_padding()
         added = self._library.get_added_tokens_decoder().values()
         self._specials = [token.content for token in added if token.special and token.content]
-        self.ends = ends_in(folder)
+        self.end_tokens = read_end_tokens(folder)
 
-    def text(self, messages: Messages) -> str:
+    def format_prompt(self, messages: Messages) -> str:
         """Returns the prompt. Raises Refusal where the template takes no such messages."""
         for i, message in enumerate(messages):
             for special in self._specials:
@@ -115,7 +123,7 @@ class TemplateChat:
         self._template.close()
 
 
-def compiled(template: str) -> Template:
+def compile_template(template: str) -> Template:
     """Returns a template that can be rendered.
 
     Raises:
@@ -127,7 +135,7 @@ def compiled(template: str) -> Template:
         raise ValueError(f"the model's chat template cannot be read: {error}") from None
 
 
-def chat_of(tokenizer: Tokenizer, folder: Path) -> PlainChat | TemplateChat:
+def build_chat(tokenizer: Tokenizer, folder: Path) -> PlainChat | TemplateChat:
     """Returns how the model reads a chat.
 
     Args:
@@ -141,16 +149,18 @@ def chat_of(tokenizer: Tokenizer, folder: Path) -> PlainChat | TemplateChat:
     for file in (SPECIALS_FILE, CONFIG_FILE):
         if (folder / file).is_file():
             config |= read_json(folder / file)
-    template = template_in(folder, config)
+    template = read_template(folder, config)
     if template is None or not isinstance(tokenizer, SubwordTokenizer):
-        return PlainChat(tokenizer, ends_in(folder))
-    spellings = {f'{name}_token': spelled(config.get(f'{name}_token')) for name in NAMES}
+        return PlainChat(tokenizer, read_end_tokens(folder))
+    spellings = {
+        f'{name}_token': special_token_text(config.get(f'{name}_token')) for name in SPECIAL_TOKENS
+    }
     # As for transformers, a token that the model does not have is not defined.
     names = {name: text for name, text in spellings.items() if text is not None}
     return TemplateChat(template, folder, names)
 
 
-def template_in(folder: Path, config: dict[str, Any]) -> str | None:
+def read_template(folder: Path, config: dict[str, Any]) -> str | None:
     """Returns the text of a model's template; of several that have names, the default one.
 
     Args:
@@ -162,15 +172,15 @@ def template_in(folder: Path, config: dict[str, Any]) -> str | None:
     """
     if (path := folder / TEMPLATE_FILE).is_file():
         with open_regular(path) as file:
-            data = file.read(MOST_TEMPLATE + 1)
-        if len(data) > MOST_TEMPLATE:
-            raise Unreadable(
-                f'{path} is no chat template: it has more than {MOST_TEMPLATE:,} bytes'
+            data = file.read(MAX_TEMPLATE_BYTES + 1)
+        if len(data) > MAX_TEMPLATE_BYTES:
+            raise UnreadableFile(
+                f'{path} is no chat template: it has more than {MAX_TEMPLATE_BYTES:,} bytes'
             )
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            raise Unreadable(f'{path} is no chat template: {error}') from None
+            raise UnreadableFile(f'{path} is no chat template: {error}') from None
     match config.get('chat_template'):
         case None:
             return None

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CHECK_SEC = 15  # a connection in which nothing moves between two checks is cut
-MOST_CONNECTIONS = 1000
+MAX_CONNECTIONS = 1000
 FILES_BESIDE = 100  # open files that are no connections
 DRAIN_SEC = 20  # for answers under way when the server is told to end
 
@@ -31,13 +31,13 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self.app_state = {**self.app_state, 'abort': transport.abort}
-        self._seen: Any = None
+        self._last_activity: Any = None
         self._check_later()
-        if len(self.connections) > MOST_CONNECTIONS:
+        if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._checking.cancel()
+        self._check_timer.cancel()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -48,7 +48,7 @@ class Connection(H11Protocol):
             self.transport.abort()
 
     def _check_later(self) -> None:
-        self._checking = self.loop.call_later(CHECK_SEC, self._check)
+        self._check_timer = self.loop.call_later(CHECK_SEC, self._check)
 
     def _check(self) -> None:
         """Cuts the connection where nothing has moved since the last check: neither a request that
@@ -57,10 +57,10 @@ class Connection(H11Protocol):
         unread = self.transport.get_write_buffer_size()
         is_idle = self.cycle is None or self.cycle.response_complete
         seen = (self.cycle, unread) if is_idle or unread else None
-        if seen is not None and seen == self._seen:
+        if seen is not None and seen == self._last_activity:
             self.transport.abort()
         else:
-            self._seen = seen
+            self._last_activity = seen
             self._check_later()
 
 
@@ -70,18 +70,18 @@ class HttpServer(uvicorn.Server):
     The second signal ends it at once. began: called when it listens.
     """
 
-    def __init__(self, config: uvicorn.Config, end: Callable[[], None]):
+    def __init__(self, config: uvicorn.Config, refuse_active: Callable[[], None]):
         super().__init__(config)
-        self._end = end
-        self.began: Callable[[], None] = lambda: None
-        self.ended_by: int | None = None  # the signal
+        self._refuse_active = refuse_active
+        self.on_start: Callable[[], None] = lambda: None
+        self.end_signal: int | None = None  # the signal
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self.began()
+        self.on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().call_later(DRAIN_SEC, self._end)
+        asyncio.get_running_loop().call_later(DRAIN_SEC, self._refuse_active)
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
@@ -89,7 +89,7 @@ class HttpServer(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
             logging.getLogger('uvicorn.error').setLevel(logging.CRITICAL)
-        self.should_exit, self.ended_by = True, sig
+        self.should_exit, self.end_signal = True, sig
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -108,7 +108,7 @@ class HttpServer(uvicorn.Server):
                 signal.signal(one, handler)
 
 
-def server_of(app: ASGIApp, end: Callable[[], None]) -> HttpServer:
+def build_http_server(app: ASGIApp, refuse_active: Callable[[], None]) -> HttpServer:
     """Returns the server of an application, which logs nothing but what is wrong with itself."""
     config = uvicorn.Config(
         app,
@@ -121,15 +121,15 @@ def server_of(app: ASGIApp, end: Callable[[], None]) -> HttpServer:
         server_header=False,
         timeout_graceful_shutdown=DRAIN_SEC + 2 * CHECK_SEC,
     )
-    return HttpServer(config, end)
+    return HttpServer(config, refuse_active)
 
 
-def abort(scope: Scope) -> None:
+def abort_connection(scope: Scope) -> None:
     """Cuts the connection that a request came by."""
     scope['state']['abort']()
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """Returns a socket at an address, which does not listen yet: who asks before is refused.
 
     Raises:
@@ -164,12 +164,12 @@ def is_loopback(host: str) -> bool:
         return host == 'localhost'
 
 
-def allow_connections() -> None:
+def raise_file_limit() -> None:
     """Raises the number of files that this process may open, where it is less than connections
     need.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_CONNECTIONS + FILES_BESIDE
+    wanted = MAX_CONNECTIONS + FILES_BESIDE
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm.inference.engine import MOST_ALTERNATIVES, Token
+from lm.inference.engine import MAX_ALTERNATIVES, Token
 from lm.inference.load import Checkpoint
 from lm.inference.scoring import Scorer
 
 
-def with_alternatives(
+def score_alternatives(
     count: int, logits_BCV: jax.Array, next_BC: jax.Array
 ) -> dict[str, jax.Array]:
     """Returns the log-probability of the next token, and the `count` likeliest with theirs.
@@ -30,10 +30,10 @@ class PromptScorer:
 
     def __init__(self, checkpoint: Checkpoint):
         # Few clients ask for more than the likeliest one, and many for that (lm-eval).
-        counts = (1, MOST_ALTERNATIVES)
-        statistics = {count: functools.partial(with_alternatives, count) for count in counts}
+        counts = (1, MAX_ALTERNATIVES)
+        statistics = {count: functools.partial(score_alternatives, count) for count in counts}
         self._scorers = {n: Scorer(checkpoint, statistic) for n, statistic in statistics.items()}
-        self.longest = checkpoint.recipe.data.seq_len  # tokens of a prompt
+        self.max_length = checkpoint.recipe.data.seq_len  # tokens of a prompt
 
     def __call__(self, rows: Sequence[Sequence[int]], top: int) -> list[list[Token]]:
         """Returns the tokens behind the first of each row, and behind them the likeliest next one.
@@ -45,10 +45,10 @@ class PromptScorer:
         count = min(one for one in self._scorers if one >= top)
         # What follows a row is scored too, in place of a token that is not read.
         found = self._scorers[count]([[*row, 0] for row in rows])
-        return [tokens_of(row, scores, top) for row, scores in zip(rows, found, strict=True)]
+        return [build_tokens(row, scores, top) for row, scores in zip(rows, found, strict=True)]
 
 
-def tokens_of(row: Sequence[int], scores: dict[str, np.ndarray], top: int) -> list[Token]:
+def build_tokens(row: Sequence[int], scores: dict[str, np.ndarray], top: int) -> list[Token]:
     """Returns the scored tokens of a row, and the likeliest one behind it."""
     likeliest = zip(scores['ids'].tolist(), scores['top'].tolist(), strict=True)
     pairs = [tuple(zip(ids, values, strict=True)) for ids, values in likeliest]

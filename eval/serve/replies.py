@@ -12,13 +12,13 @@ from eval.serve.requests import Body, Refusal
 from eval.serve.scheduler import Chunk, Generation
 from lm.data.tokenizers import BYTES, ByteTokenizer, Tokenizer
 from lm.inference.engine import Token
-from lm.inference.text import UNFINISHED
+from lm.inference.text import REPLACEMENT
 
-LEAST_LOG_P = -9999.0  # in place of minus infinity, which JSON does not have
+MIN_LOG_P = -9999.0  # in place of minus infinity, which JSON does not have
 
 
 @dataclasses.dataclass(frozen=True)
-class Served:
+class ServedModel:
     """The model as clients see it. digest: of its weights. created: Unix time of its checkpoint.
     capacity: tokens of a prompt with its continuation.
     """
@@ -33,7 +33,7 @@ class Served:
     def fingerprint(self) -> str:
         return f'fp_{self.digest[:12]}'
 
-    def listing(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Returns the model as /v1/models lists it."""
         return {
             'id': self.name,
@@ -51,12 +51,14 @@ class Reply:
 
     prefix, whole_object, chunk_object = '', '', ''
 
-    def __init__(self, served: Served, tokenizer: Tokenizer, body: Body, generation: Generation):
+    def __init__(
+        self, served: ServedModel, tokenizer: Tokenizer, body: Body, generation: Generation
+    ):
         self.body, self.generation = body, generation
         self._tokenizer = tokenizer
-        self._begun: set[int] = set()
+        self._started: set[int] = set()
         self._offsets = [0] * len(generation.rows)  # characters of the tokens so far
-        self._made = 0  # tokens that have been sent
+        self._n_sent = 0  # tokens that have been sent
         self._head = {
             'id': f'{self.prefix}-{secrets.token_hex(12)}',
             'object': self.whole_object,
@@ -65,28 +67,28 @@ class Reply:
             'system_fingerprint': served.fingerprint,
         }
 
-    def whole(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
+    def build_response(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
         """Returns the answer that is not streamed."""
-        self._made = sum(len(chunk.tokens) for chunk in chunks)
+        self._n_sent = sum(len(chunk.tokens) for chunk in chunks)
         choices = [
-            self.choice(joined([chunk for chunk in chunks if chunk.place == place]))
+            self.choice(join_chunks([chunk for chunk in chunks if chunk.text_index == place]))
             for place in range(len(self.generation.rows))
         ]
         return self._head | {'choices': choices, 'usage': self.usage()}
 
-    def records(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+    def stream_records(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
         """Yields the records of a stream that a chunk makes."""
-        self._made += len(chunk.tokens)
+        self._n_sent += len(chunk.tokens)
         choice = self.delta(chunk)
         if chunk.text or chunk.finish or choice.get('logprobs') or choice.get('text'):
-            yield self._record([choice])
+            yield self._build_record([choice])
 
-    def last_records(self) -> Iterator[dict[str, Any]]:
+    def final_records(self) -> Iterator[dict[str, Any]]:
         """Yields the record behind the texts, if the client has asked for it."""
         if self.body.stream_options.get('include_usage'):
-            yield self._record([]) | {'usage': self.usage()}
+            yield self._build_record([]) | {'usage': self.usage()}
 
-    def _record(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _build_record(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         more = {'usage': None} if self.body.stream_options.get('include_usage') else {}
         return self._head | {'object': self.chunk_object, 'choices': choices} | more
 
@@ -95,8 +97,8 @@ class Reply:
         read = sum(len(row.tokens) for row in self.generation.rows[:: self.body.n])
         return {
             'prompt_tokens': read,
-            'completion_tokens': self._made,
-            'total_tokens': read + self._made,
+            'completion_tokens': self._n_sent,
+            'total_tokens': read + self._n_sent,
         }
 
     def choice(self, chunk: Chunk) -> dict[str, Any]:
@@ -107,7 +109,7 @@ class Reply:
         """Returns what a record of a stream adds to a text."""
         raise NotImplementedError
 
-    def spelling(self, token: int) -> str:
+    def spell_token(self, token: int) -> str:
         """Returns a token as a string: what it is decoded as, or the name of what is no text."""
         if token in (self._tokenizer.bos_id, self._tokenizer.eos_id):
             return special_names(self._tokenizer)[token == self._tokenizer.eos_id]
@@ -122,47 +124,53 @@ class CompletionReply(Reply):
     prefix, whole_object, chunk_object = 'cmpl', 'text_completion', 'text_completion'
 
     def choice(self, chunk: Chunk) -> dict[str, Any]:
-        is_first = chunk.place not in self._begun
-        self._begun.add(chunk.place)
+        is_first = chunk.text_index not in self._started
+        self._started.add(chunk.text_index)
         text, entries = chunk.text, [*chunk.tokens]
         if self.body.echo and is_first:
-            prompt, ids = self.generation.echoes[chunk.place]
+            prompt, ids = self.generation.echoes[chunk.text_index]
             text = prompt + text
             scored = chunk.prompt or []
             # A prompt that itself begins with BOS shows it, and nothing was there to predict it.
             unscored = [Token(one, math.nan, ()) for one in ids[: len(ids) - len(scored)]]
             entries = [*unscored, *scored, *entries] if chunk.prompt is not None else entries
         return {
-            'index': chunk.place,
+            'index': chunk.text_index,
             'text': text,
-            'logprobs': None if self.body.top is None else self._logprobs(chunk.place, entries),
+            'logprobs': None
+            if self.body.top is None
+            else self._build_logprobs(chunk.text_index, entries),
             'finish_reason': chunk.finish or None,
         }
 
     delta = choice
 
-    def _logprobs(self, place: int, entries: Sequence[Token]) -> dict[str, Any] | None:
+    def _build_logprobs(self, index: int, entries: Sequence[Token]) -> dict[str, Any] | None:
         if not entries:
             return None
-        names = [self.spelling(token.id) for token in entries]
+        names = [self.spell_token(token.id) for token in entries]
         offsets = []
         for name in names:
-            offsets.append(self._offsets[place])
-            self._offsets[place] += len(name)
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(name)
         return {
             'tokens': names,
-            'token_logprobs': [None if math.isnan(t.log_p) else finite(t.log_p) for t in entries],
-            'top_logprobs': [None if math.isnan(t.log_p) else self._top(t) for t in entries],
+            'token_logprobs': [
+                None if math.isnan(t.log_p) else clip_log_p(t.log_p) for t in entries
+            ],
+            'top_logprobs': [
+                None if math.isnan(t.log_p) else self._top_logprobs(t) for t in entries
+            ],
             'text_offset': offsets,
         }
 
-    def _top(self, token: Token) -> dict[str, float]:
+    def _top_logprobs(self, token: Token) -> dict[str, float]:
         """Returns the likeliest tokens by their spelling, of equal ones the likelier; and the token
         itself.
         """
         found: dict[str, float] = {}
         for one, log_p in (*token.top, (token.id, token.log_p)):
-            found.setdefault(self.spelling(one), finite(log_p))
+            found.setdefault(self.spell_token(one), clip_log_p(log_p))
         return found
 
 
@@ -175,51 +183,56 @@ class ChatReply(Reply):
     def choice(self, chunk: Chunk) -> dict[str, Any]:
         message = {'role': 'assistant', 'content': chunk.text, 'refusal': None}
         return {
-            'index': chunk.place,
+            'index': chunk.text_index,
             'message': message,
-            'logprobs': self._logprobs(chunk),
+            'logprobs': self._build_logprobs(chunk),
             'finish_reason': chunk.finish or None,
         }
 
     def delta(self, chunk: Chunk) -> dict[str, Any]:
         return {
-            'index': chunk.place,
+            'index': chunk.text_index,
             'delta': {'content': chunk.text} if chunk.text else {},
-            'logprobs': self._logprobs(chunk),
+            'logprobs': self._build_logprobs(chunk),
             'finish_reason': chunk.finish or None,
         }
 
-    def records(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        if chunk.place not in self._begun:
-            self._begun.add(chunk.place)
+    def stream_records(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        if chunk.text_index not in self._started:
+            self._started.add(chunk.text_index)
             delta = {'role': 'assistant', 'content': ''}
-            first = {'index': chunk.place, 'delta': delta, 'logprobs': None, 'finish_reason': None}
-            yield self._record([first])
-        yield from super().records(chunk)
+            first = {
+                'index': chunk.text_index,
+                'delta': delta,
+                'logprobs': None,
+                'finish_reason': None,
+            }
+            yield self._build_record([first])
+        yield from super().stream_records(chunk)
 
-    def _logprobs(self, chunk: Chunk) -> dict[str, Any] | None:
+    def _build_logprobs(self, chunk: Chunk) -> dict[str, Any] | None:
         if self.body.top is None or not chunk.tokens:
             return None
         content = [
-            self._entry(token.id, token.log_p)
-            | {'top_logprobs': [self._entry(*one) for one in token.top]}
+            self._build_entry(token.id, token.log_p)
+            | {'top_logprobs': [self._build_entry(*one) for one in token.top]}
             for token in chunk.tokens
         ]
         return {'content': content, 'refusal': None}
 
-    def _entry(self, token: int, log_p: float) -> dict[str, Any]:
-        name = self.spelling(token)
-        known = None if UNFINISHED in name else [*name.encode()]
+    def _build_entry(self, token: int, log_p: float) -> dict[str, Any]:
+        name = self.spell_token(token)
+        known = None if REPLACEMENT in name else [*name.encode()]
         if isinstance(self._tokenizer, ByteTokenizer) and token < BYTES:
             known = [token]
-        return {'token': name, 'logprob': finite(log_p), 'bytes': known}
+        return {'token': name, 'logprob': clip_log_p(log_p), 'bytes': known}
 
 
-def joined(chunks: Sequence[Chunk]) -> Chunk:
+def join_chunks(chunks: Sequence[Chunk]) -> Chunk:
     """Returns the chunks of one text as one."""
     prompts = [chunk.prompt for chunk in chunks if chunk.prompt is not None]
     return Chunk(
-        chunks[0].place,
+        chunks[0].text_index,
         ''.join(chunk.text for chunk in chunks),
         [token for chunk in chunks for token in chunk.tokens],
         chunks[-1].finish,
@@ -234,11 +247,11 @@ def special_names(tokenizer: Tokenizer) -> tuple[str, str]:
     return '<|bos|>', '<|endoftext|>'
 
 
-def finite(log_p: float) -> float:
-    return max(log_p, LEAST_LOG_P) if math.isfinite(log_p) else LEAST_LOG_P
+def clip_log_p(log_p: float) -> float:
+    return max(log_p, MIN_LOG_P) if math.isfinite(log_p) else MIN_LOG_P
 
 
-def error(refusal: Refusal) -> dict[str, Any]:
+def error_body(refusal: Refusal) -> dict[str, Any]:
     """Returns the body of an error."""
     return {
         'error': {
@@ -250,7 +263,7 @@ def error(refusal: Refusal) -> dict[str, Any]:
     }
 
 
-def event(record: dict[str, Any] | str) -> bytes:
+def format_event(record: dict[str, Any] | str) -> bytes:
     """Returns a server-sent event of a record, or of a word."""
     text = record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)
     return f'data: {text}\n\n'.encode()

@@ -23,14 +23,14 @@ from pydantic import (
     ValidationError,
 )
 
-from lm.inference.engine import MOST_ALTERNATIVES
-from lm.inference.sampling import SEEDS, Sampling
-from modules.choices import nearest
+from lm.inference.engine import MAX_ALTERNATIVES
+from lm.inference.sampling import SEED_RANGE, Sampling
+from modules.choices import suggest_nearest
 
-MOST_CHOICES = 128  # texts that one request may ask for: its prompts times n
-MOST_STOPS, LONGEST_STOP = 16, 1000  # stop strings of a request, characters of each
-MOST_SHOWN = 60  # characters of what a client sent that an error repeats
-LONGEST_MESSAGE = 1000  # characters of an error
+MAX_CHOICES = 128  # texts that one request may ask for: its prompts times n
+MAX_STOPS, MAX_STOP_LENGTH = 16, 1000  # stop strings of a request, characters of each
+MAX_QUOTED = 60  # characters of what a client sent that an error repeats
+MAX_MESSAGE_LENGTH = 1000  # characters of an error
 
 KINDS = {  # of errors, by status; others are 'invalid_request_error'
     401: 'authentication_error',
@@ -81,26 +81,30 @@ class Refusal(Exception):
     def __init__(self, status: int, code: str, message: str, retry_after: int | None = None):
         super().__init__(message)
         self.status, self.code = status, code
-        self.message = message[:LONGEST_MESSAGE].encode(errors='backslashreplace').decode()
+        self.message = message[:MAX_MESSAGE_LENGTH].encode(errors='backslashreplace').decode()
         self.kind = KINDS.get(status, 'invalid_request_error')
         self.retry_after = retry_after
 
 
-def described(words: str, default: Any = None, **bounds: Any) -> Any:
+def described_field(description: str, default: Any = None, **bounds: Any) -> Any:
     """Returns a field; an error says in `words` what it may be."""
-    return Field(default, description=words, **bounds)
+    return Field(default, description=description, **bounds)
 
 
-def number(least: float, most: float, default: float) -> Any:
-    return described(f'a number from {least:g} to {most:g}', default, ge=least, le=most)
+def number_field(minimum: float, maximum: float, default: float) -> Any:
+    return described_field(
+        f'a number from {minimum:g} to {maximum:g}', default, ge=minimum, le=maximum
+    )
 
 
-def integer(least: int, most: int, default: int | None = None) -> Any:
-    return described(f'a whole number from {least:,} to {most:,}', default, ge=least, le=most)
+def integer_field(minimum: int, maximum: int, default: int | None = None) -> Any:
+    return described_field(
+        f'a whole number from {minimum:,} to {maximum:,}', default, ge=minimum, le=maximum
+    )
 
 
-def flag() -> Any:
-    return described('true or false', False)
+def flag_field() -> Any:
+    return described_field('true or false', False)
 
 
 def check_text(text: str) -> str:
@@ -122,7 +126,7 @@ type Some[T] = Annotated[list[T], FailFast(), Len(1)]
 type Prompt = Annotated[
     Text | Some[Text] | Some[int] | Some[Ids], Field(union_mode='left_to_right')
 ]
-type Stop = Annotated[Text, StringConstraints(min_length=1, max_length=LONGEST_STOP)]
+type Stop = Annotated[Text, StringConstraints(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 
 class Body(BaseModel):
@@ -134,18 +138,18 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    model: Text | None = described('a string')
-    temperature: float = number(0, 100, 1.0)
-    top_p: float = described('a number above 0, of at most 1', 1.0, gt=0, le=1)
-    top_k: int = integer(-1, 2**31 - 1, 0)
-    min_p: float = number(0, 1, 0.0)
-    n: int = integer(1, MOST_CHOICES, 1)
-    seed: int | None = integer(-SEEDS // 2, SEEDS - 1)
-    stop: Stop | Annotated[list[Stop], Len(0, MOST_STOPS)] = described(
-        f'a string of 1 to {LONGEST_STOP} characters, or a list of at most {MOST_STOPS} such', []
+    model: Text | None = described_field('a string')
+    temperature: float = number_field(0, 100, 1.0)
+    top_p: float = described_field('a number above 0, of at most 1', 1.0, gt=0, le=1)
+    top_k: int = integer_field(-1, 2**31 - 1, 0)
+    min_p: float = number_field(0, 1, 0.0)
+    n: int = integer_field(1, MAX_CHOICES, 1)
+    seed: int | None = integer_field(-SEED_RANGE // 2, SEED_RANGE - 1)
+    stop: Stop | Annotated[list[Stop], Len(0, MAX_STOPS)] = described_field(
+        f'a string of 1 to {MAX_STOP_LENGTH} characters, or a list of at most {MAX_STOPS} such', []
     )
-    stream: bool = flag()
-    stream_options: Annotated[dict[str, bool], BeforeValidator(check_options)] = described(
+    stream: bool = flag_field()
+    stream_options: Annotated[dict[str, bool], BeforeValidator(check_options)] = described_field(
         '{"include_usage": true or false}', {}
     )
 
@@ -170,43 +174,43 @@ class Body(BaseModel):
         except ValidationError as error:
             wrong = {entry['loc'][0] for entry in error.errors(include_url=False)}
             name = next(name for name in given if name in wrong)
-            raise invalid(name, given[name], cls.model_fields[name].description) from None
+            raise invalid_value(name, given[name], cls.model_fields[name].description) from None
         if unknown in NEUTRAL:
-            raise unsupported(unknown, given[unknown])
+            raise unsupported_parameter(unknown, given[unknown])
         if unknown is not None:
-            hint = nearest(unknown, cls.model_fields) if len(unknown) <= MOST_SHOWN else ''
-            message = f'there is no field {shown(unknown)} here.{hint}'
+            hint = suggest_nearest(unknown, cls.model_fields) if len(unknown) <= MAX_QUOTED else ''
+            message = f'there is no field {quote_value(unknown)} here.{hint}'
             raise Refusal(400, 'unknown_parameter', message)
-        body._check()
+        body._check_consistency()
         if body.seed is None:
             body.seed = secrets.randbits(32)
         return body
 
-    def _check(self) -> None:
+    def _check_consistency(self) -> None:
         """Raises Refusal where the fields do not fit together."""
         if self.stream_options and not self.stream:
-            raise invalid('stream_options', self.stream_options, 'left out without stream')
+            raise invalid_value('stream_options', self.stream_options, 'left out without stream')
 
-    def sampling(self, place: int) -> Sampling:
+    def make_sampling(self, index: int) -> Sampling:
         """Returns how the tokens of a text are drawn; each text of a request has another seed."""
         return Sampling(
             temperature=self.temperature,
             top_k=max(0, self.top_k),
             top_p=self.top_p,
             min_p=self.min_p,
-            seed=self.seed + place,
+            seed=self.seed + index,
         )
 
 
-class Completion(Body):
+class CompletionBody(Body):
     """The body of /v1/completions: prompts to go on from; with `echo` the answer repeats them."""
 
-    prompt: Prompt | None = described(
+    prompt: Prompt | None = described_field(
         'a string, a list of strings, token ids, or a list of lists of them'
     )
-    max_tokens: int = integer(0, 2**31 - 1, 16)
-    echo: bool = flag()
-    logprobs: int | None = integer(0, MOST_ALTERNATIVES)
+    max_tokens: int = integer_field(0, 2**31 - 1, 16)
+    echo: bool = flag_field()
+    logprobs: int | None = integer_field(0, MAX_ALTERNATIVES)
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -217,82 +221,84 @@ class Completion(Body):
     def top(self) -> int | None:
         return self.logprobs
 
-    def _check(self) -> None:
+    def _check_consistency(self) -> None:
         if self.prompt is None:
-            raise missing('prompt is missing: text to go on from')
+            raise missing_parameter('prompt is missing: text to go on from')
         if self.max_tokens == 0 and not self.echo:
-            raise invalid('max_tokens', 0, 'at least 1 without echo')
-        super()._check()
-        if len(self.prompts) * self.n > MOST_CHOICES:
+            raise invalid_value('max_tokens', 0, 'at least 1 without echo')
+        super()._check_consistency()
+        if len(self.prompts) * self.n > MAX_CHOICES:
             raise Refusal(
                 400,
                 'too_many_choices',
-                f'a request may ask for {MOST_CHOICES} texts; got {len(self.prompts)} prompts '
+                f'a request may ask for {MAX_CHOICES} texts; got {len(self.prompts)} prompts '
                 f'times n={self.n}. Send several requests.',
             )
 
 
-class Chat(Body):
+class ChatBody(Body):
     """The body of /v1/chat/completions: messages [{'role', 'content'}, ...] to answer.
 
     max_tokens: None for as many as fit.
     """
 
-    messages: list[Any] | None = described('a list of messages', min_length=1)
-    max_tokens: int | None = integer(1, 2**31 - 1)
-    max_completion_tokens: int | None = integer(1, 2**31 - 1)
-    logprobs: bool = flag()
-    top_logprobs: int = integer(0, MOST_ALTERNATIVES, 0)
+    messages: list[Any] | None = described_field('a list of messages', min_length=1)
+    max_tokens: int | None = integer_field(1, 2**31 - 1)
+    max_completion_tokens: int | None = integer_field(1, 2**31 - 1)
+    logprobs: bool = flag_field()
+    top_logprobs: int = integer_field(0, MAX_ALTERNATIVES, 0)
     echo: ClassVar[bool] = False
 
     @property
     def top(self) -> int | None:
         return self.top_logprobs if self.logprobs else None
 
-    def _check(self) -> None:
+    def _check_consistency(self) -> None:
         if self.messages is None:
-            raise missing('messages is missing: what to answer')
+            raise missing_parameter('messages is missing: what to answer')
         if self.top_logprobs and not self.logprobs:
-            raise invalid('top_logprobs', self.top_logprobs, '0 without logprobs')
+            raise invalid_value('top_logprobs', self.top_logprobs, '0 without logprobs')
         newer, older = self.max_completion_tokens, self.max_tokens
         if newer is not None and older not in (None, newer):
             words = f'max_completion_tokens, its newer name, which is {newer}'
-            raise invalid('max_tokens', older, words)
+            raise invalid_value('max_tokens', older, words)
         self.max_tokens = older if newer is None else newer
         self.messages = [parse_message(raw, i) for i, raw in enumerate(self.messages)]
-        super()._check()
+        super()._check_consistency()
 
 
-def parse_body(data: bytes) -> dict[str, Any]:
+def parse_body(content: bytes) -> dict[str, Any]:
     """Returns the JSON object of a body. Raises Refusal for anything else."""
     try:
-        raw = json.loads(data)
+        raw = json.loads(content)
     except (ValueError, RecursionError) as error:
         reason = 'it nests too deeply' if isinstance(error, RecursionError) else error
         raise Refusal(400, 'invalid_json', f'the body must be JSON: {reason}') from None
     if not isinstance(raw, dict):
-        raise Refusal(400, 'invalid_json', f'the body must be a JSON object; got {shown(raw)}')
+        raise Refusal(
+            400, 'invalid_json', f'the body must be a JSON object; got {quote_value(raw)}'
+        )
     return raw
 
 
-def parse_message(raw: Any, place: int) -> dict[str, str]:
+def parse_message(raw: Any, index: int) -> dict[str, str]:
     """Returns {'role', 'content'} of a message of a chat. Raises Refusal."""
-    name = f'messages[{place}]'
+    name = f'messages[{index}]'
     if not isinstance(raw, dict):
-        raise invalid(name, raw, '{"role": ..., "content": ...}')
+        raise invalid_value(name, raw, '{"role": ..., "content": ...}')
     extra = {key for key, value in raw.items() if value not in (None, [], '')}
     if lacking := sorted(extra - {'role', 'content', 'name', 'type'}):
-        raise unsupported(f'{name}.{lacking[0]}', raw[lacking[0]])
+        raise unsupported_parameter(f'{name}.{lacking[0]}', raw[lacking[0]])
     role, content = raw.get('role'), raw.get('content')
     if role not in ROLES:
-        raise invalid(f'{name}.role', role, f'one of {", ".join(ROLES)}')
+        raise invalid_value(f'{name}.role', role, f'one of {", ".join(ROLES)}')
     if isinstance(content, list):
         for part in content:
             if not isinstance(part, dict) or part.get('type') != 'text':
-                raise unsupported(f'{name}.content', part)
+                raise unsupported_parameter(f'{name}.content', part)
         content = ''.join(part['text'] if is_text(part.get('text')) else '' for part in content)
     if not is_text(content):
-        raise invalid(f'{name}.content', content, 'text')
+        raise invalid_value(f'{name}.content', content, 'text')
     return {'role': role, 'content': content}
 
 
@@ -304,28 +310,28 @@ def is_text(value: Any) -> bool:
         return False
 
 
-def is_ids(value: Any) -> bool:
+def is_token_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(one) is int for one in value)
 
 
-def missing(message: str) -> Refusal:
+def missing_parameter(message: str) -> Refusal:
     return Refusal(400, 'missing_required_parameter', message)
 
 
-def invalid(name: str, value: Any, words: str) -> Refusal:
-    return Refusal(400, 'invalid_value', f'{name} must be {words}; got {shown(value)}')
+def invalid_value(name: str, value: Any, expected: str) -> Refusal:
+    return Refusal(400, 'invalid_value', f'{name} must be {expected}; got {quote_value(value)}')
 
 
-def unsupported(name: str, value: Any) -> Refusal:
-    message = f'{name} is not served here; got {shown(value)}. Leave it out.'
+def unsupported_parameter(name: str, value: Any) -> Refusal:
+    message = f'{name} is not served here; got {quote_value(value)}. Leave it out.'
     return Refusal(400, 'unsupported_parameter', message)
 
 
-def shown(value: Any) -> str:
+def quote_value(value: Any) -> str:
     """Returns a value as an error repeats it, cut to MOST_SHOWN characters."""
     if isinstance(value, list | dict):
         return f'a{"n object" if isinstance(value, dict) else " list"} of {len(value)}'
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     text = json.dumps(value)
-    return text if len(text) <= MOST_SHOWN else f'{text[:MOST_SHOWN]}...'
+    return text if len(text) <= MAX_QUOTED else f'{text[:MAX_QUOTED]}...'

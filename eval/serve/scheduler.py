@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from eval.serve.requests import Refusal
 from lm.data.tokenizers import Tokenizer
-from lm.inference.engine import Request, Token, Update
+from lm.inference.engine import Request, RowUpdate, Token
 from lm.inference.text import TextStream
 
 SCORED_AT_ONCE = 32  # prompts that are scored between two steps of the engine
@@ -24,7 +24,7 @@ class SlotEngine(Protocol):
     free: int
 
     def admit(self, request: Request) -> int: ...
-    def step(self, fail: Callable[[int, Exception], None]) -> dict[int, Update]: ...
+    def step(self, fail: Callable[[int, Exception], None]) -> dict[int, RowUpdate]: ...
     def release(self, slot: int) -> None: ...
 
 
@@ -35,7 +35,7 @@ class Chunk(NamedTuple):
     behind the first, where they were to be scored.
     """
 
-    place: int
+    text_index: int
     text: str
     tokens: list[Token]
     finish: str
@@ -56,7 +56,7 @@ class Generation:
         rows: Sequence[Request],
         tokenizer: Tokenizer,
         stops: Sequence[str] = (),
-        ends: frozenset[int] = frozenset(),
+        end_tokens: frozenset[int] = frozenset(),
         is_scored: bool = False,
         echoes: Sequence[tuple[str, Sequence[int]]] = (),
     ):
@@ -69,54 +69,56 @@ class Generation:
         echoes: text and token ids of each prompt, as the client gave them; (): none is repeated.
         """
         self.rows, self.echoes, self._stops = rows, echoes, stops
-        self._ends, self._is_scored = ends | {tokenizer.eos_id}, is_scored
-        self.streams = [TextStream(tokenizer, stops, after=row.tokens) for row in rows]
+        self._end_tokens, self._is_scored = end_tokens | {tokenizer.eos_id}, is_scored
+        self.streams = [TextStream(tokenizer, stops, context=row.tokens) for row in rows]
         places = range(len(rows))
         self.to_score = collections.deque(places if is_scored else ())
         unscored = () if is_scored else places
-        self.to_start = collections.deque(i for i in unscored if self.takes_slot(i))
-        self.to_echo = collections.deque(i for i in unscored if not self.takes_slot(i))
+        self.to_start = collections.deque(i for i in unscored if self.needs_slot(i))
+        self.to_echo = collections.deque(i for i in unscored if not self.needs_slot(i))
         self.is_started = False
 
-    def takes_slot(self, place: int) -> bool:
+    def needs_slot(self, index: int) -> bool:
         """Whether a text takes a slot: the likeliest next token alone is found by scoring."""
-        row = self.rows[place]
+        row = self.rows[index]
         is_next_alone = row.sampling.temperature == 0 and row.max_tokens == 1
         return row.max_tokens > 0 and not (self._is_scored and is_next_alone)
 
-    def extend(self, place: int, tokens: Sequence[Token], finish: str) -> Chunk:
+    def extend(self, index: int, tokens: Sequence[Token], finish: str) -> Chunk:
         """Returns what new tokens add to a text; nothing from a stop string or an ending token on.
 
         finish: why the engine ends the text; '' where it goes on.
         """
-        stream, shown, text = self.streams[place], [], ''
-        if not self._stops and self._ends.isdisjoint(token.id for token in tokens):
+        stream, shown, text = self.streams[index], [], ''
+        if not self._stops and self._end_tokens.isdisjoint(token.id for token in tokens):
             shown, text = [*tokens], stream.feed(token.id for token in tokens)
         else:  # where it ends is found token by token
             for token in tokens:
-                if token.id in self._ends:
+                if token.id in self._end_tokens:
                     finish = 'stop'
                     break
                 shown.append(token)
                 text += stream.feed([token.id])
-                if stream.stopped:
+                if stream.is_stopped:
                     finish = 'stop'
                     break
         if finish:
             text += stream.finish()
-        return Chunk(place, text, shown, finish)
+        return Chunk(index, text, shown, finish)
 
-    def end_scored(self, place: int, tokens: list[Token]) -> Chunk:
+    def finish_scored(self, index: int, tokens: list[Token]) -> Chunk:
         """Returns a scored prompt, with the next token if that is all of the text.
 
         An ending token is among the tokens here: who asks for one token behind a prompt counts on
         it (lm-eval takes all but the last for the prompt's).
         """
-        stream = self.streams[place]
-        made = tokens[-1:] if self.rows[place].max_tokens else []
+        stream = self.streams[index]
+        made = tokens[-1:] if self.rows[index].max_tokens else []
         text = stream.feed(token.id for token in made) + stream.finish()
-        is_stopped = stream.stopped or not self._ends.isdisjoint(token.id for token in made)
-        return Chunk(place, text, made, 'stop' if is_stopped else 'length', tokens[:-1])
+        is_stopped = stream.is_stopped or not self._end_tokens.isdisjoint(
+            token.id for token in made
+        )
+        return Chunk(index, text, made, 'stop' if is_stopped else 'length', tokens[:-1])
 
 
 class Scheduler:
@@ -131,8 +133,8 @@ class Scheduler:
         self,
         engine: SlotEngine,
         score: Callable[[Sequence[Sequence[int]], int], list[list[Token]]],
-        most_waiting: int,
-        failed: Callable[[BaseException], None] = lambda error: None,
+        max_waiting: int,
+        on_failure: Callable[[BaseException], None] = lambda error: None,
     ):
         """Args:
         engine: nobody else may use it.
@@ -140,11 +142,11 @@ class Scheduler:
         most_waiting: generations that may wait for their first turn.
         failed: is called with the error that ends the thread: the engine's, never a client's.
         """
-        self._engine, self._score, self._most_waiting = engine, score, most_waiting
-        self._failed = failed
-        self._changed = threading.Condition()
+        self._engine, self._score, self._max_waiting = engine, score, max_waiting
+        self._on_failure = on_failure
+        self._condition = threading.Condition()
         self._queue: collections.deque[Generation] = collections.deque()  # with texts that wait
-        self._left: list[Generation] = []  # cancelled since the last turn
+        self._cancelled: list[Generation] = []  # cancelled since the last turn
         self._is_open = True
         self._running: dict[int, tuple[Generation, int]] = {}  # by slot, the text: with its place
         self._thread = threading.Thread(target=self._run, name='engine', daemon=True)
@@ -155,65 +157,65 @@ class Scheduler:
     def submit(self, generation: Generation, receive: Callable[[Chunk | Refusal], None]) -> None:
         """Lets a generation wait. Raises Refusal where too many do, or the thread has ended."""
         generation.receive = receive
-        with self._changed:
+        with self._condition:
             if not self._is_open:
-                raise closed()
-            if self._waiting() >= self._most_waiting:
+                raise server_closed()
+            if self._count_waiting() >= self._max_waiting:
                 raise Refusal(
                     429,
                     'queue_full',
-                    f'{self._most_waiting} requests wait already. Come again later.',
+                    f'{self._max_waiting} requests wait already. Come again later.',
                     RETRY_SEC,
                 )
             self._queue.append(generation)
-            self._changed.notify()
+            self._condition.notify()
 
     def cancel(self, generation: Generation) -> None:
         """Gives up what is left of a generation; its slots are free before the next step."""
-        with self._changed:
-            self._left.append(generation)
-            self._changed.notify()
+        with self._condition:
+            self._cancelled.append(generation)
+            self._condition.notify()
 
     def close(self) -> None:
         """Ends the thread, and refuses what it has not done."""
-        with self._changed:
+        with self._condition:
             self._is_open = False
-            self._changed.notify()
+            self._condition.notify()
         self._thread.join()
 
     def state(self) -> dict[str, Any]:
         """Returns numbers for a person or a monitor."""
-        with self._changed:
+        with self._condition:
             return {
                 'status': 'ok' if self._is_open else 'closed',
                 'free_slots': self._engine.free,
-                'waiting': self._waiting(),
+                'waiting': self._count_waiting(),
             }
 
-    def _waiting(self) -> int:
+    def _count_waiting(self) -> int:
         return sum(not generation.is_started for generation in self._queue)
 
     def _run(self) -> None:
-        last = closed()
+        last = server_closed()
         try:
-            while self._rest():
-                self._drop()
-                self._end_empty()
-                self._score_some()
-                self._admit()
+            while self._wait_for_work():
+                self._drop_cancelled()
+                self._finish_echoes()
+                self._score_prompts()
+                self._admit_texts()
                 self._step()
         except Exception as error:
             last = engine_failed()
-            self._failed(error)
-        with self._changed:
+            self._on_failure(error)
+        with self._condition:
             self._is_open = False
             running = {generation for generation, _ in self._running.values()}
-        for generation in {*self._queue, *running} - {*self._left}:
+        for generation in {*self._queue, *running} - {*self._cancelled}:
             with contextlib.suppress(Exception):  # an event loop that has ended
                 generation.receive(last)
 
     @contextlib.contextmanager
-    def _for_client(self, generation: Generation) -> Iterator[None]:
+    def _contain_errors(self, generation: Generation) -> Iterator[None]:
         """Lets an error of the block end one generation."""
         try:
             yield
@@ -230,16 +232,16 @@ class Scheduler:
             )
         self.cancel(generation)
 
-    def _rest(self) -> bool:
+    def _wait_for_work(self) -> bool:
         """Waits until there is something to do; returns whether the thread goes on."""
-        with self._changed:
-            while self._is_open and not (self._queue or self._left or self._running):
-                self._changed.wait()
+        with self._condition:
+            while self._is_open and not (self._queue or self._cancelled or self._running):
+                self._condition.wait()
             return self._is_open
 
-    def _drop(self) -> None:
-        with self._changed:
-            left, self._left = {*self._left}, []
+    def _drop_cancelled(self) -> None:
+        with self._condition:
+            left, self._cancelled = {*self._cancelled}, []
             self._queue = collections.deque(
                 generation for generation in self._queue if generation not in left
             )
@@ -247,23 +249,23 @@ class Scheduler:
             self._engine.release(slot)
             del self._running[slot]
 
-    def _end_empty(self) -> None:
+    def _finish_echoes(self) -> None:
         """Ends texts of no tokens, whose answers repeat their prompts alone."""
-        for generation, place in self._take(lambda texts: texts.to_echo, SCORED_AT_ONCE):
-            with self._for_client(generation):
+        for generation, place in self._take_texts(lambda texts: texts.to_echo, SCORED_AT_ONCE):
+            with self._contain_errors(generation):
                 generation.receive(Chunk(place, '', [], 'length'))
 
-    def _score_some(self) -> None:
-        taken = self._take(lambda texts: texts.to_score, SCORED_AT_ONCE)
+    def _score_prompts(self) -> None:
+        taken = self._take_texts(lambda texts: texts.to_score, SCORED_AT_ONCE)
         by_top: dict[int, list[tuple[Generation, int]]] = {}
         for generation, place in taken:
             by_top.setdefault(generation.rows[place].top, []).append((generation, place))
         for top, texts in by_top.items():
-            for generation, place, tokens in self._scores(texts, top):
-                with self._for_client(generation):
-                    generation.receive(self._scored(generation, place, tokens))
+            for generation, place, tokens in self._compute_scores(texts, top):
+                with self._contain_errors(generation):
+                    generation.receive(self._finish_or_queue(generation, place, tokens))
 
-    def _scores(
+    def _compute_scores(
         self, texts: Sequence[tuple[Generation, int]], top: int
     ) -> Iterator[tuple[Generation, int, list[Token]]]:
         """Yields generations and places with the tokens of their prompts; one by one if that fails,
@@ -280,31 +282,31 @@ class Scheduler:
             yield from ((*text, tokens) for text, tokens in zip(texts, scores, strict=True))
             return
         for text in texts:
-            yield from self._scores([text], top)
+            yield from self._compute_scores([text], top)
 
-    def _scored(self, generation: Generation, place: int, tokens: list[Token]) -> Chunk:
-        if not generation.takes_slot(place):
-            return generation.end_scored(place, tokens)
-        with self._changed:
-            generation.to_start.append(place)
+    def _finish_or_queue(self, generation: Generation, index: int, tokens: list[Token]) -> Chunk:
+        if not generation.needs_slot(index):
+            return generation.finish_scored(index, tokens)
+        with self._condition:
+            generation.to_start.append(index)
             if generation not in self._queue:
                 self._queue.append(generation)
-        return Chunk(place, '', [], '', tokens[:-1])
+        return Chunk(index, '', [], '', tokens[:-1])
 
-    def _admit(self) -> None:
-        for generation, place in self._take(lambda texts: texts.to_start, self._engine.free):
-            with self._for_client(generation):
+    def _admit_texts(self) -> None:
+        for generation, place in self._take_texts(lambda texts: texts.to_start, self._engine.free):
+            with self._contain_errors(generation):
                 self._running[self._engine.admit(generation.rows[place])] = (generation, place)
 
-    def _take(
-        self, texts_of: Callable[[Generation], collections.deque[int]], most: int
+    def _take_texts(
+        self, select_texts: Callable[[Generation], collections.deque[int]], limit: int
     ) -> list[tuple[Generation, int]]:
         """Takes up to `most` texts from their generations, one of each in turn."""
         taken, passed = [], 0
-        with self._changed:
-            while len(taken) < most and passed < len(self._queue):
+        with self._condition:
+            while len(taken) < limit and passed < len(self._queue):
                 generation = self._queue.popleft()
-                if texts := texts_of(generation):
+                if texts := select_texts(generation):
                     taken.append((generation, texts.popleft()))
                     generation.is_started, passed = True, 0
                 else:
@@ -318,11 +320,11 @@ class Scheduler:
             return
         for slot, update in self._engine.step(self._fail).items():
             generation, place = self._running[slot]
-            if update.finish:
+            if update.finish_reason:
                 del self._running[slot]
-            with self._for_client(generation):
+            with self._contain_errors(generation):
                 chunk = generation.extend(place, *update)
-                if chunk.finish and not update.finish:  # the engine does not know yet
+                if chunk.finish and not update.finish_reason:  # the engine does not know yet
                     del self._running[slot]
                     self._engine.release(slot)
                 generation.receive(chunk)
@@ -342,5 +344,5 @@ def engine_failed() -> Refusal:
     return Refusal(503, 'engine_failed', message, RETRY_SEC)
 
 
-def closed() -> Refusal:
+def server_closed() -> Refusal:
     return Refusal(503, 'shutting_down', 'the server is ending', RETRY_SEC)

@@ -7,22 +7,22 @@ import sys
 from collections.abc import Callable
 
 from eval.serve.app import Limits, Service
-from eval.serve.chat import chat_of
-from eval.serve.connections import abort, server_of
+from eval.serve.chat import build_chat
+from eval.serve.connections import abort_connection, build_http_server
 from eval.serve.prompts import PromptScorer
-from eval.serve.replies import Served
+from eval.serve.replies import ServedModel
 from eval.serve.scheduler import Scheduler
 from lm.inference.engine import Engine
 from lm.inference.load import Checkpoint
 from lm.record.checkpoint import FOLDER
-from lm.record.digests import of_record
+from lm.record.digests import hash_record
 from lm.storage.buckets import is_url
 from lm.storage.files import first_line
 
 KEY_VARIABLE = 'EVENKEEL_KEY'
 
 
-def key_of(given: str | None) -> str | None:
+def read_key(flag_value: str | None) -> str | None:
     """Returns the key that clients must send; None where any may ask.
 
     Args:
@@ -31,28 +31,28 @@ def key_of(given: str | None) -> str | None:
     Raises:
       ValueError: where no header can hold it.
     """
-    key = os.environ.get(KEY_VARIABLE, '') if given == 'env' else given
+    key = os.environ.get(KEY_VARIABLE, '') if flag_value == 'env' else flag_value
     if key is not None and not re.fullmatch('[!-~]+', key):
-        what = f'the variable {KEY_VARIABLE}' if given == 'env' else '--key'
+        what = f'the variable {KEY_VARIABLE}' if flag_value == 'env' else '--key'
         words = 'is empty' if key == '' else 'has other characters'
         raise ValueError(f'{what} must be letters, digits or signs of ASCII; it {words}')
     return key
 
 
-def name_of(path: str, step: int) -> str:
+def model_name(path: str, step: int) -> str:
     """Returns the name of a workdir, which a path or a URL of it or of its checkpoint has."""
     workdir = path.rstrip('/').removesuffix(f'/{FOLDER}/{step}')
     return os.path.basename(workdir if is_url(path) else os.path.realpath(workdir))
 
 
-def served_as(path: str, checkpoint: Checkpoint, capacity: int) -> Served:
+def describe_model(path: str, checkpoint: Checkpoint, capacity: int) -> ServedModel:
     """Returns what clients are told of the checkpoint at a path."""
     meta = checkpoint.meta
     weights = meta['digests']['weights'] if 'digests' in meta else meta  # older ones lack them
-    return Served(
-        name_of(path, checkpoint.step),
+    return ServedModel(
+        model_name(path, checkpoint.step),
         checkpoint.step,
-        of_record(weights),
+        hash_record(weights),
         int(checkpoint.path.stat().st_mtime),
         capacity,
     )
@@ -85,19 +85,19 @@ class Server:
             cannot be read.
         """
         engine, prompts = Engine(checkpoint, slots, capacity), PromptScorer(checkpoint)
-        self.served = served_as(path, checkpoint, engine.capacity)
+        self.model = describe_model(path, checkpoint, engine.capacity)
         self._failures: list[BaseException] = []
         self.service = Service(
-            self.served,
+            self.model,
             checkpoint.tokenizer,
-            chat_of(checkpoint.tokenizer, checkpoint.path.parent.parent / 'tokenizer'),
+            build_chat(checkpoint.tokenizer, checkpoint.path.parent.parent / 'tokenizer'),
             Scheduler(engine, prompts, queue, self._fail),
             engine.check,
-            Limits(timeout_sec, prompts.longest),
+            Limits(timeout_sec, prompts.max_length),
             key,
-            abort,
+            abort_connection,
         )
-        self._server = server_of(self.service.app(), self.service.end)
+        self._server = build_http_server(self.service.app(), self.service.refuse_active)
 
     def _fail(self, error: BaseException) -> None:
         reason = f'{type(error).__name__}: {first_line(error)}'
@@ -108,15 +108,15 @@ class Server:
         self._failures.append(error)
         self._server.should_exit = True
 
-    def run(self, sock: socket.socket, began: Callable[[], None]) -> int | None:
+    def run(self, sock: socket.socket, on_start: Callable[[], None]) -> int | None:
         """Serves until a signal comes, and returns which. Raises what the engine fails with.
 
         Args:
           sock: bound to an address.
           began: called when clients may come.
         """
-        self._server.began = began
+        self._server.on_start = on_start
         self._server.run(sockets=[sock])
-        if self._failures and self._server.ended_by is None:
+        if self._failures and self._server.end_signal is None:
             raise self._failures[0]
-        return self._server.ended_by
+        return self._server.end_signal

@@ -23,8 +23,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 OK, FAILED, ENDED = b'+', b'-', b'!'
 CPU_SEC = 1.0  # of a compile, and of each prompt; those of real templates take milliseconds
 MEMORY_BYTES = 3 << 28  # of address space; an interpreter with Jinja takes some 40 MB of it
-MOST_CHARACTERS = 4 << 20  # of a prompt, as many as the body of a request has bytes
-MOST_REASON = 1000  # characters
+MAX_CHARACTERS = 4 << 20  # of a prompt, as many as the body of a request has bytes
+MAX_REASON_LENGTH = 1000  # characters
 
 
 class GenerationTag(Extension):
@@ -76,8 +76,8 @@ def render(template: jinja2.Template, variables: dict[str, Any]) -> str:
     pieces, length = [], 0
     for piece in template.generate(**variables):
         length += len(piece)
-        if length > MOST_CHARACTERS:
-            raise ValueError(f'the prompt is longer than {MOST_CHARACTERS:,} characters')
+        if length > MAX_CHARACTERS:
+            raise ValueError(f'the prompt is longer than {MAX_CHARACTERS:,} characters')
         pieces.append(piece)
     return ''.join(pieces)
 
@@ -86,7 +86,7 @@ def explain(error: BaseException) -> str:
     """Returns the reason for a failure, in one line."""
     if isinstance(error, MemoryError):
         return f'it takes more than {MEMORY_BYTES >> 20} MiB of memory'
-    text = ' '.join(str(error).split())[:MOST_REASON]
+    text = ' '.join(str(error).split())[:MAX_REASON_LENGTH]
     expected = jinja2.TemplateError | TypeError | ValueError | LookupError | ArithmeticError
     return text if text and isinstance(error, expected) else f'{type(error).__name__}: {text}'
 

@@ -22,7 +22,7 @@ from eval.serve import template_worker as worker
 START_SEC = 30.0  # for an interpreter to start, on a machine that is busy
 # For a compile, or a prompt. A process that computes is ended before, by worker.CPU_SEC.
 RENDER_SEC = 3.0
-MOST_ANSWER = 4 * worker.MOST_CHARACTERS + 1  # bytes
+MAX_ANSWER_BYTES = 4 * worker.MAX_CHARACTERS + 1  # bytes
 ENVIRONMENT = (  # what the interpreter needs: neither keys nor the malloc settings of a trainer
     'HOME',
     'LANG',
@@ -56,11 +56,11 @@ class Template:
           TemplateFailure: where it is none, or takes too long or too much memory.
         """
         self._text = text
-        self._idle = collections.deque([_Process(text)])
+        self._idle = collections.deque([_WorkerProcess(text)])
 
     def render(self, **variables: Any) -> str:
         """Returns the text for variables that JSON can hold. Raises TemplateFailure."""
-        process, is_kept = self._take(), False
+        process, is_kept = self._take_process(), False
         try:
             answer, is_kept = process.ask(json.dumps(variables))
         finally:
@@ -72,12 +72,12 @@ class Template:
             return answer[1:].decode()
         raise TemplateFailure(answer[1:].decode())
 
-    def _take(self) -> '_Process':
+    def _take_process(self) -> '_WorkerProcess':
         while True:
             try:
                 process = self._idle.pop()
             except IndexError:
-                return _Process(self._text)
+                return _WorkerProcess(self._text)
             if process.is_alive():  # the system may have killed it meanwhile
                 return process
 
@@ -87,7 +87,7 @@ class Template:
             self._idle.pop().end()
 
 
-class _Process:
+class _WorkerProcess:
     """A worker that has compiled the template. Raises TemplateFailure where it cannot."""
 
     def __init__(self, text: str):
@@ -101,8 +101,8 @@ class _Process:
                 env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
                 start_new_session=True,  # Ctrl-C lets the server end what is under way
             )
-        self.end = weakref.finalize(self, _end, self._process, self._connection)
-        answer, is_kept = self._answer(START_SEC)
+        self.end = weakref.finalize(self, _end_process, self._process, self._connection)
+        answer, is_kept = self._receive(START_SEC)
         if is_kept:
             answer, is_kept = self.ask(text)
         if not is_kept:
@@ -116,19 +116,19 @@ class _Process:
         """Returns (the worker's answer, whether it can be asked again)."""
         with contextlib.suppress(OSError):  # its end is read below
             self._connection.send_bytes(message.encode(errors='surrogatepass'))
-        return self._answer(RENDER_SEC)
+        return self._receive(RENDER_SEC)
 
-    def _answer(self, patience_sec: float) -> tuple[bytes, bool]:
+    def _receive(self, timeout_sec: float) -> tuple[bytes, bool]:
         try:
-            if not self._connection.poll(patience_sec):
-                reason = f'it takes more than {patience_sec:g} seconds'
+            if not self._connection.poll(timeout_sec):
+                reason = f'it takes more than {timeout_sec:g} seconds'
                 return worker.ENDED + reason.encode(), False
-            answer = self._connection.recv_bytes(MOST_ANSWER)
+            answer = self._connection.recv_bytes(MAX_ANSWER_BYTES)
         except (EOFError, OSError):
-            return worker.ENDED + self._reason().encode(), False
+            return worker.ENDED + self._describe_exit().encode(), False
         return answer, not answer.startswith(worker.ENDED)
 
-    def _reason(self) -> str:
+    def _describe_exit(self) -> str:
         """Returns why the worker has ended."""
         try:
             status = self._process.wait(timeout=1)
@@ -139,7 +139,7 @@ class _Process:
         return f'its process ended with status {status}'
 
 
-def _end(process: subprocess.Popen, connection: Connection) -> None:
+def _end_process(process: subprocess.Popen, connection: Connection) -> None:
     connection.close()
     process.kill()
     process.wait()

@@ -20,9 +20,11 @@ from eval.suites.perplexity import perplexity
 from eval.suites.sharpness import sharpness
 
 SUITES = {
-    'bytes': Suite(bytes_, score='bits', weight='bytes', unit='bits per byte', counted='documents'),
+    'bytes': Suite(
+        bytes_, score='bits', weight='bytes', unit='bits per byte', item_noun='documents'
+    ),
     'calibration': Suite(
-        calibration, score='nll', weight='tokens', unit='nats per token', counted='rows'
+        calibration, score='nll', weight='tokens', unit='nats per token', item_noun='rows'
     ),
     'harness': Suite(
         harness, argument='tasks', score='value', lower_is_better=False, unit='of the metric'
@@ -36,7 +38,7 @@ SUITES = {
         score='is_right',
         lower_is_better=False,
         unit='of the pairs right',
-        counted='pairs',
+        item_noun='pairs',
     ),
     'neural_collapse': Suite(neural_collapse),
     'ngram': Suite(ngram),
@@ -47,7 +49,7 @@ SUITES = {
         weight='bytes',
         unit='bits per byte',
         scale=1 / math.log(2),
-        counted='documents',
+        item_noun='documents',
     ),
     'sharpness': Suite(sharpness),
 }

@@ -63,4 +63,4 @@ class Suite:
     unit: str = ''
     scale: float = 1.0
     #: Entries of `items` in words, in the plural.
-    counted: str = 'items'
+    item_noun: str = 'items'

@@ -10,14 +10,14 @@ import numpy as np
 
 from eval.load import Checkpoint, open_data
 from eval.suites.base import SuiteResult
-from lm.config.mixture import by_source
-from lm.inference.bytes import Covers, Tree, log_prefixes, log_weights
-from lm.inference.scoring import power_of_two
+from lm.config.mixture import split_by_source
+from lm.inference.bytes import ContextFinder, ContextTree, node_log_probs, prefix_log_probs
+from lm.inference.scoring import next_power_2
 from modules.options import Option
 
-AT_ONCE = 16  # documents that are read side by side
-SHORTEST = 2  # columns of a part that is read: few widths, few programs
-LONGEST = 8  # tokens of the encoding that are read at once where no other context branches off
+MAX_DOCUMENTS = 16  # documents that are read side by side
+MIN_COLUMNS = 2  # columns of a part that is read: few widths, few programs
+MAX_TOKENS = 8  # tokens of the encoding that are read at once where no other context branches off
 
 
 def bytes_(
@@ -34,19 +34,19 @@ def bytes_(
     for about each byte, and the tokenizer asked about each token that could follow. Source: Phan et
     al. 2025 (arXiv:2410.09303).
     """
-    covers = Covers(checkpoint.tokenizer)
+    covers = ContextFinder(checkpoint.tokenizer)
     most = checkpoint.recipe.data.seq_len
     names, trees = [], []
-    for source, rows in by_source(open_data(checkpoint).validation).items():
+    for source, rows in split_by_source(open_data(checkpoint).validation).items():
         texts = (checkpoint.tokenizer.decode(tokens.tolist()) for tokens in rows.documents())
-        begun = (text for text in (_beginning(text, length) for text in texts) if text)
+        begun = (text for text in (_truncate_text(text, length) for text in texts) if text)
         for i, text in enumerate(itertools.islice(begun, documents)):
             names.append(f'{source}/{i}' if source else f'{i}')
-            trees.append(_fitting(covers, text, most))
+            trees.append(_fit_tree(covers, text, most))
     bits, token_bits = [], []
-    for tree, log_ps in zip(trees, read(checkpoint, trees), strict=True):
-        bits.append(-log_prefixes(tree, log_ps)[-1] / math.log(2))
-        token_bits.append(-log_weights(tree, log_ps)[tree.trunk[-1]] / math.log(2))
+    for tree, log_ps in zip(trees, score_trees(checkpoint, trees), strict=True):
+        bits.append(-prefix_log_probs(tree, log_ps)[-1] / math.log(2))
+        token_bits.append(-node_log_probs(tree, log_ps)[tree.trunk[-1]] / math.log(2))
     n_bytes = [len(tree.text) for tree in trees]
     return SuiteResult(
         {
@@ -60,20 +60,20 @@ def bytes_(
     )
 
 
-def _beginning(text: str, length: int) -> bytes:
+def _truncate_text(text: str, length: int) -> bytes:
     return text.encode()[:length].decode('utf-8', 'ignore').encode()
 
 
-def _fitting(covers: Covers, text: bytes, most: int) -> Tree:
+def _fit_tree(covers: ContextFinder, text: bytes, max_tokens: int) -> ContextTree:
     """Returns the tree of a text, or of as much of it as has contexts of fewer than `most` tokens:
     BOS comes before them.
     """
     while True:
-        tree = covers.tree(text)
-        too_deep = np.array(tree.ends)[tree.depths() >= most]
+        tree = covers.build_tree(text)
+        too_deep = np.array(tree.ends)[tree.depths() >= max_tokens]
         if not len(too_deep):
             return tree
-        text = _beginning(text.decode(), int(too_deep.min()) - 1)
+        text = _truncate_text(text.decode(), int(too_deep.min()) - 1)
 
 
 class TreeSegment(NamedTuple):
@@ -81,18 +81,18 @@ class TreeSegment(NamedTuple):
 
     tokens: list[int]
     nodes: list[int]
-    is_kept: bool  # whether the cache is to hold them
+    is_cached: bool  # whether the cache is to hold them
 
 
-def read(checkpoint: Checkpoint, trees: Sequence[Tree]) -> Iterator[list[np.ndarray]]:
-    """Yields of each tree what `log_prefixes` takes: log p of what may follow each node.
+def score_trees(checkpoint: Checkpoint, trees: Sequence[ContextTree]) -> Iterator[list[np.ndarray]]:
+    """Yields of each tree what `prefix_log_probs` takes: log p of what may follow each node.
 
     The tokenizer's own encoding is read into a cache, each token once; other contexts are read
     behind the part of it that they share, and forgotten.
     """
     depth = 1 + max((int(tree.depths().max()) for tree in trees), default=0)
-    capacity = min(power_of_two(depth), checkpoint.recipe.data.seq_len)
-    size = min(AT_ONCE, power_of_two(max(1, len(trees))))
+    capacity = min(next_power_2(depth), checkpoint.recipe.data.seq_len)
+    size = min(MAX_DOCUMENTS, next_power_2(max(1, len(trees))))
 
     @jax.jit
     def log_softmax(logits_BTV):
@@ -100,7 +100,7 @@ def read(checkpoint: Checkpoint, trees: Sequence[Tree]) -> Iterator[list[np.ndar
 
     for start in range(0, len(trees), size):
         group = trees[start : start + size]
-        parts = [parts_of(tree, checkpoint.tokenizer.bos_id) for tree in group]
+        parts = [split_tree(tree, checkpoint.tokenizer.bos_id) for tree in group]
         found = [[np.zeros(0)] * len(tree.parents) for tree in group]
         cache = checkpoint.init_cache(size, capacity)
         while any(parts):
@@ -109,7 +109,11 @@ def read(checkpoint: Checkpoint, trees: Sequence[Tree]) -> Iterator[list[np.ndar
                 if not now:
                     continue
                 longest = max(len(part.tokens) for part in now.values())
-                width = SHORTEST if longest <= SHORTEST else power_of_two(max(longest, LONGEST))
+                width = (
+                    MIN_COLUMNS
+                    if longest <= MIN_COLUMNS
+                    else next_power_2(max(longest, MAX_TOKENS))
+                )
                 tokens_BT, counts_B = np.zeros((size, width), np.int32), np.zeros(size, np.int32)
                 for r, part in now.items():
                     counts_B[r] = len(part.tokens)
@@ -119,13 +123,13 @@ def read(checkpoint: Checkpoint, trees: Sequence[Tree]) -> Iterator[list[np.ndar
                 log_p_BTV = jax.device_get(log_softmax(logits_BTV))
                 for r, part in now.items():
                     for column, node in enumerate(part.nodes):
-                        found[r][node] = log_p_BTV[r, column, group[r].following[node]].astype(
+                        found[r][node] = log_p_BTV[r, column, group[r].next_tokens[node]].astype(
                             np.float64
                         )
         yield from found
 
 
-def parts_of(tree: Tree, bos_id: int) -> list[TreeSegment]:
+def split_tree(tree: ContextTree, bos_id: int) -> list[TreeSegment]:
     """Returns in what parts the nodes of a tree are read, each node at least once."""
     on_trunk = dict(zip(tree.trunk, range(len(tree.trunk)), strict=True))
     has_child = set(tree.parents) | {tree.trunk[-1]}
@@ -136,13 +140,13 @@ def parts_of(tree: Tree, bos_id: int) -> list[TreeSegment]:
         path = [node]
         while (parent := tree.parents[path[0]]) not in on_trunk:
             path.insert(0, parent)
-        part = TreeSegment([tree.tokens[n] for n in path], path, is_kept=False)
+        part = TreeSegment([tree.tokens[n] for n in path], path, is_cached=False)
         branches.setdefault(parent, []).append(part)
-    parts = [TreeSegment([bos_id], [0], is_kept=True)]
+    parts = [TreeSegment([bos_id], [0], is_cached=True)]
     for node in tree.trunk[1:]:
         parts += branches.get(tree.parents[node], [])
-        if not parts[-1].is_kept or len(parts[-1].tokens) == LONGEST:
-            parts.append(TreeSegment([], [], is_kept=True))
+        if not parts[-1].is_cached or len(parts[-1].tokens) == MAX_TOKENS:
+            parts.append(TreeSegment([], [], is_cached=True))
         parts[-1].tokens.append(tree.tokens[node])
         parts[-1].nodes.append(node)
     return parts + branches.get(tree.trunk[-1], [])

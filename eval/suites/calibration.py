@@ -12,17 +12,17 @@ from eval.load import Checkpoint
 from eval.suites.base import SuiteResult, Table
 from eval.suites.calibration_errors import (
     Bins,
-    binned,
+    bin_events,
+    bootstrap_interval,
     correctness_losses,
     debiased_error,
     equal_mass,
     equal_width,
     expected_error,
-    fitted_temperature,
     h_error,
-    interval,
+    solve_temperature,
 )
-from eval.suites.calibrators import CALIBRATORS, events_of
+from eval.suites.calibrators import CALIBRATORS, make_events
 from eval.suites.reading import TargetRow, validation_rows
 from lm.inference.scoring import Scorer
 from modules.options import Option
@@ -54,13 +54,13 @@ def calibration(
     all sources of a mixture count alike.
     """
     rows = validation_rows(checkpoint, tokens)
-    unit = units_of(rows)
-    is_fitted = halves(unit)
+    unit = bootstrap_units(rows)
+    is_fitted = split_halves(unit)
     frequent = frequent_tokens(rows, classes)
     top = min(candidates, checkpoint.learner.model.vocab_size)
-    temperature = temperature_of(checkpoint, rows, is_fitted)
+    temperature = fit_temperature(checkpoint, rows, is_fitted)
     statistic = functools.partial(token_statistics, frequent, top, 1 / temperature)
-    found = scored(Scorer(checkpoint, statistic), rows)
+    found = score_targets(Scorer(checkpoint, statistic), rows)
     events = Events(found['confidence'], found['correct'], unit)
     scaled = Events(found['scaled_confidence'], found['correct'], unit).where(~is_fitted)
     widths = equal_width(bins)
@@ -72,7 +72,7 @@ def calibration(
         'confidence': events.p.mean(dtype=np.float64),
         'nll': found['nll'].mean(dtype=np.float64),
         'brier': found['brier'].mean(dtype=np.float64),
-        **with_intervals(events, of_classes(found, frequent, unit, widths), bins, resamples),
+        **compute_intervals(events, bin_classes(found, frequent, unit, widths), bins, resamples),
         'h_error': h_error(found['top'].ravel(), found['is_next'].ravel()),
         'correctness_loss': plain,
         'correctness_balanced': balanced,
@@ -80,18 +80,18 @@ def calibration(
         'held_out_tokens': (~is_fitted).sum(),
         'held_out_nll': found['nll'][~is_fitted].mean(dtype=np.float64),
         'held_out_nll_scaled': found['scaled_nll'][~is_fitted].mean(dtype=np.float64),
-        'held_out_ece': expected_error(binned(*events.where(~is_fitted), widths).whole),
-        'held_out_ece_scaled': expected_error(binned(*scaled, widths).whole),
+        'held_out_ece': expected_error(bin_events(*events.where(~is_fitted), widths).total),
+        'held_out_ece_scaled': expected_error(bin_events(*scaled, widths).total),
     }
     diagram = {'all tokens': events, f'the half held out, T = {temperature:.3f}': scaled}
     if calibrator != 'none':
-        calibrated = calibrated_events(calibrator, found, unit, is_fitted)
-        numbers['held_out_ece_calibrated'] = expected_error(binned(*calibrated, widths).whole)
+        calibrated = calibrate_events(calibrator, found, unit, is_fitted)
+        numbers['held_out_ece_calibrated'] = expected_error(bin_events(*calibrated, widths).total)
         diagram[f'the half held out, by {calibrator}'] = calibrated
     return SuiteResult(
         {name: float(value) for name, value in numbers.items() if np.isfinite(value)},
-        items_of(rows, found),
-        {'Reliability': reliability(diagram, widths)},
+        row_items(rows, found),
+        {'Reliability': reliability_table(diagram, widths)},
     )
 
 
@@ -106,22 +106,22 @@ class Events(NamedTuple):
         return Events(*(values[chosen] for values in self))
 
 
-def calibrated_events(
-    calibrator: str, found: dict[str, np.ndarray], unit: np.ndarray, is_fitted: np.ndarray
+def calibrate_events(
+    calibrator: str, scores: dict[str, np.ndarray], unit: np.ndarray, is_fitted: np.ndarray
 ) -> Events:
     """Returns the events that the likeliest token comes next of the half held out, as a row of
     CALIBRATORS maps their probabilities that is fitted on the other half.
     """
-    log_p_ME, place_M = events_of(found['top'], found['is_next'])
+    log_p_ME, place_M = make_events(scores['top'], scores['is_next'])
     to_calibrated = CALIBRATORS[calibrator].fit(log_p_ME[is_fitted], place_M[is_fitted])
     confidence = to_calibrated(log_p_ME[~is_fitted])[:, 0]
-    return Events(confidence, found['correct'][~is_fitted], unit[~is_fitted])
+    return Events(confidence, scores['correct'][~is_fitted], unit[~is_fitted])
 
 
-def with_intervals(events: Events, classes: Bins, bins: int, resamples: int) -> dict[str, float]:
+def compute_intervals(events: Events, classes: Bins, bins: int, resamples: int) -> dict[str, float]:
     """Returns each binned error with the ends of its interval, by name."""
-    widths = binned(*events, equal_width(bins))
-    masses = binned(*events, equal_mass(events.p, bins))
+    widths = bin_events(*events, equal_width(bins))
+    masses = bin_events(*events, equal_mass(events.p, bins))
     errors = {
         'ece': (expected_error, widths),
         'ece_adaptive': (expected_error, masses),
@@ -130,25 +130,25 @@ def with_intervals(events: Events, classes: Bins, bins: int, resamples: int) -> 
     }
     found = {}
     for name, (error, sums) in errors.items():
-        value, low, high = interval(error, sums, resamples)
+        value, low, high = bootstrap_interval(error, sums, resamples)
         found |= {name: value, f'{name}_low': low, f'{name}_high': high}
     return found
 
 
-def of_classes(
-    found: dict[str, np.ndarray], classes: np.ndarray, unit: np.ndarray, edges: np.ndarray
+def bin_classes(
+    scores: dict[str, np.ndarray], classes: np.ndarray, unit: np.ndarray, edges: np.ndarray
 ) -> Bins:
     """Returns the bins of all classes as those of one, whose error is the mean of theirs; that of a
     token is the event that it comes next.
     """
     each = [
-        binned(found['of_classes'][:, i], found['next'] == token, unit, edges)
+        bin_events(scores['of_classes'][:, i], scores['next'] == token, unit, edges)
         for i, token in enumerate(classes)
     ]
     return Bins(*(np.concatenate(sums, -1) for sums in zip(*each, strict=True)))
 
 
-def units_of(rows: Sequence[TargetRow]) -> np.ndarray:
+def bootstrap_units(rows: Sequence[TargetRow]) -> np.ndarray:
     """Returns the number of the document of each target, or of its row where there is only one.
 
     Raises ValueError where there is one of either: nothing can be fitted on the one half.
@@ -165,7 +165,7 @@ def units_of(rows: Sequence[TargetRow]) -> np.ndarray:
     )
 
 
-def halves(unit: np.ndarray) -> np.ndarray:
+def split_halves(unit: np.ndarray) -> np.ndarray:
     """Returns whether each target is in the first of two halves, which share no unit.
 
     Units go, in order, to the half with fewer targets so far.
@@ -178,14 +178,14 @@ def halves(unit: np.ndarray) -> np.ndarray:
     return np.array(first)[unit]
 
 
-def frequent_tokens(rows: Sequence[TargetRow], most: int) -> np.ndarray:
+def frequent_tokens(rows: Sequence[TargetRow], max_tokens: int) -> np.ndarray:
     """Returns the tokens that are most often targets, at most so many."""
     targets = np.concatenate([row.tokens[1:][row.is_target] for row in rows])
     values, counts = np.unique(targets, return_counts=True)
-    return values[np.argsort(-counts, kind='stable')[:most]].astype(np.int32)
+    return values[np.argsort(-counts, kind='stable')[:max_tokens]].astype(np.int32)
 
 
-def scored(scorer: Scorer, rows: Sequence[TargetRow]) -> dict[str, np.ndarray]:
+def score_targets(scorer: Scorer, rows: Sequence[TargetRow]) -> dict[str, np.ndarray]:
     """Returns the scores of all targets, [M, ...] by name, in the order of the rows."""
     found = scorer([row.tokens for row in rows])
     return {
@@ -196,17 +196,17 @@ def scored(scorer: Scorer, rows: Sequence[TargetRow]) -> dict[str, np.ndarray]:
     }
 
 
-def temperature_of(
+def fit_temperature(
     checkpoint: Checkpoint, rows: Sequence[TargetRow], is_fitted: np.ndarray
 ) -> float:
     """Returns the temperature of the least mean loss over the targets that `is_fitted` names."""
-    scorer = Scorer(checkpoint, functools.partial(slopes_at, BETAS))
-    found = scored(scorer, list(only(rows, is_fitted)))
+    scorer = Scorer(checkpoint, functools.partial(compute_slopes, BETAS))
+    found = score_targets(scorer, list(select_targets(rows, is_fitted)))
     slopes, curvatures = (found[name].mean(0, np.float64) for name in ('slope', 'curvature'))
-    return fitted_temperature(BETAS, slopes, curvatures)
+    return solve_temperature(BETAS, slopes, curvatures)
 
 
-def only(rows: Sequence[TargetRow], chosen: np.ndarray) -> Iterator[TargetRow]:
+def select_targets(rows: Sequence[TargetRow], chosen: np.ndarray) -> Iterator[TargetRow]:
     """Yields the rows that have chosen targets, with no others; chosen [M] is over all targets."""
     edges = np.cumsum([row.is_target.sum() for row in rows])[:-1]
     for row, own in zip(rows, np.split(chosen, edges), strict=True):
@@ -216,7 +216,9 @@ def only(rows: Sequence[TargetRow], chosen: np.ndarray) -> Iterator[TargetRow]:
             yield row._replace(is_target=is_target)
 
 
-def slopes_at(betas: np.ndarray, logits_BCV: jax.Array, next_BC: jax.Array) -> dict[str, jax.Array]:
+def compute_slopes(
+    betas: np.ndarray, logits_BCV: jax.Array, next_BC: jax.Array
+) -> dict[str, jax.Array]:
     """Returns {'slope', 'curvature'} [B, C, K] of each token's loss of logits beta z, in beta."""
     own_BC1 = jnp.take_along_axis(logits_BCV, next_BC[..., None], -1)
     centred_BCV = logits_BCV - own_BC1
@@ -262,23 +264,23 @@ def token_statistics(
     }
 
 
-def items_of(rows: Sequence[TargetRow], found: dict[str, np.ndarray]) -> dict[str, list]:
+def row_items(rows: Sequence[TargetRow], scores: dict[str, np.ndarray]) -> dict[str, list]:
     """Returns, of each row, its sums over targets."""
     starts = np.cumsum([0, *(row.is_target.sum() for row in rows)])
     sizes = np.diff(starts)
     kept = np.flatnonzero(sizes)
     items = {'item': [f'row {i}' for i in kept], 'tokens': sizes[kept].tolist()}
     for name in ('nll', 'correct', 'confidence'):
-        sums = np.concatenate([[0.0], np.cumsum(found[name], dtype=np.float64)])
+        sums = np.concatenate([[0.0], np.cumsum(scores[name], dtype=np.float64)])
         items[name] = np.diff(sums[starts])[kept].tolist()
     return items
 
 
-def reliability(series: dict[str, Events], edges: np.ndarray) -> Table:
+def reliability_table(series: dict[str, Events], edges: np.ndarray) -> Table:
     """Returns the mean confidence and accuracy of each bin that has tokens, of each series."""
     columns = {'tokens of': [], 'confidence': [], 'accuracy': [], 'tokens': []}
     for name, events in series.items():
-        bins = binned(*events, edges).whole
+        bins = bin_events(*events, edges).total
         kept = bins.count > 0
         columns['tokens of'] += [name] * int(kept.sum())
         columns['confidence'] += (bins.p[kept] / bins.count[kept]).tolist()

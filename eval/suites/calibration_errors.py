@@ -22,12 +22,12 @@ class Bins(NamedTuple):
     p: np.ndarray
     o: np.ndarray
 
-    def weighed(self, weights_RG: np.ndarray) -> 'Bins':
+    def resample(self, weights_RG: np.ndarray) -> 'Bins':
         """Returns the sums [R, bins] of resamples that take group g weights_RG[r, g] times."""
         return Bins(*(weights_RG @ sums for sums in self))
 
     @property
-    def whole(self) -> 'Bins':
+    def total(self) -> 'Bins':
         """Returns the sums over all groups, [bins]."""
         return Bins(*(sums.sum(0) for sums in self))
 
@@ -42,7 +42,7 @@ def equal_mass(p: np.ndarray, bins: int) -> np.ndarray:
     return np.quantile(p, equal_width(bins))
 
 
-def binned(p: np.ndarray, o: np.ndarray, group: np.ndarray, edges: np.ndarray) -> Bins:
+def bin_events(p: np.ndarray, o: np.ndarray, group: np.ndarray, edges: np.ndarray) -> Bins:
     """Returns the sums of events [M] by group, numbered from 0, and by bin.
 
     Bin b has edges[b - 1] < p <= edges[b].
@@ -80,7 +80,7 @@ def debiased_error(bins: Bins) -> np.ndarray:
     return np.sqrt(np.maximum(debiased_square(bins), 0.0))
 
 
-def interval(
+def bootstrap_interval(
     error: Callable[[Bins], np.ndarray], bins: Bins, resamples: int, seed: int = 0
 ) -> tuple[float, float, float]:
     """Returns (error of all events, low, high), 95% of a bootstrap over groups.
@@ -91,8 +91,8 @@ def interval(
     n_groups = len(bins.count)
     rng = np.random.default_rng(seed)
     weights_RG = rng.multinomial(n_groups, np.full(n_groups, 1 / n_groups), resamples)
-    found = error(bins.weighed(weights_RG))
-    whole = float(error(bins.whole))
+    found = error(bins.resample(weights_RG))
+    whole = float(error(bins.total))
     high, low = 2 * whole - np.quantile(found, [0.025, 0.975])
     return whole, max(0.0, float(low)), max(0.0, float(high))
 
@@ -151,7 +151,7 @@ def correctness_losses(confidence: np.ndarray, correct: np.ndarray) -> tuple[flo
     return float(squares.mean()), float(balanced)
 
 
-def fitted_temperature(betas: np.ndarray, slopes: np.ndarray, curvatures: np.ndarray) -> float:
+def solve_temperature(betas: np.ndarray, slopes: np.ndarray, curvatures: np.ndarray) -> float:
     """Returns the T = 1 / beta at which the mean loss of logits beta z is least.
 
     The loss is convex in beta: its slope, mean(E_p[z] - z_y), is interpolated between the betas by

@@ -23,13 +23,13 @@ H_SCALE = 1e5  # of the loss, which Adam's epsilon is small beside
 MEANS_ROUNDS = 20  # of k-means in a step
 
 FEATURES, HIDDEN = 10, 5  # likeliest events that a temperature is computed from; units
-LEAST, MOST = 0.1, 10.0  # temperatures
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.1, 10.0  # temperatures
 C_BATCH, C_RATE, C_STEPS = 1000, 1e-2, 2000
 
-Map = Callable[[np.ndarray], np.ndarray]
+ProbabilityMap = Callable[[np.ndarray], np.ndarray]
 
 
-def fit_h(log_p_ME: np.ndarray, place_M: np.ndarray, steps: int = H_STEPS) -> Map:
+def fit_h(log_p_ME: np.ndarray, place_M: np.ndarray, steps: int = H_STEPS) -> ProbabilityMap:
     """Returns sum_j w_j softmax(b_j log_p), whose weights and b_j > 0 make `h_loss` small.
 
     h-calibration (arXiv:2506.17968) with the map, the start, the batches and Adam of the code
@@ -40,12 +40,12 @@ def fit_h(log_p_ME: np.ndarray, place_M: np.ndarray, steps: int = H_STEPS) -> Ma
     keys = jax.random.split(jax.random.key(0))
     draw = functools.partial(jax.random.uniform, shape=(TEMPERATURES,), minval=-bound, maxval=bound)
     start = {'inverse': draw(keys[0]), 'weight': draw(keys[1])}
-    params = _minimised(_h_objective, start, log_p_ME, place_M, H_BATCH, H_RATE, steps)
-    return _as_map(_mixed, params)
+    params = _minimise(_h_objective, start, log_p_ME, place_M, H_BATCH, H_RATE, steps)
+    return _as_map(_mix_temperatures, params)
 
 
 def _h_objective(params: dict, log_p_ME: jax.Array, place_M: jax.Array) -> jax.Array:
-    return H_SCALE * h_loss(_mixed(params, log_p_ME), place_M)
+    return H_SCALE * h_loss(_mix_temperatures(params, log_p_ME), place_M)
 
 
 def h_loss(p_ME: jax.Array, place_M: jax.Array) -> jax.Array:
@@ -59,18 +59,18 @@ def h_loss(p_ME: jax.Array, place_M: jax.Array) -> jax.Array:
     half = WINDOW // 2
     sums = jnp.cumsum(jnp.pad(off, (half + 1, half)))  # places beyond the ends count 0
     error = jnp.abs(sums[WINDOW:] - sums[: len(p)]) / WINDOW
-    cluster = jnp.searchsorted(_between(_means(jax.lax.stop_gradient(p))), p)
+    cluster = jnp.searchsorted(_midpoints(_cluster_means(jax.lax.stop_gradient(p))), p)
     totals, counts = (jax.ops.segment_sum(x, cluster, CLUSTERS) for x in (error, jnp.ones_like(p)))
     return jnp.mean(totals / jnp.maximum(counts, 1))
 
 
-def _means(p: jax.Array) -> jax.Array:
+def _cluster_means(p: jax.Array) -> jax.Array:
     """The centres of k-means of sorted p, as `calibration_errors.cluster_ends` finds them."""
     sums = jnp.pad(jnp.cumsum(p), (1, 0))
     start = p[0] + (p[-1] - p[0]) * (jnp.arange(CLUSTERS) + 0.5) / CLUSTERS
 
     def one(_, centres):
-        inner = jnp.searchsorted(p, _between(centres))
+        inner = jnp.searchsorted(p, _midpoints(centres))
         edges = jnp.concatenate([jnp.zeros(1, int), inner, jnp.full(1, len(p))])
         count = jnp.diff(edges)
         return jnp.where(count > 0, jnp.diff(sums[edges]) / jnp.maximum(count, 1), centres)
@@ -78,11 +78,11 @@ def _means(p: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(0, MEANS_ROUNDS, one, start)
 
 
-def _between(centres: jax.Array) -> jax.Array:
+def _midpoints(centres: jax.Array) -> jax.Array:
     return (centres[1:] + centres[:-1]) / 2
 
 
-def _mixed(params: dict, log_p_ME: jax.Array) -> jax.Array:
+def _mix_temperatures(params: dict, log_p_ME: jax.Array) -> jax.Array:
     inverse, weight = (jnp.abs(params[name]) for name in ('inverse', 'weight'))
     each_MET = jax.nn.softmax(log_p_ME[..., None] * inverse[None, None], 1)
     return each_MET @ (weight / jnp.sum(weight))
@@ -90,7 +90,7 @@ def _mixed(params: dict, log_p_ME: jax.Array) -> jax.Array:
 
 def fit_correctness(
     log_p_ME: np.ndarray, place_M: np.ndarray, balanced: bool, steps: int = C_STEPS
-) -> Map:
+) -> ProbabilityMap:
     """Returns softmax(log_p / T(u)), T of LEAST to MOST from a small network, which makes the
     squared distance of the first event's probability from whether it came true small.
 
@@ -108,31 +108,33 @@ def fit_correctness(
         'bias': np.zeros(()),
     }
 
-    start, loss = jax.tree.map(jnp.float32, start), _balanced if balanced else _even
-    params = _minimised(loss, start, log_p_ME, place_M, C_BATCH, C_RATE, steps)
-    return _as_map(_heated, params)
+    start, loss = jax.tree.map(jnp.float32, start), _balanced_loss if balanced else _squared_loss
+    params = _minimise(loss, start, log_p_ME, place_M, C_BATCH, C_RATE, steps)
+    return _as_map(_apply_temperature, params)
 
 
-def _even(params: dict, log_p_ME: jax.Array, place_M: jax.Array) -> jax.Array:
-    return jnp.mean((_heated(params, log_p_ME)[:, 0] - (place_M == 0)) ** 2)
+def _squared_loss(params: dict, log_p_ME: jax.Array, place_M: jax.Array) -> jax.Array:
+    return jnp.mean((_apply_temperature(params, log_p_ME)[:, 0] - (place_M == 0)) ** 2)
 
 
-def _balanced(params: dict, log_p_ME: jax.Array, place_M: jax.Array) -> jax.Array:
+def _balanced_loss(params: dict, log_p_ME: jax.Array, place_M: jax.Array) -> jax.Array:
     is_right = place_M == 0
     accuracy = jnp.mean(is_right)
     weight_M = jnp.where(is_right, 1 - accuracy, accuracy)
-    squares_M = (_heated(params, log_p_ME)[:, 0] - is_right) ** 2
+    squares_M = (_apply_temperature(params, log_p_ME)[:, 0] - is_right) ** 2
     return jnp.sum(weight_M * squares_M) / jnp.maximum(jnp.sum(weight_M), TINY)
 
 
-def _heated(params: dict, log_p_ME: jax.Array) -> jax.Array:
+def _apply_temperature(params: dict, log_p_ME: jax.Array) -> jax.Array:
     u_MF = jnp.exp(log_p_ME[:, : len(params['up'])])
     hidden = jax.nn.relu(u_MF @ params['up'] + params['up_bias'][None])
-    temperature_M = jnp.clip(1 + hidden @ params['down'] + params['bias'], LEAST, MOST)
+    temperature_M = jnp.clip(
+        1 + hidden @ params['down'] + params['bias'], MIN_TEMPERATURE, MAX_TEMPERATURE
+    )
     return jax.nn.softmax(log_p_ME / temperature_M[:, None], 1)
 
 
-def _minimised(
+def _minimise(
     loss: Callable[..., jax.Array],
     start: Any,
     log_p_ME: np.ndarray,
@@ -143,11 +145,11 @@ def _minimised(
 ) -> Any:
     """Returns parameters after steps of Adam, each on a batch of drawn places."""
     given = jnp.asarray(log_p_ME, jnp.float32), jnp.asarray(place_M, jnp.int32)
-    return _run(loss, start, *given, min(batch, len(place_M)), rate, steps)
+    return _run_adam(loss, start, *given, min(batch, len(place_M)), rate, steps)
 
 
 @functools.partial(jax.jit, static_argnames=('loss', 'size', 'rate', 'steps'))
-def _run(loss, start, log_p_ME, place_M, size, rate, steps):
+def _run_adam(loss, start, log_p_ME, place_M, size, rate, steps):
     adam = optax.adam(rate)
 
     def step(carry, key):
@@ -161,14 +163,14 @@ def _run(loss, start, log_p_ME, place_M, size, rate, steps):
     return jax.lax.scan(step, (start, adam.init(start)), keys)[0][0]
 
 
-def _as_map(function: Callable[[Any, jax.Array], jax.Array], params: Any) -> Map:
+def _as_map(function: Callable[[Any, jax.Array], jax.Array], params: Any) -> ProbabilityMap:
     return lambda log_p_ME: np.asarray(function(params, jnp.asarray(log_p_ME, jnp.float32)))
 
 
 class Calibrator(NamedTuple):
     """A row of CALIBRATORS. words: what it is, in a line."""
 
-    fit: Callable[[np.ndarray, np.ndarray], Map]
+    fit: Callable[[np.ndarray, np.ndarray], ProbabilityMap]
     words: str
 
 
@@ -185,7 +187,7 @@ CALIBRATORS = {
 }
 
 
-def events_of(top_MK: np.ndarray, is_next_MK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def make_events(top_MK: np.ndarray, is_next_MK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns (log_p [M, K + 1], place [M]) of the likeliest tokens and of all others as one."""
     rest_M1 = 1 - top_MK.sum(1, keepdims=True)
     log_p_ME = np.log(np.maximum(np.concatenate([top_MK, rest_M1], 1), TINY))

@@ -24,7 +24,9 @@ class Datamodel(NamedTuple):
     effects: np.ndarray
 
 
-def fit_datamodel(kept_RN: np.ndarray, outputs: np.ndarray, ridge: float = 0.0) -> Datamodel:
+def fit_datamodel(
+    included_RN: np.ndarray, model_outputs: np.ndarray, ridge: float = 0.0
+) -> Datamodel:
     """Least squares of what models give on which documents each was trained on.
 
     min sum_r (outputs_r - f(S_r))^2 + ridge sum_i effects_i^2; the constant has no penalty. The
@@ -41,30 +43,35 @@ def fit_datamodel(kept_RN: np.ndarray, outputs: np.ndarray, ridge: float = 0.0) 
     Raises:
       ValueError: where the models do not tell the documents apart, and ridge is 0.
     """
-    kept_RN, outputs = np.asarray(kept_RN, np.float64), np.asarray(outputs, np.float64)
-    means_N, flat_RO = kept_RN.mean(0), outputs.reshape(len(outputs), -1)
-    centred_RN, mean_O = kept_RN - means_N, flat_RO.mean(0)
-    count = kept_RN.shape[1]
+    included_RN, model_outputs = (
+        np.asarray(included_RN, np.float64),
+        np.asarray(model_outputs, np.float64),
+    )
+    means_N, flat_RO = included_RN.mean(0), model_outputs.reshape(len(model_outputs), -1)
+    centred_RN, mean_O = included_RN - means_N, flat_RO.mean(0)
+    count = included_RN.shape[1]
     if ridge == 0 and (rank := np.linalg.matrix_rank(centred_RN)) < count:
         raise ValueError(
-            f'{len(kept_RN)} models tell {rank} of {count} documents apart: a datamodel takes more '
+            f'{len(included_RN)} models tell {rank} of {count} documents apart: a datamodel takes more '
             'models, each without some documents, or a ridge above 0'
         )
     gram_NN = centred_RN.T @ centred_RN + ridge * np.eye(count)
     effects_NO = np.linalg.solve(gram_NN, centred_RN.T @ (flat_RO - mean_O))
-    shape = outputs.shape[1:]
+    shape = model_outputs.shape[1:]
     constant_O = mean_O - means_N @ effects_NO
     return Datamodel(constant_O.reshape(shape), effects_NO.reshape(count, *shape))
 
 
-def without(outputs: np.ndarray, datamodel: Datamodel, forgotten: np.ndarray) -> np.ndarray:
+def predict_without(
+    model_outputs: np.ndarray, datamodel: Datamodel, forgotten: np.ndarray
+) -> np.ndarray:
     """Returns what models that give `outputs` [..., one shape of the datamodel] would give if they
     had been trained without the documents `forgotten`: outputs - sum of their effects.
 
     It is a difference from what each model gives, as in the authors' code, and not f of the
     documents that are left, so that models which differ by their starts still differ.
     """
-    return outputs - datamodel.effects[forgotten].sum(0)
+    return model_outputs - datamodel.effects[forgotten].sum(0)
 
 
 def descend(
@@ -83,8 +90,8 @@ def descend(
     return jax.lax.fori_loop(0, steps, step, (params, transform.init(params)))[0]
 
 
-def match(
-    outputs: Callable[[Any], jax.Array],
+def match_targets(
+    predict: Callable[[Any], jax.Array],
     params: Any,
     targets: jax.Array,
     transform: optax.GradientTransformation,
@@ -96,7 +103,7 @@ def match(
     to be forgotten and of some that is to be retained; the authors take logits, and thrice as many
     documents to retain.
     """
-    return descend(lambda p: jnp.mean((outputs(p) - targets) ** 2), params, transform, steps)
+    return descend(lambda p: jnp.mean((predict(p) - targets) ** 2), params, transform, steps)
 
 
 def margins(logits: jax.Array, labels: jax.Array) -> jax.Array:

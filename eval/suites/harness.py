@@ -15,9 +15,9 @@ import numpy as np
 from eval.load import Checkpoint
 from eval.suites.base import SuiteResult, Table
 from lm.config.resolve import flatten
-from lm.record.digests import of_arrays, of_record
+from lm.record.digests import hash_arrays, hash_record
 from lm.storage.files import expand_home, first_line
-from modules.choices import nearest
+from modules.choices import suggest_nearest
 from modules.options import Option
 
 RESAMPLES = 1000  # for standard errors that have no closed form, as those of word_perplexity
@@ -46,25 +46,25 @@ def harness(
     Requests are documents: BOS, the context, and what is scored or generated, cut on the left to
     data.seq_len. Needs the extra `harness`. Source: github.com/EleutherAI/lm-evaluation-harness.
     """
-    evaluator = _library('lm_eval.evaluator')
+    evaluator = _import_library('lm_eval.evaluator')
     from eval.suites.harness_lm import CheckpointLM
 
-    names, manager = _tasks(tasks, include_path)
-    with _quiet():
-        loaded = _loaded(manager, names)
+    names, manager = _find_tasks(tasks, include_path)
+    with _silence_harness():
+        loaded = _load_tasks(manager, names)
         found = evaluator.simple_evaluate(
             CheckpointLM(checkpoint),
             tasks=loaded,
             task_manager=manager,
             limit=limit or None,
             num_fewshot=None if num_fewshot < 0 else num_fewshot,
-            use_cache=_cache_of(checkpoint, cache) if cache else None,
+            use_cache=_cache_path(checkpoint, cache) if cache else None,
             bootstrap_iters=RESAMPLES,
         )
-    return _result(found)
+    return _to_suite_result(found)
 
 
-def _library(name: str) -> Any:
+def _import_library(name: str) -> Any:
     """Returns a module of lm_eval. Raises ValueError where it is not installed."""
     try:
         return importlib.import_module(name)
@@ -75,7 +75,7 @@ def _library(name: str) -> Any:
         ) from error
 
 
-def _tasks(tasks: str, include_path: str) -> tuple[list[str], Any]:
+def _find_tasks(tasks: str, include_path: str) -> tuple[list[str], Any]:
     """Returns the names of the tasks, with those that patterns match, and the TaskManager.
 
     The harness's own 14,000 names take 20 s to list: only where they are needed.
@@ -91,7 +91,7 @@ def _tasks(tasks: str, include_path: str) -> tuple[list[str], Any]:
     include_path = expand_home(include_path)
     if include_path and not Path(include_path).is_dir():
         raise ValueError(f'--harness.include_path={include_path} is no folder.')
-    make = _library('lm_eval.tasks').TaskManager
+    make = _import_library('lm_eval.tasks').TaskManager
     own = make(include_path=include_path, include_defaults=False) if include_path else None
     # A group or tag of one's own may name tasks of the harness.
     if own is not None and set(asked) <= set(own.all_subtasks):
@@ -104,13 +104,13 @@ def _tasks(tasks: str, include_path: str) -> tuple[list[str], Any]:
         if unknown or not matches:
             raise ValueError(
                 f'the harness has no task {name!r} among its {len(manager.all_tasks):,} tasks, '
-                f'groups and tags.{nearest(name, manager.all_tasks)}'
+                f'groups and tags.{suggest_nearest(name, manager.all_tasks)}'
             )
         names |= dict.fromkeys(matches)
     return list(names), manager
 
 
-def _loaded(manager: Any, names: list[str]) -> list[Any]:
+def _load_tasks(manager: Any, names: list[str]) -> list[Any]:
     """Returns the tasks and groups with their data. Raises ValueError for one that has none."""
     found = []
     for name in names:
@@ -127,7 +127,7 @@ def _loaded(manager: Any, names: list[str]) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_harness() -> Iterator[None]:
     """Keeps what the harness prints off stdout, and its resampling in this process: JAX has threads
     that a forked one lacks.
     """
@@ -143,18 +143,18 @@ def _quiet() -> Iterator[None]:
             os.environ['DISABLE_MULTIPROC'] = before
 
 
-def _cache_of(checkpoint: Checkpoint, folder: str) -> str:
+def _cache_path(checkpoint: Checkpoint, folder: str) -> str:
     """Returns the beginning of a path that no other model has: the harness's keys lack it."""
     config = repr(sorted(flatten(checkpoint.recipe).items()))
-    digest = of_record({'arrays': of_arrays(checkpoint.weights), 'config': config})
+    digest = hash_record({'arrays': hash_arrays(checkpoint.weights), 'config': config})
     place = Path(expand_home(folder))
     place.mkdir(parents=True, exist_ok=True)
     return str(place / f'{checkpoint.step}-{digest[:16]}')
 
 
-def _result(found: Mapping[str, Any]) -> SuiteResult:
+def _to_suite_result(evaluation: Mapping[str, Any]) -> SuiteResult:
     numbers, rows = {}, []
-    for task, metrics in found['results'].items():
+    for task, metrics in evaluation['results'].items():
         for key, value in metrics.items():
             metric, _, kind = key.partition(',')
             if not kind or not isinstance(value, int | float):
@@ -166,16 +166,18 @@ def _result(found: Mapping[str, Any]) -> SuiteResult:
                 error = error if isinstance(error, int | float) else None
                 rows.append((task, metric, float(value), error, metrics.get('sample_len')))
     names = ('task', 'metric', 'value', 'standard error', 'documents')
-    return SuiteResult(numbers, _items(found), {'Tasks': Table.from_rows(names, rows)})
+    return SuiteResult(
+        numbers, _document_items(evaluation), {'Tasks': Table.from_rows(names, rows)}
+    )
 
 
-def _items(found: Mapping[str, Any]) -> dict[str, list]:
+def _document_items(evaluation: Mapping[str, Any]) -> dict[str, list]:
     """Returns a row for each document: `value` is its first metric that is better if higher, or the
     log-probability that a perplexity is made of, and `metrics` are all of them.
     """
     items = {'item': [], 'task': [], 'metric': [], 'value': [], 'metrics': []}
-    for task, documents in found.get('samples', {}).items():
-        is_better = found['higher_is_better'].get(task, {})
+    for task, documents in evaluation.get('samples', {}).items():
+        is_better = evaluation['higher_is_better'].get(task, {})
         for document in documents:
             metrics = {name: document[name] for name in document['metrics']}
             first = {

@@ -17,16 +17,24 @@ from lm.inference.engine import Engine, Request
 from lm.inference.sampling import Sampling
 from lm.inference.scoring import Scorer
 from lm.inference.text import generate_texts
-from modules.choices import nearest
+from modules.choices import suggest_nearest
 
-AT_ONCE = 1024  # rows that are scored, then kept in the harness's cache, before others
+CHUNK_ROWS = 1024  # rows that are scored, then kept in the harness's cache, before others
 MAX_GEN_TOKS = 256  # of requests that do not say, as in the harness's own models
 CHAT = (
     'the harness asks for a chat template, and a checkpoint has none: texts are read as documents. '
     'Ask for tasks without one.'
 )
 #: Options of `generate_until` requests, besides those that say how long a text is.
-KNOWN = ('until', 'max_gen_toks', 'do_sample', 'temperature', 'top_k', 'top_p', 'min_p')
+GENERATION_OPTIONS = (
+    'until',
+    'max_gen_toks',
+    'do_sample',
+    'temperature',
+    'top_k',
+    'top_p',
+    'min_p',
+)
 
 
 class CheckpointLM(TemplateLM):
@@ -81,7 +89,9 @@ class CheckpointLM(TemplateLM):
             before = before if before[:1] == [self._bos] else [self._bos, *before]
             pairs.append((before, asked))
         texts = [request[0] for request in requests]
-        return self._scored(pairs, lambda i, found: self._keep('loglikelihood', texts[i], found))
+        return self._score_pairs(
+            pairs, lambda i, found: self._cache_value('loglikelihood', texts[i], found)
+        )
 
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
@@ -96,13 +106,13 @@ class CheckpointLM(TemplateLM):
             for window in get_rolling_token_windows(tokens, self._bos, self.max_length, 1):
                 windows.append(make_disjoint_window(window))
                 owners.append(i)
-        scored = self._scored(windows, lambda i, found: None)
+        scored = self._score_pairs(windows, lambda i, found: None)
         sums = np.bincount(owners, [log_p for log_p, _ in scored], len(requests)).tolist()
         for request, total in zip(requests, sums, strict=True):
-            self._keep('loglikelihood_rolling', request.args, total)
+            self._cache_value('loglikelihood_rolling', request.args, total)
         return sums
 
-    def _scored(self, pairs: Sequence[tuple[list[int], list[int]]], done) -> list[tuple]:
+    def _score_pairs(self, pairs: Sequence[tuple[list[int], list[int]]], on_score) -> list[tuple]:
         """Returns (sum of log p, whether all are the likeliest) of the second tokens of each pair
         given the first; done(i, result) is called when a result is there.
 
@@ -111,14 +121,14 @@ class CheckpointLM(TemplateLM):
         rows = [[*before, *asked][-self.max_length - 1 :] for before, asked in pairs]
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
         found = [(0.0, True)] * len(rows)
-        for start in range(0, len(order), AT_ONCE):
-            group = order[start : start + AT_ONCE]
+        for start in range(0, len(order), CHUNK_ROWS):
+            group = order[start : start + CHUNK_ROWS]
             scores = self._scorer([rows[i] for i in group])
             for i, own in zip(group, scores, strict=True):
                 asked = slice(len(rows[i]) - 1 - len(pairs[i][1]), None)
                 log_p = float(own['log_p'][asked].sum(dtype=np.float64))
                 found[i] = (log_p, bool(own['is_likeliest'][asked].all()))
-                done(i, found[i])
+                on_score(i, found[i])
         return found
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -133,7 +143,7 @@ class CheckpointLM(TemplateLM):
         ):
             texts[i] += text
             if has_ended:
-                self._keep('generate_until', requests[i].args, texts[i])
+                self._cache_value('generate_until', requests[i].args, texts[i])
         return texts
 
     def _engine_request(self, request: Instance) -> tuple[Request, tuple[str, ...]]:
@@ -143,10 +153,10 @@ class CheckpointLM(TemplateLM):
         """
         context, options = request.args
         for name in options:
-            if name not in KNOWN:
+            if name not in GENERATION_OPTIONS:
                 raise ValueError(
-                    f'generation_kwargs of a task has {name!r}; known are {", ".join(KNOWN)}.'
-                    f'{nearest(name, KNOWN)}'
+                    f'generation_kwargs of a task has {name!r}; known are {", ".join(GENERATION_OPTIONS)}.'
+                    f'{suggest_nearest(name, GENERATION_OPTIONS)}'
                 )
         stops = options.get('until') or ()
         stops = (stops,) if isinstance(stops, str) else tuple(stop for stop in stops if stop)
@@ -162,9 +172,9 @@ class CheckpointLM(TemplateLM):
         tokens = [self._bos, *self.tok_encode(context)][-kept:]
         return Request(tuple(tokens), most, sampling), stops
 
-    def _keep(self, kind: str, asked: tuple, found: Any) -> None:
+    def _cache_value(self, kind: str, arguments: tuple, value: Any) -> None:
         """Writes a result to the harness's cache, where there is one."""
-        self.cache_hook.add_partial(kind, asked, found)
+        self.cache_hook.add_partial(kind, arguments, value)
 
     def apply_chat_template(self, chat_history, add_generation_prompt=True) -> str:
         """Raises ValueError: texts are read as they are."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from eval.load import Checkpoint
 from eval.suites.base import SuiteResult, Table
-from lm.config.mixture import source_of
+from lm.config.mixture import source_flag
 from lm.data import regression
 from lm.data.regression import REGRESSIONS, Regression, Tasks
 from lm.inference.scoring import Scorer
@@ -16,8 +16,8 @@ from modules.options import Option
 
 SOURCE, TOKENIZER = 'synthetic:', 'byte'
 # Seeds of random numbers that no document of the source is made of: these have one number each.
-FRESH, TUNING = (1, 2208), (1, 2212)
-TASKS_FOR_RATES = 4096
+FRESH_SEED, TUNING_SEED = (1, 2208), (1, 2212)
+TUNING_TASKS = 4096
 MODEL, ZERO, GD1, RIDGE, LEAST_SQUARES = (
     'the model',
     'zero',
@@ -30,7 +30,7 @@ POSTERIOR = 'the posterior'
 SHORT = {MODEL: 'model', ZERO: 'zero', GD1: 'gd1', RIDGE: 'ridge', LEAST_SQUARES: 'least_squares'}
 
 
-class Context(NamedTuple):
+class PairContext(NamedTuple):
     """N tasks of which P - 1 pairs and one further x are known, for each P: sums over the pairs.
 
     xx_NPDD and xy_NPD: sums of x x and x y over the pairs before each; x_NPD: the x that is asked.
@@ -57,27 +57,27 @@ def in_context(
     an algorithm) and correlation_NAME are of the largest k, `pairs`, and so are nats_model and
     nats_posterior, of y itself; the tables have each k.
     """
-    learnt = regression_of(checkpoint)
+    learnt = find_regression(checkpoint)
     scorer = Scorer(checkpoint, expected_value)
-    known = min(learnt.pairs, (scorer.longest - 1) // learnt.pair)
+    known = min(learnt.n_pairs, (scorer.max_length - 1) // learnt.pair_bytes)
     if known < 2:
         raise ValueError(
-            f'a pair takes {learnt.pair} tokens, and the model reads '
-            f'data.seq_len={scorer.longest - 1}: there is no room for pairs before the one that is '
+            f'a pair takes {learnt.pair_bytes} tokens, and the model reads '
+            f'data.seq_len={scorer.max_length - 1}: there is no room for pairs before the one that is '
             'asked.'
         )
-    drawn = learnt.draw(np.random.default_rng(FRESH), tasks)
+    drawn = learnt.sample_tasks(np.random.default_rng(FRESH_SEED), tasks)
     drawn = Tasks(*(part[:, :known] for part in drawn))
     bos = checkpoint.tokenizer.bos_id
-    rows = [[bos, *text.tolist()] for text in regression.codes(drawn)]
-    at_y = np.arange(known) * learnt.pair + learnt.dim  # of the token that is predicted
+    rows = [[bos, *text.tolist()] for text in regression.encode_tasks(drawn)]
+    at_y = np.arange(known) * learnt.pair_bytes + learnt.dim  # of the token that is predicted
     found = scorer(rows)
-    rates_P = best_rates(learnt.draw(np.random.default_rng(TUNING), TASKS_FOR_RATES))
+    rates_P = best_rates(learnt.sample_tasks(np.random.default_rng(TUNING_SEED), TUNING_TASKS))
     predictions = {
         MODEL: np.array([scores['value'][at_y] for scores in found]),
-        **algorithms(context_of(drawn), rates_P[:known], learnt.w_variance),
+        **predict_algorithms(build_context(drawn), rates_P[:known], learnt.w_variance),
     }
-    result = compared(predictions, drawn.clean_NP)
+    result = compare_predictions(predictions, drawn.clean_NP)
     nats = {
         MODEL: -np.mean([scores['log_p'][at_y] for scores in found], 0),
         POSTERIOR: posterior_nats(drawn, learnt.w_variance).mean(0),
@@ -85,11 +85,11 @@ def in_context(
     is_number = float(np.mean([scores['is_number'][at_y[-1]] for scores in found]))
     numbers = {'is_number': is_number, 'nats_model': float(nats[MODEL][-1])}
     numbers |= {'nats_posterior': float(nats[POSTERIOR][-1])}
-    table = {'Nats of y by pairs in the context': by_pairs(nats, 'nats')}
+    table = {'Nats of y by pairs in the context': pairs_table(nats, 'nats')}
     return SuiteResult(dict(result.numbers) | numbers, result.items, dict(result.tables) | table)
 
 
-def regression_of(checkpoint: Checkpoint) -> Regression:
+def find_regression(checkpoint: Checkpoint) -> Regression:
     """Returns the tasks that a checkpoint was trained on. Raises ValueError for any other data."""
     fields = checkpoint.recipe.data
     name = fields.source.removeprefix(SOURCE)
@@ -98,7 +98,7 @@ def regression_of(checkpoint: Checkpoint) -> Regression:
     raise ValueError(
         '--suite=in_context asks for regressions, which a model has to be trained on: '
         f'data.source={SOURCE}{"|".join(REGRESSIONS)} with data.tokenizer={TOKENIZER}. '
-        f'{checkpoint.path} was trained on {source_of(fields)} with {fields.tokenizer}.'
+        f'{checkpoint.path} was trained on {source_flag(fields)} with {fields.tokenizer}.'
     )
 
 
@@ -115,7 +115,7 @@ def expected_value(logits_BCV: jax.Array, next_BC: jax.Array) -> dict[str, jax.A
     return {'value': value_BC, 'is_number': is_number_BC, 'log_p': log_p_BC}
 
 
-def context_of(tasks: Tasks) -> Context:
+def build_context(tasks: Tasks) -> PairContext:
     """Returns what is known before each y."""
     x_NPD, y_NP = tasks.x_NPD, tasks.y_NP
 
@@ -123,10 +123,10 @@ def context_of(tasks: Tasks) -> Context:
         return np.cumsum(terms, 1) - terms
 
     xx_NPDD = before(np.einsum('npd,npe->npde', x_NPD, x_NPD))
-    return Context(xx_NPDD, before(x_NPD * y_NP[..., None]), x_NPD)
+    return PairContext(xx_NPDD, before(x_NPD * y_NP[..., None]), x_NPD)
 
 
-def direction(context: Context) -> np.ndarray:
+def predict_gradient_step(context: PairContext) -> np.ndarray:
     """Returns what a step of gradient descent from w = 0 predicts at a learning rate of 1, [N, P].
 
     The loss is 1 / (2 k) sum_i (w x_i - y_i)^2, whose gradient there is -1/k sum_i y_i x_i; without
@@ -138,11 +138,13 @@ def direction(context: Context) -> np.ndarray:
 
 def best_rates(tasks: Tasks) -> np.ndarray:
     """Returns for each number of pairs [P] the learning rate of least squared error over tasks."""
-    step_NP = direction(context_of(tasks))
+    step_NP = predict_gradient_step(build_context(tasks))
     return (step_NP * tasks.clean_NP).sum(0) / np.maximum((step_NP**2).sum(0), 1e-30)
 
 
-def algorithms(context: Context, rates_P: np.ndarray, w_variance: float) -> dict[str, np.ndarray]:
+def predict_algorithms(
+    context: PairContext, rates_P: np.ndarray, w_variance: float
+) -> dict[str, np.ndarray]:
     """Returns what each algorithm predicts from the pairs before, [N, P].
 
     ridge is (X'X + s^2 / v I)^-1 X'y with the variances s^2 of the noise and v of w: the posterior
@@ -154,7 +156,7 @@ def algorithms(context: Context, rates_P: np.ndarray, w_variance: float) -> dict
     least_NPD = np.einsum('npde,npe->npd', inverse_NPDD, context.xy_NPD)
     return {
         ZERO: np.zeros(context.x_NPD.shape[:2]),
-        GD1: direction(context) * rates_P,
+        GD1: predict_gradient_step(context) * rates_P,
         RIDGE: np.einsum('npd,npd->np', ridge_NPD, context.x_NPD),
         LEAST_SQUARES: np.einsum('npd,npd->np', least_NPD, context.x_NPD),
     }
@@ -164,7 +166,7 @@ def posterior_nats(tasks: Tasks, w_variance: float) -> np.ndarray:
     """Returns -log p(y) [N, P] given the pairs before and its x, for who knows how tasks are drawn:
     a normal distribution around what ridge predicts, as a probability of its level.
     """
-    context, noise = context_of(tasks), regression.NOISE_VARIANCE
+    context, noise = build_context(tasks), regression.NOISE_VARIANCE
     precision = context.xx_NPDD / noise + np.eye(context.x_NPD.shape[-1]) / w_variance
     covariance = np.linalg.inv(precision)
     mean_NP = np.einsum('npd,npde,npe->np', context.x_NPD, covariance, context.xy_NPD) / noise
@@ -173,24 +175,24 @@ def posterior_nats(tasks: Tasks, w_variance: float) -> np.ndarray:
     return (squared_NP + np.log(2 * np.pi * variance_NP)) / 2 - np.log(regression.SPACING)
 
 
-def compared(predictions: dict[str, np.ndarray], clean_NP: np.ndarray) -> SuiteResult:
+def compare_predictions(predictions: dict[str, np.ndarray], clean_NP: np.ndarray) -> SuiteResult:
     """Returns the errors of all, and how far the model is from each algorithm."""
     model_NP = predictions[MODEL]
     errors = {name: (values - clean_NP) ** 2 for name, values in predictions.items()}
     others = {name: values for name, values in predictions.items() if name != MODEL}
     apart = {name: np.mean((model_NP - values) ** 2, 0) for name, values in others.items()}
-    alike = {n: correlations(model_NP, values) for n, values in others.items() if n != ZERO}
+    alike = {n: correlate(model_NP, values) for n, values in others.items() if n != ZERO}
     last = clean_NP.shape[1] - 1
     numbers = {'pairs': last}
     numbers |= {f'error_{SHORT[n]}': float(e[:, last].mean()) for n, e in errors.items()}
     numbers |= {f'distance_{SHORT[n]}': float(d[last]) for n, d in apart.items()}
     numbers |= {f'correlation_{SHORT[n]}': float(r[last]) for n, r in alike.items()}
     tables = {
-        'Squared error by pairs in the context': by_pairs(
+        'Squared error by pairs in the context': pairs_table(
             {name: e.mean(0) for name, e in errors.items()}, 'squared error'
         ),
-        'Mean squared difference from the model': by_pairs(apart, 'squared difference'),
-        'Correlation with the model': by_pairs(alike, 'correlation', first=1),
+        'Mean squared difference from the model': pairs_table(apart, 'squared difference'),
+        'Correlation with the model': pairs_table(alike, 'correlation', first=1),
     }
     n = len(clean_NP)
     items = {
@@ -200,19 +202,19 @@ def compared(predictions: dict[str, np.ndarray], clean_NP: np.ndarray) -> SuiteR
     return SuiteResult(numbers, items, tables)
 
 
-def correlations(a_NP: np.ndarray, b_NP: np.ndarray) -> np.ndarray:
+def correlate(a_NP: np.ndarray, b_NP: np.ndarray) -> np.ndarray:
     """Returns Pearson's correlation over tasks by the number of pairs; 0 where one is constant."""
     a_NP, b_NP = a_NP - a_NP.mean(0), b_NP - b_NP.mean(0)
     scale_P = np.sqrt((a_NP**2).sum(0) * (b_NP**2).sum(0))
     return (a_NP * b_NP).sum(0) / np.where(scale_P > 0, scale_P, 1.0)
 
 
-def by_pairs(values: dict[str, np.ndarray], what: str, first: int = 0) -> Table:
+def pairs_table(values: dict[str, np.ndarray], quantity: str, first: int = 0) -> Table:
     """Returns a table of values [P] by predictor, from `first` pairs on."""
     rows = [
         (n_pairs, value, name)
         for name, values_P in values.items()
         for n_pairs, value in enumerate(values_P[first:].tolist(), first)
     ]
-    heads = ('pairs', what, 'prediction')
-    return Table.from_rows(heads, rows, x='pairs', y=what, by='prediction')
+    heads = ('pairs', quantity, 'prediction')
+    return Table.from_rows(heads, rows, x='pairs', y=quantity, by='prediction')

@@ -12,26 +12,26 @@ import scipy.stats
 
 from eval.load import Checkpoint, open_data
 from eval.suites.base import SuiteResult, Table
-from lm.config.mixture import by_source
-from lm.devices.mesh import replicated, traced_on
+from lm.config.mixture import split_by_source
+from lm.devices.mesh import replicated_sharding, trace_on_mesh
 from lm.devices.shardings import state_shardings
-from lm.inference.load import weights_at
-from lm.inference.scoring import power_of_two
+from lm.inference.load import load_weights
+from lm.inference.scoring import next_power_2
 from lm.model.transformer import EMBEDDING, SHIFTS
-from lm.record.checkpoint import steps_in
-from lm.run.tables import fractions_at
+from lm.record.checkpoint import list_steps
+from lm.run.tables import schedule_fractions
 from lm.training.state import Learner, Weights
 from lm.training.step import text_weights
 from modules.numerics import DTYPES
 from modules.options import Option
 
-AT_ONCE = 16  # documents of a program, one after another: it holds one gradient at a time
+GROUP_ROWS = 16  # documents of a program, one after another: it holds one gradient at a time
 HOST_BYTES = 1 << 30  # of gradients in embeddings: documents beyond are done in a further pass
 TEXT = 80  # characters of a document that are shown
-SHOWN = 10  # documents of a table
+TABLE_ROWS = 10  # documents of a table
 SCORES = ('loss', 'el2n', 'vog', 'tracin_self', 'tracin_validation')
 
-Rows = dict[str, np.ndarray]  # tokens, segments [N, T + 1]: a document each
+DocumentRows = dict[str, np.ndarray]  # tokens, segments [N, T + 1]: a document each
 
 
 def influence(
@@ -53,12 +53,14 @@ def influence(
     spearman_A_B are rank correlations. With one checkpoint there is no vog.
     """
     data = open_data(checkpoint)
-    there = [step for step in steps_in(checkpoint.path.parent) if step <= checkpoint.step]
-    steps = [there[i] for i in spaced(len(there), checkpoints)]
-    named = picked(data.train, documents)
-    rows = as_rows(checkpoint, [tokens for _, tokens in named])
-    held_out = as_rows(checkpoint, [tokens for _, tokens in picked(data.validation, validation)])
-    scores = scores_of(checkpoint, steps, rows, held_out)
+    there = [step for step in list_steps(checkpoint.path.parent) if step <= checkpoint.step]
+    steps = [there[i] for i in spaced_indices(len(there), checkpoints)]
+    named = select_documents(data.train, documents)
+    rows = pad_documents(checkpoint, [tokens for _, tokens in named])
+    held_out = pad_documents(
+        checkpoint, [tokens for _, tokens in select_documents(data.validation, validation)]
+    )
+    scores = score_documents(checkpoint, steps, rows, held_out)
     if len(steps) < 2:
         del scores['vog']
     numbers = {'checkpoints': len(steps), 'documents': len(named)}
@@ -71,31 +73,31 @@ def influence(
     items = {
         'item': [name for name, _ in named],
         **{name: values.tolist() for name, values in scores.items()},
-        **({'vog_normalised': normalised(scores['vog']).tolist()} if 'vog' in scores else {}),
+        **({'vog_normalised': normalise(scores['vog']).tolist()} if 'vog' in scores else {}),
         'tokens': [len(tokens) for _, tokens in named],
         'text': [' '.join(decode(own[: 4 * TEXT].tolist()).split())[:TEXT] for _, own in named],
     }
-    return SuiteResult(numbers, items, {'Documents of most self-influence': most(items)})
+    return SuiteResult(numbers, items, {'Documents of most self-influence': top_documents(items)})
 
 
-def spaced(count: int, most: int) -> list[int]:
+def spaced_indices(count: int, max_count: int) -> list[int]:
     """Returns up to `most` of the numbers 0 to count - 1 at equal distances, the last included."""
-    most = min(count, most)
-    return [round((i + 1) * count / most) - 1 for i in range(most)]
+    max_count = min(count, max_count)
+    return [round((i + 1) * count / max_count) - 1 for i in range(max_count)]
 
 
-def picked(rows: Any, most: int) -> list[tuple[str, np.ndarray]]:
+def select_documents(rows: Any, max_count: int) -> list[tuple[str, np.ndarray]]:
     """Returns up to `most` documents of a split at equal distances, as (name, tokens)."""
-    sources = by_source(rows)
+    sources = split_by_source(rows)
     every = [(name, i) for name, own in sources.items() for i in range(own.n_documents)]
-    chosen = [every[i] for i in spaced(len(every), most)]
+    chosen = [every[i] for i in spaced_indices(len(every), max_count)]
     return [(f'{name} {i}'.strip(), sources[name].document(i)) for name, i in chosen]
 
 
-def as_rows(checkpoint: Checkpoint, documents: Sequence[np.ndarray]) -> Rows:
+def pad_documents(checkpoint: Checkpoint, documents: Sequence[np.ndarray]) -> DocumentRows:
     """Returns documents as rows of one length, BOS before them, cut after data.seq_len tokens."""
     longest = checkpoint.recipe.data.seq_len
-    width = min(longest, power_of_two(max(2, *(len(tokens) for tokens in documents))))
+    width = min(longest, next_power_2(max(2, *(len(tokens) for tokens in documents))))
     tokens, segments = np.zeros((2, len(documents), width + 1), np.int32)
     for i, own in enumerate(documents):
         own = [checkpoint.tokenizer.bos_id, *own[:width].tolist()]
@@ -103,8 +105,8 @@ def as_rows(checkpoint: Checkpoint, documents: Sequence[np.ndarray]) -> Rows:
     return {'tokens': tokens, 'segments': segments}
 
 
-def scores_of(
-    checkpoint: Checkpoint, steps: Sequence[int], rows: Rows, held_out: Rows
+def score_documents(
+    checkpoint: Checkpoint, steps: Sequence[int], rows: DocumentRows, held_out: DocumentRows
 ) -> dict[str, np.ndarray]:
     """Returns SCORES [N] of rows, from the checkpoints of `steps`, the last of which is this one.
 
@@ -114,19 +116,19 @@ def scores_of(
     learner = checkpoint.learner
     width = rows['tokens'].shape[1] - 1
     each = 2 * 4 * width * learner.recipe.stream_width
-    size = max(AT_ONCE, HOST_BYTES // each)
-    rates = checkpoint.recipe.optim.lr * fractions_at(checkpoint.recipe, np.maximum(steps, 1))
-    of_rows, mean_gradient = programs(checkpoint)
+    size = max(GROUP_ROWS, HOST_BYTES // each)
+    rates = checkpoint.recipe.optim.lr * schedule_fractions(checkpoint.recipe, np.maximum(steps, 1))
+    of_rows, mean_gradient = compile_programs(checkpoint)
     parts = []
     for start in range(0, len(rows['tokens']), size):
         part = {name: x[start : start + size] for name, x in rows.items()}
-        found, variance = {}, Variance()
+        found, variance = {}, RunningVariance()
         traced = np.zeros((2, len(part['tokens'])))
         for step, rate in zip(steps, rates, strict=True):
             own = step == checkpoint.step
-            weights = checkpoint.weights if own else weights_at(checkpoint, step)
+            weights = checkpoint.weights if own else load_weights(checkpoint, step)
             direction = validation_gradient(mean_gradient, weights, held_out)
-            results = [of_rows(weights, direction, group) for group in groups(part)]
+            results = [of_rows(weights, direction, group) for group in split_groups(part)]
             found = {k: np.concatenate([r[k] for r in jax.device_get(results)]) for k in results[0]}
             found = {name: values[: len(part['tokens'])] for name, values in found.items()}
             variance.add(found.pop('embedding_gradient'))
@@ -138,7 +140,7 @@ def scores_of(
     return {name: np.concatenate([part[name] for part in parts]) for name in SCORES}
 
 
-class Variance:
+class RunningVariance:
     """The variance of arrays that come one after another, without keeping them (Welford)."""
 
     def __init__(self):
@@ -155,56 +157,58 @@ class Variance:
         return self.squares / self.count
 
 
-def groups(rows: Rows) -> Iterator[Rows]:
+def split_groups(rows: DocumentRows) -> Iterator[DocumentRows]:
     """Yields AT_ONCE rows at a time; the last ones are filled up with padding."""
-    for start in range(0, len(rows['tokens']), AT_ONCE):
-        part = {name: x[start : start + AT_ONCE] for name, x in rows.items()}
-        missing = AT_ONCE - len(part['tokens'])
+    for start in range(0, len(rows['tokens']), GROUP_ROWS):
+        part = {name: x[start : start + GROUP_ROWS] for name, x in rows.items()}
+        missing = GROUP_ROWS - len(part['tokens'])
         yield {name: np.pad(x, ((0, missing), (0, 0))) for name, x in part.items()}
 
 
-def programs(checkpoint: Checkpoint) -> tuple[Any, Any]:
+def compile_programs(checkpoint: Checkpoint) -> tuple[Any, Any]:
     """Returns jitted (weights, direction, rows) -> `of_document` of each row, and (weights, rows)
     -> the sum of the rows' gradients.
     """
     learner, mesh = checkpoint.learner, checkpoint.mesh
-    weights, all_of_it = state_shardings(learner, mesh).weights, replicated(mesh)
+    weights, all_of_it = state_shardings(learner, mesh).weights, replicated_sharding(mesh)
 
     def of_rows(weights, direction, rows):
-        one = functools.partial(of_document, learner, weights, direction)
+        one = functools.partial(score_document, learner, weights, direction)
         return jax.lax.map(one, rows)
 
     def summed(weights, rows):
         def add(total, row):
-            gradient, _ = document_gradients(learner, weights, row)
+            gradient, _ = compute_document_gradients(learner, weights, row)
             return jax.tree.map(jnp.add, total, gradient), None
 
         return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, weights.params), rows)[0]
 
     return (
         jax.jit(
-            traced_on(mesh, of_rows),
+            trace_on_mesh(mesh, of_rows),
             in_shardings=(weights, weights.params, all_of_it),
             out_shardings=all_of_it,
         ),
         jax.jit(
-            traced_on(mesh, summed),
+            trace_on_mesh(mesh, summed),
             in_shardings=(weights, all_of_it),
             out_shardings=weights.params,
         ),
     )
 
 
-def validation_gradient(summed: Any, weights: Weights, rows: Rows) -> Any:
+def validation_gradient(sum_gradients: Any, weights: Weights, rows: DocumentRows) -> Any:
     """Returns the mean over rows of the gradient of each; rows of padding have none."""
-    parts = [summed(weights, group) for group in groups(rows)]
+    parts = [sum_gradients(weights, group) for group in split_groups(rows)]
     total = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), parts)
     return jax.tree.map(lambda x: x / len(rows['tokens']), total)
 
 
-def of_document(learner: Learner, weights: Weights, direction: Any, row: Rows) -> dict[str, Any]:
+def score_document(
+    learner: Learner, weights: Weights, direction: Any, row: DocumentRows
+) -> dict[str, Any]:
     """Returns what the scores of one row are made of: its own errors and gradients."""
-    gradient, seen = document_gradients(learner, weights, row)
+    gradient, seen = compute_document_gradients(learner, weights, row)
 
     def dot(a, b):
         return sum(jnp.vdot(x, y) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))
@@ -212,8 +216,8 @@ def of_document(learner: Learner, weights: Weights, direction: Any, row: Rows) -
     return seen | {'squared_norm': dot(gradient, gradient), 'along': dot(gradient, direction)}
 
 
-def document_gradients(
-    learner: Learner, weights: Weights, row: Rows
+def compute_document_gradients(
+    learner: Learner, weights: Weights, row: DocumentRows
 ) -> tuple[Any, dict[str, jax.Array]]:
     """Returns (the gradient of the mean loss of a row [T + 1] in the stored weights, {`loss`,
     `el2n`, `targets`, and `embedding_gradient` [T, D], that of the sum of the true tokens' logits
@@ -233,7 +237,9 @@ def document_gradients(
         true_T = jnp.take_along_axis(logits_TV, batch['tokens'][0, 1:, None], -1)[:, 0]
         losses_T = jax.nn.logsumexp(logits_TV, -1) - true_T
         loss = jnp.sum(weights_T * losses_T) / jnp.maximum(count, 1.0)
-        el2n = jnp.sum(weights_T * error_norms(logits_TV, losses_T)) / jnp.maximum(count, 1.0)
+        el2n = jnp.sum(weights_T * compute_error_norms(logits_TV, losses_T)) / jnp.maximum(
+            count, 1.0
+        )
         return (loss, jnp.sum(weights_T * true_T)), el2n
 
     width, dtype = learner.recipe.stream_width, DTYPES[learner.recipe.model.dtype]
@@ -246,19 +252,19 @@ def document_gradients(
     return gradient, seen | {'embedding_gradient': in_embedding_TD.astype(jnp.float32)}
 
 
-def error_norms(logits_TV: jax.Array, losses_T: jax.Array) -> jax.Array:
+def compute_error_norms(logits_TV: jax.Array, losses_T: jax.Array) -> jax.Array:
     """Returns ||softmax - onehot||_2 of each token: sqrt(sum p^2 - 2 p(true) + 1)."""
     squares_T = jnp.sum(jax.nn.softmax(logits_TV) ** 2, -1)
     return jnp.sqrt(jnp.maximum(squares_T - 2 * jnp.exp(-losses_T) + 1, 0.0))
 
 
-def normalised(values: np.ndarray) -> np.ndarray:
+def normalise(values: np.ndarray) -> np.ndarray:
     """Returns (values - mean) / deviation over all documents; 0 where all are equal."""
     deviation = values.std()
     return (values - values.mean()) / (deviation if deviation > 0 else 1.0)
 
 
-def most(items: dict[str, list[Any]]) -> Table:
+def top_documents(columns: dict[str, list[Any]]) -> Table:
     """Returns the documents whose self-influence is the largest."""
-    order = np.argsort(items['tracin_self'])[::-1][:SHOWN]
-    return Table({name: [values[i] for i in order] for name, values in items.items()})
+    order = np.argsort(columns['tracin_self'])[::-1][:TABLE_ROWS]
+    return Table({name: [values[i] for i in order] for name, values in columns.items()})

@@ -9,12 +9,12 @@ import numpy as np
 from eval.load import Checkpoint, open_data
 from eval.suites.base import SuiteResult, Table
 from eval.suites.reading import jit_statistic, validation_batches
-from lm.inference.blocks import with_blocks
-from lm.inference.probes import by_name
-from lm.inference.scoring import fetched
+from lm.inference.blocks import select_blocks
+from lm.inference.probes import join_blocks
+from lm.inference.scoring import fetch_pipelined
 from lm.model.transformer import ACTIVATIONS, AFTER_MLP, EMBEDDING
 from lm.training.state import Hyper, Learner, Weights
-from lm.training.step import Batch, activations, target_weights, token_sums
+from lm.training.step import Batch, compute_activations, target_weights, token_sums
 from modules.options import Option
 
 TITLES = {
@@ -39,11 +39,11 @@ def layers(
     """
     c = checkpoint
     L = c.recipe.model.n_layers
-    loss, turned = jit_statistic(c, ce_of_blocks), jit_statistic(c, turns_of)
+    loss, turned = jit_statistic(c, sum_cross_entropy), jit_statistic(c, sum_stream_angles)
     kept = [np.ones(L, bool), *~np.eye(L, dtype=bool)]
     ce, sums, n_tokens = np.zeros(L + 1), np.zeros((2, L + 1, L + 1)), 0.0
     for batch in validation_batches(c, open_data(c).validation, tokens):
-        ce += list(fetched(loss(c.weights, batch, c.hyper, kept_L) for kept_L in kept))
+        ce += list(fetch_pipelined(loss(c.weights, batch, c.hyper, kept_L) for kept_L in kept))
         of_batch, n = jax.device_get(turned(c.weights, batch, c.hyper))
         sums, n_tokens = sums + of_batch, n_tokens + float(n)
     angle, influence = sums / n_tokens
@@ -60,34 +60,34 @@ def layers(
     columns |= {TITLES[name]: values.tolist() for name, values in of_blocks.items()}
     tables = {
         'Loss without each block': Table(columns, x='layer', y=TITLES['removal']),
-        'Angular distance of the streams before blocks': distances(angle, gap or L),
+        'Angular distance of the streams before blocks': distance_table(angle, gap or L),
     }
     return SuiteResult(numbers, {}, tables)
 
 
-def ce_of_blocks(
+def sum_cross_entropy(
     learner: Learner, weights: Weights, batch: Batch, hyper: Hyper, kept_L: jax.Array
 ) -> jax.Array:
     """Returns the sum of the cross-entropy over targets, of the blocks at which kept_L is True."""
-    variables = with_blocks(learner, learner.variables(weights), kept_L)
+    variables = select_blocks(learner, learner.variables(weights), kept_L)
     return token_sums(learner, variables, batch, hyper)['ce']
 
 
-def turns_of(
+def sum_stream_angles(
     learner: Learner, weights: Weights, batch: Batch, hyper: Hyper
 ) -> tuple[jax.Array, jax.Array]:
     """Returns (`turns` between the L + 1 streams before and behind blocks, over targets; how many
     targets there are).
     """
     variables = learner.variables(weights)
-    _, filled = activations(learner, variables, batch, (ACTIVATIONS,), hyper)
-    found = by_name(learner.recipe, filled[ACTIVATIONS])
+    _, filled = compute_activations(learner, variables, batch, (ACTIVATIONS,), hyper)
+    found = join_blocks(learner.recipe, filled[ACTIVATIONS])
     streams_LBTD = jnp.concatenate([found[EMBEDDING][None], found[AFTER_MLP]])
     weights_BT = target_weights(batch, learner.bos_id)
-    return turns(streams_LBTD, weights_BT), jnp.sum(weights_BT)
+    return sum_angles(streams_LBTD, weights_BT), jnp.sum(weights_BT)
 
 
-def turns(streams: jax.Array, weights: jax.Array) -> jax.Array:
+def sum_angles(streams: jax.Array, weights: jax.Array) -> jax.Array:
     """Returns sums over tokens of the angle over pi and of 1 - cosine, [2, L, L], between streams
     [L, ..., D], each token counted with its weight [...].
 
@@ -106,7 +106,7 @@ def turns(streams: jax.Array, weights: jax.Array) -> jax.Array:
     return jnp.stack(jax.lax.map(lambda u: jax.lax.map(lambda v: between(u, v), units), units))
 
 
-def distances(angle_LL: np.ndarray, gap: int) -> Table:
+def distance_table(angle_LL: np.ndarray, gap: int) -> Table:
     """Returns the distance between what enters block l and block l + n (behind the last: n blocks
     on), for all l and n up to `gap`.
     """

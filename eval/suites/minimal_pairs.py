@@ -12,23 +12,23 @@ import scipy.stats
 
 from eval.load import Checkpoint
 from eval.suites.base import SuiteResult, Table
-from lm.data.formats import format_of, json_lines
+from lm.data.formats import file_format, read_json_lines
 from lm.data.globs import find_files
 from lm.inference.scoring import Scorer
 from lm.storage.files import expand_home
 from modules.options import Option
 
 GOOD, BAD, PARADIGM = 'sentence_good', 'sentence_bad', 'UID'
-FORM = '.jsonl'
+SUFFIX = '.jsonl'
 
 
-class Pair(NamedTuple):
+class SentencePair(NamedTuple):
     """Two sentences of a paradigm, and the line they are from."""
 
     paradigm: str
     good: str
     bad: str
-    where: str
+    location: str
 
 
 def minimal_pairs(
@@ -47,7 +47,7 @@ def minimal_pairs(
     against 1/2. A tie is wrong. Source: Warstadt et al. 2020 (arXiv:1912.00582).
     """
     pairs = list(read_pairs(path, limit))
-    rows = _rows(checkpoint, pairs, end)
+    rows = _encode_pairs(checkpoint, pairs, end)
     log_p = [scores['log_p'].astype(np.float64) for scores in Scorer(checkpoint)(rows)]
     sums, means = (np.reshape([f(one) for one in log_p], (-1, 2)) for f in (np.sum, np.mean))
     margins, is_right = sums[:, 0] - sums[:, 1], sums[:, 0] > sums[:, 1]
@@ -73,7 +73,7 @@ def minimal_pairs(
             'paradigms': len(names),
         },
         items={
-            'item': _numbered(pairs),
+            'item': _item_names(pairs),
             'paradigm': [pair.paradigm for pair in pairs],
             'is_right': is_right.astype(int).tolist(),
             'margin': margins.tolist(),
@@ -94,7 +94,7 @@ def minimal_pairs(
     )
 
 
-def read_pairs(path: str, limit: int = 0) -> Iterator[Pair]:
+def read_pairs(path: str, limit: int = 0) -> Iterator[SentencePair]:
     """Yields the pairs of a .jsonl file, of those in a folder, or of those that match a glob.
 
     Args:
@@ -106,11 +106,11 @@ def read_pairs(path: str, limit: int = 0) -> Iterator[Pair]:
       ValueError: where there is no such file, or a line that is no pair.
     """
     taken: dict[str, int] = {}
-    for file in _files(path):
-        stem = file.name[: file.name.index(FORM)]
-        for where, record in json_lines(file):
+    for file in _find_pair_files(path):
+        stem = file.name[: file.name.index(SUFFIX)]
+        for where, record in read_json_lines(file):
             paradigm = record.get(PARADIGM, stem)
-            pair = Pair(paradigm, record.get(GOOD), record.get(BAD), where)
+            pair = SentencePair(paradigm, record.get(GOOD), record.get(BAD), where)
             for name, value in ((GOOD, pair.good), (BAD, pair.bad), (PARADIGM, paradigm)):
                 if not _is_text(value):
                     raise ValueError(
@@ -129,7 +129,7 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and value != '' and value.isprintable()
 
 
-def _files(path: str) -> list[Path]:
+def _find_pair_files(path: str) -> list[Path]:
     if not path:
         raise ValueError(
             'minimal_pairs needs its sentences: --suite=minimal_pairs:PATH, a .jsonl file, a '
@@ -138,18 +138,20 @@ def _files(path: str) -> list[Path]:
     pattern = expand_home(path)
     if os.path.isdir(pattern):
         pattern = f'{glob.escape(pattern)}/*'
-        found = [p for p in sorted(map(Path, glob.glob(pattern))) if format_of(p) == FORM]
+        found = [p for p in sorted(map(Path, glob.glob(pattern))) if file_format(p) == SUFFIX]
     else:
         found = [*find_files(pattern).files]
     if not found:
-        raise ValueError(f'--minimal_pairs.path={path} matches no {FORM} file.')
+        raise ValueError(f'--minimal_pairs.path={path} matches no {SUFFIX} file.')
     for file in found:
-        if format_of(file) != FORM:
-            raise ValueError(f'minimal pairs are lines of {FORM} files; got {file}.')
+        if file_format(file) != SUFFIX:
+            raise ValueError(f'minimal pairs are lines of {SUFFIX} files; got {file}.')
     return found
 
 
-def _rows(checkpoint: Checkpoint, pairs: Sequence[Pair], end: bool) -> list[list[int]]:
+def _encode_pairs(
+    checkpoint: Checkpoint, pairs: Sequence[SentencePair], end: bool
+) -> list[list[int]]:
     """Returns the tokens of good, bad, good, bad, ..."""
     tokenizer = checkpoint.tokenizer
     encoded = tokenizer.encode_batch([text for pair in pairs for text in (pair.good, pair.bad)])
@@ -159,13 +161,13 @@ def _rows(checkpoint: Checkpoint, pairs: Sequence[Pair], end: bool) -> list[list
     for i, row in enumerate(rows):
         if not 2 <= len(row) <= most:
             raise ValueError(
-                f'{pairs[i // 2].where}: a sentence has {len(row) - 1} tokens, and this model '
+                f'{pairs[i // 2].location}: a sentence has {len(row) - 1} tokens, and this model '
                 f'scores 1 to {most - 1} (data.seq_len). Leave the line out.'
             )
     return rows
 
 
-def _numbered(pairs: Sequence[Pair]) -> list[str]:
+def _item_names(pairs: Sequence[SentencePair]) -> list[str]:
     """Returns PARADIGM/N of each pair, N from 0 in each paradigm."""
     seen: dict[str, int] = {}
     names = []

@@ -10,9 +10,9 @@ import numpy as np
 from eval.load import Checkpoint, open_data
 from eval.suites.base import SuiteResult, Table
 from eval.suites.reading import jit_statistic, validation_batches
-from lm.inference.scoring import fetched
+from lm.inference.scoring import fetch_pipelined
 from lm.training.state import Hyper, Learner, Weights
-from lm.training.step import Batch, activations, target_weights
+from lm.training.step import Batch, compute_activations, target_weights
 from modules.options import Option
 
 
@@ -33,20 +33,20 @@ def neural_collapse(
     its mean: 1 and 0 where both are one frame. nc4: the share of tokens whose nearest mean is that
     of the class of the largest logit. m is the mean of the m_c. For language arXiv:2405.17767.
     """
-    every = Features(checkpoint, tokens)
-    sums_VD, counts_V = every.totals(sums_by_class)
-    chosen_C = frequent(counts_V, classes, least)
+    every = ValidationFeatures(checkpoint, tokens)
+    sums_VD, counts_V = every.sum_statistic(sums_by_class)
+    chosen_C = frequent_tokens(counts_V, classes, least)
     counts_C = counts_V[chosen_C]
     means_CD = sums_VD[chosen_C] / counts_C[:, None]
-    squares_C, agreeing = every.totals(around_means, chosen_C, np.float32(means_CD))
-    readout_CD = np.float64(every.first(rows_of_readout, chosen_C))
+    squares_C, agreeing = every.sum_statistic(sums_around_means, chosen_C, np.float32(means_CD))
+    readout_CD = np.float64(every.first_statistic(readout_rows, chosen_C))
     variances_C, centred_CD = squares_C / counts_C, means_CD - means_CD.mean(0)
-    cosines_C = np.sum(unit(readout_CD) * unit(centred_CD), 1)
+    cosines_C = np.sum(normalise_rows(readout_CD) * normalise_rows(centred_CD), 1)
     numbers = {
         'tokens': counts_C.sum(),
         'classes': len(chosen_C),
-        'nc1': variability(means_CD, variances_C),
-        **frame(centred_CD),
+        'nc1': compute_variability(means_CD, variances_C),
+        **measure_frame(centred_CD),
         'nc3': cosines_C.mean(),
         'nc3_spread': cosines_C.std() / cosines_C.mean(),
         'nc4': agreeing / counts_C.sum(),
@@ -62,34 +62,36 @@ def neural_collapse(
     return SuiteResult({name: float(x) for name, x in numbers.items()}, {}, tables)
 
 
-class Features:
+class ValidationFeatures:
     """The last features of the validation split, batch by batch."""
 
     def __init__(self, checkpoint: Checkpoint, tokens: int):
         self._checkpoint, self._tokens = checkpoint, tokens
         self._split = open_data(checkpoint).validation
 
-    def totals(self, statistic: Callable[..., Any], *more: Any) -> tuple[Any, ...]:
+    def sum_statistic(self, statistic: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
         """Returns the sums of statistic(learner, weights, batch, hyper, *more), in float64."""
-        each = self._each(statistic, more, self._tokens)
+        each = self._iterate(statistic, arguments, self._tokens)
         sums = [np.float64(x) for x in next(each)]
         for of_batch in each:
             sums = [total + np.float64(x) for total, x in zip(sums, of_batch, strict=True)]
         return tuple(sums)
 
-    def first(self, statistic: Callable[..., Any], *more: Any) -> Any:
+    def first_statistic(self, statistic: Callable[..., Any], *arguments: Any) -> Any:
         """Returns the statistic of the first batch."""
-        return next(self._each(statistic, more, tokens=1))
+        return next(self._iterate(statistic, arguments, tokens=1))
 
-    def _each(self, statistic, more, tokens):
+    def _iterate(self, statistic, arguments, tokens):
         c = self._checkpoint
         run, batches = jit_statistic(c, statistic), validation_batches(c, self._split, tokens)
-        return fetched(run(c.weights, batch, c.hyper, *more) for batch in batches)
+        return fetch_pipelined(run(c.weights, batch, c.hyper, *arguments) for batch in batches)
 
 
-def read(learner: Learner, weights: Weights, batch: Batch, hyper: Hyper) -> tuple[Any, ...]:
+def read_features(
+    learner: Learner, weights: Weights, batch: Batch, hyper: Hyper
+) -> tuple[Any, ...]:
     """Returns (features [M, D] float32, the token behind each, its weight, the readout)."""
-    (x_BTD, readout), _ = activations(learner, learner.variables(weights), batch, (), hyper)
+    (x_BTD, readout), _ = compute_activations(learner, learner.variables(weights), batch, (), hyper)
     weights_BT = target_weights(batch, learner.bos_id).astype(jnp.float32)
     x_MD = x_BTD.reshape(-1, x_BTD.shape[-1]).astype(jnp.float32)
     return x_MD, batch['tokens'][:, 1:].reshape(-1), weights_BT.reshape(-1), readout
@@ -99,13 +101,13 @@ def sums_by_class(
     learner: Learner, weights: Weights, batch: Batch, hyper: Hyper
 ) -> tuple[jax.Array, jax.Array]:
     """Returns (the sum of the features before each token [V, D], how many there are [V])."""
-    x_MD, next_M, weights_M, _ = read(learner, weights, batch, hyper)
+    x_MD, next_M, weights_M, _ = read_features(learner, weights, batch, hyper)
     vocab = learner.model.vocab_size
     sums_VD = jnp.zeros((vocab, x_MD.shape[-1])).at[next_M].add(weights_M[:, None] * x_MD)
     return sums_VD, jnp.zeros(vocab).at[next_M].add(weights_M)
 
 
-def around_means(
+def sums_around_means(
     learner: Learner,
     weights: Weights,
     batch: Batch,
@@ -116,7 +118,7 @@ def around_means(
     """Returns (sums of |h - m_c|^2 by class [C], at how many targets of these classes the largest
     of their logits is of the class with the nearest mean).
     """
-    x_MD, next_M, weights_M, readout = read(learner, weights, batch, hyper)
+    x_MD, next_M, weights_M, readout = read_features(learner, weights, batch, hyper)
     place_V = jnp.full(learner.model.vocab_size, -1).at[chosen_C].set(jnp.arange(len(chosen_C)))
     place_M = place_V[next_M]
     weights_M = weights_M * (place_M >= 0)
@@ -134,7 +136,7 @@ def around_means(
     return squares_C, jnp.sum(weights_M * is_same_M)
 
 
-def rows_of_readout(
+def readout_rows(
     learner: Learner,
     weights: Weights,
     batch: Batch,
@@ -142,33 +144,33 @@ def rows_of_readout(
     chosen_C: jax.Array,
 ) -> jax.Array:
     """Returns the vectors [C, D] whose products with features are the logits of some tokens."""
-    *_, readout = read(learner, weights, batch, hyper)
+    *_, readout = read_features(learner, weights, batch, hyper)
     return readout.weight_DV[:, chosen_C].T
 
 
-def frequent(counts_V: np.ndarray, most: int, least: int) -> np.ndarray:
+def frequent_tokens(counts_V: np.ndarray, max_classes: int, min_count: int) -> np.ndarray:
     """Returns the tokens that come next most often, `most` of them at most.
 
     Raises ValueError where fewer than three come `least` times: a frame has three vectors.
     """
-    order = np.argsort(-counts_V, kind='stable')[:most]
-    chosen = order[counts_V[order] >= least]
+    order = np.argsort(-counts_V, kind='stable')[:max_classes]
+    chosen = order[counts_V[order] >= min_count]
     if len(chosen) < 3:
         raise ValueError(
-            f'neural_collapse needs three tokens that come next {least} times or more, and got '
+            f'neural_collapse needs three tokens that come next {min_count} times or more, and got '
             f'{len(chosen)}; raise --neural_collapse.tokens or --neural_collapse.classes, or lower '
             '--neural_collapse.least'
         )
     return chosen
 
 
-def unit(x_CD: np.ndarray) -> np.ndarray:
+def normalise_rows(x_CD: np.ndarray) -> np.ndarray:
     """Returns rows of length 1; those of zeros stay."""
     lengths_C1 = np.linalg.norm(x_CD, axis=1, keepdims=True)
     return x_CD / np.where(lengths_C1 > 0, lengths_C1, 1)
 
 
-def variability(means_CD: np.ndarray, variances_C: np.ndarray) -> float:
+def compute_variability(means_CD: np.ndarray, variances_C: np.ndarray) -> float:
     """Returns the mean over pairs of (s_c^2 + s_d^2) / (2 |m_c - m_d|^2) (arXiv:2112.15121)."""
     c, d = np.triu_indices(len(means_CD), 1)
     squares = np.sum(means_CD**2, 1)
@@ -176,9 +178,9 @@ def variability(means_CD: np.ndarray, variances_C: np.ndarray) -> float:
     return float(np.mean((variances_C[c] + variances_C[d]) / (2 * apart)))
 
 
-def frame(centred_CD: np.ndarray) -> dict[str, float]:
+def measure_frame(centred_CD: np.ndarray) -> dict[str, float]:
     """Returns the numbers of NC2: how far vectors are from a simplex, or any equal spacing."""
-    lengths_C, units_CD = np.linalg.norm(centred_CD, axis=1), unit(centred_CD)
+    lengths_C, units_CD = np.linalg.norm(centred_CD, axis=1), normalise_rows(centred_CD)
     cosines = (units_CD @ units_CD.T)[np.triu_indices(len(units_CD), 1)]
     logs = 0.5 * np.log(np.maximum(2 - 2 * cosines, np.finfo(np.float64).tiny))
     return {

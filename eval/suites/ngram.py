@@ -6,7 +6,7 @@ import numpy as np
 
 from eval.load import Checkpoint, open_data
 from eval.suites.base import SuiteResult
-from lm.config.mixture import MixedRows, by_source, mean_by_share
+from lm.config.mixture import MixedRows, mean_by_share, split_by_source
 from lm.data import Rows
 
 ORDER = 5
@@ -22,8 +22,10 @@ def ngram(checkpoint: Checkpoint) -> SuiteResult:
     """
     dataset, tokenizer = open_data(checkpoint), checkpoint.tokenizer
     found = {
-        name: kneser_ney_bits(texts(dataset.train, tokenizer), texts(rows, tokenizer), order=ORDER)
-        for name, rows in by_source(dataset.validation).items()
+        name: kneser_ney_bits(
+            document_bytes(dataset.train, tokenizer), document_bytes(rows, tokenizer), order=ORDER
+        )
+        for name, rows in split_by_source(dataset.validation).items()
     }
     per_byte = {name: bits / n_bytes for name, (bits, n_bytes) in found.items()}
     return SuiteResult(
@@ -34,7 +36,7 @@ def ngram(checkpoint: Checkpoint) -> SuiteResult:
     )
 
 
-def texts(rows: Rows | MixedRows, tokenizer) -> Iterable[np.ndarray]:
+def document_bytes(rows: Rows | MixedRows, tokenizer) -> Iterable[np.ndarray]:
     """The bytes of each document of a split."""
     for tokens in rows.documents():
         text = tokenizer.decode(tokens.tolist()).encode()
@@ -51,7 +53,7 @@ def kneser_ney_bits(
     distinct w after h, h' drops the oldest byte, p_0 = 1/256 and D_n = n1 / (n1 + 2 n2) from the
     numbers of counts that are 1 and 2. Source: Chen and Goodman 1999, equation 29.
     """
-    train_grams, test_grams = _grams(train, order), _grams(test, order)
+    train_grams, test_grams = _encode_grams(train, order), _encode_grams(test, order)
     probability = np.full(len(test_grams), 1 / 256)
     seen = np.unique(train_grams, axis=None, return_counts=True)
     levels = [seen]
@@ -73,7 +75,7 @@ def kneser_ney_bits(
     return float(-np.log2(probability).sum()), len(test_grams)
 
 
-def _grams(documents: Iterable[np.ndarray], order: int) -> np.ndarray:
+def _encode_grams(documents: Iterable[np.ndarray], order: int) -> np.ndarray:
     """Each byte with the order - 1 symbols before it, as one number in base 257."""
     numbers = []
     for text in documents:
@@ -85,7 +87,7 @@ def _grams(documents: Iterable[np.ndarray], order: int) -> np.ndarray:
     return np.concatenate(numbers)
 
 
-def _look_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def _look_up(keys: np.ndarray, values: np.ndarray, queries: np.ndarray) -> np.ndarray:
     """values[keys == wanted], 0 where there is none; keys are sorted."""
-    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[at] == wanted, values[at], 0)
+    at = np.minimum(np.searchsorted(keys, queries), len(keys) - 1)
+    return np.where(keys[at] == queries, values[at], 0)

@@ -14,13 +14,13 @@ import numpy as np
 from eval.load import Checkpoint, open_data
 from eval.suites.base import SuiteResult, Table
 from eval.suites.reading import validation_batches
-from lm.config.mixture import MixedRows, by_source
+from lm.config.mixture import MixedRows, split_by_source
 from lm.data import Rows
-from lm.inference.scoring import Scorer, fetched, jit_score_batch, log_probabilities
+from lm.inference.scoring import Scorer, fetch_pipelined, jit_score_batch, log_probabilities
 from lm.run.evaluate import validation_losses
 from modules.options import Option
 
-AT_ONCE = 1 << 22  # tokens of windows that are packed together
+CHUNK_TOKENS = 1 << 22  # tokens of windows that are packed together
 
 Stride = Annotated[int, Option('tokens a window moves on; 0: rows as training reads them', 0)]
 Documents = Annotated[int, Option('how many are read, the first of each source; 0: all', 0)]
@@ -66,20 +66,20 @@ def perplexity(
             f'leave out tokens. Give {length} at most.'
         )
     split = open_data(checkpoint).validation
-    sources = by_source(split)
+    sources = split_by_source(split)
     if empty := [name for name, rows in sources.items() if not len(rows)]:
         raise ValueError(
             f'the validation split{f" of {empty[0]}" if empty[0] else ""} holds no text: the run '
             'was trained with data.validation_fraction='
             f'{checkpoint.recipe.data.validation_fraction}.'
         )
-    score = functools.partial(by_windows, stride=stride) if stride else by_rows
+    score = functools.partial(score_windows, stride=stride) if stride else score_rows
     scored: list[ScoredDocument] = []
     sums, sizes = {}, {}
     for source, rows in sources.items():
         n_documents = min(documents or rows.n_documents, rows.n_documents)
         nats_D, tokens_D = score(checkpoint, rows, n_documents)
-        of_source = list(scored_documents(checkpoint, source, rows, nats_D, tokens_D))
+        of_source = list(describe_documents(checkpoint, source, rows, nats_D, tokens_D))
         sums[source] = [{'ce': math.fsum(nats_D), 'tokens': tokens_D.sum()}]
         sizes[source] = (
             SplitSize(sum(doc.tokens for doc in of_source), sum(doc.bytes for doc in of_source))
@@ -88,23 +88,25 @@ def perplexity(
         )
         scored += of_source
     is_mixture = isinstance(split, MixedRows)
-    size = dataclasses.replace(split, parts=(*sizes.values(),)) if is_mixture else sizes['']
+    size = dataclasses.replace(split, sources=(*sizes.values(),)) if is_mixture else sizes['']
     numbers = validation_losses(sums, size) | {'tokens': size.n_tokens, 'bytes': size.n_bytes}
-    table = by_domain(scored, checkpoint.recipe.data.source)
-    return SuiteResult(numbers, items_of(scored), {'Bits per byte by domain': table})
+    table = domain_table(scored, checkpoint.recipe.data.source)
+    return SuiteResult(numbers, document_items(scored), {'Bits per byte by domain': table})
 
 
-def by_rows(checkpoint: Checkpoint, rows: Rows, n_documents: int) -> tuple[np.ndarray, np.ndarray]:
+def score_rows(
+    checkpoint: Checkpoint, rows: Rows, n_documents: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns (nats, target tokens) of the first documents [D], read in the rows and batches of the
     training loop.
     """
     bos_id, masks = checkpoint.tokenizer.bos_id, checkpoint.recipe.data.mask_documents
-    document_RT = [rows.documents_of(i)[1:] for i in range(len(rows))]
+    document_RT = [rows.document_ids(i)[1:] for i in range(len(rows))]
     is_counted_RT = [(document_T >= 0) & (document_T < n_documents) for document_T in document_RT]
     chosen = [i for i, is_counted_T in enumerate(is_counted_RT) if is_counted_T.any()]
     step = jit_score_batch(checkpoint.learner, checkpoint.mesh, log_probabilities, masks)
-    batches = validation_batches(checkpoint, Selected(rows, chosen), tokens=0)
-    scores = fetched(step(checkpoint.weights, batch) for batch in batches)
+    batches = validation_batches(checkpoint, RowSubset(rows, chosen), tokens=0)
+    scores = fetch_pipelined(step(checkpoint.weights, batch) for batch in batches)
     log_p_RT = itertools.chain.from_iterable(of_batch['log_p'] for of_batch in scores)
     nats_D, tokens_D = np.zeros(n_documents), np.zeros(n_documents, np.int64)
     for i, log_p_T in zip(chosen, log_p_RT, strict=False):  # the last batch is padded
@@ -115,7 +117,7 @@ def by_rows(checkpoint: Checkpoint, rows: Rows, n_documents: int) -> tuple[np.nd
 
 
 @dataclasses.dataclass(frozen=True)
-class Selected:
+class RowSubset:
     """Some rows of a split, by their numbers."""
 
     rows: Rows
@@ -128,7 +130,7 @@ class Selected:
         return self.rows[self.numbers[i]]
 
 
-def by_windows(
+def score_windows(
     checkpoint: Checkpoint, rows: Rows, n_documents: int, stride: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (nats, target tokens) of the first documents [D], each read alone."""
@@ -138,9 +140,9 @@ def by_windows(
     windows = (
         (number, *window)
         for number, tokens in enumerate(documents)
-        for window in windows_of(tokens, rows.seq_len, stride)
+        for window in split_windows(tokens, rows.seq_len, stride)
     )
-    while group := list(itertools.islice(windows, max(1, AT_ONCE // rows.seq_len))):
+    while group := list(itertools.islice(windows, max(1, CHUNK_TOKENS // rows.seq_len))):
         scores = score([tokens for _, tokens, _ in group])
         for (number, tokens, before), of_window in zip(group, scores, strict=True):
             is_target = tokens[1 + before :] != bos_id
@@ -149,7 +151,7 @@ def by_windows(
     return nats_D, tokens_D
 
 
-def windows_of(tokens: np.ndarray, length: int, stride: int) -> Iterator[tuple[np.ndarray, int]]:
+def split_windows(tokens: np.ndarray, length: int, stride: int) -> Iterator[tuple[np.ndarray, int]]:
     """Yields (length + 1 tokens of a document at most, how many of their scores an earlier window
     has). Each token but the first has a score that no earlier window has, once.
     """
@@ -157,7 +159,7 @@ def windows_of(tokens: np.ndarray, length: int, stride: int) -> Iterator[tuple[n
         yield tokens[start : start + length + 1], (length - stride if start else 0)
 
 
-def scored_documents(
+def describe_documents(
     checkpoint: Checkpoint, domain: str, rows: Rows, nats_D: np.ndarray, tokens_D: np.ndarray
 ) -> Iterator[ScoredDocument]:
     """Yields the documents of a source, which have these nats and target tokens."""
@@ -170,7 +172,7 @@ def scored_documents(
         yield ScoredDocument(domain, number, nats, n, len(text), digest)
 
 
-def items_of(documents: Sequence[ScoredDocument]) -> dict[str, list[Any]]:
+def document_items(documents: Sequence[ScoredDocument]) -> dict[str, list[Any]]:
     """Returns a column of each quantity. A document is named by its text, so that runs with other
     tokenizers, or with the text in another mixture, name it equally.
     """
@@ -184,7 +186,7 @@ def items_of(documents: Sequence[ScoredDocument]) -> dict[str, list[Any]]:
     return {'item': names} | {field: [getattr(d, field) for d in documents] for field in fields}
 
 
-def by_domain(documents: Sequence[ScoredDocument], source: str) -> Table:
+def domain_table(documents: Sequence[ScoredDocument], source: str) -> Table:
     """Returns the table of domains, the sources of a mixture; `source` names a single one."""
     rows = []
     for domain in dict.fromkeys(document.domain for document in documents):

@@ -10,14 +10,14 @@ import numpy as np
 
 from eval.load import Checkpoint, open_data
 from lm import data
-from lm.config.mixture import MixedRows, by_source
-from lm.devices.mesh import batch_parts, put_batch, traced_on
+from lm.config.mixture import MixedRows, split_by_source
+from lm.devices.mesh import batch_parts, put_batch, trace_on_mesh
 
 
 def batch_rows(checkpoint: Checkpoint) -> int:
     """Returns the rows of a batch: those of a microbatch, or as many more as the mesh cuts."""
     parts = batch_parts(checkpoint.mesh)
-    return -(-checkpoint.recipe.microbatch // parts) * parts
+    return -(-checkpoint.recipe.microbatch_size // parts) * parts
 
 
 def validation_batches(checkpoint: Checkpoint, split: Any, tokens: int) -> Iterator[dict[str, Any]]:
@@ -36,7 +36,7 @@ def validation_batches(checkpoint: Checkpoint, split: Any, tokens: int) -> Itera
 
 def jit_statistic(checkpoint: Checkpoint, statistic: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the jitted statistic(learner, weights, batch, hyper, ...) without its learner."""
-    return jax.jit(traced_on(checkpoint.mesh, functools.partial(statistic, checkpoint.learner)))
+    return jax.jit(trace_on_mesh(checkpoint.mesh, functools.partial(statistic, checkpoint.learner)))
 
 
 class TargetRow(NamedTuple):
@@ -60,12 +60,14 @@ def validation_rows(checkpoint: Checkpoint, tokens: int) -> list[TargetRow]:
       tokens: targets to be read, about; 0: all.
     """
     split = open_data(checkpoint).validation
-    sources = list(by_source(split).values())
-    shares = split.shares.of_each if isinstance(split, MixedRows) else (1.0,)
+    sources = list(split_by_source(split).values())
+    shares = split.shares.fractions if isinstance(split, MixedRows) else (1.0,)
     found, n_documents = [], 0
     for rows, share in zip(sources, shares, strict=True):
         read = 0
-        for row in rows_of(rows, checkpoint.recipe.data.mask_documents, checkpoint.learner.bos_id):
+        for row in split_rows(
+            rows, checkpoint.recipe.data.mask_documents, checkpoint.learner.bos_id
+        ):
             found.append(row._replace(document=row.document + n_documents))
             read += int(row.is_target.sum())
             if tokens and read >= share * tokens:
@@ -74,7 +76,7 @@ def validation_rows(checkpoint: Checkpoint, tokens: int) -> list[TargetRow]:
     return found
 
 
-def rows_of(rows, mask_documents: bool, bos_id: int) -> Iterator[TargetRow]:
+def split_rows(rows, mask_documents: bool, bos_id: int) -> Iterator[TargetRow]:
     """Yields the rows of a split, in order; a row that begins without bos_id goes on with the
     document before it.
     """

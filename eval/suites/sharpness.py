@@ -14,29 +14,29 @@ from eval.load import Checkpoint, open_data
 from eval.suites.base import SuiteResult, Table
 from lm import data
 from lm.config.recipe import Recipe
-from lm.config.resolve import AUTO, replaced, without_unread
+from lm.config.resolve import AUTO, drop_unread_options, update_recipe
 from lm.devices.shardings import abstract_state
-from lm.inference.blocks import each_block, sequence_of
+from lm.inference.blocks import iterate_blocks, make_sequence
 from lm.inference.scoring import score_batch
-from lm.model.parameters import optimizer_of
+from lm.model.parameters import optimizer_field
 from lm.model.transformer import ACTIVATIONS, EMBEDDING
 from lm.record.checkpoint import read_state
 from lm.training.state import Hyper, Learner, State, Weights, build_learner
-from lm.training.step import Batch, activations, target_weights, token_sums
-from lm.training.update import numbered_rows, peaks_of
+from lm.training.step import Batch, compute_activations, target_weights, token_sums
+from lm.training.update import bind_rows, peak_lrs
 from modules.curvature import (
+    jacobian_gains,
     lanczos,
-    largest_stretches,
     logit_curvature,
     logit_sharpness,
-    ritz,
+    ritz_values,
 )
 from modules.kernels import OPERATIONS
-from modules.optim.base import along
+from modules.optim.base import jvp_along
 from modules.options import Option
 
 # Kernels whose gradient can be differentiated in forward mode, and kernels that can be themselves.
-OF_GRADIENTS, OF_VALUES = 'xla', 'reference'
+GRADIENT_KERNELS, VALUE_KERNELS = 'xla', 'reference'
 
 
 def sharpness(
@@ -66,19 +66,19 @@ def sharpness(
     split = open_data(checkpoint).validation
     batch = next(data.evaluation_batches(split, batch_size=min(rows, len(split)), limit=1))
     batch = jax.tree.map(jnp.asarray, batch)
-    in_weights, of_hessian = curvature(checkpoint, batch, eigenvalues, iterations)
-    in_logits = of_logits(checkpoint, batch, box)
-    stretched, of_blocks = lipschitz(checkpoint, batch, rounds)
+    in_weights, of_hessian = measure_curvature(checkpoint, batch, eigenvalues, iterations)
+    in_logits = measure_logits(checkpoint, batch, box)
+    stretched, of_blocks = measure_lipschitz(checkpoint, batch, rounds)
     return SuiteResult(in_weights | in_logits | stretched, {}, of_hessian | of_blocks)
 
 
-def curvature(
+def measure_curvature(
     checkpoint: Checkpoint, batch: Batch, eigenvalues: int, iterations: int
 ) -> tuple[dict[str, float], dict[str, Table]]:
     """Returns numbers and a table of the Hessian, plain and preconditioned."""
     c, numbers, lines = checkpoint, {}, []
-    learner = plain(c, OF_GRADIENTS)
-    spectrum = spectrum_of(learner, iterations)
+    learner = build_float32_learner(c, GRADIENT_KERNELS)
+    spectrum = build_spectrum(learner, iterations)
 
     def measure(name, scales):
         values, bounds = spectrum(c.weights, batch, c.hyper, scales)
@@ -89,7 +89,7 @@ def curvature(
         for i, one in enumerate(names):
             lines.append((one, float(values[i]), f'within {bounds[i]:.2g} of an eigenvalue'))
 
-    trained = [w for w, t in leaves_with(c.weights.params, learner.described.trainable) if t]
+    trained = [w for w, t in leaves_with(c.weights.params, learner.description.trainable) if t]
     measure('sharpness', [jnp.ones_like(w, jnp.float32) for w in trained])
     scales, why_not = preconditioner(c)
     if scales is None:
@@ -102,12 +102,16 @@ def curvature(
     return numbers, {'Eigenvalues of the Hessian': table}
 
 
-def lipschitz(
+def measure_lipschitz(
     checkpoint: Checkpoint, batch: Batch, rounds: int
 ) -> tuple[dict[str, float], dict[str, Table]]:
     """Returns numbers and a table of how far each block stretches a small change of its input."""
     c = checkpoint
-    found_LB = np.array(stretches(plain(c, OF_VALUES), c.weights, batch, c.hyper, rounds))
+    found_LB = np.array(
+        measure_stretches(
+            build_float32_learner(c, VALUE_KERNELS), c.weights, batch, c.hyper, rounds
+        )
+    )
     most_L = found_LB.max(1)
     numbers = {
         'lipschitz_max': float(most_L.max()),
@@ -123,12 +127,12 @@ def lipschitz(
     return numbers, {'Local Lipschitz constants, at least': Table(columns, x='layer', y=largest)}
 
 
-def plain(checkpoint: Checkpoint, implementation: str) -> Learner:
+def build_float32_learner(checkpoint: Checkpoint, implementation: str) -> Learner:
     """Returns the learner of a checkpoint in float32, with the kernels of an implementation."""
     c = checkpoint
     chosen = {f'kernels.{operation}': AUTO for operation in OPERATIONS}
     chosen |= {'kernels.implementation': implementation, 'model.dtype': 'float32'}
-    recipe = without_unread(replaced(c.recipe, chosen))
+    recipe = drop_unread_options(update_recipe(c.recipe, chosen))
     return build_learner(recipe, c.model.vocab_size, c.learner.bos_id, c.model.kernels.platform)
 
 
@@ -138,10 +142,10 @@ def mean_loss(learner: Learner, weights: Weights, batch: Batch, hyper: Hyper) ->
     return sums['objective'] / jnp.maximum(sums['tokens'], 1.0)
 
 
-def spectrum_of(
+def build_spectrum(
     learner: Learner, iterations: int, loss: Callable[..., jax.Array] = mean_loss
 ) -> Callable[..., Any]:
-    """Returns spectrum(weights, batch, hyper, scales) -> `ritz` of S H S, one program for all.
+    """Returns spectrum(weights, batch, hyper, scales) -> `ritz_values` of S H S, one program for all.
 
     H is the Hessian of the loss in the leaves of weights.params that are trained, and `scales` has
     the diagonal S of each such leaf, shaped like it.
@@ -151,7 +155,7 @@ def spectrum_of(
       iterations: of Lanczos; fewer where there are fewer weights.
       loss: (learner, weights, batch, hyper) -> a scalar.
     """
-    described = learner.described
+    described = learner.description
     trained = jax.tree.leaves(described.trainable)
     sizes = [math.prod(shape.shape) for shape in jax.tree.leaves(described.shapes)]
     steps = min(iterations, sum(size for size, t in zip(sizes, trained, strict=True) if t))
@@ -172,11 +176,13 @@ def spectrum_of(
 
         def product(v):
             name = 'gradient of this model'
-            return scale(along(jax.grad(of_counted), counted, scale(v), name, OF_GRADIENTS)[1])
+            return scale(
+                jvp_along(jax.grad(of_counted), counted, scale(v), name, GRADIENT_KERNELS)[1]
+            )
 
         return lanczos(product, random_like(counted), steps)
 
-    return lambda *arguments: ritz(*jax.device_get(run(*arguments)))
+    return lambda *arguments: ritz_values(*jax.device_get(run(*arguments)))
 
 
 def random_like(tree: Any) -> Any:
@@ -208,16 +214,16 @@ def adam_scales(learner: Learner, hyper: Hyper, state: State) -> tuple[list[jax.
     D = sqrt(v_hat) + eps is what AdamW divides the first moment by, and f the factor that the
     parametrisation gives the learning rate of the parameter. v is of clipped gradients.
     """
-    described, found = learner.described, []
+    described, found = learner.description, []
     moments = adam_moments(state.opt_state, state.params)
     trees = described.specs, described.scalings, described.trainable
     for (spec, scaling, trained), moment in zip(leaves_with(*trees), moments, strict=True):
         if not trained:
             continue
-        part = learner.recipe.optimizers[optimizer_of(spec)]
+        part = learner.recipe.optimizers[optimizer_field(spec)]
         if moment is None:
             return None, f'{part} keeps no second moment as AdamW does'
-        numbers, (count, v) = part.numbers(hyper), moment
+        numbers, (count, v) = part.option_values(hyper), moment
         if not int(count):
             return None, 'the optimizer has made no update'
         root = jnp.sqrt(v / (1 - numbers['b2'] ** count)) + numbers['eps']
@@ -243,11 +249,11 @@ def adam_moments(opt_state: Any, params: Any) -> list[tuple[jax.Array, jax.Array
 
 def learning_rate(recipe: Recipe, hyper: Hyper, step: int) -> float:
     """Returns the learning rate of the update after `step`, without factors of parameters."""
-    fraction = numbered_rows(recipe, hyper)['optim.schedule'](step, hyper['train.steps'])
-    return float(peaks_of(hyper)['optim.name'] * fraction)
+    fraction = bind_rows(recipe, hyper)['optim.schedule'](step, hyper['train.steps'])
+    return float(peak_lrs(hyper)['optim.name'] * fraction)
 
 
-def of_logits(checkpoint: Checkpoint, batch: Batch, box: float) -> dict[str, float]:
+def measure_logits(checkpoint: Checkpoint, batch: Batch, box: float) -> dict[str, float]:
     """Returns means over the targets of a batch of what its logits alone say."""
 
     def statistic(logits_BCV, next_BC):
@@ -266,16 +272,16 @@ def of_logits(checkpoint: Checkpoint, batch: Batch, box: float) -> dict[str, flo
     return {name: float(jnp.sum(weights_BT * value) / n) for name, value in found.items()}
 
 
-def stretches(
+def measure_stretches(
     learner: Learner, weights: Weights, batch: Batch, hyper: Hyper, rounds: int
 ) -> list[np.ndarray]:
-    """Returns `largest_stretches` [B] of each block at the streams of each row, all of its tokens
+    """Returns `jacobian_gains` [B] of each block at the streams of each row, all of its tokens
     together; of two streams both count.
     """
     variables = learner.variables(weights)
-    _, filled = activations(learner, variables, batch, (ACTIVATIONS,), hyper)
+    _, filled = compute_activations(learner, variables, batch, (ACTIVATIONS,), hyper)
     streams = learner.recipe.placement.row.split(filled[ACTIVATIONS][EMBEDDING])
-    sequence = sequence_of(learner, batch['segments'][:, :-1])
+    sequence = make_sequence(learner, batch['segments'][:, :-1])
     start, found = random_like(streams), []
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -283,9 +289,9 @@ def stretches(
         def block(streams):
             return apply(own, number, streams, sequence)
 
-        return largest_stretches(block, streams, start, rounds)
+        return jacobian_gains(block, streams, start, rounds)
 
-    for one in each_block(learner, variables):
-        found.append(np.asarray(stretch(one.apply, one.own, one.number, streams, sequence)))
-        streams = one.apply(one.own, one.number, streams, sequence)
+    for one in iterate_blocks(learner, variables):
+        found.append(np.asarray(stretch(one.apply, one.variables, one.number, streams, sequence)))
+        streams = one.apply(one.variables, one.number, streams, sequence)
     return found

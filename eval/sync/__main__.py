@@ -26,12 +26,12 @@ from pathlib import Path
 from absl import app, flags
 
 from eval.sync import follower
-from eval.sync.trackers import tracker
+from eval.sync.trackers import make_tracker
 from lm.launch import streams
 from lm.launch.exit_status import BAD_INPUT, DONE
 from lm.launch.path_flags import define_path
 from lm.record.metrics import FILE
-from lm.record.run import runs_in
+from lm.record.run import list_runs
 
 BELOW_TRAINING = 10  # niceness
 
@@ -40,7 +40,7 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def until_eof(seconds: float) -> bool:
+def wait_for_eof(seconds: float) -> bool:
     """Waits so many seconds, or until the process that trains has ended and its pipe with it."""
     return bool(select.select([sys.stdin], [], [], seconds)[0])
 
@@ -58,32 +58,32 @@ def main() -> int:
     workdir = Path(given.workdir)
     if not given.until_eof:
         check(workdir, given.follow)
-    place = tracker(given.to, given.uri, given.project)
-    with follower.only_follower(workdir, given.to, place.where):
+    place = make_tracker(given.to, given.uri, given.project)
+    with follower.hold_follower_lock(workdir, given.to, place.destination):
         sender = follower.Follower(workdir, given.to, place, say)
         if given.until_eof:
             os.nice(BELOW_TRAINING)
-            is_sent = follower.follow(sender, until_eof)
+            is_sent = follower.follow(sender, wait_for_eof)
         elif given.follow:
             is_sent = follower.follow(sender, follower.Watch(workdir))
         else:
             is_sent = follower.send_all(sender)
     left = f', with rows left {len(sender.errors)}' if sender.errors else ''
-    say(f'{given.to}: {sender.sent} steps sent to {place.where}; runs {sender.runs}{left}')
+    say(f'{given.to}: {sender.sent} steps sent to {place.destination}; runs {sender.runs}{left}')
     return DONE if is_sent else BAD_INPUT
 
 
-def check(workdir: Path, is_to_come: bool) -> None:
+def check(workdir: Path, may_come_later: bool) -> None:
     """Raises ValueError where there is nothing to send. is_to_come: rows may be there later."""
-    runs = runs_in(workdir)
+    runs = list_runs(workdir)
     if not runs:
         raise ValueError(f'{workdir} holds no run and no sweep; give a --workdir of train.py')
-    if not is_to_come and not any((run.folder / FILE).exists() for run in runs):
+    if not may_come_later and not any((run.folder / FILE).exists() for run in runs):
         raise ValueError(f'{workdir} has no rows yet: there is no {FILE}. --follow waits for them')
 
 
 def run(argv: list[str]) -> None:
-    streams.outlive_output()  # where training was killed, its last rows are sent
+    streams.ignore_output_loss()  # where training was killed, its last rows are sent
     try:
         if len(argv) > 1:
             raise ValueError(f'flags begin with --, as in --to=mlflow; got {argv[1:]}')

@@ -18,35 +18,35 @@ from eval.sync.records import (
     StepTail,
     StepValues,
     TrackedRun,
-    digest_of,
     read_source,
     read_summary,
+    short_digest,
 )
 from eval.sync.trackers import Session, Tracker
 from lm.record.metrics import FILE
 from lm.record.names import CONFIG, LOCK, SUMMARY, SWEEP
-from lm.record.run import Run, runs_in
-from lm.storage.files import Unreadable, first_line, is_locked, locked
+from lm.record.run import Run, list_runs
+from lm.storage.files import UnreadableFile, first_line, hold_lock, is_locked
 
 PACE_SEC = 5.0  # between rounds
 TRIES = 4  # rounds without an answer, at the end
 SLOWEST_SEC = 120.0  # between rounds while the tracker does not answer
 FAILURES = 3  # runs in a row that fail: the tracker does not answer, and the round ends
 PATIENCE_SEC = 60.0  # with a follower that is about to end, as its training was killed
-MOST_WORDS = 300  # of an error
+MAX_ERROR_CHARS = 300  # of an error
 QUIET_SEC = 60.0  # without a process that trains, after which a run has ended
 WATCHED = (CONFIG, FILE, SUMMARY)
 
 
 @dataclasses.dataclass
-class Followed:
+class FollowedRun:
     """A run that is followed."""
 
     tail: StepTail
     stats: tuple = ()  # of its files, when it was last served
     source: TrackedRun | None = None
     mark: TrackerMark | None = None
-    closed: float = -float('inf')  # when its session had to make room
+    closed_at: float = -float('inf')  # when its session had to make room
 
 
 class Follower:
@@ -54,10 +54,10 @@ class Follower:
 
     def __init__(self, workdir: Path, name: str, tracker: Tracker, say: Callable[[str], None]):
         self._workdir, self._name, self._tracker, self._say = workdir, name, tracker, say
-        self._followed: dict[Path, Followed] = {}
+        self._followed: dict[Path, FollowedRun] = {}
         self._sessions: collections.OrderedDict[Path, Session] = collections.OrderedDict()
         self._last: Path | None = None  # the next round begins behind it
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         self.errors: dict[Path, str] = {}
         self.sent = 0
 
@@ -65,39 +65,41 @@ class Follower:
     def runs(self) -> int:
         return len(self._followed)
 
-    def round(self, is_last: bool = False) -> bool:
+    def serve_round(self, is_last: bool = False) -> bool:
         """Serves each run once; returns whether some run has more that can be sent now.
 
         is_last: nothing is put off to a later round.
         """
-        folders = [run.folder for run in runs_in(self._workdir)]
+        folders = [run.folder for run in list_runs(self._workdir)]
         start = folders.index(self._last) + 1 if self._last in folders else 0
         has_more, failures = False, 0
         for folder in folders[start:] + folders[:start]:
-            followed = self._followed.setdefault(folder, Followed(StepTail(Run(folder))))
+            followed = self._followed.setdefault(folder, FollowedRun(StepTail(Run(folder))))
             try:
                 has_more |= self._serve(folder, followed, is_last)
                 failures = 0 if self.errors.pop(folder, None) is None else failures
             except Exception as error:  # of any kind: trackers have errors of their own
-                self._failed(folder, error)
-                failures += not isinstance(error, Unreadable)  # which says nothing of the tracker
+                self._handle_failure(folder, error)
+                failures += not isinstance(
+                    error, UnreadableFile
+                )  # which says nothing of the tracker
             if failures == FAILURES:
                 self._last = folder
                 return False
         self._last = None
         return has_more
 
-    def _serve(self, folder: Path, followed: Followed, is_last: bool) -> bool:
-        stats = tuple(_changed(folder / name) for name in WATCHED)
+    def _serve(self, folder: Path, followed: FollowedRun, is_last: bool) -> bool:
+        stats = tuple(_read_stat(folder / name) for name in WATCHED)
         if stats == followed.stats or not (is_last or self._has_room(folder, followed)):
             return False
         if followed.mark is None or stats[:1] != followed.stats[:1]:
-            self._recognise(folder, followed)
+            self._identify_run(folder, followed)
         mark, summary = followed.mark, read_summary(Run(folder))
         steps, has_more = followed.tail.read()
         if not has_more and summary.get('status') in COMPLETE:
-            steps += followed.tail.rest()
-        digest = digest_of(summary)
+            steps += followed.tail.read_last()
+        digest = short_digest(summary)
         is_ended = bool(summary) and not has_more and digest != mark.summary
         if is_ended or any(step.step > mark.step for step in steps):
             read = followed.tail
@@ -113,36 +115,36 @@ class Follower:
         followed.stats = followed.stats if has_more else stats
         return has_more
 
-    def _has_room(self, folder: Path, followed: Followed) -> bool:
+    def _has_room(self, folder: Path, followed: FollowedRun) -> bool:
         """Whether the run may have a session now, though others may have to make room for it."""
         if folder in self._sessions or len(self._sessions) < self._tracker.most_open:
             return True
-        return time.monotonic() - followed.closed >= self._tracker.reopen_sec
+        return time.monotonic() - followed.closed_at >= self._tracker.reopen_sec
 
-    def _recognise(self, folder: Path, followed: Followed) -> None:
+    def _identify_run(self, folder: Path, followed: FollowedRun) -> None:
         """Reads which run the folder holds; one of another config than before is a new one."""
         source, mark = read_source(Run(folder)), read_mark(self._path(folder))
         if mark is None or mark.config != source.digest:
             self._close(folder)
-            mark = TrackerMark.new(self._name, self._tracker.where, source)
+            mark = TrackerMark.new(self._name, self._tracker.destination, source)
             mark.write(self._path(folder))
         elif followed.mark is not None:
             return  # the mesh may have changed
         followed.source, followed.mark, followed.tail = source, mark, StepTail(source.run)
 
     def _path(self, folder: Path) -> Path:
-        return folder / file_name(self._name, self._tracker.where)
+        return folder / file_name(self._name, self._tracker.destination)
 
     def _write_mark(self, folder: Path, after: str) -> None:
         if after == self._tracker.certain_after:
             self._followed[folder].mark.write(self._path(folder))
 
-    def _open(self, folder: Path, followed: Followed) -> Session:
+    def _open(self, folder: Path, followed: FollowedRun) -> Session:
         """Opens the run. Its mark then has what the tracker says that it has."""
         while len(self._sessions) >= self._tracker.most_open:
             oldest = next(iter(self._sessions))
             self._close(oldest)
-            self._followed[oldest].closed = time.monotonic()
+            self._followed[oldest].closed_at = time.monotonic()
         mark = followed.mark
         session = self._tracker.open(followed.source, mark.run, mark.began)
         self._sessions[folder] = session
@@ -153,7 +155,7 @@ class Follower:
         return session
 
     def _send(
-        self, folder: Path, followed: Followed, session: Session, steps: Sequence[StepValues]
+        self, folder: Path, followed: FollowedRun, session: Session, steps: Sequence[StepValues]
     ) -> None:
         """Sends steps that the tracker lacks: those behind the last one that it has."""
         self._sessions.move_to_end(folder)
@@ -173,18 +175,18 @@ class Follower:
                 session.close()
                 self._write_mark(folder, 'close')
             except Exception as error:  # of any kind
-                self._failed(folder, error)
+                self._handle_failure(folder, error)
 
-    def _failed(self, folder: Path, error: Exception) -> None:
+    def _handle_failure(self, folder: Path, error: Exception) -> None:
         """Says it once, and forgets what is not on disk: the run is read again from its mark."""
         if session := self._sessions.pop(folder, None):
             with contextlib.suppress(Exception):
                 session.close()
-        self._followed[folder] = Followed(StepTail(Run(folder)))
-        self.errors[folder] = text = first_line(error, MOST_WORDS) or type(error).__name__
-        if text not in self._said:
+        self._followed[folder] = FollowedRun(StepTail(Run(folder)))
+        self.errors[folder] = text = first_line(error, MAX_ERROR_CHARS) or type(error).__name__
+        if text not in self._reported:
             self._say(f'{self._name}: {folder.name}: {text}')
-        self._said.add(text)
+        self._reported.add(text)
 
     def close(self) -> None:
         """Closes all sessions: rows are then where the tracker keeps them, or `errors` says it."""
@@ -192,7 +194,7 @@ class Follower:
             self._close(folder)
 
 
-def _changed(path: Path) -> tuple[int, int] | None:
+def _read_stat(path: Path) -> tuple[int, int] | None:
     with contextlib.suppress(OSError):  # a link to itself is none of a run either
         found = path.stat()
         return found.st_size, found.st_mtime_ns
@@ -206,7 +208,7 @@ def follow(follower: Follower, has_ended: Callable[[float], bool]) -> bool:
     """
     pace = PACE_SEC
     while True:
-        has_more = follower.round()
+        has_more = follower.serve_round()
         pace = min(2 * pace, SLOWEST_SEC) if follower.errors else PACE_SEC
         if has_ended(0.0 if has_more else pace):
             return send_all(follower)
@@ -215,7 +217,7 @@ def follow(follower: Follower, has_ended: Callable[[float], bool]) -> bool:
 def send_all(follower: Follower, sleep: Callable[[float], None] = time.sleep) -> bool:
     """Sends all that is on disk; returns whether the tracker has it. Tries TRIES times."""
     for wait in range(TRIES):
-        while follower.round(is_last=True):
+        while follower.serve_round(is_last=True):
             pass
         follower.close()
         if not follower.errors:
@@ -226,15 +228,15 @@ def send_all(follower: Follower, sleep: Callable[[float], None] = time.sleep) ->
 
 
 @contextlib.contextmanager
-def only_follower(workdir: Path, name: str, where: str) -> Iterator[None]:
+def hold_follower_lock(workdir: Path, name: str, destination: str) -> Iterator[None]:
     """Holds the lock for rows of this folder to this place; a cell has that of its sweep. Raises
     InUse where another process holds it.
     """
     parent = workdir.absolute().parent
     folder = parent if (parent / SWEEP).exists() else workdir
-    with locked(
-        folder / file_name(name, where, 'lock'),
-        in_use=f'another process sends {folder} to {where}; wait for it',
+    with hold_lock(
+        folder / file_name(name, destination, 'lock'),
+        in_use_message=f'another process sends {folder} to {destination}; wait for it',
         wait_until=time.monotonic() + PATIENCE_SEC,
     ):
         yield
@@ -242,7 +244,7 @@ def only_follower(workdir: Path, name: str, where: str) -> Iterator[None]:
 
 def is_training(workdir: Path) -> bool:
     """Whether a process holds a run of the folder."""
-    folders = {workdir, *(run.folder for run in runs_in(workdir))}
+    folders = {workdir, *(run.folder for run in list_runs(workdir))}
     return any(is_locked(folder / LOCK) for folder in folders)
 
 
@@ -253,10 +255,10 @@ class Watch:
     """
 
     def __init__(self, workdir: Path):
-        self._workdir, self._seen = workdir, time.monotonic()
+        self._workdir, self._last_seen = workdir, time.monotonic()
 
     def __call__(self, seconds: float) -> bool:
         if is_training(self._workdir):
-            self._seen = time.monotonic()
+            self._last_seen = time.monotonic()
         time.sleep(seconds)
-        return time.monotonic() - self._seen > QUIET_SEC
+        return time.monotonic() - self._last_seen > QUIET_SEC

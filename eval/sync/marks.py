@@ -12,8 +12,8 @@ import re
 import secrets
 from pathlib import Path
 
-from eval.sync.records import MOST_SECONDS, MOST_STEPS, TrackedRun
-from lm.storage.files import Unreadable, read_json, sealed, write_json
+from eval.sync.records import MAX_SECONDS, MAX_STEPS, TrackedRun
+from lm.storage.files import UnreadableFile, read_json, seal_record, write_json
 
 NOTHING = -1  # the step of a run of which no row was sent
 
@@ -31,15 +31,15 @@ class TrackerMark:
     summary: str = ''  # the digest of what was sent of summary.json
 
     @classmethod
-    def new(cls, tracker: str, where: str, source: TrackedRun) -> 'TrackerMark':
+    def new(cls, tracker: str, destination: str, source: TrackedRun) -> 'TrackerMark':
         """Returns the mark of a run that the tracker does not have; two runs of one config, in two
         folders, are two.
         """
         name = f'{source.digest}-{secrets.token_hex(4)}'
-        return cls(tracker, where, name, source.digest, source.began)
+        return cls(tracker, destination, name, source.digest, source.began)
 
     def write(self, path: Path) -> None:
-        write_json(path, sealed(dataclasses.asdict(self)))
+        write_json(path, seal_record(dataclasses.asdict(self)))
 
 
 def read_mark(path: Path) -> TrackerMark | None:
@@ -50,8 +50,10 @@ def read_mark(path: Path) -> TrackerMark | None:
         return mark
     except FileNotFoundError:
         return None
-    except (Unreadable, TypeError, OverflowError, OSError) as error:
-        raise Unreadable(f'{error}. Delete {path}: all rows then go to a new run there') from error
+    except (UnreadableFile, TypeError, OverflowError, OSError) as error:
+        raise UnreadableFile(
+            f'{error}. Delete {path}: all rows then go to a new run there'
+        ) from error
 
 
 def check(mark: TrackerMark) -> None:
@@ -62,13 +64,13 @@ def check(mark: TrackerMark) -> None:
             raise TypeError(f'its {field.name} is no {field.type.__name__}')
     if not re.fullmatch(r'[\w-]{1,64}', mark.run, re.ASCII):  # it is part of queries and paths
         raise TypeError('its run is no name')
-    if not NOTHING <= mark.step < MOST_STEPS or not 0 <= mark.began < MOST_SECONDS:
+    if not NOTHING <= mark.step < MAX_STEPS or not 0 <= mark.began < MAX_SECONDS:
         raise TypeError('its step, or its beginning, is out of bounds')
 
 
-def file_name(tracker: str, where: str, ending: str = 'json') -> str:
+def file_name(tracker: str, destination: str, ending: str = 'json') -> str:
     """sync-mlflow-1a2b3c4d.json: a file for each place that rows are sent to."""
-    digest = hashlib.sha256(where.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(destination.encode()).hexdigest()[:8]
     return f'sync-{tracker}-{digest}.{ending}'
 
 

@@ -8,13 +8,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from lm.record.metrics import by_tag
+from lm.record.metrics import flatten_row
 from lm.record.names import CONFIG, FINAL
 from lm.record.run import Run
-from lm.storage.files import Unreadable
+from lm.storage.files import UnreadableFile
 
-MOST_STEPS = 1 << 63  # trackers count them in 64 bits
-MOST_SECONDS = 1e10  # three hundred years
+MAX_STEPS = 1 << 63  # trackers count them in 64 bits
+MAX_SECONDS = 1e10  # three hundred years
 COMPLETE = (*FINAL, 'stopped')  # a run that failed may have got no further than half of its step
 
 
@@ -34,14 +34,14 @@ def read_source(run: Run) -> TrackedRun:
     """Reads config.json. Raises Unreadable, naming the file, if it is damaged or no file."""
     path = run.folder / CONFIG
     try:
-        config = flat(run.read_config())
+        config = flatten_tree(run.read_config())
     except OSError as error:
-        raise Unreadable(f'{path} cannot be read ({error.strerror})') from error
+        raise UnreadableFile(f'{path} cannot be read ({error.strerror})') from error
     kept = {path: value for path, value in config.items() if not is_mesh(path)}
-    return TrackedRun(run, config, digest_of(kept), path.stat().st_mtime)
+    return TrackedRun(run, config, short_digest(kept), path.stat().st_mtime)
 
 
-def digest_of(record: Mapping[str, Any]) -> str:
+def short_digest(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -57,25 +57,27 @@ def read_summary(run: Run) -> dict[str, Any]:
     with contextlib.suppress(OSError):
         summary = {
             name: json.dumps(value) if isinstance(value, list) else value
-            for name, value in flat(run.summary).items()
+            for name, value in flatten_tree(run.summary).items()
             if value not in (None, '', [])
         }
         return summary if isinstance(summary.get('status'), str) else {}
     return {}
 
 
-def flat(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+def flatten_tree(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
     """Returns {'optim.lr': 0.001, ...}. `lm.config.resolve` has this too, and brings JAX."""
     found: dict[str, Any] = {}
     for name, value in tree.items():
-        value = in_utf8(value) if isinstance(value, str) else value
-        name = in_utf8(name)
+        value = escape_surrogates(value) if isinstance(value, str) else value
+        name = escape_surrogates(name)
         is_section = isinstance(value, Mapping)
-        found |= flat(value, f'{prefix}{name}.') if is_section else {f'{prefix}{name}': value}
+        found |= (
+            flatten_tree(value, f'{prefix}{name}.') if is_section else {f'{prefix}{name}': value}
+        )
     return found
 
 
-def in_utf8(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     """Returns a text with escapes for halves of pairs, which JSON may have and no tracker takes."""
     return text.encode(errors='backslashreplace').decode()
 
@@ -110,31 +112,31 @@ class StepTail:
             self._begin()
         return list(self._steps(rows)), has_more
 
-    def rest(self) -> list[StepValues]:
+    def read_last(self) -> list[StepValues]:
         """Returns the last step, which is complete where the run has ended."""
         return [self._last] if self._last else []
 
     def _steps(self, rows: Iterable[dict[str, Any]]) -> Iterator[StepValues]:
         for row in rows:
             try:
-                step, values = row['step'], _doubles(by_tag(row))
+                step, values = row['step'], _to_floats(flatten_row(row))
             except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
                 continue
-            if type(step) is not int or not 0 <= step < MOST_STEPS:
+            if type(step) is not int or not 0 <= step < MAX_STEPS:
                 continue
             if self._last and step > self._last.step:
                 yield self._last
             if not self._last or step != self._last.step:
                 self._last = StepValues(step, self._seconds, {})
             seconds = values.get('step_sec', math.nan)
-            if 0 <= seconds < MOST_SECONDS:
+            if 0 <= seconds < MAX_SECONDS:
                 self._seconds += seconds * max(0, step - self._trained)
                 self._trained = self._last.step
-            self._last.seconds = min(self._seconds, MOST_SECONDS)
+            self._last.seconds = min(self._seconds, MAX_SECONDS)
             self._last.values |= values
 
 
-def _doubles(values: Mapping[str, Any]) -> dict[str, float]:
+def _to_floats(values: Mapping[str, Any]) -> dict[str, float]:
     """Returns the numbers of a row. Raises OverflowError for one that no double holds."""
     kinds = int, float
     return {

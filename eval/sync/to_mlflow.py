@@ -23,9 +23,9 @@ from lm.storage.files import open_regular
 
 TAG = 'evenkeel.run'
 LARGEST = 1.7976931348623157e308
-MOST_POINTS, MOST_PARAMS = 1000, 100  # in a request
-MOST_PARAM, MOST_TAG, MOST_NAME = 6000, 8000, 250  # characters
-ENDED = {'done': 'FINISHED', 'diverged': 'FAILED', 'failed': 'FAILED', 'stopped': 'KILLED'}
+MAX_POINTS, MAX_PARAMS = 1000, 100  # in a request
+MAX_PARAM_CHARS, MAX_TAG_CHARS, MAX_NAME_CHARS = 6000, 8000, 250  # characters
+RUN_STATUS = {'done': 'FINISHED', 'diverged': 'FAILED', 'failed': 'FAILED', 'stopped': 'KILLED'}
 SQLITE, MIGRATIONS = 'sqlite:///', 'alembic_version'  # the table that MLflow's database has
 LOCKED_SEC = 10.0  # that another process may hold a database
 # MLflow would try for four minutes, report its use, and wait for each answer for two minutes.
@@ -72,7 +72,7 @@ class Mlflow:
         self.client = mlflow.MlflowClient(uri)
         self._project = project or os.environ.get('MLFLOW_EXPERIMENT_NAME') or 'evenkeel'
         self._experiment: str | None = None
-        self.where = f'{without_password(uri)} ({self._project})'
+        self.destination = f'{without_password(uri)} ({self._project})'
 
     def open(self, source: TrackedRun, name: str, began: float) -> 'MlflowSession':
         if self._experiment is None:
@@ -99,13 +99,13 @@ class MlflowSession:
         self._is_new, self._params = is_new, run.data.params
         self._is_running = run.info.status == 'RUNNING'
         # The last step of each metric, as the server has them; what is sent from here on is behind.
-        self._before = {one.key: one.step for one in run.data.to_proto().metrics}
+        self._last_steps = {one.key: one.step for one in run.data.to_proto().metrics}
 
     def describe(self, config: Mapping[str, Any]) -> None:
         """Sends the config as params. A param cannot change, so that the mesh is tags."""
         from mlflow.entities import Param, RunTag
 
-        texts = {path: str(x)[:MOST_PARAM] for path, x in config.items() if x is not None}
+        texts = {path: str(x)[:MAX_PARAM_CHARS] for path, x in config.items() if x is not None}
         changed = {p for p, text in texts.items() if self._params.get(p, text) != text}
         new = [
             Param(path, text)
@@ -114,8 +114,8 @@ class MlflowSession:
         ]
         as_tags = [RunTag(path, text) for path, text in texts.items() if is_mesh(path)]
         as_tags += [RunTag(f'changed.{path}', texts[path]) for path in sorted(changed)]
-        self._log(params=new, size=MOST_PARAMS)
-        self._log(tags=as_tags, size=MOST_PARAMS)
+        self._log(params=new, size=MAX_PARAMS)
+        self._log(tags=as_tags, size=MAX_PARAMS)
 
     def last_step(self) -> int | None:
         return NOTHING if self._is_new else None
@@ -130,12 +130,12 @@ class MlflowSession:
             Metric(name, value, round((self._began + step.seconds) * 1000), step.step)
             for step in steps
             for name, value in ((metric_name(tag), x) for tag, x in step.values.items())
-            if step.step > self._before.get(name, NOTHING)
+            if step.step > self._last_steps.get(name, NOTHING)
         ]
-        self._log(metrics=points, size=MOST_POINTS)
+        self._log(metrics=points, size=MAX_POINTS)
 
-    def _log(self, size: int, **what: list[Any]) -> None:
-        ((kind, found),) = what.items()
+    def _log(self, size: int, **entities: list[Any]) -> None:
+        ((kind, found),) = entities.items()
         for start in range(0, len(found), size):
             self._client.log_batch(self._id, **{kind: found[start : start + size]})
 
@@ -143,14 +143,15 @@ class MlflowSession:
         from mlflow.entities import RunTag
 
         self._log(
-            tags=[RunTag(name, str(x)[:MOST_TAG]) for name, x in summary.items()], size=MOST_PARAMS
+            tags=[RunTag(name, str(x)[:MAX_TAG_CHARS]) for name, x in summary.items()],
+            size=MAX_PARAMS,
         )
-        self._client.set_terminated(self._id, ENDED.get(status, 'KILLED'))
+        self._client.set_terminated(self._id, RUN_STATUS.get(status, 'KILLED'))
         self._is_running = False
 
     def close(self) -> None: ...
 
-    def points(self, name: str) -> dict[int, list[float]]:
+    def read_points(self, name: str) -> dict[int, list[float]]:
         """Returns all values that the server has of a metric by step, infinities as they were."""
         found: dict[int, list[float]] = {}
         for one in self._client.get_metric_history(self._id, name):
@@ -162,4 +163,4 @@ class MlflowSession:
 
 def metric_name(tag: str) -> str:
     """Returns a tag with characters that MLflow takes, such as 'entropy/layer_0/head_1'."""
-    return re.sub(r'[^\w./ -]', '_', tag)[:MOST_NAME]
+    return re.sub(r'[^\w./ -]', '_', tag)[:MAX_NAME_CHARS]

@@ -26,7 +26,7 @@ FINISH_SEC = 120.0
 SETTLE_SEC = 5.0
 # Of a log of LevelDB, which these files are: a header of 7 bytes, then blocks of records, each
 # behind its CRC, length and kind. A record that crosses blocks is first, middle ones, and last.
-HEADER, BLOCK, OF_RECORD = 7, 1 << 15, struct.Struct('<IHB')
+HEADER, BLOCK, RECORD_HEADER = 7, 1 << 15, struct.Struct('<IHB')
 WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
@@ -63,10 +63,10 @@ class Wandb:
         self._entity = entity or None
         self._project = name or os.environ.get('WANDB_PROJECT') or 'evenkeel'
         server = given or os.environ.get('WANDB_BASE_URL') or 'https://api.wandb.ai'
-        self.where = f'{without_password(server)} ({project or self._project})'
+        self.destination = f'{without_password(server)} ({project or self._project})'
 
     def open(self, source: TrackedRun, name: str, began: float) -> 'WandbSession':
-        before = _last_step(source.run.folder, name) if self._mode == OFFLINE else None
+        before = _read_last_step(source.run.folder, name) if self._mode == OFFLINE else None
         opened = self._wandb.init(
             entity=self._entity,
             project=self._project,
@@ -90,10 +90,10 @@ class WandbSession:
 
     def __init__(self, run: Any, began: float, before: int | None):
         self._run, self._began, self._status = run, began, 'stopped'
-        self._before = run.step - 1 if before is None else before
+        self._last_sent = run.step - 1 if before is None else before
 
     def last_step(self) -> int:
-        return self._before
+        return self._last_sent
 
     def send(self, steps: Sequence[StepValues]) -> None:
         for step in steps:
@@ -110,28 +110,28 @@ class WandbSession:
         self._run.finish(exit_code=int(self._status in ('diverged', 'failed')))
 
 
-def _last_step(folder: Path, name: str) -> int:
+def _read_last_step(folder: Path, name: str) -> int:
     """Returns the last step in the files of a run, NOTHING for none; waits while one is written."""
-    paths = files_of(folder, name)
+    paths = list_offline_files(folder, name)
     # From now on, as a clock may have been wrong when one was written, and then in the future.
     while any(0 <= time.time() - path.stat().st_mtime < SETTLE_SEC for path in paths):
         time.sleep(0.1)
-    return max((step for path in paths for step, _ in points(path)), default=NOTHING)
+    return max((step for path in paths for step, _ in read_points(path)), default=NOTHING)
 
 
-def files_of(folder: Path, name: str) -> list[Path]:
+def list_offline_files(folder: Path, name: str) -> list[Path]:
     """Returns the files that sessions offline have left of a run, oldest first."""
     return sorted((folder / 'wandb').glob(f'offline-run-*-{name}/run-{name}.wandb'))
 
 
-def points(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
+def read_points(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
     """Yields (step, numbers by tag) from a file of W&B, as far as it was written."""
     from google.protobuf.message import DecodeError
     from wandb.proto.wandb_internal_pb2 import Record
 
     with open_regular(path) as file:
         content = file.read()
-    for data in _records(content):
+    for data in _split_records(content):
         with contextlib.suppress(DecodeError):  # the last one may be cut
             record = Record.FromString(data)
             if record.WhichOneof('record_type') == 'history':
@@ -140,15 +140,15 @@ def points(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
                 yield record.history.step.num, {k: x for k, x in values.items() if k[0] != '_'}
 
 
-def _records(data: bytes) -> Iterator[bytes]:
+def _split_records(data: bytes) -> Iterator[bytes]:
     at, parts = HEADER, b''
-    while at + OF_RECORD.size <= len(data):
+    while at + RECORD_HEADER.size <= len(data):
         left = BLOCK - at % BLOCK
-        if left < OF_RECORD.size:
+        if left < RECORD_HEADER.size:
             at += left
             continue
-        _, length, kind = OF_RECORD.unpack_from(data, at)
-        start, at = at + OF_RECORD.size, at + OF_RECORD.size + length
+        _, length, kind = RECORD_HEADER.unpack_from(data, at)
+        start, at = at + RECORD_HEADER.size, at + RECORD_HEADER.size + length
         if kind not in (WHOLE, FIRST, MIDDLE, LAST):
             return
         parts = data[start:at] if kind in (WHOLE, FIRST) else parts + data[start:at]

@@ -40,7 +40,7 @@ class Tracker(Protocol):
     most_open: ClassVar[int]  # sessions at once
     reopen_sec: ClassVar[float]  # between two sessions of a run that goes on, where more are wanted
     certain_after: ClassVar[str]  # 'send' or 'close' of a session: when it has kept the rows
-    where: str  # the place, as it is printed and stored
+    destination: str  # the place, as it is printed and stored
 
     def __init__(self, uri: str | None, project: str | None): ...
 
@@ -51,11 +51,11 @@ class Tracker(Protocol):
 TRACKERS: dict[str, type[Tracker]] = {'mlflow': Mlflow, 'wandb': Wandb}
 
 
-def tracker(name: str, uri: str | None = None, project: str | None = None) -> Tracker:
+def make_tracker(name: str, uri: str | None = None, project: str | None = None) -> Tracker:
     """Returns a tracker. Raises ValueError for an unknown name, and where its package lacks."""
     kind = choose(TRACKERS, name, '--to')
     if lacking := [one for one in PACKAGES[name] if importlib.util.find_spec(one) is None]:
-        raise ValueError(missing(name, lacking))
+        raise ValueError(format_missing(name, lacking))
     try:
         return kind(uri, project)
     except Exception as error:  # of any kind
@@ -64,7 +64,7 @@ def tracker(name: str, uri: str | None = None, project: str | None = None) -> Tr
         raise ValueError(f'{name}{place} cannot be used: {said}') from error
 
 
-def missing(name: str, packages: Sequence[str]) -> str:
+def format_missing(name: str, packages: Sequence[str]) -> str:
     return (
         f'{name} needs {" and ".join(packages)}: pip install "evenkeel[{name}]", or uv sync '
         f'--extra {name}'

@@ -5,9 +5,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lm.config.suggestions import listed, sweep_flag
+from lm.config.suggestions import parse_values, sweep_flag
 from modules.choices import choose
-from modules.options import check_inline, parse
+from modules.options import check_inline_options, parse_part
 
 AUTO = 'auto'
 
@@ -29,21 +29,23 @@ class Choice:
     auto: bool = False
     sows: bool = False
 
-    def parts(self, path: str, value: str) -> list[tuple[str, Any, dict[str, Any]]]:
+    def parse_rows(self, path: str, value: str) -> list[tuple[str, Any, dict[str, Any]]]:
         """Returns (name, row, options given behind the name) for each row that `value` names.
 
         Raises ValueError for an unknown name or option.
         """
         found = []
         if self.shares:
-            value = '+'.join(shares_of(path, value))
+            value = '+'.join(parse_shares(path, value))
         for text in value.split('+') if self.several else [value]:
-            name, given = parse(path, text) if self.inline else (text, {})
+            name, given = parse_part(path, text) if self.inline else (text, {})
             known = {**({AUTO: None} if self.auto else {}), **self.table}
             if name not in known:
                 self._refuse_list(path, value, name, known)
             part = choose(known, name, path)
-            found.append((name, part, check_inline(path, part, name, given) if given else {}))
+            found.append(
+                (name, part, check_inline_options(path, part, name, given) if given else {})
+            )
         names = [name for name, *_ in found]
         if len(set(names)) < len(names):
             raise ValueError(f'{path}={value} names a row twice')
@@ -51,19 +53,19 @@ class Choice:
             raise ValueError(f'{path}={value} joins {names} by +, of which one stands alone')
         return found
 
-    def _refuse_list(self, path: str, value: str, text: str, known: Mapping[str, Any]) -> None:
+    def _refuse_list(self, path: str, value: str, text: str, table_rows: Mapping[str, Any]) -> None:
         """Raises ValueError for several names with commas between them."""
-        names = listed(text.strip('()[]') if self.several else text)
+        names = parse_values(text.strip('()[]') if self.several else text)
         if self.several and len(names) > 1:
-            raise ValueError(joined_by_plus(path, names))
-        if set(names) <= known.keys() and len(names) > 1:
+            raise ValueError(join_hint(path, names))
+        if set(names) <= table_rows.keys() and len(names) > 1:
             raise ValueError(
                 f'{path} is one name; got {value!r}. Several are a sweep: '
                 f'{sweep_flag({path: names})}'
             )
 
 
-def shares_of(path: str, value: str) -> dict[str, float]:
+def parse_shares(path: str, value: str) -> dict[str, float]:
     """Returns {'causal': 0.5, 'infill': 0.5} for 'causal:0.5+infill:0.5', {'causal': 1.0} for
     'causal'. Raises ValueError unless all shares are numbers above 0 that sum to 1.
     """
@@ -91,7 +93,7 @@ def shares_of(path: str, value: str) -> dict[str, float]:
     return found
 
 
-def joined_by_plus(path: str, names: Sequence[Any]) -> str:
+def join_hint(path: str, names: Sequence[Any]) -> str:
     """Says how to spell several rows, for somebody who gave a list."""
     joined = '+'.join(map(str, names))
     return (

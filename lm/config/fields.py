@@ -28,7 +28,7 @@ from modules.norms import NORMS
 from modules.numerics import REMAT_POLICIES
 from modules.objectives import OBJECTIVES
 from modules.optim import AVERAGES, OPTIMIZERS, SCHEDULES
-from modules.options import Option, section, types_of
+from modules.options import Option, annotation_types, make_section
 from modules.placements import PLACEMENTS
 from modules.positions import POSITIONS
 from modules.readouts import READOUTS
@@ -38,13 +38,13 @@ from modules.scaling import DECAY_RULES, INITS, PARAMETRIZATIONS
 FINITE = sys.float_info.max
 
 
-Size = Annotated[int, Option(least=1)]
-Count = Annotated[int, Option(least=0)]
+Size = Annotated[int, Option(minimum=1)]
+Count = Annotated[int, Option(minimum=0)]
 Norm = Annotated[str, Choice(NORMS, 'norm', inline=True)]
 
 
-def dropped(words: str) -> Option:
-    return Option(f'share that training drops {words}', 0, 0.99, off=0.0, traced=True)
+def dropout_option(description: str) -> Option:
+    return Option(f'share that training drops {description}', 0, 0.99, off_value=0.0, traced=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,12 +61,12 @@ class ModelConfig:
     position: Annotated[str, Choice(POSITIONS, 'attention')]
     reparam: Annotated[str, Choice(REPARAMS, 'reparam', several=True, auto=True)]
     tie_embeddings: bool
-    logit_softcap: Annotated[float, Option(least=0, most=FINITE)]
+    logit_softcap: Annotated[float, Option(minimum=0, maximum=FINITE)]
     dtype: Annotated[str, Option(choices=(AUTO, 'bfloat16', 'float32'))]  # auto: by where it trains
     remat: Annotated[str, Choice(REMAT_POLICIES)]
     scan_layers: bool
-    n_kv_heads: Annotated[int | None, Option(least=1)] = None  # None: n_heads
-    head_dim: Annotated[int | None, Option(least=1)] = None  # None: d_model / n_heads
+    n_kv_heads: Annotated[int | None, Option(minimum=1)] = None  # None: n_heads
+    head_dim: Annotated[int | None, Option(minimum=1)] = None  # None: d_model / n_heads
     embedding_norm: Norm = 'none'
     final_norm: Annotated[str, Choice(NORMS, 'norm', inline=True, auto=True)] = AUTO
     embedding_scale: bool | None = None  # learned, from sqrt(d_model) on; None: the norm's own
@@ -75,12 +75,12 @@ class ModelConfig:
     qkv_bias: bool = False  # of queries, keys and values alone
     readout: Annotated[str, Choice(READOUTS, 'model')] = 'learned'
     readout_bias: bool = False
-    dropout: Annotated[float, dropped('of the results of attention and MLPs; 0: none')] = 0.0
+    dropout: Annotated[float, dropout_option('of the results of attention and MLPs; 0: none')] = 0.0
     attention_dropout: Annotated[
-        float | None, dropped('of the probabilities of attention; None: model.dropout')
+        float | None, dropout_option('of the probabilities of attention; None: model.dropout')
     ] = None
     embedding_dropout: Annotated[
-        float | None, dropped('of the embeddings, positions added; None: model.dropout')
+        float | None, dropout_option('of the embeddings, positions added; None: model.dropout')
     ] = None
 
 
@@ -115,7 +115,7 @@ class LossConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimConfig:
     name: Annotated[str, Choice(OPTIMIZERS, 'optim')]
-    lr: Annotated[float, Option(least=0, most=FINITE, traced=True)]
+    lr: Annotated[float, Option(minimum=0, maximum=FINITE, traced=True)]
     others: Annotated[str, Choice(OPTIMIZERS, 'optim')] = 'adamw'
     others_lr: Annotated[
         float | None,
@@ -145,16 +145,16 @@ class OptimConfig:
         ),
     ] = None
     schedule: Annotated[str, Choice(SCHEDULES, 'optim')]
-    weight_decay: Annotated[float, Option(least=0, most=FINITE, traced=True)]
+    weight_decay: Annotated[float, Option(minimum=0, maximum=FINITE, traced=True)]
     decay_rule: Annotated[str, Choice(DECAY_RULES, 'optim')]
-    clip_norm: Annotated[float, Option(least=0, traced=True)]
+    clip_norm: Annotated[float, Option(minimum=0, traced=True)]
     average: Annotated[str, Choice(AVERAGES, 'optim')] = 'none'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScalingConfig:
     name: Annotated[str, Choice(PARAMETRIZATIONS, 'scaling')]
-    init_scale: Annotated[float, Option(least=0, most=FINITE, traced=True)]
+    init_scale: Annotated[float, Option(minimum=0, maximum=FINITE, traced=True)]
     base_width: Annotated[
         int | None, Option('of the model that a parametrisation scales against', 1)
     ] = None
@@ -197,7 +197,7 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    steps: Annotated[int, Option(least=1, traced=True)]
+    steps: Annotated[int, Option(minimum=1, traced=True)]
     microbatches: Size
     eval_every: Count
     eval_batches: Count
@@ -206,17 +206,17 @@ class TrainConfig:
     keep_best: Count
     log_every: Size
     on_divergence: Annotated[str, Option(choices=('rollback', 'skip_step', 'stop'))]
-    seed: Annotated[int, Option(least=0, most=2**32 - 1)]  # JAX takes others modulo 2^32
+    seed: Annotated[int, Option(minimum=0, maximum=2**32 - 1)]  # JAX takes others modulo 2^32
     diagnose_every: Count = 0
     init_from: str = ''
     trainable: Annotated[str, Option(choices=('all', 'norms', 'lora'))] = 'all'
     eval_objectives: Annotated[str, Choice(OBJECTIVES, 'data', several=True)] = 'causal'
     profile: Annotated[
-        str, Option('STEP:COUNT: the steps that are traced; empty: none', watches=True)
+        str, Option('STEP:COUNT: the steps that are traced; empty: none', is_observer=True)
     ] = ''
 
 
-Devices = Annotated[int, Option(least=-1)]
+Devices = Annotated[int, Option(minimum=-1)]
 GIVEN = 'given'
 
 
@@ -243,16 +243,16 @@ class KernelsConfig:
     run_axis: Annotated[str, Option(choices=(AUTO, 'loop', 'vmap'))] = AUTO
 
 
-ModelConfig = section(ModelConfig, PLACEMENTS, READOUTS)
-NormConfig = section(NormConfig, NORMS)
-AttentionConfig = section(AttentionConfig, ATTENTIONS, POSITIONS)
-MLPConfig = section(MLPConfig, MLPS, ACTIVATIONS)
-ReparamConfig = section(ReparamConfig, REPARAMS)
-LossConfig = section(LossConfig, LOSSES, AUXILIARIES)
-OptimConfig = section(OptimConfig, OPTIMIZERS, SCHEDULES, DECAY_RULES, AVERAGES)
-ScalingConfig = section(ScalingConfig, PARAMETRIZATIONS)
-DataConfig = section(DataConfig, OBJECTIVES)
-KernelsConfig = section(KernelsConfig, MATMUL_KERNELS, ATTENTION_KERNELS)
+ModelConfig = make_section(ModelConfig, PLACEMENTS, READOUTS)
+NormConfig = make_section(NormConfig, NORMS)
+AttentionConfig = make_section(AttentionConfig, ATTENTIONS, POSITIONS)
+MLPConfig = make_section(MLPConfig, MLPS, ACTIVATIONS)
+ReparamConfig = make_section(ReparamConfig, REPARAMS)
+LossConfig = make_section(LossConfig, LOSSES, AUXILIARIES)
+OptimConfig = make_section(OptimConfig, OPTIMIZERS, SCHEDULES, DECAY_RULES, AVERAGES)
+ScalingConfig = make_section(ScalingConfig, PARAMETRIZATIONS)
+DataConfig = make_section(DataConfig, OBJECTIVES)
+KernelsConfig = make_section(KernelsConfig, MATMUL_KERNELS, ATTENTION_KERNELS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -279,10 +279,10 @@ class Field:
     option: Option | None
     choice: Choice | None
     default: Any
-    of_parts: bool  # declared by parts, not here
+    is_part_option: bool  # declared by parts, not here
 
 
-def _fields() -> dict[str, Field]:
+def _collect_fields() -> dict[str, Field]:
     found = {}
     for name, cls in typing.get_type_hints(Config).items():
         hints = typing.get_type_hints(cls, include_extras=True)
@@ -291,7 +291,7 @@ def _fields() -> dict[str, Field]:
             hint = hints[field.name]
             metadata = getattr(hint, '__metadata__', ())
             found[f'{name}.{field.name}'] = Field(
-                types_of(hint),
+                annotation_types(hint),
                 next((m for m in metadata if isinstance(m, Option)), None),
                 next((m for m in metadata if isinstance(m, Choice)), None),
                 field.default,
@@ -300,20 +300,20 @@ def _fields() -> dict[str, Field]:
     return found
 
 
-FIELDS = _fields()
+FIELDS = _collect_fields()
 CHOICES = {path: field.choice for path, field in FIELDS.items() if field.choice}
 
 
-def left_out(path: str, value: Any) -> bool:
+def is_off(path: str, value: Any) -> bool:
     """Whether a traced field is in no program at this value: it is None, or off."""
     option = FIELDS[path].option
-    return value is None or (option is not None and value == option.off)
+    return value is None or (option is not None and value == option.off_value)
 
 
-def watches(path: str) -> bool:
+def is_passive(path: str) -> bool:
     """Whether a field only looks at a run: what the run is does not depend on it."""
     option = FIELDS[path].option
-    return option is not None and option.watches
+    return option is not None and option.is_observer
 
 
 # A compiled program takes these fields as data: runs that differ in them alone share it.

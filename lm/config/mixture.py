@@ -20,8 +20,8 @@ from modules.objectives import OBJECTIVES
 
 EXAMPLE = "{'wiki': (0.7, 'text:wiki/*.txt'), 'code': (0.3, 'text:code/**/*.txt')}"
 # configs/default.py has this source, so that it cannot be told from none given.
-SOURCE_LEFT_OPEN = 'python'
-NEAR_ONE = 1e-9  # weights that sum to 1 within this are left as they are
+DEFAULT_SOURCE = 'python'
+SUM_TOLERANCE = 1e-9  # weights that sum to 1 within this are left as they are
 NAME = re.compile(r'[A-Za-z][A-Za-z0-9_]*')
 
 Row = Mapping[str, Any]
@@ -35,7 +35,7 @@ class Ingredient(NamedTuple):
     source: str
 
 
-def parse(text: str) -> tuple[Ingredient, ...]:
+def parse_mixture(text: str) -> tuple[Ingredient, ...]:
     """Returns the sources that `text` names, in its order.
 
     Raises ValueError for another form, a name that no record can have, a weight that is not above 0
@@ -51,14 +51,14 @@ def parse(text: str) -> tuple[Ingredient, ...]:
         raise ValueError(f'data.mixture must be a dict of names; got {text!r}. {how}')
     if len(tree.body.keys) > len(found):
         raise ValueError(f'data.mixture has a name twice: {text}. {how}')
-    return tuple(_ingredient(name, value, found, how) for name, value in found.items())
+    return tuple(_parse_ingredient(name, value, found, how) for name, value in found.items())
 
 
-def _ingredient(name: Any, value: Any, found: dict, how: str) -> Ingredient:
+def _parse_ingredient(name: Any, value: Any, mixture: dict, example: str) -> Ingredient:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(
             'a name in data.mixture is one word of letters, digits and _, after which its loss is '
-            f'recorded; got {name!r}. {how}'
+            f'recorded; got {name!r}. {example}'
         )
     if name in OBJECTIVES:
         raise ValueError(
@@ -71,14 +71,16 @@ def _ingredient(name: Any, value: Any, found: dict, how: str) -> Ingredient:
         case _:
             raise ValueError(
                 f'data.mixture must have (weight, source) behind each name; got {value!r} behind '
-                f'{name!r}. {how}'
+                f'{name!r}. {example}'
             )
     if not (weight > 0 and _is_finite(weight)):
         raise ValueError(
             f'the weight of {name!r} in data.mixture must be above 0 and finite; got {weight}. '
             'Leave out what is to have no share.'
         )
-    if twice := [other for other, (_, text) in _pairs(found) if text == source and other != name]:
+    if twice := [
+        other for other, (_, text) in _list_pairs(mixture) if text == source and other != name
+    ]:
         raise ValueError(
             f'data.mixture has {source!r} both as {name!r} and as {twice[0]!r}. Name it once, with '
             'the sum of the weights.'
@@ -86,8 +88,8 @@ def _ingredient(name: Any, value: Any, found: dict, how: str) -> Ingredient:
     return Ingredient(name, float(weight), source)
 
 
-def _pairs(found: dict) -> list[tuple[str, tuple]]:
-    return [(name, value) for name, value in found.items() if _is_pair(value)]
+def _list_pairs(mixture: dict) -> list[tuple[str, tuple]]:
+    return [(name, value) for name, value in mixture.items() if _is_pair(value)]
 
 
 def _is_pair(value: Any) -> bool:
@@ -101,27 +103,31 @@ def _is_finite(weight: float) -> bool:
         return False
 
 
-def settled(mixture: str, source: str) -> dict[str, Any]:
+def normalize_mixture(mixture: str, source: str) -> dict[str, Any]:
     """Returns {config path: value} of the normal form: weights sum to 1, data.source is empty.
 
     Raises ValueError as `parse` does, and where data.source was given too.
     """
-    found = parse(mixture)
-    if source not in ('', SOURCE_LEFT_OPEN):
+    found = parse_mixture(mixture)
+    if source not in ('', DEFAULT_SOURCE):
         raise ValueError(
             f'data.source={source} would not be read: data.mixture names the sources. Leave one of '
             f'them out, or add it to the mixture, as in {EXAMPLE}.'
         )
     weights = [one.weight for one in found]
-    if abs(sum(map(_exact, weights)) - 1) > NEAR_ONE:  # or rounding would go on for ever
-        weights = Shares(weights).of_each
+    if abs(sum(map(_to_fraction, weights)) - 1) > SUM_TOLERANCE:  # or rounding would go on for ever
+        weights = Shares(weights).fractions
     spelt = {one.name: (weight, one.source) for one, weight in zip(found, weights, strict=True)}
     return {'data.mixture': repr(spelt), 'data.source': ''}
 
 
-def source_of(data: Any) -> str:
+def source_flag(config: Any) -> str:
     """Returns the flag that names the text, for messages."""
-    return f'data.source={data.source}' if data.mixture is None else f'data.mixture={data.mixture}'
+    return (
+        f'data.source={config.source}'
+        if config.mixture is None
+        else f'data.mixture={config.mixture}'
+    )
 
 
 class Shares:
@@ -135,8 +141,8 @@ class Shares:
     """
 
     def __init__(self, weights: Sequence[float]):
-        exact = [_exact(weight) for weight in weights]
-        self.of_each = tuple(float(weight / sum(exact)) for weight in exact)
+        exact = [_to_fraction(weight) for weight in weights]
+        self.fractions = tuple(float(weight / sum(exact)) for weight in exact)
         ties = itertools.count()
         heap = [(weight, next(ties), k) for k, weight in enumerate(exact)]
         heapq.heapify(heap)
@@ -147,29 +153,29 @@ class Shares:
             heapq.heappush(heap, (light + heavy, next(ties), node))
         self._root = heap[0][2]
 
-    def place(self, i: int) -> tuple[int, int]:
+    def locate_row(self, i: int) -> tuple[int, int]:
         """Returns (source of row i, number of earlier rows of that source)."""
         node = self._root
         while isinstance(node, _Node):
-            before = node.of_first(i)
-            is_first = node.of_first(i + 1) > before
+            before = node.count_first(i)
+            is_first = node.count_first(i + 1) > before
             node, i = (node.first, before) if is_first else (node.second, i - before)
         return node, i
 
-    def counts(self, n: int) -> list[int]:
+    def count_rows(self, n: int) -> list[int]:
         """Returns the number of rows of each source among the first n."""
-        found, waiting = [0] * len(self.of_each), [(self._root, n)]
+        found, waiting = [0] * len(self.fractions), [(self._root, n)]
         while waiting:
             node, m = waiting.pop()
             if isinstance(node, _Node):
-                of_first = node.of_first(m)
+                of_first = node.count_first(m)
                 waiting += [(node.first, of_first), (node.second, m - of_first)]
             else:
                 found[node] = m
         return found
 
 
-def _exact(weight: float) -> Fraction:
+def _to_fraction(weight: float) -> Fraction:
     """Returns 7/10 for 0.7, and not its nearest float."""
     return Fraction(repr(weight))
 
@@ -177,13 +183,13 @@ def _exact(weight: float) -> Fraction:
 class _Node(NamedTuple):
     """Two nodes, or numbers of sources; the first gets `part` of the rows."""
 
-    part: Fraction
+    share: Fraction
     first: Any
     second: Any
 
-    def of_first(self, m: int) -> int:
+    def count_first(self, m: int) -> int:
         """Returns round(m part), halves up; with exact integers it grows by 0 or 1 a row."""
-        numerator, denominator = self.part.as_integer_ratio()
+        numerator, denominator = self.share.as_integer_ratio()
         return (2 * m * numerator + denominator) // (2 * denominator)
 
 
@@ -197,46 +203,46 @@ class MixedRows:
 
     names: tuple[str, ...]
     shares: Shares
-    parts: tuple[Any, ...]
+    sources: tuple[Any, ...]
 
     def __len__(self) -> int:
-        return sum(map(len, self.parts))
+        return sum(map(len, self.sources))
 
     def __getitem__(self, i: int) -> Row:
         if not 0 <= i < len(self):
             raise IndexError(f'row must be in [0, {len(self)}); got {i}.')
-        source, number = self.shares.place(i)
-        return self.parts[source][number % len(self.parts[source])]
+        source, number = self.shares.locate_row(i)
+        return self.sources[source][number % len(self.sources[source])]
 
     @property
     def n_tokens(self) -> int:
-        return sum(part.n_tokens for part in self.parts)
+        return sum(part.n_tokens for part in self.sources)
 
     @property
     def n_bytes(self) -> int:
-        return sum(part.n_bytes for part in self.parts)
+        return sum(part.n_bytes for part in self.sources)
 
     def documents(self) -> Iterator[Any]:
         """Iterates over the documents of every source, whatever its share."""
-        return itertools.chain.from_iterable(part.documents() for part in self.parts)
+        return itertools.chain.from_iterable(part.documents() for part in self.sources)
 
-    def mapped(self, function: Callable[[Any], Any]) -> 'MixedRows':
+    def map_sources(self, function: Callable[[Any], Any]) -> 'MixedRows':
         """Returns the same mixture of function(rows of a source)."""
-        return dataclasses.replace(self, parts=tuple(map(function, self.parts)))
+        return dataclasses.replace(self, parts=tuple(map(function, self.sources)))
 
 
-def by_source(rows: Any) -> dict[str, Any]:
+def split_by_source(rows: Any) -> dict[str, Any]:
     """Returns {name: rows of that source}; {'': rows} for one source alone."""
     return (
-        dict(zip(rows.names, rows.parts, strict=True))
+        dict(zip(rows.names, rows.sources, strict=True))
         if isinstance(rows, MixedRows)
         else {'': rows}
     )
 
 
 def mean_by_share(values: Mapping[str, float], rows: Any) -> float:
-    """Returns sum_k share_k value_k, of values by the names of `by_source(rows)`."""
+    """Returns sum_k share_k value_k, of values by the names of `split_by_source(rows)`."""
     if not isinstance(rows, MixedRows):
         return values['']
-    shares = zip(rows.names, rows.shares.of_each, strict=True)
+    shares = zip(rows.names, rows.shares.fractions, strict=True)
     return math.fsum(share * values[name] for name, share in shares)

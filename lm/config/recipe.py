@@ -9,7 +9,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lm.config.choice import Choice, shares_of
+from lm.config.choice import Choice, parse_shares
 from lm.config.fields import (
     CHOICES,
     FIELDS,
@@ -19,9 +19,9 @@ from lm.config.fields import (
     ModelConfig,
     OptimConfig,
     TrainConfig,
-    left_out,
+    is_off,
 )
-from lm.config.other_programs import absent
+from lm.config.other_programs import replacement_hint
 from modules import options
 from modules.kernels import OPERATIONS
 from modules.losses import AUXILIARIES
@@ -60,9 +60,9 @@ class Part:
 
     def build(self, **wiring: Any) -> Any:
         """Returns row(...) with its options and with the `wiring` that it has fields for."""
-        return options.build(self.row, self.options, **wiring)
+        return options.build_part(self.row, self.options, **wiring)
 
-    def numbers(self, hyper: Mapping[str, Any]) -> dict[str, Any]:
+    def option_values(self, hyper: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the options; traced ones come from `hyper`, {'optim.b1': scalar, ...}."""
         paths = {name: f'{self.section}.{name}' for name in self.options}
         traced = {name: hyper[path] for name, path in paths.items() if path in hyper}
@@ -117,7 +117,7 @@ class Recipe:
         return hash(self.config)
 
     def __reduce__(self):  # rows hold functions that cannot be pickled
-        return recipe_of, (self.config,)
+        return build_recipe, (self.config,)
 
     def __repr__(self) -> str:
         return f'Recipe({self.config})'
@@ -141,7 +141,7 @@ class Recipe:
         return found
 
     @functools.cached_property
-    def traced(self) -> dict[str, float]:
+    def traced_values(self) -> dict[str, float]:
         """{path: number} of the traced fields, and of the traced options that a part reads: what a
         compiled program takes as data. What is None or off is left out.
         """
@@ -150,7 +150,11 @@ class Recipe:
             section, name = path.split('.')
             value = vars(vars(self.config)[section])[name]
             is_traced = field.option is not None and field.option.traced
-            if is_traced and not left_out(path, value) and (not field.of_parts or path in readers):
+            if (
+                is_traced
+                and not is_off(path, value)
+                and (not field.is_part_option or path in readers)
+            ):
                 found[path] = value
         return found
 
@@ -162,7 +166,7 @@ class Recipe:
             'embedding': 'model.embedding_dropout',
             'residual': 'model.dropout',
         }
-        return {what: path for what, path in fields.items() if path in self.traced}
+        return {what: path for what, path in fields.items() if path in self.traced_values}
 
     @property
     def norms(self) -> dict[str, Part]:
@@ -200,7 +204,7 @@ class Recipe:
     @property
     def stream_width(self) -> int:
         """Coordinates of the residual stream: model.d_model, less those that the norm drops."""
-        return self.model.d_model - self.norm.row.drops
+        return self.model.d_model - self.norm.row.dropped_coordinates
 
     @functools.cached_property
     def base(self) -> 'Recipe':
@@ -216,7 +220,7 @@ class Recipe:
         if all(vars(self.model)[path.split('.')[1]] == size for path, size in sizes.items()):
             return self
         # Its heads may have another width than longrope's factors are for, which add no parameter.
-        return recipe_of(changed(self.config, sizes | {'attention.rope_scaling': 'none'}))
+        return build_recipe(update_config(self.config, sizes | {'attention.rope_scaling': 'none'}))
 
     def sizes_at(self, width: int, n_heads: int | None) -> dict[str, int]:
         """Returns {path: size} of this model at another width. MLPs, all heads together, and key
@@ -227,18 +231,18 @@ class Recipe:
         """
         model = self.model
 
-        def scaled(name: str, by: int, over: int) -> int:
+        def scale_size(name: str, numerator: int, denominator: int) -> int:
             now = vars(model)[name]
-            size, rest = divmod(now * by, over)
+            size, rest = divmod(now * numerator, denominator)
             if rest or not size:
                 raise ValueError(
-                    f'at a width of {width} this model would have {now * by / over:g} for '
+                    f'at a width of {width} this model would have {now * numerator / denominator:g} for '
                     f'model.{name}={now}, which must be whole. Choose a width that divides evenly, '
                     'or the number of heads of the base model (scaling.base_heads).'
                 )
             return size
 
-        heads = scaled('n_heads', width, model.d_model) if n_heads is None else n_heads
+        heads = scale_size('n_heads', width, model.d_model) if n_heads is None else n_heads
         head_dim, rest = divmod(self.attention_width * width, model.d_model * heads)
         if rest or not head_dim:
             together = self.attention_width * width / model.d_model
@@ -248,18 +252,18 @@ class Recipe:
             )
         return {
             'model.d_model': width,
-            'model.d_ff': scaled('d_ff', width, model.d_model),
+            'model.d_ff': scale_size('d_ff', width, model.d_model),
             'model.n_heads': heads,
             'model.head_dim': head_dim,
-            'model.n_kv_heads': scaled('n_kv_heads', heads, model.n_heads),
+            'model.n_kv_heads': scale_size('n_kv_heads', heads, model.n_heads),
         }
 
     @property
-    def microbatch(self) -> int:
+    def microbatch_size(self) -> int:
         """Sequences of a microbatch."""
         return self.data.batch_size // self.train.microbatches
 
-    def widths_at(self, path: str) -> tuple[int, ...]:
+    def norm_widths(self, path: str) -> tuple[int, ...]:
         """Widths over which the norm named by the field `path` normalizes."""
         if path != self.qk_norm.path:
             return (self.stream_width,)
@@ -269,7 +273,7 @@ class Recipe:
         return tuple(sorted(self.head_dim * n for n in heads))
 
     @property
-    def in_forward_mode(self) -> dict[str, str]:
+    def forward_mode_targets(self) -> dict[str, str]:
         """{what was chosen: what it differentiates in forward mode, 'logits' or 'gradient'}."""
         asked = {str(part): part.row.needs.forward_mode for part in self.optimizers.values()}
         if self.optim.ghost_radius is not None:
@@ -277,14 +281,14 @@ class Recipe:
         return {asker: what for asker, what in asked.items() if what}
 
 
-def rows_at(path: str, value: str) -> list[tuple[str, Any, Mapping[str, Any]]]:
+def parse_rows(path: str, value: str) -> list[tuple[str, Any, Mapping[str, Any]]]:
     """Returns `Choice.parts` of a field. Its ValueError names other fields that have such a row, or
     what there is instead of a name that other programs have.
     """
     try:
-        return CHOICES[path].parts(path, value)
+        return CHOICES[path].parse_rows(path, value)
     except ValueError as error:
-        if said := absent(value):
+        if said := replacement_hint(value):
             raise ValueError(f'{str(error).partition(" Did you mean")[0]} Here {said}.') from None
         tables = {id(choice.table): field for field, choice in reversed(CHOICES.items())}
         fields = [field for field in tables.values() if value in CHOICES[field].table]
@@ -292,7 +296,7 @@ def rows_at(path: str, value: str) -> list[tuple[str, Any, Mapping[str, Any]]]:
         raise ValueError(f'{error}{elsewhere}') from None
 
 
-def recipe_of(config: Config) -> Recipe:
+def build_recipe(config: Config) -> Recipe:
     """Returns the parts that the fields of a config name; 'auto' names none yet.
 
     Options that are None are filled in as published, in the parts alone: `settle` has them in the
@@ -302,10 +306,10 @@ def recipe_of(config: Config) -> Recipe:
     for path, choice in CHOICES.items():
         section, field = path.split('.')
         value = vars(vars(config)[section])[field]
-        shares = shares_of(path, value) if choice.shares else {}
+        shares = parse_shares(path, value) if choice.shares else {}
         parts = tuple(
-            _part(config, path, name, row, choice.section, inline, shares.get(name, 1.0))
-            for name, row, inline in rows_at(path, value)
+            _build_part(config, path, name, row, choice.section, inline, shares.get(name, 1.0))
+            for name, row, inline in parse_rows(path, value)
             if row is not None or not choice.auto
         )
         one = next(iter(parts), None)
@@ -314,15 +318,17 @@ def recipe_of(config: Config) -> Recipe:
         else:
             found[ATTRIBUTES.get(path, field)] = parts if choice.several else one
         if choice.sows:
-            sown = (sown_by(choice, part.row).items() for part in parts)
+            sown = (sown_losses(choice, part.row).items() for part in parts)
             found['auxiliaries'] = tuple(
-                _part(config, path, name, row, 'loss', {}) for terms in sown for name, row in terms
+                _build_part(config, path, name, row, 'loss', {})
+                for terms in sown
+                for name, row in terms
             )
     sections = {name: vars(config)[name] for name in SECTIONS}
     return Recipe(config, **sections, **found, kernels=kernels)
 
 
-def changed(config: Config, values: Mapping[str, Any]) -> Config:
+def update_config(config: Config, values: Mapping[str, Any]) -> Config:
     """Returns the config with {'optim.lr': 0.01, ...} changed."""
     by_section: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
@@ -335,7 +341,7 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
     return dataclasses.replace(config, **sections)
 
 
-def _part(
+def _build_part(
     config: Config,
     path: str,
     name: str,
@@ -347,12 +353,12 @@ def _part(
     """Takes each option from behind the name, or else the section, or else as published."""
     of_section = vars(vars(config)[section]) if section else {}
     found = {}
-    for option, declared in options.options(row).items():
+    for option, declared in options.declared_options(row).items():
         value = inline.get(option, of_section.get(option))
         found[option] = declared.default if value is None else value
     return Part(path, name, row, section, found, inline, share)
 
 
-def sown_by(choice: Choice, row: Any) -> dict[str, Any]:
+def sown_losses(choice: Choice, row: Any) -> dict[str, Any]:
     """Returns {name: row} of the auxiliary losses that a row sows."""
     return {name: AUXILIARIES[name] for name in row.auxiliary} if choice.sows else {}

@@ -13,21 +13,21 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from lm.config.choice import AUTO, joined_by_plus
-from lm.config.fields import CHOICES, FIELDS, Config, watches
-from lm.config.mixture import SOURCE_LEFT_OPEN, settled
-from lm.config.other_programs import absent
+from lm.config.choice import AUTO, join_hint
+from lm.config.fields import CHOICES, FIELDS, Config, is_passive
+from lm.config.mixture import DEFAULT_SOURCE, normalize_mixture
+from lm.config.other_programs import replacement_hint
 from lm.config.recipe import (
     SECTIONS,
     Recipe,
-    changed,
-    recipe_of,
-    rows_at,
-    sown_by,
+    build_recipe,
+    parse_rows,
+    sown_losses,
+    update_config,
 )
-from lm.config.suggestions import MANY_RUNS, field_hint
-from modules.choices import nearest
-from modules.options import options, typed
+from lm.config.suggestions import MULTI_RUN_SECTIONS, field_hint
+from modules.choices import suggest_nearest
+from modules.options import coerce_type, declared_options
 
 
 def resolve(raw: Mapping[str, Any]) -> Recipe:
@@ -42,17 +42,17 @@ def resolve(raw: Mapping[str, Any]) -> Recipe:
     or of another type, an option that no chosen part reads, and a sweep, whose runs
     `lm.study.plan.cells` resolves.
     """
-    return settle(build(raw))
+    return resolve_config(build_config(raw))
 
 
-def of_one_run(raw: Mapping[str, Any]) -> dict[str, Any]:
+def single_run_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the sections of a config, without what describes many runs."""
-    return {name: section for name, section in raw.items() if name not in MANY_RUNS}
+    return {name: section for name, section in raw.items() if name not in MULTI_RUN_SECTIONS}
 
 
 def with_dtype(raw: Mapping[str, Any], dtype: str) -> Mapping[str, Any]:
     """Returns the config, as nested dicts, with `dtype` in place of model.dtype=auto: the type of
-    products where it trains (`lm.launch.before_jax.usual_dtype`).
+    products where it trains (`lm.launch.before_jax.default_dtype`).
     """
     model = raw.get('model')
     if not isinstance(model, Mapping | ConfigDict) or model.get('dtype') != AUTO:
@@ -60,20 +60,20 @@ def with_dtype(raw: Mapping[str, Any], dtype: str) -> Mapping[str, Any]:
     return {**raw, 'model': {**model, 'dtype': dtype}}
 
 
-def build(raw: Mapping[str, Any]) -> Config:
+def build_config(raw: Mapping[str, Any]) -> Config:
     """Checks fields and types alone. Nothing is filled in, and no name is looked up."""
     if not isinstance(raw, Mapping | ConfigDict):
         raise ValueError(f'a config holds sections; got {raw!r}')
-    for name in MANY_RUNS:
+    for name in MULTI_RUN_SECTIONS:
         if raw.get(name) is not None:
             raise ValueError(
                 f'this config describes many runs (config.{name}), and one is wanted here'
             )
     known = dataclasses.fields(Config)
-    names = [*MANY_RUNS, *(field.name for field in known)]
+    names = [*MULTI_RUN_SECTIONS, *(field.name for field in known)]
     for name in raw:
         if name not in names:
-            hint = nearest(name, names) or field_hint(name, FIELDS)
+            hint = suggest_nearest(name, names) or field_hint(name, FIELDS)
             raise ValueError(f'config has no field {name}.{hint}')
     sections = {f.name: _build_section(f.name, f.type, raw.get(f.name, {})) for f in known}
     return Config(**sections)
@@ -92,9 +92,9 @@ def _build_section(section: str, cls: type, raw: Any) -> Any:
         path = f'{section}.{name}'
         choice = FIELDS[path].choice
         if choice and choice.several and isinstance(raw.get(name), list | tuple):
-            raise ValueError(joined_by_plus(path, raw[name]))
+            raise ValueError(join_hint(path, raw[name]))
         if name in raw:
-            values[name] = typed(path, raw[name], FIELDS[path].types)
+            values[name] = coerce_type(path, raw[name], FIELDS[path].types)
         elif FIELDS[path].default is dataclasses.MISSING:
             raise ValueError(
                 f'config lacks {path}; start from configs.default.get_config(), which has it'
@@ -102,56 +102,56 @@ def _build_section(section: str, cls: type, raw: Any) -> Any:
     return cls(**values)
 
 
-def settle(config: Config) -> Recipe:
+def resolve_config(config: Config) -> Recipe:
     """Resolves a config whose types are right."""
-    config = without_auto(config)
-    recipe, flat, values = recipe_of(config), flatten(config), {}
+    config = resolve_auto(config)
+    recipe, flat, values = build_recipe(config), flatten(config), {}
     readers = recipe.readers
-    for path in unread_options(recipe):
-        raise ValueError(unread(path, flat[path], config))
+    for path in list_unread_options(recipe):
+        raise ValueError(explain_unread(path, flat[path], config))
     for path, parts in readers.items():
-        defaults = [options(part.row)[path.split('.')[1]].default for part in parts]
+        defaults = [declared_options(part.row)[path.split('.')[1]].default for part in parts]
         several = any(CHOICES[part.path].inline for part in parts)
         if flat[path] is None and not several and len(set(defaults)) == 1:
             values[path] = defaults[0]
-    settled_config = changed(config, values)  # the parts have these values already
+    settled_config = update_config(config, values)  # the parts have these values already
     sections = {name: vars(settled_config)[name] for name in SECTIONS}
     return dataclasses.replace(recipe, config=settled_config, **sections)
 
 
-def unsettled(recipe: Recipe) -> dict[str, Any]:
+def unresolve_fields(recipe: Recipe) -> dict[str, Any]:
     """Returns {path: value}, with None or 'auto' wherever these resolve to the value."""
     config, flat = recipe.config, flatten(recipe)
     nones = {path: None for path, field in FIELDS.items() if field.default is None}
     autos = {path: AUTO for path, choice in CHOICES.items() if choice.auto} | {'model.dtype': AUTO}
-    for opened, fill in ((nones, settle), (autos, without_auto)):
-        filled = flatten(fill(changed(config, opened)))
+    for opened, fill in ((nones, resolve_config), (autos, resolve_auto)):
+        filled = flatten(fill(update_config(config, opened)))
         flat |= {path: opened[path] for path in opened if filled[path] == flat[path]}
     return flat
 
 
-def unread_options(recipe: Recipe) -> list[str]:
+def list_unread_options(recipe: Recipe) -> list[str]:
     """Returns the paths of options that are given and that no chosen part reads."""
     readers = recipe.readers
     return [
         path
         for path, value in flatten(recipe).items()
-        if FIELDS[path].of_parts and value is not None and path not in readers
+        if FIELDS[path].is_part_option and value is not None and path not in readers
     ]
 
 
-def without_unread(recipe: Recipe) -> Recipe:
+def drop_unread_options(recipe: Recipe) -> Recipe:
     """Returns the recipe without options that no chosen part reads, as of kernels left behind."""
-    return replaced(recipe, dict.fromkeys(unread_options(recipe)))
+    return update_recipe(recipe, dict.fromkeys(list_unread_options(recipe)))
 
 
-def without_auto(config: Config) -> Config:
+def resolve_auto(config: Config) -> Config:
     """Replaces 'auto' and None in the model by what placement and norm ask for, and data.mixture
     by its normal form.
     """
     model = config.model
-    ((_, placement, _),) = rows_at('model.placement', model.placement)
-    ((_, norm, _),) = rows_at('model.norm', model.norm)
+    ((_, placement, _),) = parse_rows('model.placement', model.placement)
+    ((_, norm, _),) = parse_rows('model.norm', model.norm)
     needs, values = placement.needs, {}
     if model.dtype == AUTO:
         values['model.dtype'] = 'float32'
@@ -174,23 +174,25 @@ def without_auto(config: Config) -> Config:
     if config.attention.norm_values is None and 'norm_values' in needs:
         values['attention.norm_values'] = needs['norm_values']
     source = config.data.source
-    is_known = source == SOURCE_LEFT_OPEN or ':' in source
-    if not is_known and (said := absent(source)) and not Path(source).exists():
+    is_known = source == DEFAULT_SOURCE or ':' in source
+    if not is_known and (said := replacement_hint(source)) and not Path(source).exists():
         raise ValueError(f'data.source={source}: {said}.')
     if config.data.mixture is not None:
-        values |= settled(config.data.mixture, config.data.source)
-    return changed(config, values)
+        values |= normalize_mixture(config.data.mixture, config.data.source)
+    return update_config(config, values)
 
 
-def unread(path: str, value: Any, config: Config) -> str:
+def explain_unread(path: str, value: Any, config: Config) -> str:
     """Says why an option is refused: which rows would read it, and which are chosen."""
     name, flat = path.split('.')[1], flatten(config)
     would: dict[str, list[str]] = {}
     for field, choice in CHOICES.items():
         for row, part in choice.table.items():
-            terms = sown_by(choice, part).values()
-            reads = choice.section == path.split('.')[0] and name in options(part)
-            if reads or (path.startswith('loss.') and any(name in options(t) for t in terms)):
+            terms = sown_losses(choice, part).values()
+            reads = choice.section == path.split('.')[0] and name in declared_options(part)
+            if reads or (
+                path.startswith('loss.') and any(name in declared_options(t) for t in terms)
+            ):
                 would.setdefault(field, []).append(row)
     chosen = ', '.join(f'{field}={flat[field]}' for field in would)
     first = {tuple(rows): field for field, rows in reversed(would.items())}
@@ -201,9 +203,9 @@ def unread(path: str, value: Any, config: Config) -> str:
     )
 
 
-def replaced(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+def update_recipe(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
     """Returns the recipe with settled fields changed, such as sizes."""
-    return recipe_of(changed(recipe.config, values))
+    return build_recipe(update_config(recipe.config, values))
 
 
 def to_dict(config: Recipe | Config) -> dict[str, Any]:
@@ -216,10 +218,10 @@ def to_json(recipe: Recipe) -> str:
 
 
 # Fields whose default stands for another value. What once had none is in the names of all runs.
-LEFT_OPEN = {
+DERIVED_DEFAULTS = {
     path: field.default
     for path, field in FIELDS.items()
-    if not field.of_parts and (field.default is None or field.default == AUTO)
+    if not field.is_part_option and (field.default is None or field.default == AUTO)
     if path != 'model.n_kv_heads'
 }
 
@@ -234,25 +236,27 @@ def identity(recipe: Recipe) -> dict[str, Any]:
     A published default must never change: a part with another default is a new row.
     """
     config = recipe.config
-    defaults = flatten(without_auto(changed(config, LEFT_OPEN)))
+    defaults = flatten(resolve_auto(update_config(config, DERIVED_DEFAULTS)))
     found = {}
     for path, value in flatten(config).items():
-        if watches(path):
+        if is_passive(path):
             continue
-        default = defaults[path] if path in LEFT_OPEN else FIELDS[path].default
-        if not FIELDS[path].of_parts and _names(path, value) != _names(path, default):
-            found[path] = _names(path, value)
+        default = defaults[path] if path in DERIVED_DEFAULTS else FIELDS[path].default
+        if not FIELDS[path].is_part_option and _strip_options(path, value) != _strip_options(
+            path, default
+        ):
+            found[path] = _strip_options(path, value)
     for part in recipe.parts:
         for name, value in part.options.items():
-            if value != options(part.row)[name].default:
+            if value != declared_options(part.row)[name].default:
                 found[f'{part.path}={part.name}:{name}'] = value
     return found
 
 
-def _names(path: str, value: Any) -> Any:
+def _strip_options(path: str, value: Any) -> Any:
     """Returns the value of a field without the options behind a name."""
     if path in CHOICES and CHOICES[path].inline and isinstance(value, str):
-        return '+'.join(name for name, *_ in CHOICES[path].parts(path, value))
+        return '+'.join(name for name, *_ in CHOICES[path].parse_rows(path, value))
     return value
 
 
@@ -286,4 +290,4 @@ def differences(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
     if identity(old) == identity(new):
         return {}
     a, b = flatten(old), flatten(new)
-    return {path: (a[path], b[path]) for path in b if a[path] != b[path] and not watches(path)}
+    return {path: (a[path], b[path]) for path in b if a[path] != b[path] and not is_passive(path)}

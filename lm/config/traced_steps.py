@@ -13,7 +13,7 @@ class TracedSteps(NamedTuple):
     count: int
 
 
-def traced_steps(recipe: Recipe) -> TracedSteps | None:
+def parse_traced_steps(recipe: Recipe) -> TracedSteps | None:
     """Returns the steps of train.profile; None where it is empty.
 
     Raises ValueError for anything but STEP:COUNT, and for steps that the run does not have.

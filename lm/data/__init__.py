@@ -7,8 +7,8 @@ from lm.data import tokenizers
 from lm.data.dataset import Dataset, check, open_dataset
 from lm.data.loader import (
     Batch,
+    Cursor,
     Feed,
-    Place,
     batch_at,
     check_epochs,
     evaluation_batches,
@@ -18,9 +18,9 @@ from lm.data.rows import Rows
 
 __all__ = [
     'Batch',
+    'Cursor',
     'Dataset',
     'Feed',
-    'Place',
     'Rows',
     'batch_at',
     'check',

@@ -19,12 +19,12 @@ from pathlib import Path
 
 from lm.data import formats
 from lm.storage import complete_folders
-from lm.storage.buckets import BucketError, below, is_url, open_bucket, place
+from lm.storage.buckets import BucketError, cache_folder, is_url, join_url, open_bucket
 from lm.storage.files import (
-    Unreadable,
+    UnreadableFile,
+    describe_full_disk,
     expand_home,
-    locked,
-    no_room,
+    hold_lock,
     read_json,
     user_cache,
     write_text,
@@ -33,13 +33,13 @@ from lm.storage.files import (
 PARTIAL = '.partial'  # ends the name of a folder that is being written
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)  # errors of a rename to a folder that exists
 MARKS_COUNT = 'mark'  # ends the note of a file whose mark, if any, is in its digest
-SAME = 'data: another process prepares the same data; waiting for it'
+WAITING_MESSAGE = 'data: another process prepares the same data; waiting for it'
 
 
 def root(cache_dir: str) -> Path:
     """Returns `cache_dir` as a path, the local folder of a URL, or `user_cache()` for ''."""
     if is_url(cache_dir):
-        return place(cache_dir, 'data')
+        return cache_folder(cache_dir, 'data')
     return Path(expand_home(cache_dir)).absolute() if cache_dir else user_cache()
 
 
@@ -50,32 +50,32 @@ def file_digests(folder: Path, files: Iterable[Path]) -> list[str]:
     took the mark for text, and what they prepared has the hash without it.
     """
     memo_path, files = folder / 'files.json', list(files)
-    found = _known(files, memo_path)
+    found = _look_up_digests(files, memo_path)
     if None not in found:
         return found
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):  # a cache that cannot be written may still be read
             folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locked(folder / 'files.lock'))  # so that one process reads a file
-        found, memo, news = _known(files, memo_path), _memo(memo_path), {}
+            held.enter_context(hold_lock(folder / 'files.lock'))  # so that one process reads a file
+        found, memo, news = _look_up_digests(files, memo_path), _read_memo(memo_path), {}
         for i, path in enumerate(files):
             if found[i] is None:
                 stamp = _stamp(path)
                 match memo.get(str(path.absolute())):
                     case [*noted, str(digest)] if noted == stamp:  # by a version without marks
-                        found[i] = digest + formats.mark_of(path)
+                        found[i] = digest + formats.detect_mark(path)
                     case _:
-                        found[i] = file_digest(path) + formats.mark_of(path)
+                        found[i] = file_digest(path) + formats.detect_mark(path)
                 news[str(path.absolute())] = [*stamp, found[i], MARKS_COUNT]
         if news:
             with contextlib.suppress(OSError):
-                write_text(memo_path, json.dumps(_memo(memo_path) | news))
+                write_text(memo_path, json.dumps(_read_memo(memo_path) | news))
     return found
 
 
-def _known(files: list[Path], memo_path: Path) -> list[str | None]:
+def _look_up_digests(files: list[Path], memo_path: Path) -> list[str | None]:
     """Returns the noted digest of each file, None if it has changed or is not noted."""
-    memo, found = _memo(memo_path), []
+    memo, found = _read_memo(memo_path), []
     for path in files:
         match memo.get(str(path.absolute())):
             case [size, changed, str(digest), str(_)] if [size, changed] == _stamp(path):
@@ -85,10 +85,10 @@ def _known(files: list[Path], memo_path: Path) -> list[str | None]:
     return found
 
 
-def _memo(path: Path) -> dict:
+def _read_memo(path: Path) -> dict:
     try:
         return read_json(path)
-    except (OSError, Unreadable):  # absent, or not ours: only time is lost
+    except (OSError, UnreadableFile):  # absent, or not ours: only time is lost
         return {}
 
 
@@ -102,15 +102,21 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def digest_of(*parts: bytes) -> str:
+def digest_bytes(*parts: bytes) -> str:
     state = hashlib.blake2b(digest_size=16)
     for part in parts:
         state.update(b'%d ' % len(part) + part)
     return state.hexdigest()
 
 
-def shared(
-    cache_dir: str, name: str, *, make: Callable, damage: Callable, say: Callable, wait: bool = True
+def fetch_or_make(
+    cache_dir: str,
+    name: str,
+    *,
+    make: Callable,
+    find_damage: Callable,
+    say: Callable,
+    wait: bool = True,
 ) -> Path:
     """Returns the folder `name` of the cache, fetched from the bucket or else made by `make`.
 
@@ -120,15 +126,18 @@ def shared(
     """
     if not is_url(cache_dir):
         return make()
-    path, bucket, url = root(cache_dir) / name, open_bucket(cache_dir), below(cache_dir, name)
+    path, bucket, url = root(cache_dir) / name, open_bucket(cache_dir), join_url(cache_dir, name)
     mark, is_damaged = complete_folders.read_mark(bucket, name), False
-    if mark is not None and (not path.is_dir() or damage(path)):
+    if mark is not None and (not path.is_dir() or find_damage(path)):
         fetch = functools.partial(complete_folders.fetch, bucket, name, mark)
-        with alone(path, SAME, say, wait) as is_locked, disk_full_explained(path):
+        with (
+            hold_folder_lock(path, WAITING_MESSAGE, say, wait) as is_locked,
+            explain_full_disk(path),
+        ):
             say(f'data: fetching {url}, {sum(mark.files.values()) / 1e6:.1f} MB')
             with contextlib.suppress(FileNotFoundError):  # another deletes it: it is made here
-                fill(path, fetch, damage, say, is_locked)
-        if path.is_dir() and damage(path):
+                fill(path, fetch, find_damage, say, is_locked)
+        if path.is_dir() and find_damage(path):
             say(f'NOTE: {url} is damaged: it is prepared again')
             is_damaged = True
     made = make()
@@ -143,22 +152,25 @@ def shared(
     return made
 
 
-def made_once(path: Path, make: Callable, damage: Callable, say: Callable) -> Path:
+def make_once(path: Path, make: Callable, find_damage: Callable, say: Callable) -> Path:
     """Returns the folder `path`, which one process fills while others wait; see `fill`."""
-    if not path.is_dir() or damage(path):
-        with alone(path, SAME, say) as is_locked, disk_full_explained(path.parent):
-            fill(path, make, damage, say, is_locked)
+    if not path.is_dir() or find_damage(path):
+        with (
+            hold_folder_lock(path, WAITING_MESSAGE, say) as is_locked,
+            explain_full_disk(path.parent),
+        ):
+            fill(path, make, find_damage, say, is_locked)
     return path
 
 
-def fill(path: Path, make: Callable, damage: Callable, say: Callable, is_locked: bool) -> None:
+def fill(path: Path, make: Callable, find_damage: Callable, say: Callable, is_locked: bool) -> None:
     """Fills the folder `path` by `make`, all of it or nothing, unless it is there and intact.
 
     make(folder) writes a folder beside it that is renamed when done; damage(folder) says in words
     what is wrong with one, or ''. The caller holds the lock of `path`; is_locked is False if there
     are no locks: then several may fill it, and the first one stays.
     """
-    if is_intact(path, damage, say):  # made by the process that was waited for
+    if is_intact(path, find_damage, say):  # made by the process that was waited for
         return
     # Hosts may not see each other's locks, whatever their network disk says; processes of one do.
     own = socket.gethostname() if is_locked else f'{socket.gethostname()}.{os.getpid()}'
@@ -176,9 +188,9 @@ def fill(path: Path, make: Callable, damage: Callable, say: Callable, is_locked:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def is_intact(path: Path, damage: Callable, say: Callable) -> bool:
+def is_intact(path: Path, find_damage: Callable, say: Callable) -> bool:
     """Whether the folder is there and intact; removes one that is damaged, with a note."""
-    if path.is_dir() and (reason := damage(path)):
+    if path.is_dir() and (reason := find_damage(path)):
         say(f'NOTE: the prepared data {path} is damaged ({reason}): it is prepared again')
         shutil.rmtree(path)
     return path.is_dir()
@@ -195,10 +207,12 @@ def discard(folder: Path, pattern: str) -> None:
 
 
 @contextlib.contextmanager
-def alone(path: Path, waiting: str, say: Callable, wait: bool = True) -> Iterator[bool]:
+def hold_folder_lock(path: Path, message: str, say: Callable, wait: bool = True) -> Iterator[bool]:
     """Holds the lock of the folder `path`. Raises InUse if it is held and `wait` is False."""
     until = math.inf if wait else 0.0
-    lock = locked(path.with_name(f'{path.name}.lock'), waiting=waiting, say=say, wait_until=until)
+    lock = hold_lock(
+        path.with_name(f'{path.name}.lock'), waiting_message=message, say=say, wait_until=until
+    )
     with contextlib.ExitStack() as held:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -212,12 +226,12 @@ def alone(path: Path, waiting: str, say: Callable, wait: bool = True) -> Iterato
 
 
 @contextlib.contextmanager
-def disk_full_explained(folder: Path) -> Iterator[None]:
+def explain_full_disk(folder: Path) -> Iterator[None]:
     """Turns an error of a full disk, of any type, into an OSError that says what to do."""
     try:
         yield
     except Exception as error:  # TFDS and ArrayRecord raise what they like
-        if not (full := no_room(error, folder)):
+        if not (full := describe_full_disk(error, folder)):
             raise
         raise OSError(
             f'{full} ({error}). Free some space, or set data.cache_dir to a folder on another disk.'

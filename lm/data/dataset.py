@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lm.config.fields import DataConfig
-from lm.config.mixture import Ingredient, MixedRows, Shares, parse
+from lm.config.mixture import Ingredient, MixedRows, Shares, parse_mixture
 from lm.data import cache, prepare, prepared, round_trip, tokenizers
 from lm.data.prepared import ROUND_TRIP, TOKENIZER
 from lm.data.rows import PACKINGS, Rows
-from lm.data.scan import INVALID_UTF8, SPLITS, opened, scan
+from lm.data.scan import INVALID_UTF8, SPLITS, open_scan, scan_source
 from lm.data.sources import Source, open_source
-from lm.data.tokenizers import Plan
+from lm.data.tokenizers import TokenizerPlan
 from lm.storage.buckets import is_url, open_bucket
-from lm.storage.files import InUse
+from lm.storage.files import InUseError
 from modules.choices import choose
 
-LEAST = {'seq_len': 1, 'batch_size': 1, 'epochs': 1, 'seed': 0, 'prefetch': 0}
-MOST = 2**31 - 1  # devices count with 32 bits
+LOWER_BOUNDS = {'seq_len': 1, 'batch_size': 1, 'epochs': 1, 'seed': 0, 'prefetch': 0}
+UPPER_BOUND = 2**31 - 1  # devices count with 32 bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Dataset:
     report: dict
 
 
-class MixturePart(NamedTuple):
+class MixtureSource(NamedTuple):
     """A source of a mixture. cfg: the data section that has this source alone."""
 
     ingredient: Ingredient
@@ -50,17 +50,17 @@ class MixturePart(NamedTuple):
 
 def check(cfg: DataConfig) -> None:
     """Raises ValueError, with the nearest name, for whatever `open_dataset` could not use."""
-    _check(cfg)
+    _check_fields(cfg)
     if cfg.mixture is None:
         open_source(cfg.source, cfg.text_field)
     else:
-        _parts(cfg)
+        _open_sources(cfg)
 
 
-def _check(cfg: DataConfig) -> Plan:
-    for name, least in LEAST.items():
-        if not least <= (value := getattr(cfg, name)) <= MOST:
-            bound = f'at least {least}' if value < least else f'at most {MOST}'
+def _check_fields(cfg: DataConfig) -> TokenizerPlan:
+    for name, least in LOWER_BOUNDS.items():
+        if not least <= (value := getattr(cfg, name)) <= UPPER_BOUND:
+            bound = f'at least {least}' if value < least else f'at most {UPPER_BOUND}'
             raise ValueError(f'data.{name} must be {bound}; got {value}.')
     if not 0 <= cfg.validation_fraction < 1:
         raise ValueError(
@@ -78,21 +78,21 @@ def _check(cfg: DataConfig) -> Plan:
         ) from error
     choose(PACKINGS, cfg.packing, 'data.packing')
     choose(INVALID_UTF8, cfg.invalid_utf8, 'data.invalid_utf8')
-    return tokenizers.plan(cfg.tokenizer)
+    return tokenizers.plan_tokenizer(cfg.tokenizer)
 
 
-def _parts(cfg: DataConfig) -> list[MixturePart]:
+def _open_sources(cfg: DataConfig) -> list[MixtureSource]:
     """Opens the sources of cfg.mixture. Raises ValueError, naming the one that cannot be."""
     found = []
-    for one in parse(cfg.mixture):
-        with _named(one.name):
+    for one in parse_mixture(cfg.mixture):
+        with _prefix_errors(one.name):
             alone = dataclasses.replace(cfg, source=one.source, mixture=None)
-            found.append(MixturePart(one, alone, open_source(one.source, cfg.text_field)))
+            found.append(MixtureSource(one, alone, open_source(one.source, cfg.text_field)))
     return found
 
 
 @contextlib.contextmanager
-def _named(name: str) -> Iterator[None]:
+def _prefix_errors(name: str) -> Iterator[None]:
     """Adds the name of a source of the mixture to what is wrong with it."""
     try:
         yield
@@ -106,29 +106,33 @@ def open_dataset(cfg: DataConfig, *, say: Callable[[str], None] = print) -> Data
     Raises ValueError for names and numbers that cannot be, a corpus that is empty or shorter than
     one row; OSError if the cache cannot be written, or its content is damaged.
     """
-    plan = _check(cfg)
+    plan = _check_fields(cfg)
     if cfg.mixture is None:
-        return _open(cfg, open_source(cfg.source, cfg.text_field), plan, say)
-    parts = _parts(cfg)
+        return _open_single(cfg, open_source(cfg.source, cfg.text_field), plan, say)
+    parts = _open_sources(cfg)
     plan = _shared_plan(plan, parts, say)
     opened: dict[str, Dataset] = {}
     for wait in (False, True):  # sources that another process prepares come last
         for part in parts:
             if (name := part.ingredient.name) not in opened:
-                with _named(name), contextlib.suppress(InUse):
-                    opened[name] = _open(part.cfg, part.source, plan, say, wait)
-    return _mixed(parts, [opened[part.ingredient.name] for part in parts])
+                with _prefix_errors(name), contextlib.suppress(InUseError):
+                    opened[name] = _open_single(part.cfg, part.source, plan, say, wait)
+    return _mix_datasets(parts, [opened[part.ingredient.name] for part in parts])
 
 
-def _open(cfg: DataConfig, source: Source, plan: Plan, say: Callable, wait: bool = True) -> Dataset:
+def _open_single(
+    cfg: DataConfig, source: Source, plan: TokenizerPlan, say: Callable, wait: bool = True
+) -> Dataset:
     name = prepare.digest(source, plan, cfg)
     if source.origin:
         say(f'data: {cfg.source} is {source.origin}')
     for note in source.notes:
         say(note)
     make = functools.partial(prepare.prepare, source, plan, cfg, name, say, wait)
-    damage = prepared.damage
-    folder = cache.shared(cfg.cache_dir, name, make=make, damage=damage, say=say, wait=wait)
+    damage = prepared.find_damage
+    folder = cache.fetch_or_make(
+        cfg.cache_dir, name, make=make, find_damage=damage, say=say, wait=wait
+    )
     tokenizer, report, rows = prepared.load(folder, PACKINGS[cfg.packing], cfg.seq_len)
     held = report['train']['tokens']
     if held < cfg.seq_len + 1:
@@ -147,37 +151,45 @@ def _open(cfg: DataConfig, source: Source, plan: Plan, say: Callable, wait: bool
     return Dataset(tokenizer, **rows, digest=name, report=report)
 
 
-def _shared_plan(plan: Plan, parts: Sequence[MixturePart], say: Callable) -> Plan:
+def _shared_plan(
+    plan: TokenizerPlan, parts: Sequence[MixtureSource], say: Callable
+) -> TokenizerPlan:
     """Returns a plan whose tokenizer is there: trained once per content, kept in the cache."""
     if not plan.is_trained:
         return plan
     alone = {prepare.digest(p.source, plan, p.cfg): p for p in parts}
-    name, cache_dir = _digest('tokenizer of', *sorted(alone)), parts[0].cfg.cache_dir
+    name, cache_dir = _digest_parts('tokenizer of', *sorted(alone)), parts[0].cfg.cache_dir
     path = cache.root(cache_dir) / name
-    train = functools.partial(_train, plan, alone, path.with_name(f'{name}.pieces'), say=say)
-    damage = functools.partial(prepared.damage, names=(TOKENIZER,))
-    make = functools.partial(cache.made_once, path, train, damage, say)
-    folder = cache.shared(cache_dir, name, make=make, damage=damage, say=say)
+    train = functools.partial(
+        _train_tokenizer, plan, alone, path.with_name(f'{name}.pieces'), say=say
+    )
+    damage = functools.partial(prepared.find_damage, names=(TOKENIZER,))
+    make = functools.partial(cache.make_once, path, train, damage, say)
+    folder = cache.fetch_or_make(cache_dir, name, make=make, find_damage=damage, say=say)
     tokenizer = tokenizers.load(folder / TOKENIZER)
-    return Plan(plan.vocab_size, f'trained {name}'.encode(), lambda texts: tokenizer)
+    return TokenizerPlan(plan.vocab_size, f'trained {name}'.encode(), lambda texts: tokenizer)
 
 
-def _train(
-    plan: Plan, alone: Mapping[str, MixturePart], scans: Path, folder: Path, say: Callable
+def _train_tokenizer(
+    plan: TokenizerPlan,
+    sources_by_digest: Mapping[str, MixtureSource],
+    scans: Path,
+    folder: Path,
+    say: Callable,
 ) -> None:
     """Trains in the order of digests: neither names nor order nor shares make another tokenizer.
     scans: a folder that keeps the scan of each source, so that a killed process loses one at most.
     """
-    spec = next(iter(alone.values())).cfg.tokenizer
-    say(f'data: training {spec} on the training splits of {len(alone)} sources')
+    spec = next(iter(sources_by_digest.values())).cfg.tokenizer
+    say(f'data: training {spec} on the training splits of {len(sources_by_digest)} sources')
 
     def texts() -> Iterator[str]:
-        for digest, (ingredient, cfg, source) in sorted(alone.items()):
-            with _named(ingredient.name):
-                make = functools.partial(scan, source, cfg)
-                cache.fill(scans / digest, make, prepare.damage_of_scan, say, is_locked=True)
+        for digest, (ingredient, cfg, source) in sorted(sources_by_digest.items()):
+            with _prefix_errors(ingredient.name):
+                make = functools.partial(scan_source, source, cfg)
+                cache.fill(scans / digest, make, prepare.find_scan_damage, say, is_locked=True)
                 prepare.check_unchanged(source, plan, cfg, digest)
-            with _named(ingredient.name), opened(scans / digest) as found:
+            with _prefix_errors(ingredient.name), open_scan(scans / digest) as found:
                 yield from prepare.training_texts(found, cfg.validation_fraction)
 
     scans.mkdir(exist_ok=True)
@@ -186,21 +198,21 @@ def _train(
     cache.discard(scans.parent, scans.name)
 
 
-def _digest(*parts: str) -> str:
-    return cache.digest_of(*(part.encode() for part in (str(prepared.FORMAT), *parts)))
+def _digest_parts(*parts: str) -> str:
+    return cache.digest_bytes(*(part.encode() for part in (str(prepared.FORMAT), *parts)))
 
 
-def _mixed(parts: Sequence[MixturePart], datasets: Sequence[Dataset]) -> Dataset:
+def _mix_datasets(parts: Sequence[MixtureSource], datasets: Sequence[Dataset]) -> Dataset:
     """Joins the datasets of all sources; the report also has each one's under `sources`."""
     names = tuple(part.ingredient.name for part in parts)
     shares = Shares([part.ingredient.weight for part in parts])
     reports = [dataset.report for dataset in datasets]
-    report = {split: _sum([of[split] for of in reports]) for split in SPLITS}
+    report = {split: _sum_counts([of[split] for of in reports]) for split in SPLITS}
     report['empty_documents'] = sum(of['empty_documents'] for of in reports)
-    report['invalid_utf8'] = _sum([of['invalid_utf8'] for of in reports])
+    report['invalid_utf8'] = _sum_counts([of['invalid_utf8'] for of in reports])
     report['sources'] = {
         name: {'share': share, 'digest': dataset.digest, **dataset.report}
-        for name, share, dataset in zip(names, shares.of_each, datasets, strict=True)
+        for name, share, dataset in zip(names, shares.fractions, datasets, strict=True)
     }
     identities = [
         f'{part.ingredient.name} {part.ingredient.weight!r} {dataset.digest}'
@@ -208,9 +220,9 @@ def _mixed(parts: Sequence[MixturePart], datasets: Sequence[Dataset]) -> Dataset
     ]
     train = MixedRows(names, shares, tuple(dataset.train for dataset in datasets))
     validation = MixedRows(names, shares, tuple(dataset.validation for dataset in datasets))
-    digest = _digest('mixture of', *identities)
+    digest = _digest_parts('mixture of', *identities)
     return Dataset(datasets[0].tokenizer, train, validation, digest, report)
 
 
-def _sum(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+def _sum_counts(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
     return {name: sum(of[name] for of in counts) for name in counts[0]}

@@ -29,18 +29,21 @@ DELTA, DICTIONARY = 'DELTA_', {'RLE_DICTIONARY', 'PLAIN_DICTIONARY'}  # encoding
 
 TOO_LONG_WINDOW = 'requires too much memory for decoding'  # zstd's words, above 128 MiB
 UTF_8_MARKED = 'utf-8-sig'
-MARKED = ('.txt', '.jsonl')  # formats that may begin with a byte-order mark, and be compressed
+MARKED_FORMATS = (
+    '.txt',
+    '.jsonl',
+)  # formats that may begin with a byte-order mark, and be compressed
 
 
-def documents(files: tuple[Path, ...], text_field: str) -> Documents:
+def read_documents(files: tuple[Path, ...], text_field: str) -> Documents:
     """Yields all documents. Raises ValueError, naming file and row, for damage or no text."""
     for path in files:
-        with _readable(path):
-            yield from FORMATS[format_of(path)](path, text_field)
+        with _explain_errors(path):
+            yield from FORMATS[file_format(path)](path, text_field)
 
 
 @contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _explain_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (EOFError, OSError, zlib.error) as error:
@@ -50,12 +53,12 @@ def _readable(path: Path) -> Iterator[None]:
         raise ValueError(f'{path} cannot be read to its end: {reason}') from error
 
 
-def format_of(path: Path) -> str:
+def file_format(path: Path) -> str:
     """Returns '.jsonl' for 'a.jsonl.gz'; a compressed .parquet is no format."""
     if path.suffix not in COMPRESSIONS:
         return path.suffix
     inner = Path(path.stem).suffix
-    return inner if inner in MARKED else inner + path.suffix
+    return inner if inner in MARKED_FORMATS else inner + path.suffix
 
 
 def _open_file(path: Path) -> Any:
@@ -72,34 +75,34 @@ def _open_zst(path: Path) -> BinaryIO:
     return pyarrow.input_stream(_open_file(path), compression='zstd')
 
 
-def _open(path: Path) -> BinaryIO:
+def _open_text(path: Path) -> BinaryIO:
     return COMPRESSIONS.get(path.suffix, functools.partial(open, mode='rb'))(path)
 
 
-def mark_of(path: Path) -> str:
+def detect_mark(path: Path) -> str:
     """Returns the encoding that the byte-order mark of a file of text names; '' if it has none."""
-    if format_of(path) not in MARKED:
+    if file_format(path) not in MARKED_FORMATS:
         return ''
-    with _readable(path), _open(path) as file:
-        return _encoding_of(io.BufferedReader(file, LONGEST_MARK).read(LONGEST_MARK))[0]
+    with _explain_errors(path), _open_text(path) as file:
+        return _match_mark(io.BufferedReader(file, LONGEST_MARK).read(LONGEST_MARK))[0]
 
 
-def _encoding_of(start: bytes) -> tuple[str, bytes]:
+def _match_mark(start: bytes) -> tuple[str, bytes]:
     """Returns the encoding that a byte-order mark names, and the mark."""
     marks = ((encoding, mark) for encoding, mark in MARKS if start.startswith(mark))
     return next(marks, ('', b''))
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def _read_blocks(path: Path) -> Iterator[bytes]:
     """Yields a file of text in blocks of UTF-8, without its byte-order mark.
 
     Raises ValueError, with the offset, for text that is not in the encoding of its mark. UTF-8,
     which needs no mark, is up to data.invalid_utf8.
     """
-    with _readable(path), _open(path) as opened:
+    with _explain_errors(path), _open_text(path) as opened:
         file = io.BufferedReader(opened, BLOCK)
         start = file.read(LONGEST_MARK)
-        encoding, mark = _encoding_of(start)
+        encoding, mark = _match_mark(start)
         blocks = itertools.chain([start[len(mark) :]], iter(lambda: file.read(BLOCK), b''))
         if encoding in ('', UTF_8_MARKED):
             yield from filter(None, blocks)
@@ -124,35 +127,35 @@ class _BlockReader(io.RawIOBase):
     """An iterator of blocks as a file."""
 
     def __init__(self, blocks: Iterator[bytes]):
-        self._blocks, self._rest = blocks, memoryview(b'')
+        self._blocks, self._leftover = blocks, memoryview(b'')
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:
-        self._rest = self._rest or memoryview(next(self._blocks, b''))
-        size = min(len(buffer), len(self._rest))
-        buffer[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
+        self._leftover = self._leftover or memoryview(next(self._blocks, b''))
+        size = min(len(buffer), len(self._leftover))
+        buffer[:size] = self._leftover[:size]
+        self._leftover = self._leftover[size:]
         return size
 
 
-def _txt(path: Path, text_field: str) -> Documents:
-    yield str(path), _blocks(path)
+def _read_txt(path: Path, text_field: str) -> Documents:
+    yield str(path), _read_blocks(path)
 
 
-def _jsonl(path: Path, text_field: str) -> Documents:
-    for where, record in json_lines(path):
+def _read_jsonl(path: Path, text_field: str) -> Documents:
+    for where, record in read_json_lines(path):
         check_field(text_field, record, where)
-        yield where, (as_bytes(record[text_field], text_field, where),)
+        yield where, (to_bytes(record[text_field], text_field, where),)
 
 
-def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields (FILE:LINE, the object) of each line of a .jsonl file, which may be compressed.
 
     Raises ValueError, naming file and line, for one that holds no object.
     """
-    with contextlib.closing(_blocks(path)) as blocks:
+    with contextlib.closing(_read_blocks(path)) as blocks:
         file = io.BufferedReader(_BlockReader(blocks), BLOCK)
         for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b''), 1):
             where = f'{path}:{number}'
@@ -177,7 +180,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield where, record
 
 
-def _parquet(path: Path, text_field: str) -> Documents:
+def _read_parquet(path: Path, text_field: str) -> Documents:
     import pyarrow
     import pyarrow.parquet
 
@@ -196,15 +199,15 @@ def _parquet(path: Path, text_field: str) -> Documents:
             )
         row = 0
         try:
-            rows = _batch_rows(file, text_field)
+            rows = _rows_per_batch(file, text_field)
             if _is_dictionary(file, text_field):
                 # A value that a dictionary holds once may stand in millions of rows.
                 how |= {'read_dictionary': [text_field], 'metadata': file.metadata}
             with pyarrow.parquet.ParquetFile(_open_file(path), **how) as file:
                 for batch in file.iter_batches(rows, columns=[text_field]):
-                    for value in _text_as_binary(batch.column(0)):
+                    for value in _cast_to_binary(batch.column(0)):
                         where = f'{path}[{row}]'
-                        yield where, (as_bytes(value.as_py(), text_field, where),)
+                        yield where, (to_bytes(value.as_py(), text_field, where),)
                         row += 1
         except (pyarrow.ArrowException, OSError) as error:
             raise ValueError(
@@ -212,18 +215,18 @@ def _parquet(path: Path, text_field: str) -> Documents:
             ) from error
 
 
-def _text_as_binary(column: Any) -> Any:
+def _cast_to_binary(column: Any) -> Any:
     """Returns a column of text as bytes: what is not UTF-8 is up to data.invalid_utf8."""
     import pyarrow
 
     casts = {pyarrow.string(): pyarrow.binary(), pyarrow.large_string(): pyarrow.large_binary()}
     if isinstance(column, pyarrow.DictionaryArray):
-        values = _text_as_binary(column.dictionary)
+        values = _cast_to_binary(column.dictionary)
         return pyarrow.DictionaryArray.from_arrays(column.indices, values)
     return column.cast(casts[column.type]) if column.type in casts else column
 
 
-def _encodings(file: Any, text_field: str) -> Iterator[tuple[set[str], int, int]]:
+def _list_encodings(file: Any, text_field: str) -> Iterator[tuple[set[str], int, int]]:
     """Yields the encodings of the text in a row group, its bytes as they are coded, its rows."""
     for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
         chunks = [group.column(i) for i in range(group.num_columns)]
@@ -234,32 +237,32 @@ def _encodings(file: Any, text_field: str) -> Iterator[tuple[set[str], int, int]
 
 def _is_dictionary(file: Any, text_field: str) -> bool:
     """Whether the text can be read as a dictionary: Arrow cannot where it has deltas besides."""
-    encodings = {one for found, _, _ in _encodings(file, text_field) for one in found}
+    encodings = {one for found, _, _ in _list_encodings(file, text_field) for one in found}
     return bool(encodings & DICTIONARY) and not any(one.startswith(DELTA) for one in encodings)
 
 
-def _batch_rows(file: Any, text_field: str) -> int:
+def _rows_per_batch(file: Any, text_field: str) -> int:
     """Returns how many rows have about PARQUET_BATCH bytes of text, in the widest row group.
 
     Text that is coded as what it shares with the row above may be as long as all that is coded.
     """
     may_expand, most = not _is_dictionary(file, text_field), 1
-    for encodings, size, n_rows in _encodings(file, text_field):
+    for encodings, size, n_rows in _list_encodings(file, text_field):
         is_shared = may_expand and encodings & {f'{DELTA}BYTE_ARRAY', *DICTIONARY}
         most = max(most, size if is_shared else size // max(n_rows, 1))
     return max(1, min(PARQUET_ROWS, PARQUET_BATCH // most))
 
 
-def check_field(name: str, fields: Iterable[str], where: str) -> None:
+def check_field(name: str, fields: Iterable[str], location: str) -> None:
     """Raises ValueError if the field with the text is missing."""
     if name not in fields:
         found = ', '.join(map(repr, fields)) or 'none'
         raise ValueError(
-            f'{where} has no field {name!r}; fields found: {found}. Set data.text_field to one.'
+            f'{location} has no field {name!r}; fields found: {found}. Set data.text_field to one.'
         )
 
 
-def as_bytes(value: Any, name: str, where: str) -> bytes:
+def to_bytes(value: Any, name: str, location: str) -> bytes:
     if isinstance(value, str):
         try:
             return value.encode('utf-8', 'surrogateescape')
@@ -269,10 +272,10 @@ def as_bytes(value: Any, name: str, where: str) -> bytes:
         return value
     if value is None:
         raise ValueError(
-            f'field {name!r} of {where} is null. Leave such rows out, or write them with empty '
+            f'field {name!r} of {location} is null. Leave such rows out, or write them with empty '
             'text, which is passed over.'
         )
-    raise ValueError(f'field {name!r} of {where} must be text; got {type(value).__name__}.')
+    raise ValueError(f'field {name!r} of {location} must be text; got {type(value).__name__}.')
 
 
 # UTF-32 first: its mark begins with that of UTF-16.
@@ -285,4 +288,4 @@ MARKS = (
 )
 LONGEST_MARK = max(len(mark) for _, mark in MARKS)
 COMPRESSIONS = {'.gz': gzip.open, '.zst': _open_zst}
-FORMATS = {'.txt': _txt, '.jsonl': _jsonl, '.parquet': _parquet}
+FORMATS = {'.txt': _read_txt, '.jsonl': _read_jsonl, '.parquet': _read_parquet}

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-LONGEST = 1000  # characters of a pattern of somebody else's
+MAX_LENGTH = 1000  # characters of a pattern of somebody else's
 # `**/` is any number of folders if it is one itself; elsewhere `**` is any characters.
 TOKEN = re.compile(r'(?<![^/{,])\*\*/|\*\*+|\*|\?|\[!?\]?[^]/]*\]|.', re.DOTALL)
 
@@ -29,8 +29,10 @@ class Pattern:
     text: str
 
     def __post_init__(self):
-        if len(self.text) > LONGEST:
-            raise ValueError(f'the glob {self.text[:40]!r}... is longer than {LONGEST} characters')
+        if len(self.text) > MAX_LENGTH:
+            raise ValueError(
+                f'the glob {self.text[:40]!r}... is longer than {MAX_LENGTH} characters'
+            )
 
     @functools.cached_property
     def prefix(self) -> str:
@@ -39,14 +41,14 @@ class Pattern:
 
     @functools.cached_property
     def nodes(self) -> list:
-        return _parse(TOKEN.findall(self.text))
+        return _parse_tokens(TOKEN.findall(self.text))
 
     def fullmatch(self, path: str) -> bool:
         """Whether the pattern matches all of `path`."""
-        return bool(_advance(self.nodes, 1, _Places(path)) >> len(path))
+        return bool(_advance(self.nodes, 1, _PathPositions(path)) >> len(path))
 
 
-def _parse(tokens: list[str]) -> list:
+def _parse_tokens(tokens: list[str]) -> list:
     """Returns a list of tokens and, for each {a,b}, of the list of its alternatives.
 
     A brace without its other one, or without a comma, is a character.
@@ -71,15 +73,15 @@ def _parse(tokens: list[str]) -> list:
     return open_groups[0][0]
 
 
-class _Places:
+class _PathPositions:
     """Sets of places in a path, as the bits of an integer: bit i is before character i."""
 
     def __init__(self, path: str):
         self.path, self.masks = path, {}
-        self.all = (2 << len(path)) - 1
-        self.slash = self.before('/')
+        self.all_positions = (2 << len(path)) - 1
+        self.slash = self.match_token('/')
 
-    def before(self, token: str) -> int:
+    def match_token(self, token: str) -> int:
         """Returns the places before the characters that match `token`: one, a class or '?'."""
         if token not in self.masks:
             if len(token) == 1 and token != '?':
@@ -90,39 +92,39 @@ class _Places:
             self.masks[token] = sum(1 << i for i, c in enumerate(self.path) if is_match(c))
         return self.masks[token]
 
-    def from_first(self, places: int) -> int:
+    def extend_to_end(self, positions: int) -> int:
         """Returns all places from the first of `places` on."""
-        return self.all & ~((places & -places) - 1)
+        return self.all_positions & ~((positions & -positions) - 1)
 
-    def within_folder(self, places: int) -> int:
+    def extend_in_folder(self, positions: int) -> int:
         """Returns the places that are reached without a slash, by doubling the distance."""
-        can_enter, distance = self.all & ~(self.slash << 1), 1
+        can_enter, distance = self.all_positions & ~(self.slash << 1), 1
         while distance <= len(self.path):
-            places |= can_enter & (places << distance)
+            positions |= can_enter & (positions << distance)
             can_enter &= can_enter << distance
             distance *= 2
-        return places
+        return positions
 
 
-def _advance(nodes: list, places: int, path: _Places) -> int:
+def _advance(nodes: list, positions: int, path: _PathPositions) -> int:
     """Returns the places where a match of `nodes` can end that begins at one of `places`."""
     for node in nodes:
-        if not places:
+        if not positions:
             return 0
         if isinstance(node, list):
             ends = 0
             for alternative in node:
-                ends |= _advance(alternative, places, path)
-            places = ends
+                ends |= _advance(alternative, positions, path)
+            positions = ends
         elif node == '*':
-            places = path.within_folder(places)
+            positions = path.extend_in_folder(positions)
         elif node == '**/':
-            places |= (path.from_first(places) & path.slash) << 1
+            positions |= (path.extend_to_end(positions) & path.slash) << 1
         elif node.startswith('**'):
-            places = path.from_first(places)
+            positions = path.extend_to_end(positions)
         else:
-            places = (places & path.before(node)) << 1
-    return places
+            positions = (positions & path.match_token(node)) << 1
+    return positions
 
 
 class Matches(NamedTuple):
@@ -133,8 +135,8 @@ class Matches(NamedTuple):
     """
 
     files: tuple[Path, ...]
-    doubles: tuple[str, ...]
-    others: tuple[str, ...]
+    duplicates: tuple[str, ...]
+    non_files: tuple[str, ...]
 
 
 def find_files(pattern: str) -> Matches:
@@ -182,7 +184,7 @@ def _drop_links(names: Iterable[str], is_hard_linked: bool) -> list[str]:
     ]
 
 
-def iterate_paths(pattern: str, doubles: list[str] | None = None) -> Iterator[str]:
+def iterate_paths(pattern: str, duplicates: list[str] | None = None) -> Iterator[str]:
     """Yields the paths that match, as `glob.glob(pattern, recursive=True)` but for links: a folder
     that `**` reaches by several names is descended into once, and its other names go to `doubles`.
     """
@@ -196,19 +198,19 @@ def iterate_paths(pattern: str, doubles: list[str] | None = None) -> Iterator[st
         del tail[0]
     bases = [''] if at == 0 else glob.iglob('/'.join(parts[:at]) or '/')
     for base in bases:
-        for folder in _walk(base, [] if doubles is None else doubles):
+        for folder in _walk(base, [] if duplicates is None else duplicates):
             inside = os.path.join(glob.escape(folder), *(tail or ['*']))
-            yield from iterate_paths(inside, doubles)
+            yield from iterate_paths(inside, duplicates)
 
 
-def _walk(base: str, doubles: list[str]) -> Iterator[str]:
+def _walk(base: str, duplicates: list[str]) -> Iterator[str]:
     """Yields `base` and the folders below it, each real folder once: links come last."""
     folders, links = deque([(base, os.path.realpath(base or os.curdir))]), deque()
     seen = set()
     while folders or links:
         folder, real = (folders or links).popleft()
         if real in seen:
-            doubles.append(folder)
+            duplicates.append(folder)
             continue
         seen.add(real)
         try:

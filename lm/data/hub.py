@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 from lm.data import formats
 from lm.data.formats import Documents
-from lm.data.globs import LONGEST, Pattern
+from lm.data.globs import MAX_LENGTH, Pattern
 from lm.storage.files import first_line
-from modules.choices import nearest
+from modules.choices import suggest_nearest
 
 CARD, TRAIN, DATASET = 'README.md', 'train', 'dataset'
 # Words in the names of files of another split, where the card says none.
 OTHER_SPLITS = {'test', 'testing', 'eval', 'evaluation', 'dev', 'val', 'valid', 'validation'}
-LISTED = 30  # subsets that an error names at most
+MAX_LISTED = 30  # subsets that an error names at most
 LAST_CHARACTER = chr(sys.maxunicode)
-MOST_WORK = 10**8  # characters of globs times paths that they may match: half a minute
+MAX_WORK = 10**8  # characters of globs times paths that they may match: half a minute
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Shards:
     def documents(self, text_field: str) -> Documents:
         """Yields all documents, and fetches each file when its turn comes."""
         for path in self.blobs:
-            with _explained(self.name, path):
-                local = _library().hf_hub_download(
+            with _explain_errors(self.name, path):
+                local = _import_hub().hf_hub_download(
                     self.name, path, repo_type=DATASET, revision=self.commit
                 )
-            yield from formats.documents((Path(local),), text_field)
+            yield from formats.read_documents((Path(local),), text_field)
 
 
 def open_shards(argument: str) -> Shards:
@@ -69,8 +69,11 @@ def open_shards(argument: str) -> Shards:
         )
     repository, _, subset = argument.partition(':')
     name, _, revision = repository.partition('@')
-    library = _library()
-    with _explained(name, f'its list of files{f" at {revision}" if revision else ""}'), _quiet():
+    library = _import_hub()
+    with (
+        _explain_errors(name, f'its list of files{f" at {revision}" if revision else ""}'),
+        _hide_progress_bars(),
+    ):
         about = {'repo_type': DATASET, 'revision': revision or None}
         # The card comes for its subsets; the library then holds the list of all files.
         folder = Path(library.snapshot_download(name, allow_patterns=[CARD, '.git*'], **about))
@@ -78,21 +81,21 @@ def open_shards(argument: str) -> Shards:
         is_there = (folder / CARD).is_file()
         card = _read_card(name, folder / CARD) if is_there else None
     paths = [file.path for file in listed if file.path.endswith('.parquet')]
-    chosen = {*choose_files(name, subset, paths, {} if card is None else card)}
+    chosen = {*select_files(name, subset, paths, {} if card is None else card)}
     blobs = {file.path: file.blob_id for file in listed if file.path in chosen}
     return Shards(name, subset, folder.name, dict(sorted(blobs.items())))
 
 
 def _read_card(name: str, path: Path) -> dict[str, Any] | None:
     try:
-        return _library().repocard.metadata_load(path)
+        return _import_hub().repocard.metadata_load(path)
     except Exception as error:  # yaml raises errors of its own
         raise ValueError(
             f'hub:{name}: its card, {path}, cannot be read: {first_line(error)}'
         ) from error
 
 
-def choose_files(
+def select_files(
     name: str, subset: str, paths: Sequence[str], card: Mapping[str, Any]
 ) -> list[str]:
     """Returns the files of the training split of a subset.
@@ -120,19 +123,19 @@ def choose_files(
         default = [n for n, config in configs.items() if config.is_default or n == 'default']
         only = [n for n in configs if len(configs) == 1]
         wanted = subset or next(iter([*default, *only]), '')
-        files = _select_training(paths, configs[wanted], name) if wanted in configs else None
+        files = _select_training_files(paths, configs[wanted], name) if wanted in configs else None
     elif subset:
         files = [path for path in paths if path.startswith(f'{subset}/')] or None
-        files = None if files is None else _of_training(files)
+        files = None if files is None else _filter_training_paths(files)
     else:
-        files = _of_training(paths)
+        files = _filter_training_paths(paths)
     if files is None:
         there = [*(configs or folders)]
-        more = f' and {len(there) - LISTED} more' if len(there) > LISTED else ''
+        more = f' and {len(there) - MAX_LISTED} more' if len(there) > MAX_LISTED else ''
         what = f'has no subset {subset!r}' if subset else 'has several subsets, and none by default'
         raise ValueError(
-            f'hub:{name} {what}; there are {", ".join(there[:LISTED])}{more}. Write '
-            f'hub:{name}:SUBSET.{nearest(subset, there) if subset else ""}'
+            f'hub:{name} {what}; there are {", ".join(there[:MAX_LISTED])}{more}. Write '
+            f'hub:{name}:SUBSET.{suggest_nearest(subset, there) if subset else ""}'
         )
     if not files:
         raise ValueError(f'hub:{name}{f":{subset}" if subset else ""} has no split {TRAIN!r}.')
@@ -150,33 +153,33 @@ class HubConfig(NamedTuple):
 def _read_configs(name: str, card: Any) -> dict[str, HubConfig]:
     """Returns the `configs` of a card that name files, by their names."""
     if not isinstance(card, Mapping):
-        raise _malformed(name, 'the head', 'fields', card)
+        raise _card_error(name, 'the head', 'fields', card)
     configs = card.get('configs')
     if not isinstance(configs, list | None):
-        raise _malformed(name, 'configs', 'a list', configs)
+        raise _card_error(name, 'configs', 'a list', configs)
     by_name = {}
     for i, config in enumerate(configs or ()):
         if not isinstance(config, Mapping):
-            raise _malformed(name, f'configs[{i}]', 'fields', config)
+            raise _card_error(name, f'configs[{i}]', 'fields', config)
         config_name = config.get('config_name')
         # YAML reads names such as 2023, no or 2024-01-01 as other types.
         if isinstance(config_name, list | Mapping | None):
-            raise _malformed(name, f'configs[{i}].config_name', 'a name', config_name)
+            raise _card_error(name, f'configs[{i}].config_name', 'a name', config_name)
         if (data_files := config.get('data_files')) is not None:
             field, is_default = f'configs[{i}].data_files', bool(config.get('default'))
             by_name[str(config_name)] = HubConfig(data_files, field, is_default)
     return by_name
 
 
-def _malformed(name: str, field: str, wanted: str, value: Any) -> ValueError:
+def _card_error(name: str, field: str, expected: str, value: Any) -> ValueError:
     held = repr(value[:60]) if isinstance(value, str) else type(value).__name__
     return ValueError(
-        f'hub:{name}: {field} of its card must be {wanted}; got {held}. Its files can be fetched '
+        f'hub:{name}: {field} of its card must be {expected}; got {held}. Its files can be fetched '
         'for data.source=text:GLOB all the same.'
     )
 
 
-class Entry(NamedTuple):
+class CardEntry(NamedTuple):
     """Files of a card. field: where the card has their globs; split: None if it names none."""
 
     field: str
@@ -184,27 +187,27 @@ class Entry(NamedTuple):
     globs: Any
 
 
-def _list_entries(config: HubConfig) -> list[Entry]:
+def _list_entries(config: HubConfig) -> list[CardEntry]:
     """Returns the entries of `data_files`: a glob, {SPLIT: globs}, or a list of globs or of
     {split, path: globs}.
     """
     match config.data_files:
         case {'path': globs, **others} if others.keys() <= {'split'}:
-            return [Entry(f'{config.field}.path', others.get('split'), globs)]
+            return [CardEntry(f'{config.field}.path', others.get('split'), globs)]
         case Mapping() as splits:
-            return [Entry(f'{config.field}.{split}', split, splits[split]) for split in splits]
+            return [CardEntry(f'{config.field}.{split}', split, splits[split]) for split in splits]
         case list() as entries:
             return [
-                Entry(f'{config.field}[{i}].path', one.get('split'), one.get('path'))
+                CardEntry(f'{config.field}[{i}].path', one.get('split'), one.get('path'))
                 if isinstance(one, Mapping)
-                else Entry(f'{config.field}[{i}]', None, one)
+                else CardEntry(f'{config.field}[{i}]', None, one)
                 for i, one in enumerate(entries)
             ]
         case globs:
-            return [Entry(config.field, None, globs)]
+            return [CardEntry(config.field, None, globs)]
 
 
-def _select_training(paths: Sequence[str], config: HubConfig, name: str) -> list[str]:
+def _select_training_files(paths: Sequence[str], config: HubConfig, name: str) -> list[str]:
     """Returns the files of the split `train` of one of a card's `configs`; without splits, those
     that look like no other split's.
     """
@@ -212,11 +215,11 @@ def _select_training(paths: Sequence[str], config: HubConfig, name: str) -> list
     has_splits = any(entry.split is not None for entry in entries)
     for field, split, globs in entries:
         if has_splits and not isinstance(split, str):
-            raise _malformed(name, field, 'the path of a named split, as others are', split)
+            raise _card_error(name, field, 'the path of a named split, as others are', split)
         if split in (None, TRAIN):
             patterns += _read_patterns(name, field, globs)
-    files = _match(name, config.field, paths, patterns)
-    return files if has_splits else _of_training(files)
+    files = _match_paths(name, config.field, paths, patterns)
+    return files if has_splits else _filter_training_paths(files)
 
 
 def _read_patterns(name: str, field: str, value: Any) -> list[Pattern]:
@@ -224,17 +227,19 @@ def _read_patterns(name: str, field: str, value: Any) -> list[Pattern]:
     patterns = []
     for text in value if isinstance(value, list) else [value]:
         if not isinstance(text, str):
-            raise _malformed(name, field, 'a path or a list of paths', text)
+            raise _card_error(name, field, 'a path or a list of paths', text)
         text = text.removeprefix('./')
         if text.startswith('/') or '://' in text or '..' in text.split('/'):
-            raise _malformed(name, field, 'a path within the data set', text)
-        if len(text) > LONGEST:
-            raise _malformed(name, field, f'at most {LONGEST} characters long', text)
+            raise _card_error(name, field, 'a path within the data set', text)
+        if len(text) > MAX_LENGTH:
+            raise _card_error(name, field, f'at most {MAX_LENGTH} characters long', text)
         patterns.append(Pattern(text))
     return patterns
 
 
-def _match(name: str, field: str, paths: Sequence[str], patterns: Sequence[Pattern]) -> list[str]:
+def _match_paths(
+    name: str, field: str, paths: Sequence[str], patterns: Sequence[Pattern]
+) -> list[str]:
     """Returns the paths that a pattern matches. As for `datasets`, what is hidden, by a dot or in a
     folder that begins with two underscores, is matched by its spelling alone.
     """
@@ -243,8 +248,8 @@ def _match(name: str, field: str, paths: Sequence[str], patterns: Sequence[Patte
         first = bisect.bisect_left(ordered, pattern.prefix)
         last = bisect.bisect_left(ordered, pattern.prefix + LAST_CHARACTER)
         work += (last - first) * len(pattern.text)
-        if work > MOST_WORK:
-            raise _malformed(name, field, f'fewer globs for {len(paths):,} files', patterns)
+        if work > MAX_WORK:
+            raise _card_error(name, field, f'fewer globs for {len(paths):,} files', patterns)
         hidden = _count_hidden(pattern.text)
         matched |= {
             path
@@ -261,14 +266,14 @@ def _count_hidden(path: str) -> int:
     )
 
 
-def _of_training(paths: Sequence[str]) -> list[str]:
+def _filter_training_paths(paths: Sequence[str]) -> list[str]:
     """Returns the files whose path has the word train, or else no word of another split."""
     words = {path: {*re.split(r'[^a-z]+', path.lower())} for path in paths}
     named = [path for path in paths if words[path] & {TRAIN, 'training'}]
     return named or [path for path in paths if not words[path] & OTHER_SPLITS]
 
 
-def _library() -> Any:
+def _import_hub() -> Any:
     try:
         import huggingface_hub.constants
         import huggingface_hub.errors
@@ -283,9 +288,9 @@ def _library() -> Any:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _hide_progress_bars() -> Iterator[None]:
     """Shows no bars of progress for the files that are fetched."""
-    utils = _library().utils
+    utils = _import_hub().utils
     if utils.are_progress_bars_disabled():
         yield
         return
@@ -297,9 +302,9 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explained(name: str, what: str) -> Iterator[None]:
+def _explain_errors(name: str, target: str) -> Iterator[None]:
     """Turns the library's errors into one line each."""
-    library = _library()
+    library = _import_hub()
     errors, endpoint = library.errors, library.constants.ENDPOINT
     try:
         yield
@@ -321,8 +326,8 @@ def _explained(name: str, what: str) -> Iterator[None]:
         if library.constants.HF_HUB_OFFLINE:
             why = f'HF_HUB_OFFLINE={os.environ.get("HF_HUB_OFFLINE", "")} keeps it from the network'
         raise ValueError(
-            f'hub:{name}: {what} is not in the cache {cache}, and {why}. Start once with the '
+            f'hub:{name}: {target} is not in the cache {cache}, and {why}. Start once with the '
             'network, or set HF_HOME to where it is.'
         ) from error
     except (OSError, errors.HFValidationError) as error:
-        raise ValueError(f'hub:{name}: {what} cannot be fetched: {first_line(error)}') from error
+        raise ValueError(f'hub:{name}: {target} cannot be fetched: {first_line(error)}') from error

@@ -20,8 +20,8 @@ from lm.data.rows import Rows
 Batch = dict[str, np.ndarray]
 RowTransform = Callable[[Batch, np.random.Generator], Batch]
 READERS = 2  # threads; a batch of 16 rows of 257 tokens takes one of them about a millisecond
-ORDERS = 256  # that are kept, a kilobyte each: one a seed and source
-THREADS = 'batches'  # the beginning of their names
+CACHED_ORDERS = 256  # that are kept, a kilobyte each: one a seed and source
+THREAD_PREFIX = 'batches'  # the beginning of their names
 
 
 def batch_at(
@@ -39,25 +39,25 @@ def batch_at(
     Rows are shuffled anew for each epoch; batch s is rows s * B to (s + 1) * B of that order.
     transform(row, rng) makes of each what the objective needs; (seed, step, i) decide the rng.
     """
-    mine = _slice(batch_size, process_index, process_count)
-    found = [_row(rows, seed, step * batch_size + i) for i in mine]
+    mine = _local_rows(batch_size, process_index, process_count)
+    found = [_read_row(rows, seed, step * batch_size + i) for i in mine]
     if transform is not None:
         rngs = [np.random.default_rng((seed, step, i)) for i in mine]
         found = [transform(row, rng) for row, rng in zip(found, rngs, strict=True)]
     return _stack(found)
 
 
-def _row(rows: Rows | MixedRows, seed: int, number: int) -> Batch:
+def _read_row(rows: Rows | MixedRows, seed: int, number: int) -> Batch:
     """Returns row `number` of the endless order."""
     if not isinstance(rows, MixedRows):
-        return rows[_order(len(rows), seed)[number]]
-    source, number = rows.shares.place(number)
-    own = rows.parts[source]
-    return own[_order(len(own), seed, (source,))[number]]
+        return rows[_row_order(len(rows), seed)[number]]
+    source, number = rows.shares.locate_row(number)
+    own = rows.sources[source]
+    return own[_row_order(len(own), seed, (source,))[number]]
 
 
-@functools.lru_cache(ORDERS)
-def _order(n_rows: int, seed: int, key: tuple[int, ...] = ()) -> Any:
+@functools.lru_cache(CACHED_ORDERS)
+def _row_order(n_rows: int, seed: int, key: tuple[int, ...] = ()) -> Any:
     """Row numbers without end: a permutation of all rows, then another, ..., random access."""
     import grain
 
@@ -66,7 +66,7 @@ def _order(n_rows: int, seed: int, key: tuple[int, ...] = ()) -> Any:
     return grain.MapDataset.range(n_rows).shuffle(seed=hashed).repeat()
 
 
-def _slice(batch_size: int, process_index: int, process_count: int) -> range:
+def _local_rows(batch_size: int, process_index: int, process_count: int) -> range:
     if batch_size % process_count or not 0 <= process_index < process_count:
         raise ValueError(
             f'data.batch_size must be a multiple of the number of processes, each taking its '
@@ -80,7 +80,7 @@ def _stack(rows: list[Batch]) -> Batch:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-class Place(NamedTuple):
+class Cursor(NamedTuple):
     """A run's place in its order of the text: the batch it needs next, and one past its last."""
 
     seed: int
@@ -105,36 +105,36 @@ class Feed:
         process_index: int = 0,
         process_count: int = 1,
     ):
-        _slice(batch_size, process_index, process_count)  # refused here, not in a thread
+        _local_rows(batch_size, process_index, process_count)  # refused here, not in a thread
         process = {'process_index': process_index, 'process_count': process_count}
         how = {'batch_size': batch_size, 'transform': transform} | process
-        self._make = functools.partial(batch_at, rows, **how)
+        self._make_batch = functools.partial(batch_at, rows, **how)
         self._prefetch = prefetch
-        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix=THREADS)
-        self._begun: dict[tuple[int, int], Future[Batch]] = {}
+        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix=THREAD_PREFIX)
+        self._futures: dict[tuple[int, int], Future[Batch]] = {}
 
-    def take(self, places: Sequence[Place]) -> list[Batch]:
+    def take(self, cursors: Sequence[Cursor]) -> list[Batch]:
         """Returns the batch of each place, begins the following ones, and drops all others."""
         stops: dict[tuple[int, int], int] = {}
-        for seed, index, stop in places:
+        for seed, index, stop in cursors:
             stops[seed, index] = max(stop, stops.get((seed, index), stop))
-        before, self._begun = self._begun, {}
+        before, self._futures = self._futures, {}
         ahead = -(-self._prefetch // len(stops))
         for offset in range(ahead + 1):  # what is needed first is begun first
             for (seed, start), stop in stops.items():
                 index = start + offset
-                if (seed, index) not in self._begun and (offset == 0 or index < stop):
+                if (seed, index) not in self._futures and (offset == 0 or index < stop):
                     future = before.pop((seed, index), None)
-                    future = future or self._pool.submit(self._make, index, seed=seed)
-                    self._begun[seed, index] = future
+                    future = future or self._pool.submit(self._make_batch, index, seed=seed)
+                    self._futures[seed, index] = future
         for unwanted in before.values():
             unwanted.cancel()
-        return [self._begun[place[:2]].result() for place in places]
+        return [self._futures[place[:2]].result() for place in cursors]
 
     def close(self) -> None:
         """Ends the threads."""
         self._pool.shutdown(cancel_futures=True)
-        self._begun.clear()
+        self._futures.clear()
 
 
 def evaluation_batches(
@@ -146,7 +146,7 @@ def evaluation_batches(
     process_count: int = 1,
 ) -> Iterator[Batch]:
     """Yields every row once, in order, the last batch padded; at most `limit` batches, 0: all."""
-    mine = _slice(batch_size, process_index, process_count)
+    mine = _local_rows(batch_size, process_index, process_count)
     n_batches = -(-len(rows) // batch_size)
     blank = {name: np.zeros_like(value) for name, value in rows[0].items()}
     for batch in range(min(n_batches, limit or n_batches)):
@@ -158,24 +158,24 @@ def steps_in_epoch(rows: Rows | MixedRows, batch_size: int, epochs: int = 1) -> 
     """Returns the last step at which no source has begun epoch `epochs` + 1."""
     beyond = epochs * len(rows) // batch_size + 1  # with more rows than all sources have
 
-    def repeats(steps: int) -> bool:
-        return max(_epochs(rows, steps * batch_size)) > epochs
+    def exceeds_epochs(steps: int) -> bool:
+        return max(_count_epochs(rows, steps * batch_size)) > epochs
 
-    return bisect.bisect_left(range(beyond), True, key=repeats) - 1
+    return bisect.bisect_left(range(beyond), True, key=exceeds_epochs) - 1
 
 
-def _epochs(rows: Rows | MixedRows, n: int) -> list[int]:
+def _count_epochs(rows: Rows | MixedRows, n: int) -> list[int]:
     """Returns how many epochs of each source the first n rows begin."""
     if not isinstance(rows, MixedRows):
         return [-(-n // len(rows))]
-    counts = rows.shares.counts(n)
-    return [-(-count // len(own)) for count, own in zip(counts, rows.parts, strict=True)]
+    counts = rows.shares.count_rows(n)
+    return [-(-count // len(own)) for count, own in zip(counts, rows.sources, strict=True)]
 
 
 def check_epochs(cfg: DataConfig, steps: int, rows: Rows | MixedRows) -> int:
     """Returns how many epochs `steps` begin. Raises ValueError if they exceed cfg.epochs."""
     n = steps * cfg.batch_size
-    needed = max(1, *_epochs(rows, n))
+    needed = max(1, *_count_epochs(rows, n))
     if needed <= cfg.epochs:
         return needed
     most = steps_in_epoch(rows, cfg.batch_size, cfg.epochs)
@@ -186,11 +186,11 @@ def check_epochs(cfg: DataConfig, steps: int, rows: Rows | MixedRows) -> int:
             f'is {steps_in_epoch(rows, cfg.batch_size)} steps of {cfg.batch_size} sequences '
             f'({len(rows)} in all). {remedy}.'
         )
-    worst = _epochs(rows, n).index(needed)
-    held, count = len(rows.parts[worst]), rows.shares.counts(n)[worst]
+    worst = _count_epochs(rows, n).index(needed)
+    held, count = len(rows.sources[worst]), rows.shares.count_rows(n)[worst]
     raise ValueError(
         f'train.steps={steps} takes {count} sequences of {rows.names[worst]!r} in data.mixture, '
         f'which holds {held}: {needed} epochs of it, and data.epochs={cfg.epochs}. {remedy}; or '
         f'give it more text, or {cfg.epochs * held / n:.3g} of the mixture at most instead of '
-        f'{rows.shares.of_each[worst]:.3g}.'
+        f'{rows.shares.fractions[worst]:.3g}.'
     )

@@ -36,11 +36,11 @@ import numpy as np
 from lm.config.fields import DataConfig
 from lm.data import cache, prepared, round_trip, scan, tokenizers
 from lm.data.prepared import CONTENTS, INDEX, RECORDS, REPORT, ROUND_TRIP, TOKENIZER, TOKENS
-from lm.data.progress import tracked
+from lm.data.progress import track_progress
 from lm.data.scan import SPLITS, Boundary, DamagedCopy, Piece, Scan, Span
 from lm.data.sources import Source
-from lm.data.tokenizers import Plan, Tokenizer
-from lm.storage.files import POLL_SEC, InUse, Unreadable, locked, read_json, write_json
+from lm.data.tokenizers import Tokenizer, TokenizerPlan
+from lm.storage.files import POLL_SEC, InUseError, UnreadableFile, hold_lock, read_json, write_json
 
 BATCH_CHARACTERS = 4 << 20  # encoded at once, over all cores
 WHOLE_COST = 100  # bytes of memory for each byte of text that `tokenizers` encodes at once
@@ -48,19 +48,19 @@ PIECE_FILES = (*(f'{split}{TOKENS}' for split in SPLITS), INDEX, CONTENTS)
 # To be renamed when their content changes: a version may go on from where an older one was killed.
 SCAN, BUILT, PIECE, SETTINGS = 'scan', 'built', 'piece', 'settings.json'
 TRIES = 10  # attempts of a process whose pieces are removed while it works
-WRITING = 'data: another process writes the records of the same data'
+WRITING_MESSAGE = 'data: another process writes the records of the same data'
 
 Parts = Iterator[tuple[str, str | None]]  # (split, the next part of a document, or None at its end)
 
 
-def digest(source: Source, plan: Plan, cfg: DataConfig) -> str:
+def digest(source: Source, plan: TokenizerPlan, cfg: DataConfig) -> str:
     """Returns the name of the prepared data: a hash of all that determines it."""
     rule = f'{prepared.FORMAT} {cfg.validation_fraction!r} {cfg.invalid_utf8} {source.identity}'
     files = cache.file_digests(cache.root(cfg.cache_dir), source.files)
-    return cache.digest_of(rule.encode(), plan.identity, *(file.encode() for file in files))
+    return cache.digest_bytes(rule.encode(), plan.identity, *(file.encode() for file in files))
 
 
-def check_unchanged(source: Source, plan: Plan, cfg: DataConfig, name: str) -> None:
+def check_unchanged(source: Source, plan: TokenizerPlan, cfg: DataConfig, name: str) -> None:
     """Raises ValueError if the digest of the source, once read, is not `name` any more."""
     if digest(source, plan, cfg) != name:
         raise ValueError(
@@ -70,7 +70,12 @@ def check_unchanged(source: Source, plan: Plan, cfg: DataConfig, name: str) -> N
 
 
 def prepare(
-    source: Source, plan: Plan, cfg: DataConfig, name: str, say: Callable, wait: bool = True
+    source: Source,
+    plan: TokenizerPlan,
+    cfg: DataConfig,
+    name: str,
+    say: Callable,
+    wait: bool = True,
 ) -> Path:
     """Returns the folder of the data with the digest `name`, prepared unless it is there.
 
@@ -80,15 +85,15 @@ def prepare(
     """
     job = PreparationJob(source, plan, cfg, name, say, wait)
     is_suspect, tries = False, 0
-    while not job.path.is_dir() or prepared.damage(job.path):
+    while not job.path.is_dir() or prepared.find_damage(job.path):
         try:
-            with cache.disk_full_explained(job.path.parent):
+            with cache.explain_full_disk(job.path.parent):
                 job.begin(is_suspect)
-                job.take_part()
+                job.encode_and_write()
                 break
         except Exception as error:
             tries += 1
-            if isinstance(error, InUse) or tries > TRIES:
+            if isinstance(error, InUseError) or tries > TRIES:
                 raise
             if job.is_removed() or isinstance(error, FileNotFoundError):
                 continue
@@ -103,13 +108,13 @@ def prepare(
     return job.path
 
 
-def _unchecked(folder: Path) -> str:
+def _assume_intact(folder: Path) -> str:
     return ''
 
 
-def damage_of_scan(folder: Path) -> str:
+def find_scan_damage(folder: Path) -> str:
     try:
-        with scan.opened(folder) as found:
+        with scan.open_scan(folder) as found:
             for piece in found.pieces:
                 found.check(piece)
     except DamagedCopy as error:
@@ -117,8 +122,8 @@ def damage_of_scan(folder: Path) -> str:
     return ''
 
 
-_damage_of_built = functools.partial(prepared.damage, names=(TOKENIZER, CONTENTS))
-_damage_of_piece = functools.partial(prepared.damage, names=PIECE_FILES)
+_find_tokenizer_damage = functools.partial(prepared.find_damage, names=(TOKENIZER, CONTENTS))
+_find_piece_damage = functools.partial(prepared.find_damage, names=PIECE_FILES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +131,7 @@ class PreparationJob:
     """One process's share of preparing a dataset."""
 
     source: Source
-    plan: Plan
+    plan: TokenizerPlan
     cfg: DataConfig
     name: str
     say: Callable[[str], None]
@@ -146,15 +151,23 @@ class PreparationJob:
 
     def begin(self, is_suspect: bool) -> None:
         """Makes the scan and the tokenizer. A suspect scan is read, and made again if damaged."""
-        with cache.alone(self.path, cache.SAME, self.say, self.wait) as is_locked:
-            if cache.is_intact(self.path, prepared.damage, self.say):
+        with cache.hold_folder_lock(
+            self.path, cache.WAITING_MESSAGE, self.say, self.wait
+        ) as is_locked:
+            if cache.is_intact(self.path, prepared.find_damage, self.say):
                 return
             self._remove_outdated()
             self.pieces.mkdir(exist_ok=True)
             write_json(self.pieces / SETTINGS, self._settings())
-            damage = damage_of_scan if is_suspect else _unchecked
-            cache.fill(self.pieces / SCAN, self._scan, damage, self.say, is_locked)
-            cache.fill(self.pieces / BUILT, self._build, _damage_of_built, self.say, is_locked)
+            damage = find_scan_damage if is_suspect else _assume_intact
+            cache.fill(self.pieces / SCAN, self._scan_source, damage, self.say, is_locked)
+            cache.fill(
+                self.pieces / BUILT,
+                self._build_tokenizer,
+                _find_tokenizer_damage,
+                self.say,
+                is_locked,
+            )
 
     def _settings(self) -> dict[str, Any]:
         """Returns what determines the data besides the text itself."""
@@ -164,19 +177,22 @@ class PreparationJob:
     def _remove_outdated(self) -> None:
         """Removes pieces of an earlier state of the same text, unless a process works on them."""
         for old in self.path.parent.glob('*.pieces'):
-            with contextlib.suppress(OSError, Unreadable, InUse), contextlib.ExitStack() as held:
+            with (
+                contextlib.suppress(OSError, UnreadableFile, InUseError),
+                contextlib.ExitStack() as held,
+            ):
                 if old == self.pieces or read_json(old / SETTINGS) != self._settings():
                     continue
                 for lock in (old.with_suffix('.lock'), *old.glob('*.lock')):
-                    held.enter_context(locked(lock, wait_until=0.0))
+                    held.enter_context(hold_lock(lock, wait_until=0.0))
                 size = sum(file.stat().st_size for file in old.rglob('*') if file.is_file())
                 cache.discard(old.parent, old.name)
                 self.say(f'data: removed {old}, {size / 1e6:,.1f} MB, of a text that has changed')
 
-    def _scan(self, folder: Path) -> None:
-        scan.scan(self.source, self.cfg, folder)
+    def _scan_source(self, folder: Path) -> None:
+        scan.scan_source(self.source, self.cfg, folder)
         check_unchanged(self.source, self.plan, self.cfg, self.name)
-        with scan.opened(folder) as found:
+        with scan.open_scan(folder) as found:
             self.say(
                 f'data: preparing {self.cfg.source} with {self.cfg.tokenizer}: '
                 f'{len(found.lengths):,} documents, {found.n_bytes / 1e6:.1f} MB'
@@ -188,8 +204,8 @@ class PreparationJob:
             for remark in found.remarks:
                 self.say(remark)
 
-    def _build(self, folder: Path) -> None:
-        with scan.opened(self.pieces / SCAN) as found:
+    def _build_tokenizer(self, folder: Path) -> None:
+        with scan.open_scan(self.pieces / SCAN) as found:
             if self.plan.is_trained:
                 for piece in found.pieces:
                     found.check(piece)
@@ -205,18 +221,22 @@ class PreparationJob:
         tokenizer.save(folder / TOKENIZER)
         prepared.seal(folder)
 
-    def take_part(self) -> None:
+    def encode_and_write(self) -> None:
         """Encodes pieces that are free, waits for the rest, and writes the records."""
         if self.path.is_dir():
             return
-        with scan.opened(self.pieces / SCAN) as found:
-            boundary = scan.pick_threshold(found, self.cfg.validation_fraction)
+        with scan.open_scan(self.pieces / SCAN) as found:
+            boundary = scan.select_boundary(found, self.cfg.validation_fraction)
             tokenizer = tokenizers.load(self.pieces / BUILT / TOKENIZER)
             pieces = Pieces(self, found, boundary, tokenizer)
-            for _ in tracked(pieces.done(), len(found.pieces), 'data: pieces encoded'):
+            for _ in track_progress(pieces.encode_all(), len(found.pieces), 'data: pieces encoded'):
                 pass
-            with cache.alone(self.path, WRITING, self.say, self.wait) as is_locked:
-                cache.fill(self.path, pieces.write, prepared.damage, self.say, is_locked)
+            with cache.hold_folder_lock(
+                self.path, WRITING_MESSAGE, self.say, self.wait
+            ) as is_locked:
+                cache.fill(
+                    self.path, pieces.write_dataset, prepared.find_damage, self.say, is_locked
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,29 +244,29 @@ class Pieces:
     """The pieces of a job, encoded by all its processes."""
 
     job: PreparationJob
-    found: Scan
+    corpus: Scan
     boundary: Boundary
     tokenizer: Tokenizer
 
-    def done(self) -> Iterator[None]:
+    def encode_all(self) -> Iterator[None]:
         """Yields with each piece that is there, encoded by this process or by another."""
-        left = [i for i in range(len(self.found.pieces)) if not self._path(i).is_dir()]
-        if n_there := len(self.found.pieces) - len(left):
-            self.job.say(f'data: {n_there:,} of {len(self.found.pieces):,} pieces are encoded')
+        left = [i for i in range(len(self.corpus.pieces)) if not self._path(i).is_dir()]
+        if n_there := len(self.corpus.pieces) - len(left):
+            self.job.say(f'data: {n_there:,} of {len(self.corpus.pieces):,} pieces are encoded')
         # Without locks, processes that begin at the same place would do the same all along.
         begin, is_said = random.randrange(len(left) or 1), False
         left = left[begin:] + left[:begin]
         yield from [None] * n_there
         while left:
             for i in left:
-                with contextlib.suppress(InUse):
-                    self._make(i, _unchecked, wait=False)
+                with contextlib.suppress(InUseError):
+                    self._ensure_piece(i, _assume_intact, wait=False)
                     left.remove(i)
                     yield
                     break
             else:
                 if not self.job.wait:
-                    raise InUse
+                    raise InUseError
                 if not is_said:
                     self.job.say('data: other processes encode the last pieces')
                 is_said = True
@@ -255,26 +275,30 @@ class Pieces:
     def _path(self, i: int) -> Path:
         return self.job.pieces / f'{PIECE}-{i:06}'
 
-    def _make(self, i: int, damage: Callable[[Path], str], wait: bool) -> None:
+    def _ensure_piece(self, i: int, find_damage: Callable[[Path], str], wait: bool) -> None:
         """Encodes a piece. Raises InUse if another process does and `wait` is False."""
         path, until = self._path(i), math.inf if wait else 0.0
-        what = self.found, self.boundary, self.found.pieces[i], self.tokenizer
-        with locked(path.with_name(f'{path.name}.lock'), wait_until=until) as is_locked:
-            cache.fill(path, lambda to: encode(*what, to), damage, self.job.say, is_locked)
+        what = self.corpus, self.boundary, self.corpus.pieces[i], self.tokenizer
+        with hold_lock(path.with_name(f'{path.name}.lock'), wait_until=until) as is_locked:
+            cache.fill(
+                path, lambda to: encode_piece(*what, to), find_damage, self.job.say, is_locked
+            )
 
-    def write(self, folder: Path) -> None:
+    def write_dataset(self, folder: Path) -> None:
         """Writes the folder of prepared data."""
-        dtype = dtype_of(self.tokenizer)
+        dtype = token_dtype(self.tokenizer)
         streams = {split: prepared.TokenStream(dtype) for split in SPLITS}
-        writer = prepared.record_writer(folder / RECORDS, dtype)
-        for i in range(len(self.found.pieces)):
-            self._make(i, _damage_of_piece, wait=True)  # again if it is not as it was written
+        writer = prepared.build_record_writer(folder / RECORDS, dtype)
+        for i in range(len(self.corpus.pieces)):
+            self._ensure_piece(
+                i, _find_piece_damage, wait=True
+            )  # again if it is not as it was written
             with np.load(self._path(i) / INDEX) as index:
                 for split, n_bytes in zip(SPLITS, index['n_bytes'].tolist(), strict=True):
-                    streams[split].documents(index[split], n_bytes)
+                    streams[split].add_documents(index[split], n_bytes)
             # At once, as the writer writes all it knows of the data anew each time.
-            writer.add_examples({s: streams[s].chunks_of(self._path(i), s) for s in SPLITS})
-        writer.add_examples({split: stream.take(1) for split, stream in streams.items()})
+            writer.add_examples({s: streams[s].read_chunks(self._path(i), s) for s in SPLITS})
+        writer.add_examples({split: stream.pop_chunks(1) for split, stream in streams.items()})
         writer.close_all()
         np.savez(folder / INDEX, **{s: np.array(streams[s].starts) for s in SPLITS})
         counts = {split: stream.counts() for split, stream in streams.items()}
@@ -283,7 +307,7 @@ class Pieces:
             f'data: {counts["train"]["tokens"]:,} tokens to train on, '
             f'{counts["validation"]["tokens"]:,} to validate on'
         )
-        found = self.found
+        found = self.corpus
         invalid = {'documents': found.invalid_documents, 'bytes': found.invalid_bytes}
         report = {**counts, 'empty_documents': found.empty, 'invalid_utf8': invalid}
         loss = round_trip.measure_loss(self.tokenizer, round_trip.sample_scan(found))
@@ -292,28 +316,30 @@ class Pieces:
         prepared.seal(folder)
 
 
-def training_texts(found: Scan, fraction: float) -> Iterator[str]:
+def training_texts(corpus: Scan, fraction: float) -> Iterator[str]:
     """Yields the training split, in parts, for a tokenizer to be trained on."""
-    boundary = scan.pick_threshold(found, fraction)
-    for piece in tracked(found.pieces, len(found.pieces), 'data: pieces read for the tokenizer'):
-        for span in scan.spans(found, boundary, piece):
+    boundary = scan.select_boundary(corpus, fraction)
+    for piece in track_progress(
+        corpus.pieces, len(corpus.pieces), 'data: pieces read for the tokenizer'
+    ):
+        for span in scan.iterate_spans(corpus, boundary, piece):
             if span.split == 'train':
-                yield from tokenizers.cut(_text(found, span), span.name)
+                yield from tokenizers.split_text(_decode_span(corpus, span), span.name)
 
 
-def _parts(found: Scan, boundary: Boundary, piece: Piece, tokenizer: Tokenizer) -> Parts:
-    for span in scan.spans(found, boundary, piece):
-        for part in tokenizer.parts(_text(found, span), span.name):
+def _split_spans(corpus: Scan, boundary: Boundary, piece: Piece, tokenizer: Tokenizer) -> Parts:
+    for span in scan.iterate_spans(corpus, boundary, piece):
+        for part in tokenizer.split(_decode_span(corpus, span), span.name):
             yield span.split, part
         yield span.split, None
 
 
-def _text(found: Scan, span: Span) -> Iterator[str]:
+def _decode_span(corpus: Scan, span: Span) -> Iterator[str]:
     # With data.invalid_utf8=stop there is nothing to replace: the scan has refused it.
-    return codecs.iterdecode(found.read(span.start, span.stop), 'utf-8', 'replace')
+    return codecs.iterdecode(corpus.read(span.start, span.stop), 'utf-8', 'replace')
 
 
-def batched(parts: Parts) -> Iterator[list[tuple[str, str | None]]]:
+def batch_parts(parts: Parts) -> Iterator[list[tuple[str, str | None]]]:
     group, size = [], 0
     for split, text in parts:
         group.append((split, text))
@@ -325,16 +351,18 @@ def batched(parts: Parts) -> Iterator[list[tuple[str, str | None]]]:
         yield group
 
 
-def encode(found: Scan, boundary: Boundary, piece: Piece, tokenizer: Tokenizer, to: Path) -> None:
+def encode_piece(
+    corpus: Scan, boundary: Boundary, piece: Piece, tokenizer: Tokenizer, folder: Path
+) -> None:
     """Writes the tokens of a piece, BOS document EOS BOS ..., and where documents end in them."""
-    found.check(piece)
-    dtype, bos = dtype_of(tokenizer), tokenizer.bos_id
+    corpus.check(piece)
+    dtype, bos = token_dtype(tokenizer), tokenizer.bos_id
     ends = {split: array.array('q') for split in SPLITS}
     n_bytes, n_tokens = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
     begins = True
     with contextlib.ExitStack() as stack:
-        files = {s: stack.enter_context(open(to / f'{s}{TOKENS}', 'wb')) for s in SPLITS}
-        for group in batched(_parts(found, boundary, piece, tokenizer)):
+        files = {s: stack.enter_context(open(folder / f'{s}{TOKENS}', 'wb')) for s in SPLITS}
+        for group in batch_parts(_split_spans(corpus, boundary, piece, tokenizer)):
             encoded = iter(tokenizer.encode_batch([text for _, text in group if text is not None]))
             for split, text in group:
                 tokens = [tokenizer.eos_id] if text is None else next(encoded)
@@ -351,9 +379,9 @@ def encode(found: Scan, boundary: Boundary, piece: Piece, tokenizer: Tokenizer, 
                 if begins:
                     ends[split].append(n_tokens[split])
     index = {split: np.array(ends[split], np.int64) for split in SPLITS}
-    np.savez(to / INDEX, n_bytes=np.array([n_bytes[split] for split in SPLITS]), **index)
-    prepared.seal(to)
+    np.savez(folder / INDEX, n_bytes=np.array([n_bytes[split] for split in SPLITS]), **index)
+    prepared.seal(folder)
 
 
-def dtype_of(tokenizer: Tokenizer) -> type:
+def token_dtype(tokenizer: Tokenizer) -> type:
     return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32

@@ -43,7 +43,7 @@ def _stamp(path: Path) -> dict[str, Any]:
     return stamp
 
 
-def damage(folder: Path, names: Sequence[str] = (RECORDS, INDEX, REPORT, TOKENIZER)) -> str:
+def find_damage(folder: Path, names: Sequence[str] = (RECORDS, INDEX, REPORT, TOKENIZER)) -> str:
     """Says which file is missing or not as it was written; '' if none is."""
     try:  # earlier versions did not seal folders
         stamps = read_json(folder / CONTENTS) if (folder / CONTENTS).exists() else {}
@@ -63,28 +63,28 @@ class TokenStream:
 
     def __init__(self, dtype: type):
         self.starts, self.n_bytes, self.n_tokens = array.array('q', [0]), 0, 0
-        self.waiting = np.empty(0, dtype)
+        self.pending = np.empty(0, dtype)
 
-    def documents(self, ends: np.ndarray, n_bytes: int) -> None:
+    def add_documents(self, ends: np.ndarray, n_bytes: int) -> None:
         """Adds the documents of the piece whose tokens come next, by where they end in it."""
         self.starts.frombytes((ends + self.starts[-1]).tobytes())
         self.n_bytes += n_bytes
 
-    def chunks_of(self, piece: Path, split: str) -> Iterator[dict[str, np.ndarray]]:
+    def read_chunks(self, piece: Path, split: str) -> Iterator[dict[str, np.ndarray]]:
         """Yields the chunks that the tokens of a piece fill."""
         with open(piece / f'{split}{TOKENS}', 'rb') as file:
-            while len(tokens := np.fromfile(file, self.waiting.dtype, TOKENS_AT_ONCE)):
-                self.waiting = np.concatenate([self.waiting, tokens])
+            while len(tokens := np.fromfile(file, self.pending.dtype, TOKENS_AT_ONCE)):
+                self.pending = np.concatenate([self.pending, tokens])
                 self.n_tokens += len(tokens)
-                yield from self.take(CHUNK)
+                yield from self.pop_chunks(CHUNK)
 
-    def take(self, least: int) -> list[dict[str, np.ndarray]]:
+    def pop_chunks(self, min_tokens: int) -> list[dict[str, np.ndarray]]:
         """Returns the chunks that are full, and the last one if it has `least` tokens."""
-        tokens = self.waiting
+        tokens = self.pending
         chunks = [tokens[i : i + CHUNK] for i in range(0, len(tokens), CHUNK)]
-        self.waiting = tokens[:0]
-        if chunks and len(chunks[-1]) < least:
-            self.waiting = chunks.pop()
+        self.pending = tokens[:0]
+        if chunks and len(chunks[-1]) < min_tokens:
+            self.pending = chunks.pop()
         return [{'tokens': chunk} for chunk in chunks]
 
     def counts(self) -> dict[str, int]:
@@ -92,7 +92,7 @@ class TokenStream:
         return {'documents': documents, 'bytes': self.n_bytes, 'tokens': self.n_tokens}
 
 
-def record_writer(folder: Path, dtype: type) -> Any:
+def build_record_writer(folder: Path, dtype: type) -> Any:
     """Returns TFDS's writer of datasets in the order given, both splits at once.
 
     Not a GeneratorBasedBuilder: that one holds a gigabyte of records in memory to shuffle them, and
@@ -124,7 +124,7 @@ def load(
     import tensorflow_datasets as tfds
 
     rows = {}
-    with _explained(folder):
+    with _explain_errors(folder):
         report = read_json(folder / REPORT)
         tokenizer = tokenizers.load(folder / TOKENIZER)
         records = tfds.builder_from_directory(str(folder / RECORDS))
@@ -149,7 +149,7 @@ class Chunks:
     vocab_size: int
 
     def __getitem__(self, i: int) -> dict[str, np.ndarray]:
-        with _explained(self.name):
+        with _explain_errors(self.name):
             tokens = self.source[i]['tokens']
             # Indexing out of range is clamped by JAX: a model would train on other tokens.
             if tokens.max() >= self.vocab_size:
@@ -161,12 +161,12 @@ class Chunks:
 
 
 @contextlib.contextmanager
-def _explained(what: Path | str) -> Iterator[None]:
+def _explain_errors(subject: Path | str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # TFDS, ArrayRecord, zipfile and json raise what they like
         reason = f'{type(error).__name__}: {first_line(error)}'
         raise OSError(
-            f'the prepared data, {what}, cannot be read ({reason}). If it is damaged, delete that '
+            f'the prepared data, {subject}, cannot be read ({reason}). If it is damaged, delete that '
             'folder: the same command prepares it again.'
         ) from error

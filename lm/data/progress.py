@@ -7,24 +7,24 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 FIRST_SEC = 5.0
-EVERY_SEC = {True: 1.0, False: 30.0}  # by whether a person watches
+INTERVAL_SEC = {True: 1.0, False: 30.0}  # by whether a person watches
 
 
 @contextlib.contextmanager
-def said_meanwhile(words: Callable[[], str]) -> Iterator[None]:
+def report_periodically(format_message: Callable[[], str]) -> Iterator[None]:
     """Says `words()` now and then: on a terminal over what it said before, in a log as a line."""
     done, is_watched = threading.Event(), sys.stderr.isatty()
     before, after = ('\r', '\033[K') if is_watched else ('', '\n')
 
-    def speak() -> None:
+    def print_messages() -> None:
         seconds = FIRST_SEC
         while not done.wait(seconds):
-            print(f'{before}{words()}', end=after, file=sys.stderr, flush=True)
-            seconds = EVERY_SEC[is_watched]
+            print(f'{before}{format_message()}', end=after, file=sys.stderr, flush=True)
+            seconds = INTERVAL_SEC[is_watched]
         if is_watched:
             print('\r\033[K', end='', file=sys.stderr, flush=True)
 
-    thread = threading.Thread(target=speak, daemon=True)
+    thread = threading.Thread(target=print_messages, daemon=True)
     thread.start()
     try:
         yield
@@ -33,10 +33,10 @@ def said_meanwhile(words: Callable[[], str]) -> Iterator[None]:
         thread.join()
 
 
-def tracked(items: Iterable[Any], total: int, what: str) -> Iterator[Any]:
+def track_progress(iterable: Iterable[Any], total: int, label: str) -> Iterator[Any]:
     """Yields the items, and says how many are done."""
     done = 0
-    with said_meanwhile(lambda: f'{what}: {done:,} of {total:,}'):
-        for item in items:
+    with report_periodically(lambda: f'{label}: {done:,} of {total:,}'):
+        for item in iterable:
             yield item
             done += 1

@@ -37,14 +37,14 @@ class Regression:
     dim: int
 
     @property
-    def pair(self) -> int:
+    def pair_bytes(self) -> int:
         """Returns the bytes of a pair."""
         return self.dim + 1
 
     @property
-    def pairs(self) -> int:
+    def n_pairs(self) -> int:
         """Returns the pairs of a document."""
-        return LENGTH // self.pair
+        return LENGTH // self.pair_bytes
 
     @property
     def w_variance(self) -> float:
@@ -54,14 +54,14 @@ class Regression:
         """Returns the bytes [LENGTH] of a task: w ~ N(0, I / dim), x uniform in [-1, 1] and rounded
         to a level, y = w x + N(0, NOISE^2), rounded too.
         """
-        return codes(self.draw(rng, 1))[0]
+        return encode_tasks(self.sample_tasks(rng, 1))[0]
 
-    def draw(self, rng: np.random.Generator, count: int) -> Tasks:
+    def sample_tasks(self, rng: np.random.Generator, count: int) -> Tasks:
         """Draws tasks as `sample` does, `count` of them at once."""
         w_ND = rng.normal(0, self.w_variance**0.5, (count, self.dim))
-        x_NPD = rounded(rng.uniform(-1, 1, (count, self.pairs, self.dim)))
+        x_NPD = round_to_levels(rng.uniform(-1, 1, (count, self.n_pairs, self.dim)))
         clean_NP = np.einsum('npd,nd->np', x_NPD, w_ND)
-        y_NP = rounded(clean_NP + rng.normal(0, NOISE, clean_NP.shape))
+        y_NP = round_to_levels(clean_NP + rng.normal(0, NOISE, clean_NP.shape))
         return Tasks(x_NPD, y_NP, clean_NP)
 
 
@@ -73,17 +73,17 @@ REGRESSIONS = {
 }
 
 
-def rounded(values: np.ndarray) -> np.ndarray:
+def round_to_levels(values: np.ndarray) -> np.ndarray:
     """Returns the nearest numbers that a byte can stand for."""
-    return VALUES[_levels(values)]
+    return VALUES[_nearest_levels(values)]
 
 
-def codes(tasks: Tasks) -> np.ndarray:
+def encode_tasks(tasks: Tasks) -> np.ndarray:
     """Returns the bytes [N, LENGTH] of tasks."""
     pairs = np.concatenate([tasks.x_NPD, tasks.y_NP[..., None]], -1)
-    return (FIRST + _levels(pairs.reshape(len(pairs), -1))).astype(np.uint8)
+    return (FIRST + _nearest_levels(pairs.reshape(len(pairs), -1))).astype(np.uint8)
 
 
-def _levels(values: np.ndarray) -> np.ndarray:
+def _nearest_levels(values: np.ndarray) -> np.ndarray:
     nearest = np.rint(values / SPACING + (LEVELS - 1) / 2).astype(np.int64)
     return np.clip(nearest, 0, LEVELS - 1)

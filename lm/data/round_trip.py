@@ -12,35 +12,35 @@ from lm.data.formats import Documents
 from lm.data.scan import Scan
 from lm.data.tokenizers import SubwordTokenizer, Tokenizer
 
-SAMPLES, SAMPLE = (
+N_SAMPLES, SAMPLE_BYTES = (
     32,
     2048,
 )  # places of a text that are looked at, and bytes at each: a tenth of a second
-LEAST_LOSS = 1e-4  # a share of the bytes; less changes no figure that is printed
-CONTEXT = 20  # characters around the first difference, in an example
+MIN_LOSS = 1e-4  # a share of the bytes; less changes no figure that is printed
+CONTEXT_CHARACTERS = 20  # characters around the first difference, in an example
 
 
 def sample_scan(scan: Scan) -> list[str]:
     """Returns SAMPLES parts of the text, of equal distances."""
-    step = max(SAMPLE, -(-scan.n_bytes // SAMPLES))
+    step = max(SAMPLE_BYTES, -(-scan.n_bytes // N_SAMPLES))
     starts = range(0, scan.n_bytes, step)
-    samples = (b''.join(scan.read(at, min(at + SAMPLE, scan.n_bytes))) for at in starts)
+    samples = (b''.join(scan.read(at, min(at + SAMPLE_BYTES, scan.n_bytes))) for at in starts)
     return [_decode(data) for data in samples]
 
 
 def sample_documents(documents: Documents) -> Iterator[str]:
     """Yields the beginnings of the first SAMPLES documents."""
-    for _, parts in itertools.islice(documents, SAMPLES):
+    for _, parts in itertools.islice(documents, N_SAMPLES):
         data = b''
         for part in parts:
             data += part
-            if len(data) >= SAMPLE:
+            if len(data) >= SAMPLE_BYTES:
                 break
-        yield _decode(data[:SAMPLE])
+        yield _decode(data[:SAMPLE_BYTES])
 
 
-def _decode(data: bytes) -> str:
-    return data.decode('utf-8', 'ignore')  # a sample may end within a character
+def _decode(sample: bytes) -> str:
+    return sample.decode('utf-8', 'ignore')  # a sample may end within a character
 
 
 def measure_loss(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, Any] | None:
@@ -53,7 +53,7 @@ def measure_loss(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, Any] |
         return None
     texts, n_lost, example = [*texts], 0, None
     for text, tokens in zip(texts, tokenizer.encode_batch(texts), strict=True):
-        candidates = [*_decodings(tokenizer.library, tokens.tolist())]
+        candidates = [*_decode_variants(tokenizer.library, tokens.tolist())]
         if any(one in (text, f' {text}') or f' {one}' == text for one in candidates):
             continue
         lost = len(text.encode()) - count_common(text.encode(), candidates[-1].encode())
@@ -64,7 +64,7 @@ def measure_loss(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, Any] |
     return {'bytes': n_bytes, 'lost': n_lost, 'example': example}
 
 
-def _decodings(library: Any, ids: Sequence[int]) -> Iterator[str]:
+def _decode_variants(library: Any, ids: Sequence[int]) -> Iterator[str]:
     """Yields the text of the tokens as the library decodes them, and without its additions: `unk`
     for what it does not know, and spaces between tokens if the file names no decoder.
     """
@@ -98,17 +98,17 @@ def count_common(a: bytes, b: bytes) -> int:
     return len(b) - row.bit_count()
 
 
-def _show_difference(text: str, back: str) -> list[str]:
+def _show_difference(text: str, decoded: str) -> list[str]:
     """Returns both texts from a little before the first character in which they differ."""
-    text, back = text.removeprefix(' '), back.removeprefix(' ')
-    pairs = enumerate(itertools.zip_longest(text, back))
-    start = max(0, next(i for i, (a, b) in pairs if a != b) - CONTEXT)
-    return [one[start : start + 2 * CONTEXT] for one in (text, back)]
+    text, decoded = text.removeprefix(' '), decoded.removeprefix(' ')
+    pairs = enumerate(itertools.zip_longest(text, decoded))
+    start = max(0, next(i for i, (a, b) in pairs if a != b) - CONTEXT_CHARACTERS)
+    return [one[start : start + 2 * CONTEXT_CHARACTERS] for one in (text, decoded)]
 
 
 def describe_loss(loss: dict[str, Any] | None, tokenizer: str, source: str) -> str:
     """Returns a note on the bytes that do not come back; '' if it is next to none."""
-    if not loss or loss['lost'] < LEAST_LOSS * loss['bytes']:
+    if not loss or loss['lost'] < MIN_LOSS * loss['bytes']:
         return ''
     text, back = loss['example']
     return (

@@ -19,7 +19,7 @@ CACHED_CHUNKS = 2048  # 16 MiB of 16-bit tokens: the whole of a small corpus
 
 
 @dataclasses.dataclass(frozen=True)
-class Windows:
+class WindowLayout:
     """A layout in which row r is the span [r T, r T + T + 1) of a stream of `end` tokens."""
 
     end: int
@@ -35,7 +35,7 @@ class Windows:
 
 
 @dataclasses.dataclass(frozen=True)
-class Placed:
+class PackedLayout:
     """A layout in which row r is the spans (starts[p], lengths[p]) for rows[r] <= p < rows[r+1]."""
 
     starts: np.ndarray  # int64 [P]
@@ -51,34 +51,36 @@ class Placed:
         return list(zip(self.starts[first:last].tolist(), lengths, strict=True))
 
 
-def concat(documents: np.ndarray, seq_len: int) -> Windows:
+def concat(documents: np.ndarray, seq_len: int) -> WindowLayout:
     """Windows of seq_len + 1 over the stream, overlapping by one; only the last may be shorter.
 
     `documents` [N + 1] is where each document starts in the stream, and where the last ends.
     """
-    return Windows(int(documents[-1]), seq_len)
+    return WindowLayout(int(documents[-1]), seq_len)
 
 
-def best_fit(documents: np.ndarray, seq_len: int) -> Placed:
+def best_fit(documents: np.ndarray, seq_len: int) -> PackedLayout:
     """Best-fit decreasing of whole documents into rows (arXiv:2404.10830).
 
     Only a document longer than a row is cut, into full rows and a rest. The rest begins a row of
     its own, and whole documents fill what it leaves: a rest in mid-row would make its repeated
     first token a target a second time.
     """
-    starts, lengths, continues = _cut(np.asarray(documents, np.int64), seq_len)
+    starts, lengths, continues = _cut_documents(np.asarray(documents, np.int64), seq_len)
     rows_P = np.empty(len(starts), np.int64)
     first = np.flatnonzero(continues | (lengths == seq_len + 1))
     rows_P[first] = np.arange(len(first))
     whole = np.flatnonzero(~continues & (lengths <= seq_len))
     room = seq_len + 1 - lengths[first]
-    rows_P[whole] = best_fit_decreasing(lengths[whole], seq_len + 1, seeded=room)
+    rows_P[whole] = best_fit_decreasing(lengths[whole], seq_len + 1, initial_room=room)
     order = np.lexsort((np.arange(len(starts)), ~continues, rows_P))
     edges = np.concatenate([[0], np.cumsum(np.bincount(rows_P))])
-    return Placed(starts[order], lengths[order], edges)
+    return PackedLayout(starts[order], lengths[order], edges)
 
 
-def _cut(documents: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _cut_documents(
+    documents: np.ndarray, seq_len: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns starts and lengths of spans of at most seq_len + 1, and which continue a document."""
     lengths = np.diff(documents)
     counts = -(-(lengths - 1) // seq_len)
@@ -89,44 +91,44 @@ def _cut(documents: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray, n
     return documents[owner] + offsets, np.minimum(remaining, seq_len + 1), offsets > 0
 
 
-def best_fit_decreasing(lengths: np.ndarray, capacity: int, seeded: np.ndarray) -> np.ndarray:
+def best_fit_decreasing(lengths: np.ndarray, capacity: int, initial_room: np.ndarray) -> np.ndarray:
     """Returns the row of each span: longest first, into the fullest row that still has room.
 
     Rows 0, 1, ... exist already with `seeded` tokens of room; new ones have `capacity`. Spans of
     one length are placed together: the work is a sort, and of the order of the number of lengths.
     """
     rows_P = np.empty(len(lengths), np.int64)
-    room = _Room(seeded)
+    room = _RowsBySpace(initial_room)
     order = np.argsort(-lengths, kind='stable')
     values, counts = np.unique(lengths, return_counts=True)
     done = 0
     for length, count in zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True):
         left = count
         while left:
-            space, bins = room.take(length, left, capacity)
+            space, bins = room.take_rows(length, left, capacity)
             each = space // length
             placed = min(left, each * len(bins))
             rows_P[order[done : done + placed]] = np.repeat(bins, each)[:placed]
             full, rest = divmod(placed, each)
-            room.give(space - each * length, bins[:full])
-            room.give(space - rest * length, bins[full:])
+            room.add_rows(space - each * length, bins[:full])
+            room.add_rows(space - rest * length, bins[full:])
             done, left = done + placed, left - placed
     return rows_P
 
 
-class _Room:
+class _RowsBySpace:
     """Rows by how many tokens they still have room for."""
 
-    def __init__(self, seeded: np.ndarray):
-        self.n_rows = len(seeded)
+    def __init__(self, initial_room: np.ndarray):
+        self.n_rows = len(initial_room)
         self.rows = {}  # room -> arrays of row numbers
         self.spaces = []  # the keys, sorted
-        order = np.argsort(seeded, kind='stable')
-        values, firsts = np.unique(seeded[order], return_index=True)
+        order = np.argsort(initial_room, kind='stable')
+        values, firsts = np.unique(initial_room[order], return_index=True)
         for space, rows in zip(values.tolist(), np.split(order, firsts)[1:], strict=True):
-            self.give(space, rows)
+            self.add_rows(space, rows)
 
-    def take(self, length: int, n_spans: int, capacity: int) -> tuple[int, np.ndarray]:
+    def take_rows(self, length: int, n_spans: int, capacity: int) -> tuple[int, np.ndarray]:
         """Returns rows with the least room that fits `length`, or new rows, for up to `n_spans`."""
         at = bisect.bisect_left(self.spaces, length)
         if at == len(self.spaces):
@@ -136,10 +138,10 @@ class _Room:
         space = self.spaces.pop(at)
         needed = -(-n_spans // (space // length))
         rows = np.concatenate(self.rows.pop(space))
-        self.give(space, rows[needed:])
+        self.add_rows(space, rows[needed:])
         return space, rows[:needed]
 
-    def give(self, space: int, rows: np.ndarray) -> None:
+    def add_rows(self, space: int, rows: np.ndarray) -> None:
         if not len(rows) or not space:
             return
         if space not in self.rows:
@@ -162,14 +164,14 @@ class Rows:
         self,
         chunks: Any,
         documents: np.ndarray,
-        layout: Windows | Placed,
+        layout: WindowLayout | PackedLayout,
         seq_len: int,
         n_bytes: int,
     ):
         self.seq_len, self.n_bytes = seq_len, n_bytes
         self.n_tokens = int(documents[-1]) - (len(documents) - 1)
         self._documents, self._layout = documents, layout
-        self._chunk = functools.lru_cache(CACHED_CHUNKS)(lambda i: chunks[i]['tokens'])
+        self._read_chunk = functools.lru_cache(CACHED_CHUNKS)(lambda i: chunks[i]['tokens'])
 
     def __len__(self) -> int:
         return len(self._layout)
@@ -181,8 +183,10 @@ class Rows:
         used = 0
         for start, length in self._layout.spans(row):
             span = slice(used, used + length)
-            tokens[span] = self._read(start, start + length)
-            segments[span] = self._number(start, start + length) + segments[max(used - 1, 0)]
+            tokens[span] = self._read_tokens(start, start + length)
+            segments[span] = (
+                self._number_documents(start, start + length) + segments[max(used - 1, 0)]
+            )
             used += length
         return {'tokens': tokens, 'segments': segments}
 
@@ -194,13 +198,13 @@ class Rows:
         """Returns the tokens of document i; without BOS and EOS, which are marks."""
         start, stop = self._documents[i : i + 2].tolist()
         beside = 0 if with_marks else 1
-        return self._read(start + beside, stop - beside)
+        return self._read_tokens(start + beside, stop - beside)
 
     def documents(self, with_marks: bool = False) -> Iterator[np.ndarray]:
         """Yields `document` of each."""
         return (self.document(i, with_marks) for i in range(self.n_documents))
 
-    def documents_of(self, row: int) -> np.ndarray:
+    def document_ids(self, row: int) -> np.ndarray:
         """Returns the number of each token's document [T+1], as `documents` counts; -1: padding."""
         spans = [np.arange(start, start + n) for start, n in self._layout.spans(row)]
         places = np.concatenate(spans)
@@ -208,13 +212,13 @@ class Rows:
         numbers[: len(places)] = np.searchsorted(self._documents, places, side='right') - 1
         return numbers
 
-    def _read(self, start: int, stop: int) -> np.ndarray:
+    def _read_tokens(self, start: int, stop: int) -> np.ndarray:
         """Returns tokens [start, stop) of the stream."""
         first, last = start // CHUNK, (stop - 1) // CHUNK
-        found = [self._chunk(i) for i in range(first, last + 1)]
+        found = [self._read_chunk(i) for i in range(first, last + 1)]
         return np.concatenate(found)[start - first * CHUNK : stop - first * CHUNK]
 
-    def _number(self, start: int, stop: int) -> np.ndarray:
+    def _number_documents(self, start: int, stop: int) -> np.ndarray:
         """Returns 1 for the tokens of the document that holds `start`, 2 for the next, ..."""
         low, high = np.searchsorted(self._documents, [start + 1, stop])
         begins = np.zeros(stop - start, np.int32)

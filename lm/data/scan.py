@@ -22,14 +22,14 @@ import numpy as np
 
 from lm.config.fields import DataConfig
 from lm.data.formats import BLOCK
-from lm.data.progress import said_meanwhile
+from lm.data.progress import report_periodically
 from lm.data.sources import Source
 from modules.choices import choose
 
 LARGE = 1 << 22  # bytes of a document whose name is kept: it may be too long for a tokenizer
 PIECE = 1 << 24  # bytes of a piece: some seconds of a core's work, all that is lost by a kill
 DOCUMENT_COST = 256  # bytes that a document, however short, counts as in memory and in time
-ZEROS = 1 / 4  # the share of zero bytes in a document above which it may be UTF-16
+ZERO_SHARE = 1 / 4  # the share of zero bytes in a document above which it may be UTF-16
 COPY, TABLE = 'text', 'documents.npz'
 SPLITS = ('train', 'validation')
 
@@ -38,7 +38,7 @@ class DamagedCopy(OSError):
     """The copy of the text, or its table, is not as it was written."""
 
 
-def characters(blocks: Iterable[bytes]) -> Iterator[bytes]:
+def align_characters(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Cuts the same bytes between characters; blocks grow by three bytes at most."""
     rest = b''
     for block in blocks:
@@ -52,30 +52,30 @@ def characters(blocks: Iterable[bytes]) -> Iterator[bytes]:
         yield rest
 
 
-def replace(name: str, data: bytes, offset: int) -> int:
+def count_invalid(name: str, block: bytes, offset: int) -> int:
     """Returns how many bytes are not UTF-8. They become U+FFFD."""
     try:
-        data.decode()
+        block.decode()
     except UnicodeDecodeError:
         # surrogateescape makes one character, found in no valid text, of each byte not valid.
-        return sum('\udc80' <= c <= '\udcff' for c in data.decode('utf-8', 'surrogateescape'))
+        return sum('\udc80' <= c <= '\udcff' for c in block.decode('utf-8', 'surrogateescape'))
     return 0
 
 
-def stop(name: str, data: bytes, offset: int) -> int:
+def refuse_invalid(name: str, block: bytes, offset: int) -> int:
     """Raises ValueError for a byte that is not UTF-8; `data` is at `offset` in the document."""
     try:
-        data.decode()
+        block.decode()
     except UnicodeDecodeError as error:
         raise ValueError(
-            f'{name} is not UTF-8: byte 0x{data[error.start]:02x} at offset '
+            f'{name} is not UTF-8: byte 0x{block[error.start]:02x} at offset '
             f'{offset + error.start} ({error.reason}). Correct it, or set '
             'data.invalid_utf8=replace to read on and count.'
         ) from error
     return 0
 
 
-INVALID_UTF8 = {'replace': replace, 'stop': stop}
+INVALID_UTF8 = {'replace': count_invalid, 'stop': refuse_invalid}
 
 
 class Piece(NamedTuple):
@@ -124,18 +124,18 @@ class Scan:
         return self.hashes.min() == self.hashes.max()
 
 
-def scan(source: Source, cfg: DataConfig, folder: Path) -> None:
+def scan_source(source: Source, cfg: DataConfig, folder: Path) -> None:
     """Writes copy and table of a source. Raises ValueError if it has no text, or invalid UTF-8."""
     invalid_in = choose(INVALID_UTF8, cfg.invalid_utf8, 'data.invalid_utf8')
     lengths, hashes, names, pieces = array.array('q'), array.array('Q'), {}, [Piece(0, 0, 0)]
     counts = dict.fromkeys(('n_bytes', 'empty', 'invalid_documents', 'invalid_bytes'), 0)
     first_invalid, first_with_zeros, n_with_zeros = '', '', 0
     words = 'data: {:,} documents are read, {:,.0f} MB'.format
-    said = said_meanwhile(lambda: words(len(lengths), file.tell() / 1e6))
+    said = report_periodically(lambda: words(len(lengths), file.tell() / 1e6))
     with open(folder / COPY, 'wb', buffering=BLOCK) as file, said:
         for name, parts in source.documents():
             state, length, invalid, zeros = hashlib.blake2b(digest_size=8), 0, 0, 0
-            for data in characters(parts):
+            for data in align_characters(parts):
                 invalid += invalid_in(name, data, length)
                 zeros += data.count(0)
                 state.update(data)
@@ -155,7 +155,7 @@ def scan(source: Source, cfg: DataConfig, folder: Path) -> None:
             counts['n_bytes'] += length
             counts['invalid_documents'] += invalid > 0
             first_invalid = first_invalid or (name if invalid else '')
-            if zeros >= length * ZEROS:
+            if zeros >= length * ZERO_SHARE:
                 first_with_zeros = first_with_zeros or name
                 n_with_zeros += 1
             counts['invalid_bytes'] += invalid
@@ -181,7 +181,7 @@ def scan(source: Source, cfg: DataConfig, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def opened(folder: Path) -> Iterator[Scan]:
+def open_scan(folder: Path) -> Iterator[Scan]:
     """Opens what `scan` wrote. Raises DamagedCopy for a damaged table or a cut copy."""
     with contextlib.ExitStack() as stack:
         try:
@@ -206,27 +206,27 @@ class Boundary(NamedTuple):
     head: int  # bytes of the only document that train, while the rest validates; else 0
 
 
-def pick_threshold(found: Scan, fraction: float) -> Boundary:
+def select_boundary(corpus: Scan, fraction: float) -> Boundary:
     """Picks a hash threshold that leaves neither split empty."""
-    if found.is_one_document:
-        found.check(found.pieces[0])
-        with mmap.mmap(found.copy, 0, access=mmap.ACCESS_READ) as data:
-            length = int(found.lengths[0])
-            return Boundary(0, cut_point(found.names[0], data, length, max(fraction, 1e-9)))
-    threshold = max(int(fraction * 2**64), int(found.hashes.min()) + 1)
-    return Boundary(min(threshold, int(found.hashes.max())), 0)
+    if corpus.is_one_document:
+        corpus.check(corpus.pieces[0])
+        with mmap.mmap(corpus.copy, 0, access=mmap.ACCESS_READ) as data:
+            length = int(corpus.lengths[0])
+            return Boundary(0, cut_point(corpus.names[0], data, length, max(fraction, 1e-9)))
+    threshold = max(int(fraction * 2**64), int(corpus.hashes.min()) + 1)
+    return Boundary(min(threshold, int(corpus.hashes.max())), 0)
 
 
-def cut_point(name: str, data: bytes | mmap.mmap, length: int, fraction: float) -> int:
+def cut_point(name: str, text: bytes | mmap.mmap, length: int, fraction: float) -> int:
     """Returns the line start, or else the character start, with about `fraction` of it behind.
 
     The document is data[:length]. Raises ValueError if it is too short to be cut.
     """
     target = min(int(length * (1 - fraction)), length - 1)
-    at = data.rfind(b'\n', 0, target) + 1 or data.find(b'\n', target, length) + 1
+    at = text.rfind(b'\n', 0, target) + 1 or text.find(b'\n', target, length) + 1
     if not 0 < at < length:
         near = itertools.chain(range(target, 0, -1), range(max(target, 1), length))
-        at = next((i for i in near if data[i] & 0xC0 != 0x80), 0)  # no continuation byte
+        at = next((i for i in near if text[i] & 0xC0 != 0x80), 0)  # no continuation byte
     if not at:
         raise ValueError(
             f'the corpus is {name} alone, {length} bytes: too short to be split into training '
@@ -244,12 +244,14 @@ class Span(NamedTuple):
     name: str  # of a large document, else ''
 
 
-def spans(found: Scan, boundary: Boundary, piece: Piece) -> Iterator[Span]:
+def iterate_spans(corpus: Scan, boundary: Boundary, piece: Piece) -> Iterator[Span]:
     """Yields the documents of a piece, in the order of the source."""
     at, documents = piece.start, range(piece.first, piece.stop)
-    lengths, hashes = (x[piece.first : piece.stop].tolist() for x in (found.lengths, found.hashes))
+    lengths, hashes = (
+        x[piece.first : piece.stop].tolist() for x in (corpus.lengths, corpus.hashes)
+    )
     for number, length, hashed in zip(documents, lengths, hashes, strict=True):
-        name = found.names.get(number, '')
+        name = corpus.names.get(number, '')
         if boundary.head:
             yield Span('train', at, at + boundary.head, name)
             yield Span('validation', at + boundary.head, at + length, name)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm.data import formats, regression
-from lm.data.formats import COMPRESSIONS, FORMATS, Documents, as_bytes, check_field, format_of
+from lm.data.formats import COMPRESSIONS, FORMATS, Documents, check_field, file_format, to_bytes
 from lm.data.globs import Matches, find_files, iterate_paths
 from lm.data.hub import open_shards
 from lm.storage.files import expand_home, first_line
@@ -26,10 +26,10 @@ PYTHON_EXCLUDED_DIRS = {'site-packages', 'dist-packages', 'test', 'tests', 'idle
 # Written by the build of one interpreter: without them, equal versions hold equal corpora.
 PYTHON_EXCLUDED_PREFIXES = ('_sysconfigdata', 'config-')
 
-LISTED = 3  # paths that a note names at most
+MAX_LISTED = 3  # paths that a note names at most
 
 # Synthetic text. Raise RECIPE when any document changes: prepared data is kept under it.
-RECIPE = 1
+SYNTHETIC_VERSION = 1
 DOCUMENTS = 400
 LENGTH = 2048  # characters of a document, and bytes, for all are ASCII
 ALPHABET = np.frombuffer(string.ascii_lowercase[:16].encode(), np.uint8)
@@ -55,7 +55,7 @@ class Source:
 def open_source(source: str, text_field: str) -> Source:
     """Returns the source of a config. Raises ValueError for a wrong name or missing files."""
     scheme, _, argument = source.partition(':')
-    if scheme not in SOURCES and (named := _text_at(source)):
+    if scheme not in SOURCES and (named := _suggest_source(source)):
         raise ValueError(
             f'data.source must begin with its kind, one of {", ".join(sorted(SOURCES))}; got '
             f'{source!r}. To read the text there, set data.source={named}.'
@@ -65,15 +65,15 @@ def open_source(source: str, text_field: str) -> Source:
     return choose(SOURCES, scheme, 'data.source')(argument, text_field)
 
 
-def _text_at(path: str) -> str:
+def _suggest_source(path: str) -> str:
     """Returns the data.source of a path without its scheme; '' for what looks like no path."""
     there = expand_home(path)
     if os.path.isdir(there):
         inside = map(Path, iterate_paths(f'{glob.escape(there)}/**'))
-        first = next((file for file in inside if format_of(file) in FORMATS), Path('any.txt'))
+        first = next((file for file in inside if file_format(file) in FORMATS), Path('any.txt'))
         compression = first.suffix if first.suffix in COMPRESSIONS else ''
-        return f'text:{path.rstrip("/")}/**/*{format_of(first)}{compression}'
-    looks_like_one = set(path) & set('/*?') or format_of(Path(path)) in FORMATS
+        return f'text:{path.rstrip("/")}/**/*{file_format(first)}{compression}'
+    looks_like_one = set(path) & set('/*?') or file_format(Path(path)) in FORMATS
     is_path = os.path.exists(there) or (looks_like_one and ':' not in path)
     return f'text:{path}' if is_path else ''
 
@@ -83,20 +83,20 @@ def python(argument: str, text_field: str) -> Source:
     if argument:
         raise ValueError(f"data.source 'python' takes no argument; got 'python:{argument}'.")
     root = Path(sysconfig.get_path('stdlib'))
-    names = sorted(_modules(root))
+    names = sorted(_list_modules(root))
     if not names:
         raise ValueError(
             f'data.source is python, and this interpreter holds no .py files in {root} (it may be '
             'frozen or zipped). Name text of your own: data.source=text:GLOB.'
         )
 
-    def documents() -> Documents:
+    def read_modules() -> Documents:
         return ((name, ((root / name).read_bytes(),)) for name in names)
 
-    return Source(tuple(root / name for name in names), 'text', documents)
+    return Source(tuple(root / name for name in names), 'text', read_modules)
 
 
-def _modules(root: Path) -> Iterator[str]:
+def _list_modules(root: Path) -> Iterator[str]:
     for folder, dirs, names in os.walk(root):
         kept = [name for name in dirs if not name.startswith(PYTHON_EXCLUDED_PREFIXES)]
         dirs[:] = [name for name in kept if name not in PYTHON_EXCLUDED_DIRS]
@@ -117,24 +117,26 @@ def text(argument: str, text_field: str) -> Source:
     matches = find_files(expand_home(argument))
     if not (files := matches.files):
         raise ValueError(_explain_no_files(argument, matches))
-    if unreadable := [path for path in files if format_of(path) not in FORMATS]:
+    if unreadable := [path for path in files if file_format(path) not in FORMATS]:
         raise ValueError(
             f'{unreadable[0]} matches data.source=text:{argument}, but only '
             f'{", ".join(FORMATS)} can be read, the first two also as '
             f'{" or ".join(COMPRESSIONS)}. Narrow the glob.{_suggest_jsonl(unreadable[0])}'
         )
-    is_text = all(format_of(path) == '.txt' for path in files)
+    is_text = all(file_format(path) == '.txt' for path in files)
     identity = 'text' if is_text else f'records of {text_field}'
-    read = functools.partial(formats.documents, files, text_field)
-    return Source(files, identity, read, notes=_describe_left_out(argument, matches))
+    read = functools.partial(formats.read_documents, files, text_field)
+    return Source(files, identity, read, notes=_describe_skipped(argument, matches))
 
 
 def _explain_no_files(argument: str, matches: Matches) -> str:
     what = f'data.source=text:{argument}'
     if os.path.isdir(expand_home(argument)):
-        return f'{what} is a folder. To read the text there, set data.source={_text_at(argument)}.'
-    if matches.others:
-        return f'{what} matches {_list(matches.others)}, and only regular files are read.'
+        return f'{what} is a folder. To read the text there, set data.source={_suggest_source(argument)}.'
+    if matches.non_files:
+        return (
+            f'{what} matches {_format_paths(matches.non_files)}, and only regular files are read.'
+        )
     return f'no file matches {what} (looked from {os.getcwd()}; ** descends into folders).'
 
 
@@ -146,22 +148,24 @@ def _suggest_jsonl(path: Path) -> str:
     return f' If each line of it is an object, give it the name {name}.'
 
 
-def _describe_left_out(argument: str, matches: Matches) -> tuple[str, ...]:
+def _describe_skipped(argument: str, matches: Matches) -> tuple[str, ...]:
     what, notes = f'NOTE: data.source=text:{argument}', []
-    if matches.doubles:
+    if matches.duplicates:
         notes.append(
             f'{what} reaches some files by several names, which are links: each file is read once, '
-            f'and not as {_list(matches.doubles)}'
+            f'and not as {_format_paths(matches.duplicates)}'
         )
-    if matches.others:
-        notes.append(f'{what} matches {_list(matches.others)}: only regular files are read')
+    if matches.non_files:
+        notes.append(
+            f'{what} matches {_format_paths(matches.non_files)}: only regular files are read'
+        )
     return tuple(notes)
 
 
-def _list(paths: Sequence[str]) -> str:
+def _format_paths(paths: Sequence[str]) -> str:
     """Returns the first paths, and how many more there are."""
-    more = f' and {len(paths) - LISTED:,} more' if len(paths) > LISTED else ''
-    return ', '.join(paths[:LISTED]) + more
+    more = f' and {len(paths) - MAX_LISTED:,} more' if len(paths) > MAX_LISTED else ''
+    return ', '.join(paths[:MAX_LISTED]) + more
 
 
 def tfds(argument: str, text_field: str) -> Source:
@@ -173,14 +177,14 @@ def tfds(argument: str, text_field: str) -> Source:
             f'tfds:{argument} names a community dataset, which TFDS would download. Prepare it '
             'first and name what was prepared, or export it to files for text:GLOB.'
         )
-    records = _tfds_records(argument)
+    records = _open_tfds(argument)
     check_field(text_field, list(records.dataset_info.features), f'tfds:{argument}')
     files = tuple(Path(path) for path in records.dataset_info.splits['train'].filepaths)
-    read = functools.partial(_tfds_documents, records, argument, text_field)
+    read = functools.partial(_read_tfds, records, argument, text_field)
     return Source(files, f'tfds {text_field}', read)
 
 
-def _tfds_records(name: str) -> Any:
+def _open_tfds(name: str) -> Any:
     import tensorflow_datasets
 
     where = os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
@@ -200,14 +204,14 @@ def _tfds_records(name: str) -> Any:
         ) from error
 
 
-def _tfds_documents(records: Any, name: str, text_field: str) -> Documents:
+def _read_tfds(records: Any, name: str, text_field: str) -> Documents:
     for i in range(len(records)):
         where = f'tfds:{name}[{i}]'
         try:
             value = records[i][text_field]
         except Exception as error:  # ArrayRecord and TFDS raise what they like
             raise ValueError(f'{where} cannot be read: {first_line(error)}') from error
-        yield where, (as_bytes(value, text_field, where),)
+        yield where, (to_bytes(value, text_field, where),)
 
 
 def hub(argument: str, text_field: str) -> Source:
@@ -221,7 +225,7 @@ def hub(argument: str, text_field: str) -> Source:
     return Source((), f'hub records of {text_field}: {files}', read, shards.origin)
 
 
-class Synthetic(NamedTuple):
+class SyntheticLanguage(NamedTuple):
     """A language: documents are drawn alike and apart.
 
     sample: draws the bytes of a document, all ASCII, as many in each. bits_per_byte: gives the
@@ -230,7 +234,7 @@ class Synthetic(NamedTuple):
 
     sample: Callable[[np.random.Generator], np.ndarray]
     bits_per_byte: Callable[[], float] | None = None
-    documents: int = DOCUMENTS
+    n_documents: int = DOCUMENTS
 
 
 @functools.cache
@@ -240,11 +244,11 @@ def _transitions() -> np.ndarray:
     return rng.dirichlet(np.full(len(ALPHABET), 0.3), size=len(ALPHABET))
 
 
-def _uniform(rng: np.random.Generator) -> np.ndarray:
+def _sample_uniform(rng: np.random.Generator) -> np.ndarray:
     return ALPHABET[rng.integers(len(ALPHABET), size=LENGTH)]
 
 
-def _markov(rng: np.random.Generator) -> np.ndarray:
+def _sample_markov(rng: np.random.Generator) -> np.ndarray:
     # The last bound is left out, for a cumulative sum may round to just under 1.
     bounds = _transitions().cumsum(1)[:, :-1].tolist()
     letters = [int(rng.integers(len(ALPHABET)))]
@@ -260,20 +264,20 @@ def _markov_bits() -> float:
     return float(-(pi[:, None] * P * np.log2(np.maximum(P, 1e-300))).sum())
 
 
-def _copy(rng: np.random.Generator) -> np.ndarray:
+def _sample_copy(rng: np.random.Generator) -> np.ndarray:
     blocks = rng.integers(len(ALPHABET), size=(LENGTH // (2 * COPY_BLOCK), COPY_BLOCK))
     return ALPHABET[np.concatenate([blocks, blocks], 1).reshape(-1)]
 
 
 UNIFORM_BITS = float(np.log2(len(ALPHABET)))
 SYNTHETIC = {
-    'uniform': Synthetic(_uniform, lambda: UNIFORM_BITS),
-    'markov': Synthetic(_markov, _markov_bits),
+    'uniform': SyntheticLanguage(_sample_uniform, lambda: UNIFORM_BITS),
+    'markov': SyntheticLanguage(_sample_markov, _markov_bits),
     # The first half of a pair of blocks is uniform, the second is its copy and costs nothing.
-    'copy': Synthetic(_copy, lambda: UNIFORM_BITS / 2),
+    'copy': SyntheticLanguage(_sample_copy, lambda: UNIFORM_BITS / 2),
     # A regression each, short, so that there are many.
     **{
-        name: Synthetic(tasks.sample, documents=1 << 14)
+        name: SyntheticLanguage(tasks.sample, n_documents=1 << 14)
         for name, tasks in regression.REGRESSIONS.items()
     },
 }
@@ -283,11 +287,11 @@ def synthetic(argument: str, text_field: str) -> Source:
     """Text whose law is known; each document is a function of its name and number."""
     made = choose(SYNTHETIC, argument, 'the name in data.source=synthetic:NAME')
 
-    def documents() -> Documents:
-        for i in range(made.documents):
+    def generate_documents() -> Documents:
+        for i in range(made.n_documents):
             yield f'synthetic:{argument}[{i}]', (made.sample(np.random.default_rng(i)).tobytes(),)
 
-    return Source((), f'synthetic {argument} {RECIPE}', documents)
+    return Source((), f'synthetic {argument} {SYNTHETIC_VERSION}', generate_documents)
 
 
 SOURCES = {'python': python, 'text': text, 'hub': hub, 'tfds': tfds, 'synthetic': synthetic}

@@ -17,11 +17,11 @@ import numpy as np
 from lm.data.cache import file_digest
 from lm.storage.files import (
     expand_home,
-    json_text,
+    format_json,
     open_regular,
     read_json,
-    replacing,
-    sealed,
+    replace_file,
+    seal_record,
     write_text,
 )
 from modules.choices import choose
@@ -38,7 +38,7 @@ LONGEST_UNCUT = 1 << 22
 
 POLL_SEC = 0.1
 STOP_SEC = 1  # how long an interrupted training is waited for
-LIBRARY_FILE, OWN_FILE = 'tokenizer.json', 'evenkeel_tokenizer.json'
+LIBRARY_FILE, TOKENIZER_FILE = 'tokenizer.json', 'evenkeel_tokenizer.json'
 CONFIG_FILE, SPECIALS_FILE = 'tokenizer_config.json', 'special_tokens_map.json'
 GENERATION_FILE = 'generation_config.json'
 
@@ -55,7 +55,7 @@ class ByteTokenizer:
     def encode(self, text: str | bytes) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)
 
-    def parts(self, texts: Iterable[str], name: str) -> Iterator[str]:
+    def split(self, texts: Iterable[str], name: str) -> Iterator[str]:
         """Yields the texts as they are: every character is encoded alone."""
         yield from texts
 
@@ -66,7 +66,7 @@ class ByteTokenizer:
         return bytes(int(i) for i in ids if i < BYTES).decode('utf-8', 'replace')
 
     def save(self, folder: str | Path) -> None:
-        _write_own(folder, kind='byte')
+        _write_tokenizer_file(folder, kind='byte')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +81,11 @@ class SubwordTokenizer:
 
     def encode(self, text: str | bytes) -> list[int]:
         text = text if isinstance(text, str) else bytes(text).decode('utf-8', 'replace')
-        return np.concatenate(self.encode_batch(list(self.parts([text], 'the text')))).tolist()
+        return np.concatenate(self.encode_batch(list(self.split([text], 'the text')))).tolist()
 
-    def parts(self, texts: Iterable[str], name: str) -> Iterator[str]:
+    def split(self, texts: Iterable[str], name: str) -> Iterator[str]:
         """Yields parts of the joined `texts` whose tokens are those of the whole; one if uncut."""
-        yield from cut(texts, name) if self.cuttable else [''.join(texts)]
+        yield from split_text(texts, name) if self.cuttable else [''.join(texts)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         encoded = self.library.encode_batch_fast(texts, add_special_tokens=False)
@@ -98,10 +98,12 @@ class SubwordTokenizer:
     def save(self, folder: str | Path) -> None:
         ids = {'vocab_size': self.vocab_size, 'bos_id': self.bos_id, 'eos_id': self.eos_id}
         Path(folder).mkdir(parents=True, exist_ok=True)
-        with replacing(Path(folder) / LIBRARY_FILE) as temporary:
+        with replace_file(Path(folder) / LIBRARY_FILE) as temporary:
             self.library.save(str(temporary))
         library = file_digest(Path(folder) / LIBRARY_FILE)
-        _write_own(folder, kind='subword', **ids, cuttable=self.cuttable, library=library)
+        _write_tokenizer_file(
+            folder, kind='subword', **ids, cuttable=self.cuttable, library=library
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +130,7 @@ class TokenIds:
                 )
         return [int(word) for word in words]
 
-    def parts(self, texts: Iterable[str], name: str) -> Iterator[str]:
+    def split(self, texts: Iterable[str], name: str) -> Iterator[str]:
         """Yields the text whole: a part could end within an id."""
         yield ''.join(texts)
 
@@ -139,13 +141,13 @@ class TokenIds:
         return ' '.join(str(int(i)) for i in ids if i not in (self.bos_id, self.eos_id))
 
     def save(self, folder: str | Path) -> None:
-        _write_own(folder, kind='ids', **dataclasses.asdict(self))
+        _write_tokenizer_file(folder, kind='ids', **dataclasses.asdict(self))
 
 
 Tokenizer = ByteTokenizer | SubwordTokenizer | TokenIds
 
 
-def cut(texts: Iterable[str], name: str) -> Iterator[str]:
+def split_text(texts: Iterable[str], name: str) -> Iterator[str]:
     """Yields the joined `texts` of a document in parts of about PART characters, cut at CUT.
 
     Raises ValueError, with the document's `name`, if LONGEST_UNCUT characters hold no such place.
@@ -168,9 +170,9 @@ def cut(texts: Iterable[str], name: str) -> Iterator[str]:
     yield waiting
 
 
-def _write_own(folder: str | Path, **fields: Any) -> None:
+def _write_tokenizer_file(folder: str | Path, **fields: Any) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
-    write_text(Path(folder) / OWN_FILE, json_text(sealed(fields)))
+    write_text(Path(folder) / TOKENIZER_FILE, format_json(seal_record(fields)))
 
 
 def load(folder: str | Path) -> Tokenizer:
@@ -178,9 +180,9 @@ def load(folder: str | Path) -> Tokenizer:
     that was changed since.
     """
     folder = Path(folder)
-    own, library = folder / OWN_FILE, folder / LIBRARY_FILE
+    own, library = folder / TOKENIZER_FILE, folder / LIBRARY_FILE
     if not own.is_file():
-        raise ValueError(f'{folder} holds no tokenizer: there is no {OWN_FILE}.')
+        raise ValueError(f'{folder} holds no tokenizer: there is no {TOKENIZER_FILE}.')
     match read_json(own):
         case {'kind': 'byte'}:
             return ByteTokenizer()
@@ -196,34 +198,36 @@ def load(folder: str | Path) -> Tokenizer:
             'cuttable': bool(cuttable),
             **more,
         } if 0 <= min(bos, eos) <= max(bos, eos) < size:
-            loaded = _library(library)
+            loaded = _load_library_file(library)
             if 'library' in more and more['library'] != file_digest(library):
                 raise ValueError(f'{library} was changed, or damaged, since it was written.')
             return SubwordTokenizer(loaded, size, bos, eos, cuttable)
     raise ValueError(f'{own} describes no tokenizer: it lacks a field, or one is of another type.')
 
 
-def of_model(folder: Path, size: int, bos: int | None, eos: int | None) -> SubwordTokenizer:
+def load_for_model(folder: Path, size: int, bos: int | None, eos: int | None) -> SubwordTokenizer:
     """Returns the tokenizer.json of a folder for a model with `size` rows of embeddings.
 
     These may be more than it has ids, but not fewer: a ValueError. BOS and EOS are those that the
     files beside it name, or else `bos` and `eos`; one that there is not is the other one, and where
     there is neither they are the last row.
     """
-    library = _library(folder / LIBRARY_FILE)
+    library = _load_library_file(folder / LIBRARY_FILE)
     vocab = library.get_vocab(with_added_tokens=True)
     if (largest := max(vocab.values(), default=0)) >= size:
         raise ValueError(
             f'{folder / LIBRARY_FILE} has the id {largest}, and the model {size} embeddings'
         )
-    named = {name: vocab.get(_declared(folder, name)) for name in ('bos_token', 'eos_token')}
+    named = {
+        name: vocab.get(_read_special_token(folder, name)) for name in ('bos_token', 'eos_token')
+    }
     bos = bos if named['bos_token'] is None else named['bos_token']
     eos = eos if named['eos_token'] is None else named['eos_token']
     eos = (size - 1 if bos is None else bos) if eos is None else eos
     return SubwordTokenizer(library, size, eos if bos is None else bos, eos, cuttable=False)
 
 
-def _library(path: Path) -> Any:
+def _load_library_file(path: Path) -> Any:
     import tokenizers as library
 
     try:
@@ -238,7 +242,7 @@ def _library(path: Path) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class TokenizerPlan:
     """A tokenizer before there is a corpus."""
 
     vocab_size: int
@@ -247,7 +251,7 @@ class Plan:
     is_trained: bool = False
 
 
-def plan(spec: str) -> Plan:
+def plan_tokenizer(spec: str) -> TokenizerPlan:
     """Returns the plan of `byte`, `bpe:SIZE` or `hf:PATH`. Raises ValueError for anything else."""
     kind, _, argument = spec.partition(':')
     if kind not in TOKENIZERS and Path(expand_home(spec)).exists():
@@ -267,16 +271,16 @@ def plan(spec: str) -> Plan:
 
 def vocab_size(spec: str) -> int:
     """Returns V of a model for `data.tokenizer=spec`: all ids are below it, whatever the corpus."""
-    return plan(spec).vocab_size
+    return plan_tokenizer(spec).vocab_size
 
 
-def _byte(argument: str) -> Plan:
+def _plan_byte(argument: str) -> TokenizerPlan:
     if argument:
         raise ValueError(f"data.tokenizer 'byte' takes no argument; got 'byte:{argument}'.")
-    return Plan(ByteTokenizer.vocab_size, b'byte', lambda texts: ByteTokenizer())
+    return TokenizerPlan(ByteTokenizer.vocab_size, b'byte', lambda texts: ByteTokenizer())
 
 
-def _bpe(argument: str) -> Plan:
+def _plan_bpe(argument: str) -> TokenizerPlan:
     least = BYTES + SPECIALS
     if not argument.isdecimal() or int(argument) < least:
         raise ValueError(
@@ -284,7 +288,9 @@ def _bpe(argument: str) -> Plan:
             f"such as bpe:4096; got 'bpe:{argument}'."
         )
     size = int(argument)
-    return Plan(size, b'bpe:%d' % size, functools.partial(_train_bpe, size), is_trained=True)
+    return TokenizerPlan(
+        size, b'bpe:%d' % size, functools.partial(_train_bpe, size), is_trained=True
+    )
 
 
 def _train_bpe(size: int, texts: Iterable[str]) -> SubwordTokenizer:
@@ -298,12 +304,12 @@ def _train_bpe(size: int, texts: Iterable[str]) -> SubwordTokenizer:
     trainer = library.trainers.BpeTrainer(
         vocab_size=size - SPECIALS, initial_alphabet=byte_level.alphabet(), show_progress=False
     )
-    _interruptible(lambda fed: bpe.train_from_iterator(fed, trainer), texts)
+    _run_interruptibly(lambda fed: bpe.train_from_iterator(fed, trainer), texts)
     # A tiny corpus has too few pairs to fill the vocabulary: the ids before BOS stay unused.
     return SubwordTokenizer(bpe, size, bos_id=size - 2, eos_id=size - 1, cuttable=True)
 
 
-def _interruptible(train: Callable[[Iterable[str]], None], texts: Iterable[str]) -> None:
+def _run_interruptibly(train: Callable[[Iterable[str]], None], texts: Iterable[str]) -> None:
     """Calls `train(texts)` in a thread of its own, so that Ctrl-C takes effect at once.
 
     The library returns to Python only when it is done. After an interrupt it ends with the next
@@ -311,7 +317,7 @@ def _interruptible(train: Callable[[Iterable[str]], None], texts: Iterable[str])
     """
     stopped, done, failed = threading.Event(), threading.Event(), []
 
-    def until_stopped() -> Iterator[str]:
+    def stoppable_texts() -> Iterator[str]:
         try:
             for text in texts:
                 if stopped.is_set():
@@ -321,16 +327,16 @@ def _interruptible(train: Callable[[Iterable[str]], None], texts: Iterable[str])
             failed.append(error)
             raise
 
-    def work() -> None:
+    def run_training() -> None:
         try:
-            train(until_stopped())
+            train(stoppable_texts())
         except Exception as error:
             failed.append(error)
         finally:
             done.set()
 
     try:
-        threading.Thread(target=work, daemon=True).start()
+        threading.Thread(target=run_training, daemon=True).start()
         while not done.wait(POLL_SEC):  # a signal that another thread has taken wakes nobody
             pass
     finally:
@@ -340,7 +346,7 @@ def _interruptible(train: Callable[[Iterable[str]], None], texts: Iterable[str])
         raise failed[0]
 
 
-def _hf(argument: str) -> Plan:
+def _plan_hf(argument: str) -> TokenizerPlan:
     path = Path(expand_home(argument))
     path = path / LIBRARY_FILE if path.is_dir() else path
     if not argument or not path.is_file():
@@ -348,14 +354,16 @@ def _hf(argument: str) -> Plan:
             f"data.tokenizer 'hf' needs the path of a {LIBRARY_FILE}, or of a folder with one; "
             f"got 'hf:{argument}', and {path} is not a file. Nothing is downloaded."
         )
-    if path.name == LIBRARY_FILE and (own := path.with_name(OWN_FILE)).is_file():
+    if path.name == LIBRARY_FILE and (own := path.with_name(TOKENIZER_FILE)).is_file():
         saved = load(path.parent)
         identity = b'saved ' + own.read_bytes() + path.read_bytes()
-        return Plan(saved.vocab_size, identity, lambda texts: saved)
-    library = _library(path)
+        return TokenizerPlan(saved.vocab_size, identity, lambda texts: saved)
+    library = _load_library_file(path)
     vocab = library.get_vocab(with_added_tokens=True)
     size = max(vocab.values()) + 1
-    bos, eos = (vocab.get(_declared(path.parent, name)) for name in ('bos_token', 'eos_token'))
+    bos, eos = (
+        vocab.get(_read_special_token(path.parent, name)) for name in ('bos_token', 'eos_token')
+    )
     if eos is None:
         eos, size = size, size + 1
     # If one token is both, as in GPT-2, BOS becomes a new one: a model that is to end documents
@@ -364,26 +372,26 @@ def _hf(argument: str) -> Plan:
         bos, size = size, size + 1
     built = SubwordTokenizer(library, size, bos, eos, cuttable=False)
     identity = b'hf %d %d ' % (bos, eos) + path.read_bytes()
-    return Plan(size, identity, lambda texts: built)
+    return TokenizerPlan(size, identity, lambda texts: built)
 
 
-def _declared(folder: Path, name: str) -> str | None:
+def _read_special_token(folder: Path, name: str) -> str | None:
     """Returns the spelling of `bos_token` or `eos_token` in the files beside a tokenizer.json."""
     for file in (CONFIG_FILE, SPECIALS_FILE):
         if (folder / file).is_file():
-            text = spelled(read_json(folder / file).get(name))
+            text = special_token_text(read_json(folder / file).get(name))
             if text is not None:
                 return text
     return None
 
 
-def spelled(token: Any) -> str | None:
+def special_token_text(token: Any) -> str | None:
     """Returns the text of a special token, which may be given as an object; None: it has none."""
     token = token.get('content') if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
 
 
-def ends_in(folder: Path) -> frozenset[int]:
+def read_end_tokens(folder: Path) -> frozenset[int]:
     """Returns the tokens that end a text, as the model's generation_config.json lists them.
 
     Values that are no token ids end nothing: other programs write what they like there.
@@ -394,7 +402,7 @@ def ends_in(folder: Path) -> frozenset[int]:
     return frozenset(token for token in listed if type(token) is int and token >= 0)
 
 
-def _ids(argument: str) -> Plan:
+def _plan_ids(argument: str) -> TokenizerPlan:
     numbers = argument.split(',')
     if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
         raise ValueError(
@@ -405,7 +413,7 @@ def _ids(argument: str) -> Plan:
     if not max(bos, eos) < size:
         raise ValueError(f"data.tokenizer 'ids:{argument}': ids must be below {size}.")
     found = TokenIds(size, bos, eos)
-    return Plan(size, found.spec.encode(), lambda texts: found)
+    return TokenizerPlan(size, found.spec.encode(), lambda texts: found)
 
 
-TOKENIZERS = {'byte': _byte, 'bpe': _bpe, 'hf': _hf, 'ids': _ids}
+TOKENIZERS = {'byte': _plan_byte, 'bpe': _plan_bpe, 'hf': _plan_hf, 'ids': _plan_ids}

@@ -33,16 +33,16 @@ from jax.sharding import Mesh
 
 from lm.config.fields import MeshConfig
 from lm.config.recipe import Recipe
-from lm.config.resolve import replaced
+from lm.config.resolve import update_recipe
 from lm.devices.check_mesh import check_devices
-from lm.devices.mesh import make_mesh, mesh_words, refuse_idle, share_of_process, torus_of
-from lm.devices.shardings import batch_shapes, laid_out, state_layout
-from lm.training.state import Learner, build_learner, hyper_from
-from lm.training.step import TRAINING, observed_sums
-from modules.numerics import ON_DEVICE
+from lm.devices.mesh import check_idle_devices, format_mesh, make_mesh, process_share, torus_shape
+from lm.devices.shardings import add_shardings, batch_shapes, state_layout
+from lm.training.state import Learner, build_learner, make_hyper
+from lm.training.step import TRAINING, apply_loss
+from modules.numerics import DEVICE_POLICIES
 
-CHOSEN = ('fsdp', 'tensor', 'context')  # `data` has the devices that these leave
-USABLE = 0.9  # share of memory; the rest is for programs, batches and XLA's own buffers
+CHOSEN_AXES = ('fsdp', 'tensor', 'context')  # `data` has the devices that these leave
+USABLE_SHARE = 0.9  # share of memory; the rest is for programs, batches and XLA's own buffers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,34 +54,34 @@ class MeshCandidate:
     """
 
     mesh: MeshConfig
-    words: str
-    held: int
-    kept: int
-    moved: float
+    axes: str
+    state_bytes: int
+    residual_bytes: int
+    sent_bytes: float
 
     @property
-    def needed(self) -> int:
-        return self.held + self.kept
+    def total_bytes(self) -> int:
+        return self.state_bytes + self.residual_bytes
 
     @property
-    def waits(self) -> int:
+    def n_blocking(self) -> int:
         """Devices that sum or gather between products, where nothing hides it."""
         return self.mesh.tensor * self.mesh.context
 
     @property
-    def parts(self) -> int:
+    def n_parts(self) -> int:
         """Parts that the model, or a row of tokens, is cut into."""
-        return math.prod(getattr(self.mesh, axis) for axis in CHOSEN)
+        return math.prod(getattr(self.mesh, axis) for axis in CHOSEN_AXES)
 
-    def line(self) -> str:
+    def format(self) -> str:
         return (
-            f'{self.words}: {self.held / 1e9:,.3g} GB a device of parameters, gradients and '
-            f'optimizer state, about {self.kept / 1e9:,.3g} GB of activations, and '
-            f'{self.moved / 1e9:,.3g} GB sent'
+            f'{self.axes}: {self.state_bytes / 1e9:,.3g} GB a device of parameters, gradients and '
+            f'optimizer state, about {self.residual_bytes / 1e9:,.3g} GB of activations, and '
+            f'{self.sent_bytes / 1e9:,.3g} GB sent'
         )
 
 
-def chosen(
+def select_mesh(
     recipe: Recipe, learner: Learner, devices: list[jax.Device], memory: int, runs: int = 1
 ) -> tuple[MeshConfig, list[str]]:
     """Returns (the mesh, lines that say why it was chosen).
@@ -92,60 +92,60 @@ def chosen(
 
     Raises ValueError where no mesh cuts batch and model evenly.
     """
-    found = _candidates(recipe, learner, devices, runs)
-    fitting = [one for one in found if one.needed <= USABLE * memory]
-    simplest = min(found, key=lambda one: (one.parts, one.waits, one.moved))
+    found = _list_candidates(recipe, learner, devices, runs)
+    fitting = [one for one in found if one.total_bytes <= USABLE_SHARE * memory]
+    simplest = min(found, key=lambda one: (one.n_parts, one.n_blocking, one.sent_bytes))
     if not fitting:
-        best = min(found, key=lambda one: one.needed)
+        best = min(found, key=lambda one: one.total_bytes)
     elif runs > 1:
-        best = min(fitting, key=lambda one: (one.parts, one.waits, one.moved))
+        best = min(fitting, key=lambda one: (one.n_parts, one.n_blocking, one.sent_bytes))
     else:
-        best = min(fitting, key=lambda one: (one.waits, one.moved))
-    lines, there = [f'mesh.axes=auto: {best.line()}'], f'{memory / 1e9:,.3g} GB there are'
+        best = min(fitting, key=lambda one: (one.n_blocking, one.sent_bytes))
+    lines, there = [f'mesh.axes=auto: {best.format()}'], f'{memory / 1e9:,.3g} GB there are'
     if best is not simplest:
         why = 'more' if simplest in fitting else f'and does not fit into the {there}'
-        lines.append(f'  {simplest.line()}: {why}')
+        lines.append(f'  {simplest.format()}: {why}')
     if not fitting:
         lines.append(
-            f'NOTE: {best.needed / 1e9:,.3g} GB may not fit into the {there}, and no mesh needs '
+            f'NOTE: {best.total_bytes / 1e9:,.3g} GB may not fit into the {there}, and no mesh needs '
             'less. More devices, a higher train.microbatches, or model.remat=full may help.'
         )
     return best.mesh, lines
 
 
-def _candidates(
+def _list_candidates(
     recipe: Recipe, learner: Learner, devices: list[jax.Device], runs: int
 ) -> list[MeshCandidate]:
     """Returns the meshes that model, batch and hosts allow, with what they need."""
-    n, layout, kept = len(devices), state_layout(learner), kept_bytes(learner)
+    n, layout, kept = len(devices), state_layout(learner), estimate_residual_bytes(learner)
     divisors = [size for size in range(1, n + 1) if n % size == 0]
-    given = {axis: getattr(recipe.mesh, axis) for axis in CHOSEN}
-    sizes = [[given[axis]] if given[axis] > 1 else divisors for axis in CHOSEN]
+    given = {axis: getattr(recipe.mesh, axis) for axis in CHOSEN_AXES}
+    sizes = [[given[axis]] if given[axis] > 1 else divisors for axis in CHOSEN_AXES]
     found, refusals = [], []
     for of_axes in itertools.product(*sizes):
-        asked = dataclasses.replace(recipe.mesh, **dict(zip(CHOSEN, of_axes, strict=True)))
+        asked = dataclasses.replace(recipe.mesh, **dict(zip(CHOSEN_AXES, of_axes, strict=True)))
         try:
             mesh = make_mesh(asked, devices, runs)
             if runs == 1:
-                refuse_idle(asked, mesh, n)
+                check_idle_devices(asked, mesh, n)
             check_devices(recipe, mesh, jax.process_count())
-            share_of_process(mesh)
+            process_share(mesh)
         except ValueError as error:
             refusals.append(error)
             continue
         parts = mesh.size // (mesh.shape['run'] * mesh.shape['tensor'])
-        moved = moved_bytes(recipe, learner, mesh)
-        held = held_bytes(layout, mesh)
-        found.append(MeshCandidate(asked, mesh_words(mesh), held, kept // parts, moved))
+        moved = estimate_sent_bytes(recipe, learner, mesh)
+        held = estimate_state_bytes(layout, mesh)
+        found.append(MeshCandidate(asked, format_mesh(mesh), held, kept // parts, moved))
     if not found:
         raise ValueError(f'mesh.axes=auto finds no mesh of {n} devices: {refusals[0]}')
     return found
 
 
-def held_bytes(layout: Any, mesh: Mesh) -> int:
+def estimate_state_bytes(layout: Any, mesh: Mesh) -> int:
     """Returns the bytes of the state and the gradients on a device."""
     shapes, specs = layout
-    state = laid_out(shapes, specs, mesh)
+    state = add_shardings(shapes, specs, mesh)
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for tree in (state, state.params)
@@ -153,37 +153,39 @@ def held_bytes(layout: Any, mesh: Mesh) -> int:
     )
 
 
-def kept_bytes(learner: Learner) -> int:
+def estimate_residual_bytes(learner: Learner) -> int:
     """Returns the bytes of residuals of a microbatch, on all devices together; with model.remat
     including those of the one layer that is computed again, and without what the host keeps.
     """
     recipe, model = learner.recipe, learner.model
     rows = recipe.data.batch_size // recipe.train.microbatches
 
-    def kept_with(remat):
-        as_asked = replaced(recipe, {'model.remat': remat})
+    def residual_bytes_with(remat):
+        as_asked = update_recipe(recipe, {'model.remat': remat})
         again = build_learner(as_asked, model.vocab_size, learner.bos_id, model.kernels.platform)
-        return _kept_of(again, 2 * rows) - _kept_of(again, rows)  # parameters are kept too
+        return _trace_residual_bytes(again, 2 * rows) - _trace_residual_bytes(
+            again, rows
+        )  # parameters are kept too
 
     remat = recipe.model.remat
     if remat == 'none':
-        return kept_with(remat)
-    kept = kept_with(ON_DEVICE.get(remat, remat))
-    return kept + kept_with('none') // recipe.model.n_layers
+        return residual_bytes_with(remat)
+    kept = residual_bytes_with(DEVICE_POLICIES.get(remat, remat))
+    return kept + residual_bytes_with('none') // recipe.model.n_layers
 
 
-def _kept_of(learner: Learner, rows: int) -> int:
+def _trace_residual_bytes(learner: Learner, rows: int) -> int:
     shapes, _ = state_layout(learner)
     recipe = learner.recipe
-    hyper = jax.eval_shape(lambda: hyper_from(recipe))
-    batch = batch_shapes(replaced(recipe, {'data.batch_size': rows, 'train.microbatches': 1}))
+    hyper = jax.eval_shape(lambda: make_hyper(recipe))
+    batch = batch_shapes(update_recipe(recipe, {'data.batch_size': rows, 'train.microbatches': 1}))
 
     def backward(state, batch, hyper):
-        used, _ = learner.described.reparam.apply(state.params, state.reparam, True)
+        used, _ = learner.description.reparam.apply(state.params, state.reparam, True)
 
         def loss(used):
             variables = {'params': used, **state.stats}
-            return observed_sums(learner, variables, batch, hyper, TRAINING)[0]['objective']
+            return apply_loss(learner, variables, batch, hyper, TRAINING)[0]['objective']
 
         return jax.vjp(loss, used)[1]
 
@@ -191,15 +193,15 @@ def _kept_of(learner: Learner, rows: int) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in kept)
 
 
-def moved_bytes(recipe: Recipe, learner: Learner, mesh: Mesh) -> float:
+def estimate_sent_bytes(recipe: Recipe, learner: Learner, mesh: Mesh) -> float:
     """Returns the bytes that a device sends in a step, by the formulas above."""
     n, model = mesh.shape, recipe.model
-    shapes = jax.tree.leaves(learner.described.shapes)
+    shapes = jax.tree.leaves(learner.description.shapes)
     elements = sum(math.prod(leaf.shape) for leaf in shapes) / n['tensor']
     item = jnp.dtype(model.dtype).itemsize
     gradients = 4 * elements
-    gathered = (2 * item + 4) * elements * share(n['fsdp'])
-    torus = torus_of(mesh.devices.flat)
+    gathered = (2 * item + 4) * elements * missing_share(n['fsdp'])
+    torus = torus_shape(mesh.devices.flat)
     if len(torus) > 1 and n['fsdp'] == math.prod(torus):
         gathered *= 2
     rows = recipe.data.batch_size / (n['data'] * n['fsdp'] * n['expert'])
@@ -207,13 +209,13 @@ def moved_bytes(recipe: Recipe, learner: Learner, mesh: Mesh) -> float:
     activation = feature * model.d_model
     keys = 6 * feature * model.n_kv_heads * model.head_dim * (n['context'] - 1)
     return (
-        2 * gradients / n['fsdp'] * share(n['data'] * n['context'])
+        2 * gradients / n['fsdp'] * missing_share(n['data'] * n['context'])
         + gathered
-        + 8 * activation * share(n['tensor']) * model.n_layers
+        + 8 * activation * missing_share(n['tensor']) * model.n_layers
         + keys * model.n_layers
     )
 
 
-def share(n: int) -> float:
+def missing_share(n: int) -> float:
     """Returns (n - 1) / n, the share of an array cut into n parts that a device lacks."""
     return (n - 1) / n

@@ -9,8 +9,8 @@ import jax
 
 from lm.config.fields import AUTO
 from lm.config.recipe import Recipe
-from lm.config.resolve import replaced
-from lm.devices.auto_mesh import chosen
+from lm.config.resolve import update_recipe
+from lm.devices.auto_mesh import select_mesh
 from lm.devices.mesh import make_mesh
 from lm.devices.shardings import abstract_state
 from lm.training.state import build_learner, check_learner
@@ -42,11 +42,11 @@ class Blueprint:
         check_learner(self.learner)
         axes = recipe.mesh
         if axes.axes == AUTO:
-            axes, why = chosen(recipe, self.learner, list(devices), memory(), runs)
+            axes, why = select_mesh(recipe, self.learner, list(devices), memory(), runs)
             for line in why:
                 say(line)
             if axes.tensor != recipe.mesh.tensor:  # which kernels of the model and its loss go by
-                kept = replaced(recipe, {'mesh.tensor': axes.tensor})
+                kept = update_recipe(recipe, {'mesh.tensor': axes.tensor})
                 self.learner = build_learner(kept, vocab_size, bos_id, self.platform)
         self.mesh = make_mesh(axes, list(devices), runs)
         self.state_shapes = abstract_state(self.learner, self.mesh)

@@ -8,24 +8,24 @@ from jax.sharding import Mesh
 
 from lm.config.fields import AUTO
 from lm.config.recipe import Recipe
-from lm.devices.mesh import batch_parts, make_mesh, refuse_idle, torus_of
-from lm.model.kernels import chosen_kernels
+from lm.devices.mesh import batch_parts, check_idle_devices, make_mesh, torus_shape
+from lm.model.kernels import select_kernels
 from modules.attention import ATTENTIONS
 from modules.choices import nearest_divisor
 from modules.kernels.attention import ATTENTION_KERNELS
 from modules.mlp import MLPS
-from modules.options import options
+from modules.options import declared_options
 from modules.parallel.axes import BATCH
 
 
-def check_single(recipe: Recipe) -> None:
+def check_single_run(recipe: Recipe) -> None:
     """Raises ValueError as `check_devices`, and where a single run would leave devices idle. With
     mesh.axes=auto, `lm.devices.auto_mesh` checks when it chooses the mesh.
     """
     if recipe.mesh.axes == AUTO:
         return
     mesh = make_mesh(recipe.mesh)
-    refuse_idle(recipe.mesh, mesh, jax.device_count())
+    check_idle_devices(recipe.mesh, mesh, jax.device_count())
     check_devices(recipe, mesh, jax.process_count())
 
 
@@ -38,7 +38,7 @@ def check_devices(recipe: Recipe, mesh: Mesh, n_processes: int = 1) -> None:
     _check_width(mesh, 'context', 'data.seq_len', recipe.data.seq_len)
     _check_width(mesh, 'tensor', 'model.n_heads', recipe.model.n_heads)
     _check_width(mesh, 'tensor', 'model.d_ff', recipe.model.d_ff)
-    for asker in recipe.in_forward_mode if mesh.shape['fsdp'] > 1 else ():
+    for asker in recipe.forward_mode_targets if mesh.shape['fsdp'] > 1 else ():
         raise ValueError(
             f'{asker} differentiates in forward mode, which the table of embeddings has not where '
             f'it is cut: mesh.fsdp={mesh.shape["fsdp"]}. Lay these devices along mesh.data.'
@@ -74,7 +74,7 @@ def _check_experts(recipe: Recipe, mesh: Mesh) -> None:
         return
     n_experts = recipe.mlp.options.get('n_experts')
     if n_experts is None:
-        able = [name for name, row in MLPS.items() if 'n_experts' in options(row)]
+        able = [name for name, row in MLPS.items() if 'n_experts' in declared_options(row)]
         raise ValueError(
             f'mesh.expert={mesh.shape["expert"]} cuts experts, and {recipe.mlp} has none; choose '
             f'one of {", ".join(able)}, or lay these devices along mesh.data.'
@@ -87,16 +87,16 @@ def _check_context(recipe: Recipe, mesh: Mesh) -> None:
     n = mesh.shape['context']
     if n == 1:
         return
-    if not recipe.attention.row.of_cut_rows:
-        able = [name for name, row in ATTENTIONS.items() if row.of_cut_rows]
+    if not recipe.attention.row.supports_context_axis:
+        able = [name for name, row in ATTENTIONS.items() if row.supports_context_axis]
         raise ValueError(
             f'mesh.context={n} cuts rows of tokens, which {recipe.attention} reads in order; '
             f'choose {" or ".join(able)}, or mesh.context=1.'
         )
-    name = chosen_kernels(recipe, mesh.devices.flat[0].platform).name_of('attention')
-    refuse_cut = ATTENTION_KERNELS[name].refuse_cut
+    name = select_kernels(recipe, mesh.devices.flat[0].platform).kernel_name('attention')
+    refuse_cut = ATTENTION_KERNELS[name].check_context_axis
     if refuse_cut is None:
-        able = [other for other, row in ATTENTION_KERNELS.items() if row.refuse_cut]
+        able = [other for other, row in ATTENTION_KERNELS.items() if row.check_context_axis]
         raise ValueError(
             f'mesh.context={n} cuts rows of tokens, which kernels.attention={name} must have '
             f'whole; choose one of {", ".join(able)}.'
@@ -104,13 +104,13 @@ def _check_context(recipe: Recipe, mesh: Mesh) -> None:
     refuse_cut(recipe.data.seq_len, n)
 
 
-def notes_of_mesh(recipe: Recipe, mesh: Mesh, vocab_size: int) -> Iterator[str]:
+def list_mesh_notes(recipe: Recipe, mesh: Mesh, vocab_size: int) -> Iterator[str]:
     """Yields a note for each array that stays whole although an axis could cut it, and for devices
     without work.
     """
     if mesh.size < (n := jax.device_count()):
         yield f'{n - mesh.size} of {n} devices are idle: mesh.data=-1 is for all of them.'
-    torus = torus_of(mesh.devices.flat)
+    torus = torus_shape(mesh.devices.flat)
     if len(torus) > 1 and mesh.shape['fsdp'] == math.prod(torus):
         yield (
             f'mesh.fsdp={mesh.shape["fsdp"]} lies over a whole torus of '

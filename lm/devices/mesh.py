@@ -46,7 +46,9 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None, runs:
     else:
         sizes['run'] = min(most, n // fixed)
     shape = [sizes[axis] for axis in AXES]
-    return Mesh(_placed(devices[: math.prod(shape)], shape), AXES, (AxisType.Auto,) * len(AXES))
+    return Mesh(
+        _arrange_devices(devices[: math.prod(shape)], shape), AXES, (AxisType.Auto,) * len(AXES)
+    )
 
 
 def _check_sizes(sizes: dict[str, int], n: int) -> None:
@@ -63,7 +65,7 @@ def _check_sizes(sizes: dict[str, int], n: int) -> None:
             f'{", ".join(f"mesh.{axis}=-1" for axis in rest)}. Set all but one to numbers'
             + (' (mesh.data is -1 unless it is set).' if 'data' in rest else '.')
         )
-    asked = _asked(sizes)
+    asked = _explicit_sizes(sizes)
     product = math.prod(asked.values())
     if product > n or (rest and n % product):
         largest = max(asked, key=asked.get)
@@ -71,37 +73,37 @@ def _check_sizes(sizes: dict[str, int], n: int) -> None:
         nearest = nearest_divisor(n // others, asked[largest]) if n % others == 0 else None
         works = f' Nearest that works: mesh.{largest}={nearest}.' if nearest else ''
         raise ValueError(
-            f'{_said(asked)} is of {product} devices, and there are {n}: they do not divide '
+            f'{_format_sizes(asked)} is of {product} devices, and there are {n}: they do not divide '
             f'them.{works}'
         )
 
 
-def least_devices(config: MeshConfig) -> int:
+def min_devices(config: MeshConfig) -> int:
     """Returns the number of devices that the axes with a size need."""
-    return math.prod(_asked({axis: getattr(config, axis) for axis in AXES}).values())
+    return math.prod(_explicit_sizes({axis: getattr(config, axis) for axis in AXES}).values())
 
 
-def _asked(sizes: Mapping[str, int]) -> dict[str, int]:
+def _explicit_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
     return {axis: size for axis, size in sizes.items() if size > 1 and axis != 'run'}
 
 
-def _said(sizes: Mapping[str, int]) -> str:
+def _format_sizes(sizes: Mapping[str, int]) -> str:
     return ' x '.join(f'mesh.{axis}={size}' for axis, size in sizes.items() if size > 1)
 
 
-def refuse_idle(config: MeshConfig, mesh: Mesh, n_devices: int) -> None:
+def check_idle_devices(config: MeshConfig, mesh: Mesh, n_devices: int) -> None:
     """Raises ValueError where a single run on several devices leaves others idle."""
     if 1 < mesh.size < n_devices:
         rest = next((axis for axis in BATCH if getattr(config, axis) != 1), 'data')
         fitting = mesh.shape[rest] * (n_devices // mesh.size)
         raise ValueError(
-            f'{_said(mesh.shape)} is of {mesh.size} devices, and there are {n_devices}: '
+            f'{_format_sizes(mesh.shape)} is of {mesh.size} devices, and there are {n_devices}: '
             f'{n_devices - mesh.size} would be idle. Set mesh.{rest}=-1 for all of them, which is '
             f'{fitting} here, or let the program see fewer (CUDA_VISIBLE_DEVICES).'
         )
 
 
-def _placed(devices: list[jax.Device], shape: list[int]) -> np.ndarray:
+def _arrange_devices(devices: list[jax.Device], shape: list[int]) -> np.ndarray:
     """Returns the devices in mesh order: on TPUs by their links, with `data` across slices, and
     elsewhere in the given order.
     """
@@ -121,14 +123,14 @@ def _placed(devices: list[jax.Device], shape: list[int]) -> np.ndarray:
     return np.array(devices).reshape(shape)
 
 
-def torus_of(devices: Iterable[jax.Device]) -> list[int]:
+def torus_shape(devices: Iterable[jax.Device]) -> list[int]:
     """Returns the lengths above 1 of the torus that TPUs form; [] for other devices."""
     places = {tuple(device.coords) for device in devices if device.platform == 'tpu'}
     lengths = [len(set(along)) for along in zip(*places, strict=True)]
     return [length for length in lengths if length > 1]
 
 
-def mesh_words(mesh: Mesh) -> str:
+def format_mesh(mesh: Mesh) -> str:
     """Returns 'data=4 tensor=2', or 'of one device'."""
     return ' '.join(f'{a}={n}' for a, n in mesh.shape.items() if n > 1) or 'of one device'
 
@@ -145,11 +147,11 @@ def param_sharding(mesh: Mesh, spec: ParamSpec, shape: tuple[int, ...]) -> Named
             'modules.parallel.axes.PARAMETERS'
         )
     if spec.role == 'vector' and sum(axis != LAYER for axis in spec.axes) < 2:
-        return replicated(mesh)
+        return replicated_sharding(mesh)
     return NamedSharding(mesh, partition(mesh, RULES, spec.axes, shape))
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
@@ -163,7 +165,7 @@ def batch_parts(mesh: Mesh) -> int:
     return math.prod(mesh.shape.get(axis, 1) for axis in BATCH)
 
 
-def share_of_process(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
+def process_share(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
     """Returns (i, n): the devices of a process (default: this one) hold the i-th of n equal parts
     of each batch's rows. Processes that differ only in other axes hold the same part.
 
@@ -183,7 +185,7 @@ def share_of_process(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
     return own[0] // len(own), len(by_part) // len(own)
 
 
-def traced_on(mesh: Mesh, function: Callable) -> Callable:
+def trace_on_mesh(mesh: Mesh, function: Callable) -> Callable:
     """Returns `function` with `mesh` as the abstract mesh while it is traced.
 
     Kernels that XLA cannot partition cut their rows by it, and layers shard activations by it. The
@@ -198,7 +200,7 @@ def traced_on(mesh: Mesh, function: Callable) -> Callable:
     return on_mesh
 
 
-def over_runs(sharding: NamedSharding) -> NamedSharding:
+def stacked_sharding(sharding: NamedSharding) -> NamedSharding:
     """Returns the sharding of many runs' arrays, stacked along a leading axis, from one run's."""
     return NamedSharding(sharding.mesh, PartitionSpec('run', *sharding.spec))
 

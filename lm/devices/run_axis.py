@@ -1,8 +1,8 @@
-"""The run axis: layouts of the runs of one program in its arrays, `Single` or `Stacked`.
+"""The run axis: layouts of the runs of one program in its arrays, `SingleRun` or `StackedRuns`.
 
-`Stacked` adds a leading axis R, on the mesh axis `run`, and a row of `RUN_AXES` maps a function of
+`StackedRuns` adds a leading axis R, on the mesh axis `run`, and a row of `RUN_AXES` maps a function of
 one run over it. The rows agree up to rounding: `loop` computes each run with the operations that it
-has alone, `vmap` with batched ones. `Single` has one run and no axis; its program is the function.
+has alone, `vmap` with batched ones. `SingleRun` has one run and no axis; its program is the function.
 """
 
 import functools
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from lm.devices.mesh import batch_sharding, over_runs, replicated
+from lm.devices.mesh import batch_sharding, replicated_sharding, stacked_sharding
 
 
 def vmap(mesh: Mesh, function: Callable, n_shared: int = 0) -> Callable:
@@ -46,18 +46,19 @@ def loop(mesh: Mesh, function: Callable, n_shared: int = 0) -> Callable:
         shared, (active_R, *mapped) = arguments[:n_shared], arguments[n_shared:]
         active_first_R = jnp.argsort(~active_R)
 
-        def of_run(run):
+        def compute_run(run):
             own = jax.lax.optimization_barrier(take(mapped, run))
             return jax.lax.optimization_barrier(function(*shared, *own))
 
-        def one_more(done, results):
+        def compute_next(done, stacked_R):
             run = active_first_R[done]
-            return put(results, of_run(run), run)
+            return put(stacked_R, compute_run(run), run)
 
         nothing = jax.tree.map(
-            lambda s: jnp.zeros((*active_R.shape, *s.shape), s.dtype), jax.eval_shape(of_run, 0)
+            lambda s: jnp.zeros((*active_R.shape, *s.shape), s.dtype),
+            jax.eval_shape(compute_run, 0),
         )
-        return jax.lax.fori_loop(0, jnp.sum(active_R), one_more, nothing)
+        return jax.lax.fori_loop(0, jnp.sum(active_R), compute_next, nothing)
 
     if mesh.shape['run'] == 1:
         return many
@@ -79,17 +80,17 @@ RUN_AXES = {'loop': loop, 'vmap': vmap}
 SINGLE = 'single'
 
 
-def run_axis(name: str, platform: str) -> str:
+def select_run_axis(name: str, platform: str) -> str:
     """Returns the row that suits the platform for `auto`, and any other name itself."""
     if name != 'auto':
         return name
     return 'loop' if platform == 'cpu' else 'vmap'
 
 
-def put(all_R: Any, one: Any, run: jax.Array) -> Any:
+def put(all_R: Any, tree: Any, run: jax.Array) -> Any:
     """Returns the tree `all_R` with `one` at index `run` of its leading axis."""
     update = jax.lax.dynamic_update_index_in_dim
-    return jax.tree.map(lambda leaf_R, leaf: update(leaf_R, leaf, run, 0), all_R, one)
+    return jax.tree.map(lambda leaf_R, leaf: update(leaf_R, leaf, run, 0), all_R, tree)
 
 
 def take(all_R: Any, run: jax.Array) -> Any:
@@ -98,10 +99,10 @@ def take(all_R: Any, run: jax.Array) -> Any:
     return jax.tree.map(lambda leaf_R: pick(leaf_R, run, 0, keepdims=False), all_R)
 
 
-class Single:
+class SingleRun:
     """The layout of one run, whose arrays are passed on as they are, without a copy.
 
-    It has the functions of `Stacked`, for a program that serves both; there is one slot alone.
+    It has the functions of `StackedRuns`, for a program that serves both; there is one slot alone.
 
     states, scalars, batch: the shardings of a state, of small arrays and of a batch.
     """
@@ -109,22 +110,22 @@ class Single:
     skips_inactive = True
 
     def __init__(self, mesh: Mesh, state_shardings: Any):
-        self.states = state_shardings
-        self.scalars, self.batch = replicated(mesh), batch_sharding(mesh)
+        self.states_sharding = state_shardings
+        self.scalars_sharding, self.batch_sharding = replicated_sharding(mesh), batch_sharding(mesh)
 
-    def over(self, function: Callable, n_shared: int = 0) -> Callable[..., Any]:
+    def map_runs(self, function: Callable, n_shared: int = 0) -> Callable[..., Any]:
         """Adds an argument, `active`, which jit drops as nothing reads it."""
 
         @functools.wraps(function)
-        def of_one(*arguments):
+        def apply_one(*arguments):
             return function(*arguments[:n_shared], *arguments[n_shared + 1 :])
 
-        return of_one
+        return apply_one
 
-    def shapes(self, of_one: Any, slots: int) -> Any:
-        return of_one
+    def shapes(self, run_shapes: Any, slots: int) -> Any:
+        return run_shapes
 
-    def empty(self, of_one: Any, slots: int) -> None:
+    def make_buffer(self, run_shapes: Any, slots: int) -> None:
         """Returns None: one run needs no stacked buffer."""
 
     def put(self, states: Any, state: Any, slot: int) -> Any:
@@ -133,47 +134,50 @@ class Single:
     def take(self, states: Any, slot: int) -> Any:
         return states
 
-    def stack(self, of_each: Sequence[Any]) -> Any:
-        (one,) = of_each
+    def stack(self, trees: Sequence[Any]) -> Any:
+        (one,) = trees
         return one
 
-    def scalars_of(self, of_each: Sequence[Any]) -> Any:
-        return self.stack(of_each)
+    def stack_scalars(self, trees: Sequence[Any]) -> Any:
+        return self.stack(trees)
 
     def pick(self, fetched: Any, slot: int) -> Any:
         return fetched
 
 
-class Stacked:
+class StackedRuns:
     """The layout of several runs along a leading axis R, a slot each.
 
     states, scalars, batch: the shardings of stacked states, small arrays and batches.
     """
 
-    def __init__(self, how: str, mesh: Mesh, state_shardings: Any):
-        self._how, self._mesh = how, mesh
-        self.skips_inactive = how == 'loop'
-        self.states = jax.tree.map(over_runs, state_shardings)
-        self.scalars, self.batch = over_runs(replicated(mesh)), over_runs(batch_sharding(mesh))
-        self._put = jax.jit(put, out_shardings=self.states, donate_argnums=0)
+    def __init__(self, axis_name: str, mesh: Mesh, state_shardings: Any):
+        self._axis_name, self._mesh = axis_name, mesh
+        self.skips_inactive = axis_name == 'loop'
+        self.states_sharding = jax.tree.map(stacked_sharding, state_shardings)
+        self.scalars_sharding, self.batch_sharding = (
+            stacked_sharding(replicated_sharding(mesh)),
+            stacked_sharding(batch_sharding(mesh)),
+        )
+        self._put = jax.jit(put, out_shardings=self.states_sharding, donate_argnums=0)
         self._take = jax.jit(take, out_shardings=state_shardings)
 
-    def over(self, function: Callable, n_shared: int = 0) -> Callable[..., Any]:
+    def map_runs(self, function: Callable, n_shared: int = 0) -> Callable[..., Any]:
         """Maps a function of one run over the slots, as the row of RUN_AXES does."""
-        return RUN_AXES[self._how](self._mesh, function, n_shared)
+        return RUN_AXES[self._axis_name](self._mesh, function, n_shared)
 
-    def shapes(self, of_one: Any, slots: int) -> Any:
+    def shapes(self, run_shapes: Any, slots: int) -> Any:
         """Returns shapes and types of `slots` such trees, stacked."""
-        return jax.tree.map(lambda s: jax.ShapeDtypeStruct((slots, *s.shape), s.dtype), of_one)
+        return jax.tree.map(lambda s: jax.ShapeDtypeStruct((slots, *s.shape), s.dtype), run_shapes)
 
-    def empty(self, of_one: Any, slots: int) -> Any:
+    def make_buffer(self, run_shapes: Any, slots: int) -> Any:
         """Returns zeros for the states of `slots` runs, each shaped as `of_one`."""
-        shapes_R = self.shapes(of_one, slots)
+        shapes_R = self.shapes(run_shapes, slots)
 
         def zeros():
             return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes_R)
 
-        return jax.jit(zeros, out_shardings=self.states)()
+        return jax.jit(zeros, out_shardings=self.states_sharding)()
 
     def put(self, states: Any, state: Any, slot: int) -> Any:
         """Returns `states`, which are donated, with `state` in a slot."""
@@ -183,25 +187,25 @@ class Stacked:
         """Returns a copy of the state in a slot."""
         return self._take(states, slot)
 
-    def stack(self, of_each: Sequence[Any]) -> Any:
+    def stack(self, trees: Sequence[Any]) -> Any:
         """Stacks the host arrays of all slots."""
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *of_each)
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
-    def scalars_of(self, of_each: Sequence[Any]) -> Any:
+    def stack_scalars(self, trees: Sequence[Any]) -> Any:
         """Stacks the small arrays of all slots on the devices."""
-        stacked_R = jax.tree.map(lambda *leaves: jnp.stack(leaves), *of_each)
-        return jax.device_put(stacked_R, self.scalars)
+        stacked_R = jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+        return jax.device_put(stacked_R, self.scalars_sharding)
 
     def pick(self, fetched: Any, slot: int) -> Any:
         """Returns a slot's part of fetched host arrays."""
         return jax.tree.map(lambda leaf_R: leaf_R[slot], fetched)
 
 
-def layout(how: str, mesh: Mesh, state_shardings: Any) -> Single | Stacked:
+def make_layout(axis_name: str, mesh: Mesh, state_shardings: Any) -> SingleRun | StackedRuns:
     """Returns the layout `how`: SINGLE, or a row of RUN_AXES for any number of runs.
 
     state_shardings: the shardings of one run's state.
     """
-    if how == SINGLE:
-        return Single(mesh, state_shardings)
-    return Stacked(how, mesh, state_shardings)
+    if axis_name == SINGLE:
+        return SingleRun(mesh, state_shardings)
+    return StackedRuns(axis_name, mesh, state_shardings)

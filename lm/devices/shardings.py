@@ -7,11 +7,11 @@ import jax
 from jax.sharding import Mesh
 
 from lm.config.recipe import Recipe
-from lm.devices.mesh import param_sharding, replicated, traced_on
+from lm.devices.mesh import param_sharding, replicated_sharding, trace_on_mesh
 from lm.model.objectives import batch_fields
-from lm.training.state import Learner, State, hyper_from, init_state
-from lm.training.update import average_of, optimizer
-from modules.optim import state_specs, unboxed
+from lm.training.state import Learner, State, init_state, make_hyper
+from lm.training.update import build_average, build_optimizer
+from modules.optim import state_specs, unbox_state
 
 # The initial state is computed once, in 5 ms. At the usual level it compiles longer than the step:
 # 4.2 s for four layers, and 1.8 s at this one.
@@ -40,9 +40,9 @@ def weights_layout(learner: Learner) -> tuple[State, State]:
 
     Parameters and their average have specs; the rest is WHOLE.
     """
-    recipe, described = learner.recipe, learner.described
+    recipe, described = learner.recipe, learner.description
     _, reparam = jax.eval_shape(described.reparam.init, described.used_shapes)
-    init_average = average_of(recipe, described, hyper_from(recipe)).init
+    init_average = build_average(recipe, described, make_hyper(recipe)).init
     average = jax.eval_shape(init_average, described.shapes)
     shapes = State(None, described.shapes, reparam, described.stats, None, average)
     reparam, stats = jax.tree.map(lambda _: WHOLE, (reparam, described.stats))
@@ -53,26 +53,26 @@ def weights_layout(learner: Learner) -> tuple[State, State]:
 @functools.lru_cache(maxsize=8)  # a run asks three times
 def state_layout(learner: Learner) -> tuple[State, State]:
     """Returns `weights_layout` with the step, which is WHOLE, and the optimizer's state."""
-    recipe, described = learner.recipe, learner.described
-    transform = optimizer(recipe, described, hyper_from(recipe))
+    recipe, described = learner.recipe, learner.description
+    transform = build_optimizer(recipe, described, make_hyper(recipe))
     boxed = jax.eval_shape(transform.init, described.shapes)
     shapes, specs = weights_layout(learner)
     step = jax.ShapeDtypeStruct((), jax.numpy.int32)
     of_optimizer = state_specs(boxed, described.shapes, described.specs)
     return (
-        shapes.replace(step=step, opt_state=unboxed(boxed)),
+        shapes.replace(step=step, opt_state=unbox_state(boxed)),
         specs.replace(step=WHOLE, opt_state=of_optimizer),
     )
 
 
-def laid_out(shapes: State, specs: State, mesh: Mesh) -> State:
+def add_shardings(shapes: State, specs: State, mesh: Mesh) -> State:
     """Returns shapes and types with shardings."""
 
-    def placed(s, spec):
-        over = replicated(mesh) if spec is WHOLE else param_sharding(mesh, spec, s.shape)
+    def add_sharding(s, spec):
+        over = replicated_sharding(mesh) if spec is WHOLE else param_sharding(mesh, spec, s.shape)
         return jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=over)
 
-    return jax.tree.map(placed, shapes, specs)
+    return jax.tree.map(add_sharding, shapes, specs)
 
 
 def state_shardings(learner: Learner, mesh: Mesh) -> State:
@@ -82,19 +82,19 @@ def state_shardings(learner: Learner, mesh: Mesh) -> State:
 
 def abstract_state(learner: Learner, mesh: Mesh) -> State:
     """Returns shapes, types and shardings of the state, as checkpoints are read."""
-    return laid_out(*state_layout(learner), mesh)
+    return add_shardings(*state_layout(learner), mesh)
 
 
 def abstract_weights(learner: Learner, mesh: Mesh) -> State:
     """Returns `abstract_state` of what a model is run with: without that of its optimizer."""
-    return laid_out(*weights_layout(learner), mesh)
+    return add_shardings(*weights_layout(learner), mesh)
 
 
 def jit_init(learner: Learner, mesh: Mesh) -> Callable:
     """Returns `init(key, hyper) -> State`, sharded as the step takes it."""
     on_cpu = mesh.devices.flat[0].platform == 'cpu'
     return jax.jit(
-        traced_on(mesh, lambda key, hyper: init_state(learner, hyper, key)),
+        trace_on_mesh(mesh, lambda key, hyper: init_state(learner, hyper, key)),
         out_shardings=state_shardings(learner, mesh),
         compiler_options=INIT_ON_CPU if on_cpu else None,
     )

@@ -22,19 +22,19 @@ from lm.data.tokenizers import BYTES, CUT, ByteTokenizer, SubwordTokenizer, Toke
 
 # Text that may follow, of each kind that a tokenizer's pattern tells apart: which tokens it gives
 # for a part can depend on what comes next, as whether a run of spaces ends the text.
-FOLLOWING = (b'', b'a', b'0', b'.', b' ', b'\n')
+NEXT_TEXTS = (b'', b'a', b'0', b'.', b' ', b'\n')
 # Bytes that may complete a character, letters and signs.
 CONTINUATIONS = (0x80, 0x97, 0xA5, 0xBF)
-REFUSED = (
+UNSUPPORTED = (
     'bytes have probabilities under a tokenizer that gives back every byte of a text: byte, '
     'bpe:SIZE, or an hf:PATH that is byte-level, as those of GPT-2, Llama 3 and Qwen are.'
 )
 
-Local = tuple[int, ...]  # tokens since a place where the tokenizer always cuts
+WordTokens = tuple[int, ...]  # tokens since a place where the tokenizer always cuts
 
 
 @dataclasses.dataclass(frozen=True)
-class Tree:
+class ContextTree:
     """The contexts of a text: sequences of tokens, each its parent's with one more.
 
     A parent comes before its children, and node 0 has no tokens.
@@ -46,8 +46,8 @@ class Tree:
     ends: Sequence[int]  # how many bytes of the text the node's tokens have
     #: Of each node, the tokens that may follow and agree with the rest of the text, and how many
     #: bytes of that each of them has.
-    following: Sequence[np.ndarray]
-    matched: Sequence[np.ndarray]
+    next_tokens: Sequence[np.ndarray]
+    matched_bytes: Sequence[np.ndarray]
     trunk: Sequence[int]  # nodes of the tokenizer's own encoding of the text, from node 0 on
 
     def depths(self) -> np.ndarray:
@@ -58,42 +58,42 @@ class Tree:
         return np.array(depths)
 
 
-class Covers:
+class ContextFinder:
     """Finds the contexts of texts under a tokenizer, and the tokens that may follow them."""
 
     def __init__(self, tokenizer: Tokenizer):
         """Raises ValueError for a tokenizer that does not give back the bytes of a text."""
         self._tokenizer = tokenizer
-        self.spelling = spelling(tokenizer)
-        self._starting: dict[int, list[int]] = {}
-        for token, spelt in enumerate(self.spelling):
+        self.token_bytes = spell_vocabulary(tokenizer)
+        self._tokens_by_first_byte: dict[int, list[int]] = {}
+        for token, spelt in enumerate(self.token_bytes):
             if spelt:
-                self._starting.setdefault(spelt[0], []).append(token)
-        self._words: dict[bytes, list[Local]] = {}
-        self._valid: dict[tuple[Local, int], np.ndarray] = {}
+                self._tokens_by_first_byte.setdefault(spelt[0], []).append(token)
+        self._encodings: dict[bytes, list[WordTokens]] = {}
+        self._valid_next: dict[tuple[WordTokens, int], np.ndarray] = {}
 
-    def tree(self, text: bytes, ahead: bool = False) -> Tree:
+    def build_tree(self, text: bytes, open_ended: bool = False) -> ContextTree:
         """Returns the contexts of a text, which may end within a character.
 
         Args:
           text: bytes that begin a text in UTF-8.
           ahead: whether all that may follow the text is wanted, for `next_bytes`.
         """
-        cuts = self._cuts(text)
+        cuts = self._cut_positions(text)
         parents, tokens, ends, locals_ = [-1], [-1], [0], [()]
         trunk = [0]
         for start, stop in itertools.pairwise([*cuts, len(text)] if text else [0]):
             word = text[start:stop]
-            own = self._encoded([word])[0] or max(
-                self._contexts(word), key=lambda c: len(self._spelt(c))
+            own = self._encode([word])[0] or max(
+                self._word_encodings(word), key=lambda c: len(self._spell(c))
             )
             base, nodes = trunk[-1], {(): trunk[-1]}
             locals_[base] = ()
-            for local in self._contexts(word):
+            for local in self._word_encodings(word):
                 nodes[local] = len(parents)
                 parents.append(nodes[local[:-1]])
                 tokens.append(local[-1])
-                ends.append(ends[parents[-1]] + len(self.spelling[local[-1]]))
+                ends.append(ends[parents[-1]] + len(self.token_bytes[local[-1]]))
                 locals_.append(local)
             trunk += [nodes[own[:n]] for n in range(1, len(own) + 1)]
         following, matched = [], []
@@ -102,15 +102,17 @@ class Covers:
             children.setdefault(parents[node], []).append(tokens[node])
         for node, (end, local) in enumerate(zip(ends, locals_, strict=True)):
             rest = text[end:]
-            firsts = [rest[0]] if rest else sorted(self._starting) if ahead else []
-            valid = [self._following(local, first) for first in firsts]
+            firsts = [rest[0]] if rest else sorted(self._tokens_by_first_byte) if open_ended else []
+            valid = [self._find_next_tokens(local, first) for first in firsts]
             ids = np.unique(np.concatenate([*valid, children.get(node, [])]).astype(np.int64))
-            counts = np.array([common(self.spelling[i], rest) for i in ids.tolist()], np.int64)
+            counts = np.array(
+                [common_prefix_length(self.token_bytes[i], rest) for i in ids.tolist()], np.int64
+            )
             following.append(ids)
             matched.append(counts)
-        return Tree(text, parents, tokens, ends, following, matched, trunk)
+        return ContextTree(text, parents, tokens, ends, following, matched, trunk)
 
-    def _cuts(self, text: bytes) -> list[int]:
+    def _cut_positions(self, text: bytes) -> list[int]:
         """Returns the places between bytes at which the tokenizer always cuts the text, and 0."""
         if not self._tokenizer.cuttable:
             return [0]
@@ -118,45 +120,47 @@ class Covers:
         sizes = np.cumsum([0] + [len(character.encode()) for character in characters])
         return [0, *(int(sizes[match.end()]) for match in CUT.finditer(characters))]
 
-    def _contexts(self, word: bytes) -> list[Local]:
+    def _word_encodings(self, word: bytes) -> list[WordTokens]:
         """Returns the encodings of each part of a word from its beginning, shorter ones first."""
-        if word not in self._words:
+        if word not in self._encodings:
             ends = range(1, len(word) + 1)
-            texts = [(end, word[:end] + more) for end in ends for more in futures(word[:end])]
+            texts = [
+                (end, word[:end] + more) for end in ends for more in list_continuations(word[:end])
+            ]
             texts.append((len(word), word))
             found = set()
-            encoded = self._encoded([text for _, text in texts])
+            encoded = self._encode([text for _, text in texts])
             for (end, _), tokens in zip(texts, encoded, strict=True):
-                reached = np.cumsum([len(self.spelling[token]) for token in tokens])
+                reached = np.cumsum([len(self.token_bytes[token]) for token in tokens])
                 kept = bisect.bisect_right(reached, end)
                 found.update(tokens[:n] for n in range(1, kept + 1))
-            self._words[word] = sorted(found, key=len)
-        return self._words[word]
+            self._encodings[word] = sorted(found, key=len)
+        return self._encodings[word]
 
-    def _following(self, local: Local, first: int) -> np.ndarray:
+    def _find_next_tokens(self, local: WordTokens, first: int) -> np.ndarray:
         """Returns the tokens, of those whose first byte is `first`, that some text has next."""
-        if (local, first) not in self._valid:
-            before = self._spelt(local)
+        if (local, first) not in self._valid_next:
+            before = self._spell(local)
             waiting = {
-                token: futures(before + self.spelling[token])
-                for token in self._starting.get(first, ())
+                token: list_continuations(before + self.token_bytes[token])
+                for token in self._tokens_by_first_byte.get(first, ())
             }
             valid = []
             for turn in range(max(map(len, waiting.values()), default=0)):
                 asked = {token: more[turn] for token, more in waiting.items() if turn < len(more)}
-                texts = [before + self.spelling[token] + more for token, more in asked.items()]
-                encoded = self._encoded(texts)
+                texts = [before + self.token_bytes[token] + more for token, more in asked.items()]
+                encoded = self._encode(texts)
                 for token, tokens in zip(asked, encoded, strict=True):
                     if tokens[: len(local) + 1] == (*local, token):
                         valid.append(token)
                         del waiting[token]
-            self._valid[local, first] = np.array(valid, np.int64)
-        return self._valid[local, first]
+            self._valid_next[local, first] = np.array(valid, np.int64)
+        return self._valid_next[local, first]
 
-    def _spelt(self, tokens: Local) -> bytes:
-        return b''.join(self.spelling[token] for token in tokens)
+    def _spell(self, tokens: WordTokens) -> bytes:
+        return b''.join(self.token_bytes[token] for token in tokens)
 
-    def _encoded(self, texts: Sequence[bytes]) -> list[Local]:
+    def _encode(self, texts: Sequence[bytes]) -> list[WordTokens]:
         """Returns the tokens of each text, none for one that is not UTF-8."""
         characters = [text.decode('utf-8', 'ignore') for text in texts]
         encoded = self._tokenizer.encode_batch(characters)
@@ -164,7 +168,7 @@ class Covers:
         return [tuple(e.tolist()) if w else () for e, w in zip(encoded, whole, strict=True)]
 
 
-def spelling(tokenizer: Tokenizer) -> list[bytes]:
+def spell_vocabulary(tokenizer: Tokenizer) -> list[bytes]:
     """Returns the bytes of each token; none for BOS, EOS and ids that no text gives.
 
     Raises ValueError for a tokenizer whose tokens do not spell the text.
@@ -172,12 +176,14 @@ def spelling(tokenizer: Tokenizer) -> list[bytes]:
     if isinstance(tokenizer, ByteTokenizer):
         return [bytes([i]) if i < BYTES else b'' for i in range(tokenizer.vocab_size)]
     if not isinstance(tokenizer, SubwordTokenizer):
-        raise ValueError(f'{REFUSED} Here texts are token ids.')
+        raise ValueError(f'{UNSUPPORTED} Here texts are token ids.')
     library = tokenizer.library
     decoder = json.loads(library.to_str())['decoder'] or {}
     kinds = {one['type'] for one in (decoder, *decoder.get('decoders', ())) if one}
     if 'ByteLevel' not in kinds:
-        raise ValueError(f'{REFUSED} This one decodes by {", ".join(sorted(kinds)) or "nothing"}.')
+        raise ValueError(
+            f'{UNSUPPORTED} This one decodes by {", ".join(sorted(kinds)) or "nothing"}.'
+        )
     alphabet = byte_alphabet()
     added = library.get_added_tokens_decoder()
     found = [b''] * tokenizer.vocab_size
@@ -188,7 +194,7 @@ def spelling(tokenizer: Tokenizer) -> list[bytes]:
             found[token] = bytes(alphabet[character] for character in spelt)
     for text in ('a', ' a') if b' ' in found else ():
         if b''.join(found[token] for token in tokenizer.encode(text)) != text.encode():
-            raise ValueError(f'{REFUSED} This one spells {text!r} otherwise.')
+            raise ValueError(f'{UNSUPPORTED} This one spells {text!r} otherwise.')
     return found
 
 
@@ -205,28 +211,28 @@ def byte_alphabet() -> dict[str, int]:
     }
 
 
-def futures(begun: bytes) -> list[bytes]:
+def list_continuations(prefix: bytes) -> list[bytes]:
     """Returns what may follow bytes that begin a text; nothing where they begin none in UTF-8."""
     decoder = codecs.getincrementaldecoder('utf-8')()
     try:
-        decoder.decode(begun)
+        decoder.decode(prefix)
     except UnicodeDecodeError:
         return []
     pending = decoder.getstate()[0]
     if not pending:
-        return list(FOLLOWING)
+        return list(NEXT_TEXTS)
     size = 2 if pending[0] < 0xE0 else 3 if pending[0] < 0xF0 else 4
     rests = map(bytes, itertools.product(CONTINUATIONS, repeat=size - len(pending)))
     return [rest for rest in rests if (pending + rest).decode('utf-8', 'ignore')]
 
 
-def common(one: bytes, other: bytes) -> int:
+def common_prefix_length(a: bytes, b: bytes) -> int:
     """Returns the length of the longest common beginning."""
-    most = min(len(one), len(other))
-    return next((i for i in range(most) if one[i] != other[i]), most)
+    most = min(len(a), len(b))
+    return next((i for i in range(most) if a[i] != b[i]), most)
 
 
-def log_weights(tree: Tree, log_ps: Sequence[np.ndarray]) -> np.ndarray:
+def node_log_probs(tree: ContextTree, log_ps: Sequence[np.ndarray]) -> np.ndarray:
     """Returns log P of the tokens of each node.
 
     log_ps: of each node, log p of the tokens in `tree.following`, given the node's tokens.
@@ -234,20 +240,20 @@ def log_weights(tree: Tree, log_ps: Sequence[np.ndarray]) -> np.ndarray:
     weights = np.zeros(len(tree.parents))
     for node in range(1, len(weights)):
         parent = tree.parents[node]
-        place = np.searchsorted(tree.following[parent], tree.tokens[node])
+        place = np.searchsorted(tree.next_tokens[parent], tree.tokens[node])
         weights[node] = weights[parent] + log_ps[parent][place]
     return weights
 
 
-def log_prefixes(tree: Tree, log_ps: Sequence[np.ndarray]) -> np.ndarray:
+def prefix_log_probs(tree: ContextTree, log_ps: Sequence[np.ndarray]) -> np.ndarray:
     """Returns log P(x_1..x_n) of the first n bytes of the text, for n = 0, 1, ..., its length.
 
     log_ps: as `log_weights` takes them.
     """
-    weights = log_weights(tree, log_ps)
+    weights = node_log_probs(tree, log_ps)
     totals = np.full(len(tree.text) + 1, -np.inf)
     totals[0] = 0.0
-    for node, (end, matched) in enumerate(zip(tree.ends, tree.matched, strict=True)):
+    for node, (end, matched) in enumerate(zip(tree.ends, tree.matched_bytes, strict=True)):
         order = np.argsort(-matched)
         masses = np.logaddexp.accumulate(log_ps[node][order]) if len(order) else []
         for n in range(1, int(matched.max(initial=0)) + 1):  # tokens with n bytes of the rest
@@ -256,23 +262,25 @@ def log_prefixes(tree: Tree, log_ps: Sequence[np.ndarray]) -> np.ndarray:
     return totals
 
 
-def next_bytes(tree: Tree, log_ps: Sequence[np.ndarray], spelt: Sequence[bytes]) -> np.ndarray:
+def next_byte_probs(
+    tree: ContextTree, log_ps: Sequence[np.ndarray], token_bytes: Sequence[bytes]
+) -> np.ndarray:
     """Returns P(next byte | the text) [256]; what is missing to 1 ends the document, or goes to
     sequences that the tokenizer never gives.
 
     Args:
       tree: made with `ahead`.
       log_ps: as `log_weights` takes them.
-      spelt: `Covers.spelling`.
+      spelt: `ContextFinder.spelling`.
     """
-    weights, whole = log_weights(tree, log_ps), len(tree.text)
+    weights, whole = node_log_probs(tree, log_ps), len(tree.text)
     found = np.full(BYTES, -np.inf)
     for node, end in enumerate(tree.ends):
         rest = whole - end
         for token, matched, log_p in zip(
-            tree.following[node].tolist(), tree.matched[node], log_ps[node], strict=True
+            tree.next_tokens[node].tolist(), tree.matched_bytes[node], log_ps[node], strict=True
         ):
-            if matched == rest < len(spelt[token]):
-                byte = spelt[token][rest]
+            if matched == rest < len(token_bytes[token]):
+                byte = token_bytes[token][rest]
                 found[byte] = np.logaddexp(found[byte], weights[node] + log_p)
-    return np.exp(found - log_prefixes(tree, log_ps)[-1])
+    return np.exp(found - prefix_log_probs(tree, log_ps)[-1])

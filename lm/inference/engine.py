@@ -14,13 +14,19 @@ import numpy as np
 
 from lm.inference.decoding import init_cache
 from lm.inference.load import Checkpoint
-from lm.inference.sampling import Sampling, Samplings
-from lm.inference.scoring import power_of_two
-from lm.inference.slots import AT_ONCE, MOST_ALTERNATIVES, Made, resized, split_layers
+from lm.inference.sampling import Sampling, SamplingBatch
+from lm.inference.scoring import next_power_2
+from lm.inference.slots import (
+    MAX_ALTERNATIVES,
+    TOKENS_PER_CALL,
+    DecodedTokens,
+    resize_layers,
+    split_layers,
+)
 
-CHUNK = 256  # tokens of a prompt that are read at once
-BUDGET = 1024  # tokens of prompts that a step reads while others wait for theirs
-SHORTEST = 16  # tokens of the shortest part of a prompt that is read, with padding
+PREFILL_CHUNK = 256  # tokens of a prompt that are read at once
+PREFILL_BUDGET = 1024  # tokens of prompts that a step reads while others wait for theirs
+MIN_CHUNK = 16  # tokens of the shortest part of a prompt that is read, with padding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,31 +53,31 @@ class Token(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
-class Update(NamedTuple):
+class RowUpdate(NamedTuple):
     """The tokens that a step made for a row, without the one that ends it, and why it has ended: ''
     it has not, 'stop' by such a token, 'length' by its max_tokens.
     """
 
     tokens: list[Token]
-    finish: str
+    finish_reason: str
 
 
 @dataclasses.dataclass
 class _Row:
-    """A row in a slot: `cached` of its tokens are in the cache, from tokens[first] on."""
+    """A row in a slot: `n_cached` of its tokens are in the cache, from tokens[first] on."""
 
     request: Request
     tokens: list[int]
     first: int = 0
-    cached: int = 0
+    n_cached: int = 0
 
     @property
-    def unread(self) -> int:
+    def n_unread(self) -> int:
         """Returns how many tokens are read before the last one, which decoding reads."""
-        return len(self.tokens) - 1 - self.first - self.cached
+        return len(self.tokens) - 1 - self.first - self.n_cached
 
     @property
-    def left(self) -> int:
+    def n_remaining(self) -> int:
         return len(self.request.tokens) + self.request.max_tokens - len(self.tokens)
 
 
@@ -102,17 +108,19 @@ class Engine:
         if min(slots, self.capacity) < 1:
             raise ValueError(f'slots and capacity are at least 1; got {slots} and {self.capacity}')
         self.vocab_size = learner.model.vocab_size
-        self._ends = np.array(checkpoint.end_ids, np.int32)
+        self._end_ids = np.array(checkpoint.end_ids, np.int32)
         self._variables = jax.device_put(checkpoint.variables)
         self._programs = checkpoint.programs
-        self._rooms = self._programs.rooms(self._variables, slots, self.capacity)
-        self._room = next(iter(self._rooms))
-        self._layers = split_layers(init_cache(learner, self._variables, slots, self._room).layers)
+        self._cache_shapes = self._programs.cache_shapes(self._variables, slots, self.capacity)
+        self._cache_length = next(iter(self._cache_shapes))
+        self._layers = split_layers(
+            init_cache(learner, self._variables, slots, self._cache_length).layers
+        )
         self._rows: list[_Row | None] = [None] * slots
-        self._filling: collections.deque[int] = collections.deque()  # slots, first come first
+        self._prefill_queue: collections.deque[int] = collections.deque()  # slots, first come first
 
     @property
-    def free(self) -> int:
+    def n_free(self) -> int:
         """Returns how many slots are free."""
         return self._rows.count(None)
 
@@ -129,8 +137,8 @@ class Engine:
             raise ValueError(f'token ids are from 0 to {self.vocab_size - 1}; got {wrong}')
         if request.max_tokens < 1:
             raise ValueError(f'max_tokens must be at least 1; got {request.max_tokens}')
-        if not 0 <= request.top <= MOST_ALTERNATIVES:
-            raise ValueError(f'top is from 0 to {MOST_ALTERNATIVES}; got {request.top}')
+        if not 0 <= request.top <= MAX_ALTERNATIVES:
+            raise ValueError(f'top is from 0 to {MAX_ALTERNATIVES}; got {request.top}')
 
     def admit(self, request: Request) -> int:
         """Puts a request in a free slot, and returns the slot.
@@ -139,20 +147,22 @@ class Engine:
           ValueError: where the request never fits, or no slot is free.
         """
         self.check(request)
-        if not self.free:
+        if not self.n_free:
             raise ValueError(f'all {len(self._rows)} slots are in use; wait for one that is free')
         slot = self._rows.index(None)
         self._rows[slot] = _Row(request, list(request.tokens))
-        self._filling.append(slot)
+        self._prefill_queue.append(slot)
         return slot
 
     def release(self, slot: int) -> None:
         """Frees a slot whose row nobody waits for any more."""
         self._rows[slot] = None
-        if slot in self._filling:
-            self._filling.remove(slot)
+        if slot in self._prefill_queue:
+            self._prefill_queue.remove(slot)
 
-    def step(self, fail: Callable[[int, Exception], None] = raise_error) -> dict[int, Update]:
+    def step(
+        self, on_error: Callable[[int, Exception], None] = raise_error
+    ) -> dict[int, RowUpdate]:
         """Reads prompts that wait, then makes up to AT_ONCE tokens of each row that is read.
 
         Args:
@@ -165,34 +175,36 @@ class Engine:
         Raises:
           Exception: that of a program that has lost the cache, and every row with it.
         """
-        self._fill(fail)
-        rows = {i: row for i, row in enumerate(self._rows) if row and i not in self._filling}
+        self._prefill(on_error)
+        rows = {i: row for i, row in enumerate(self._rows) if row and i not in self._prefill_queue}
         updates = {}
-        for part, made in self._decode_parts(rows, fail):
+        for part, made in self._decode_parts(rows, on_error):
             for slot, row in part.items():
                 try:
-                    updates[slot] = self._update(slot, row, made)
+                    updates[slot] = self._update_row(slot, row, made)
                 except Exception as error:
-                    self._give_up(slot, error, fail)
+                    self._fail_row(slot, error, on_error)
         return updates
 
-    def _update(self, slot: int, row: _Row, made: Made) -> Update:
+    def _update_row(self, slot: int, row: _Row, decoded: DecodedTokens) -> RowUpdate:
         """Adds what was made to a row; frees its slot where it has ended."""
-        ids = [token for token in made.ids_TB[:, slot].tolist() if token >= 0]
-        row.cached += len(ids)
+        ids = [token for token in decoded.ids_TB[:, slot].tolist() if token >= 0]
+        row.n_cached += len(ids)
         row.tokens += ids
-        finish = 'stop' if ids[-1] in self._ends else '' if row.left else 'length'
+        finish = 'stop' if ids[-1] in self._end_ids else '' if row.n_remaining else 'length'
         count = len(ids) - (finish == 'stop')
-        update = Update(_tokens(made, slot, count, row.request.top), finish)
+        update = RowUpdate(_collect_tokens(decoded, slot, count, row.request.top), finish)
         if finish:
             self.release(slot)
-        elif row.cached == self.capacity:
+        elif row.n_cached == self.capacity:
             row.first = len(row.tokens) - max(1, self.capacity // 2)
-            row.cached = 0
-            self._filling.append(slot)
+            row.n_cached = 0
+            self._prefill_queue.append(slot)
         return update
 
-    def _give_up(self, slot: int, error: Exception, fail: Callable[[int, Exception], None]) -> None:
+    def _fail_row(
+        self, slot: int, error: Exception, on_error: Callable[[int, Exception], None]
+    ) -> None:
         """Frees the slot of a row that an error has ended; raises it where the cache is lost."""
         try:
             jax.block_until_ready(self._layers)
@@ -200,11 +212,11 @@ class Engine:
             error.add_note('The cache is lost, and with it every text under way.')
             raise error from None
         self.release(slot)
-        fail(slot, error)
+        on_error(slot, error)
 
     def _decode_parts(
-        self, rows: dict[int, _Row], fail: Callable[[int, Exception], None]
-    ) -> Iterator[tuple[dict[int, _Row], Made]]:
+        self, rows: dict[int, _Row], on_error: Callable[[int, Exception], None]
+    ) -> Iterator[tuple[dict[int, _Row], DecodedTokens]]:
         """Yields rows and what is made for them: all at once, or each alone if that fails, so that
         the row to blame is the only one that ends.
         """
@@ -214,69 +226,69 @@ class Engine:
             made = self._decode(rows)
         except Exception as error:
             if len(rows) == 1:
-                self._give_up(*rows, error, fail)
+                self._fail_row(*rows, error, on_error)
                 return
         else:
             yield rows, made
             return
         for slot, row in rows.items():
-            yield from self._decode_parts({slot: row}, fail)
+            yield from self._decode_parts({slot: row}, on_error)
 
-    def _fill(self, fail: Callable[[int, Exception], None]) -> None:
+    def _prefill(self, on_error: Callable[[int, Exception], None]) -> None:
         """Reads tokens of rows that wait, in turn, BUDGET at most if others are ready to go on."""
-        read, ready = 0, self.free + len(self._filling) < len(self._rows)
-        while self._filling and not (ready and read >= BUDGET):
-            slot = self._filling.popleft()
+        read, ready = 0, self.n_free + len(self._prefill_queue) < len(self._rows)
+        while self._prefill_queue and not (ready and read >= PREFILL_BUDGET):
+            slot = self._prefill_queue.popleft()
             row = self._rows[slot]
-            count = min(row.unread, CHUNK)
+            count = min(row.n_unread, PREFILL_CHUNK)
             if count:
-                begin = row.first + row.cached
+                begin = row.first + row.n_cached
                 part = row.tokens[begin : begin + count]
                 try:
-                    self._read(slot, row.cached, part)
+                    self._read_tokens(slot, row.n_cached, part)
                 except Exception as error:
-                    self._give_up(slot, error, fail)
+                    self._fail_row(slot, error, on_error)
                     continue
-                row.cached += count
+                row.n_cached += count
                 read += count
-            if row.unread:
-                self._filling.append(slot)
+            if row.n_unread:
+                self._prefill_queue.append(slot)
             else:
                 ready = True
 
-    def _read(self, slot: int, start: int, part: list[int]) -> None:
+    def _read_tokens(self, slot: int, start: int, part: list[int]) -> None:
         """Reads tokens of a row behind the first `start`, padded to a power of two."""
-        length = power_of_two(max(SHORTEST, len(part)))
+        length = next_power_2(max(MIN_CHUNK, len(part)))
         tokens_1T = np.zeros((1, length), np.int32)
         tokens_1T[0, : len(part)] = part
-        self._make_room(start + len(part))
-        self._layers = self._programs.read(
+        self._resize_cache(start + len(part))
+        self._layers = self._programs.prefill(
             self._variables, self._layers, self.capacity, tokens_1T, slot, start, len(part)
         )
 
-    def _make_room(self, needed: int) -> None:
+    def _resize_cache(self, length: int) -> None:
         """Gives the cache room for rows of `needed` tokens, and for those it holds, but not much
         more: what is read for each token is all of it.
         """
-        needed = max(needed, *(row.cached for row in self._rows if row))
-        room = next(room for room in self._rooms if room >= needed)
-        if room != self._room:
-            self._layers = resized(self._layers, self._rooms[room])
-            self._room = room
+        length = max(length, *(row.n_cached for row in self._rows if row))
+        room = next(room for room in self._cache_shapes if room >= length)
+        if room != self._cache_length:
+            self._layers = resize_layers(self._layers, self._cache_shapes[room])
+            self._cache_length = room
 
-    def _decode(self, rows: dict[int, _Row]) -> Made:
+    def _decode(self, rows: dict[int, _Row]) -> DecodedTokens:
         """Returns what is made for the rows, on the host."""
         n, most = len(self._rows), max(row.request.top for row in rows.values())
         last_B, length_B, place_B, left_B = np.zeros((4, n), np.int32)
         samplings = [Sampling(temperature=0)] * n
         for slot, row in enumerate(self._rows):
             if row:
-                length_B[slot] = row.cached
+                length_B[slot] = row.n_cached
         for slot, row in rows.items():
             last_B[slot], place_B[slot] = row.tokens[-1], len(row.tokens)
-            left_B[slot] = min(row.left, self.capacity - row.cached, AT_ONCE)
+            left_B[slot] = min(row.n_remaining, self.capacity - row.n_cached, TOKENS_PER_CALL)
             samplings[slot] = row.request.sampling
-        self._make_room(int(np.max(length_B + left_B)))
+        self._resize_cache(int(np.max(length_B + left_B)))
         made, self._layers = self._programs.decode(
             self._variables,
             self._layers,
@@ -285,16 +297,18 @@ class Engine:
             length_B,
             place_B,
             left_B,
-            Samplings.of(samplings),
-            self._ends,
+            SamplingBatch.stack(samplings),
+            self._end_ids,
             most,
         )
         return jax.device_get(made)
 
 
-def _tokens(made: Made, slot: int, count: int, top: int) -> list[Token]:
+def _collect_tokens(decoded: DecodedTokens, slot: int, count: int, n_top: int) -> list[Token]:
     """Returns the first `count` tokens of a slot, with the `top` likeliest beside each."""
-    ids_T, log_p_T = (x[:count, slot].tolist() for x in (made.ids_TB, made.log_p_TB))
-    likeliest = (x[:count, slot, :top].tolist() for x in (made.top_ids_TBK, made.top_log_p_TBK))
+    ids_T, log_p_T = (x[:count, slot].tolist() for x in (decoded.ids_TB, decoded.log_p_TB))
+    likeliest = (
+        x[:count, slot, :n_top].tolist() for x in (decoded.top_ids_TBK, decoded.top_log_p_TBK)
+    )
     pairs = [tuple(zip(*both, strict=True)) for both in zip(*likeliest, strict=True)]
     return [Token(*one) for one in zip(ids_T, log_p_T, pairs, strict=True)]

@@ -15,36 +15,36 @@ from jax.sharding import Mesh
 from lm import data
 from lm.config.fields import MeshConfig
 from lm.config.recipe import Recipe
-from lm.config.resolve import AUTO, replaced, without_unread
-from lm.data.progress import said_meanwhile
+from lm.config.resolve import AUTO, drop_unread_options, update_recipe
+from lm.data.progress import report_periodically
 from lm.devices.mesh import make_mesh
 from lm.devices.shardings import abstract_weights
 from lm.inference.decoding import Cache, extend, init_cache
 from lm.inference.probes import (
     Activations,
+    forward_diagnostics,
     gradients,
-    lens,
-    measure,
+    logit_lens,
     next_token_loss,
     observe,
 )
 from lm.inference.slots import Programs
-from lm.model.kernels import chosen_kernels
+from lm.model.kernels import select_kernels
 from lm.model.transformer import Transformer
-from lm.record.checkpoint import FOLDER, read_meta, read_weights, steps_in
+from lm.record.checkpoint import FOLDER, list_steps, read_meta, read_weights
 from lm.record.digests import DamagedCheckpoint
 from lm.record.machine import device_memory_bytes
-from lm.record.remote.local_copy import at_hand, checkpoints_at, of_workdir
-from lm.record.upgrade import stored_config
+from lm.record.remote.local_copy import fetch_checkpoints, fetch_records, split_checkpoint_url
+from lm.record.upgrade import resolve_stored
 from lm.record.workdir import SWEEP
 from lm.storage.buckets import is_url
 from lm.storage.files import expand_home
 from lm.storage.filling import check_complete
-from lm.training.state import Hyper, Learner, Weights, build_learner, hyper_from
+from lm.training.state import Hyper, Learner, Weights, build_learner, make_hyper
 from modules.kernels import PLATFORM_BOUND
 
-PROGRAMS_KEPT = 32  # of functions and learners
-SHARE = 0.25  # the rest is for activations and for weights in another type
+MAX_PROGRAMS = 32  # of functions and learners
+MEMORY_SHARE = 0.25  # the rest is for activations and for weights in another type
 to_stderr = functools.partial(print, file=sys.stderr)
 
 
@@ -133,7 +133,7 @@ class Checkpoint:
         Args:
           tokens_BT: token ids, each row one document.
         """
-        return jit_of(lens, self.learner)(self.weights, tokens_BT)
+        return jit_with_learner(logit_lens, self.learner)(self.weights, tokens_BT)
 
     def measure(self, tokens_BT: jax.Array) -> dict[str, jax.Array]:
         """Returns by name what `train.diagnose_every` records of the forward pass of each layer [L]
@@ -142,7 +142,7 @@ class Checkpoint:
         Args:
           tokens_BT: token ids, each row one document.
         """
-        return jit_of(measure, self.learner)(self.weights, tokens_BT)
+        return jit_with_learner(forward_diagnostics, self.learner)(self.weights, tokens_BT)
 
     def init_cache(self, batch: int, capacity: int) -> Cache:
         """Returns an empty cache, with which `extend` reads rows in parts.
@@ -169,13 +169,13 @@ class Checkpoint:
         Returns:
           (logits [B, T, V] of the token after each, the cache with these tokens).
         """
-        return jit_of(extend, self.learner)(self.variables, cache, tokens_BT, counts_B)
+        return jit_with_learner(extend, self.learner)(self.variables, cache, tokens_BT, counts_B)
 
     @functools.cached_property
     def end_ids(self) -> tuple[int, ...]:
         """Returns the tokens that end a text: EOS, and those that generation_config.json lists."""
         folder, size = self.path.parent.parent / 'tokenizer', self.model.vocab_size
-        listed = {i for i in data.tokenizers.ends_in(folder) if i < size}
+        listed = {i for i in data.tokenizers.read_end_tokens(folder) if i < size}
         return tuple(sorted(listed | {self.tokenizer.eos_id}))
 
     @functools.cached_property
@@ -189,18 +189,18 @@ class Checkpoint:
         function to be differentiated in the weights or in the shifts
         (`lm.inference.probes.observe`).
         """
-        return jit_of(observe, self.learner)
+        return jit_with_learner(observe, self.learner)
 
 
-@functools.lru_cache(PROGRAMS_KEPT)
-def jit_of(function: Callable[..., Any], learner: Learner) -> Callable[..., Any]:
+@functools.lru_cache(MAX_PROGRAMS)
+def jit_with_learner(function: Callable[..., Any], learner: Learner) -> Callable[..., Any]:
     """Returns the jitted function(learner, ...) without its first argument. The checkpoints that
     share a learner (`at_step`) share its programs.
     """
     return jax.jit(functools.partial(function, learner))
 
 
-def find(path: str | Path) -> tuple[Path, int]:
+def find_checkpoint(path: str | Path) -> tuple[Path, int]:
     """Finds the checkpoint that a path names; one at a URL is fetched to a local folder.
 
     Args:
@@ -221,8 +221,8 @@ def find(path: str | Path) -> tuple[Path, int]:
         return path.parent, int(path.name)
     check_complete(path)
     folder = path / FOLDER
-    steps = steps_in(folder)
-    cells = sorted(str(one.parent) for one in path.glob(f'*/{FOLDER}') if steps_in(one))
+    steps = list_steps(folder)
+    cells = sorted(str(one.parent) for one in path.glob(f'*/{FOLDER}') if list_steps(one))
     if cells and not steps and (path / SWEEP).exists():
         raise ValueError(
             f'{path} is a sweep; give the workdir of one of its {len(cells)} cells with a '
@@ -230,23 +230,23 @@ def find(path: str | Path) -> tuple[Path, int]:
             'lists what each cell is and how it ended.'
         )
     if not steps:
-        raise ValueError(no_checkpoint(path))
+        raise ValueError(missing_checkpoint_message(path))
     return folder, steps[-1]
 
 
 def _find_in_bucket(url: str) -> tuple[Path, int]:
-    found = next(checkpoints_at(url), None)
+    found = next(fetch_checkpoints(url), None)
     if found is not None:
         return found
-    if (at_hand(of_workdir(url)[0]) / SWEEP).exists():
+    if (fetch_records(split_checkpoint_url(url)[0]) / SWEEP).exists():
         raise ValueError(
             f'{url} is a sweep; give the workdir of one of its cells, {url}/CELL. "python -m '
             f'eval.runs --workdir={url}" lists what each cell is and how it ended.'
         )
-    raise ValueError(no_checkpoint(url))
+    raise ValueError(missing_checkpoint_message(url))
 
 
-def no_checkpoint(path: str | Path) -> str:
+def missing_checkpoint_message(path: str | Path) -> str:
     return (
         f'{path} holds no checkpoint. Give the workdir of a run that has saved one, or '
         f'WORKDIR/{FOLDER}/STEP.'
@@ -272,21 +272,25 @@ def load(
       ValueError: where there is no checkpoint, or its weights do not fit its config.
     """
     path = path if is_url(path) else expand_home(str(path))
-    folder, newest = find(path)
-    if (of_workdir(path)[1] is not None) if is_url(path) else (folder == Path(path).parent):
-        return _load(folder, newest, say, mesh)
+    folder, newest = find_checkpoint(path)
+    if (
+        (split_checkpoint_url(path)[1] is not None)
+        if is_url(path)
+        else (folder == Path(path).parent)
+    ):
+        return _load_step(folder, newest, say, mesh)
     tried = []
-    here = ((folder, step) for step in reversed(steps_in(folder)))
-    for place, step in checkpoints_at(path) if is_url(path) else here:
+    here = ((folder, step) for step in reversed(list_steps(folder)))
+    for place, step in fetch_checkpoints(path) if is_url(path) else here:
         tried.append(step)
         try:
-            return _load(place, step, say, mesh)
+            return _load_step(place, step, say, mesh)
         except DamagedCheckpoint as error:
             say(f'{error}; taking the one before')
     raise ValueError(f'none of the checkpoints {sorted(tried)} in {folder} can be read')
 
 
-def at_step(checkpoint: Checkpoint, step: int) -> Checkpoint:
+def load_step(checkpoint: Checkpoint, step: int) -> Checkpoint:
     """Loads another checkpoint of a run with the functions of one that is loaded: what is compiled
     for that one serves this one too. Its config may differ from step to step, as by
     --continue_changed; then it is loaded anew.
@@ -304,54 +308,58 @@ def at_step(checkpoint: Checkpoint, step: int) -> Checkpoint:
     folder = checkpoint.path.parent
     meta = read_meta(folder, step)
     if any(meta[name] != checkpoint.meta[name] for name in ('config', 'vocab_size')):
-        return _load(folder, step, to_stderr, checkpoint.mesh)
-    path, weights = folder / str(step), weights_at(checkpoint, step)
+        return _load_step(folder, step, to_stderr, checkpoint.mesh)
+    path, weights = folder / str(step), load_weights(checkpoint, step)
     return dataclasses.replace(checkpoint, path=path, step=step, meta=meta, weights=weights)
 
 
-def _load(folder: Path, step: int, say: Callable[[str], None], mesh: Mesh | None) -> Checkpoint:
+def _load_step(
+    folder: Path, step: int, say: Callable[[str], None], mesh: Mesh | None
+) -> Checkpoint:
     meta = read_meta(folder, step)
     platform = jax.devices()[0].platform
-    recipe = with_kernels_of(platform, stored_config(meta['config']), say)
+    recipe = replace_kernels(platform, resolve_stored(meta['config']), say)
     tokenizer = data.tokenizers.load(folder.parent / 'tokenizer')
     learner = build_learner(recipe, meta['vocab_size'], tokenizer.bos_id, platform)
-    mesh = mesh or mesh_at_hand(learner)
-    hyper, path = hyper_from(recipe), folder / str(step)
-    with said_meanwhile(lambda: f'loading the weights of {path}'):
+    mesh = mesh or make_default_mesh(learner)
+    hyper, path = make_hyper(recipe), folder / str(step)
+    with report_periodically(lambda: f'loading the weights of {path}'):
         stored, average = read_weights(folder, step, abstract_weights(learner, mesh))
-    weights = learner.evaluated(stored, average, hyper)
+    weights = learner.select_eval_weights(stored, average, hyper)
     return Checkpoint(path, recipe, step, meta, learner, mesh, hyper, weights, tokenizer)
 
 
-def weights_at(checkpoint: Checkpoint, step: int) -> Weights:
+def load_weights(checkpoint: Checkpoint, step: int) -> Weights:
     """Returns the weights of another step of a checkpoint's run, laid out and averaged as its own.
 
     Raises DamagedCheckpoint where they cannot be read.
     """
     shapes = abstract_weights(checkpoint.learner, checkpoint.mesh)
     stored, average = read_weights(checkpoint.path.parent, step, shapes)
-    return checkpoint.learner.evaluated(stored, average, checkpoint.hyper)
+    return checkpoint.learner.select_eval_weights(stored, average, checkpoint.hyper)
 
 
-def mesh_at_hand(learner: Learner) -> Mesh:
+def make_default_mesh(learner: Learner) -> Mesh:
     """Returns a mesh of one device for weights of up to SHARE of its memory, and for larger ones
     `fsdp` over as many as divide model.d_model.
     """
     needed = sum(
-        math.prod(s.shape) * s.dtype.itemsize for s in jax.tree.leaves(learner.described.shapes)
+        math.prod(s.shape) * s.dtype.itemsize for s in jax.tree.leaves(learner.description.shapes)
     )
     devices = jax.local_devices()
-    n = 1 if needed <= SHARE * device_memory_bytes() else len(devices)
+    n = 1 if needed <= MEMORY_SHARE * device_memory_bytes() else len(devices)
     fsdp = math.gcd(n, learner.recipe.model.d_model)
     return make_mesh(MeshConfig(data=1, fsdp=fsdp), devices[:fsdp])
 
 
-def with_kernels_of(platform: str, recipe: Recipe, say: Callable[[str], None]) -> Recipe:
+def replace_kernels(platform: str, recipe: Recipe, say: Callable[[str], None]) -> Recipe:
     """Returns the recipe with kernels that run on `platform`; `say` is told of a change."""
     try:
-        chosen_kernels(recipe, platform)
+        select_kernels(recipe, platform)
     except ValueError as error:
         say(f'{error}. Computed here with kernels.implementation=auto.')
         unbound = ('implementation', *PLATFORM_BOUND)
-        return without_unread(replaced(recipe, {f'kernels.{name}': AUTO for name in unbound}))
+        return drop_unread_options(
+            update_recipe(recipe, {f'kernels.{name}': AUTO for name in unbound})
+        )
     return recipe

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from lm.config.recipe import Recipe
-from lm.model.transformer import ACTIVATIONS, AFTER_MLP, OF_BLOCKS, SHIFTS, groups_of_blocks
-from lm.training.diagnostics import sown_by_layers
+from lm.model.transformer import ACTIVATIONS, AFTER_MLP, BLOCK_ACTIVATIONS, SHIFTS, block_groups
+from lm.training.diagnostics import join_sown
 from lm.training.state import Learner, Weights
 from modules.params import named_leaves
 from modules.statistics import DIAGNOSTICS, INPUT_MOMENTS, INPUTS
@@ -28,12 +28,12 @@ def observe(
     """
     variables = learner.variables(weights)
     if shifts is not None:
-        variables = variables | {SHIFTS: by_group(learner.recipe, shifts)}
+        variables = variables | {SHIFTS: split_blocks(learner.recipe, shifts)}
     logits_BTV, filled = learner.model.apply(variables, tokens_BT, mutable=(ACTIVATIONS,))
-    return logits_BTV, by_name(learner.recipe, filled[ACTIVATIONS])
+    return logits_BTV, join_blocks(learner.recipe, filled[ACTIVATIONS])
 
 
-def lens(learner: Learner, weights: Weights, tokens_BT: jax.Array) -> jax.Array:
+def logit_lens(learner: Learner, weights: Weights, tokens_BT: jax.Array) -> jax.Array:
     """Returns the logits [L, B, T, V] that the model's last norm and readout make of the residual
     stream behind each block (the logit lens); those of the last are the model's.
 
@@ -50,13 +50,15 @@ def lens(learner: Learner, weights: Weights, tokens_BT: jax.Array) -> jax.Array:
     return jax.lax.map(read_out, stream_LBTD)
 
 
-def measure(learner: Learner, weights: Weights, tokens_BT: jax.Array) -> dict[str, jax.Array]:
+def forward_diagnostics(
+    learner: Learner, weights: Weights, tokens_BT: jax.Array
+) -> dict[str, jax.Array]:
     """Returns what `train.diagnose_every` records of the forward pass of each layer [L] and head
     [L, N], by the names of metrics.jsonl (`attention_entropy`, `residual_rms`, ...).
     """
     variables = learner.variables(weights)
     _, filled = learner.model.apply(variables, tokens_BT, mutable=(DIAGNOSTICS,))
-    return sown_by_layers(learner, filled[DIAGNOSTICS])
+    return join_sown(learner, filled[DIAGNOSTICS])
 
 
 def input_squares(learner: Learner, weights: Weights, tokens_BT: jax.Array) -> dict[str, jax.Array]:
@@ -66,17 +68,17 @@ def input_squares(learner: Learner, weights: Weights, tokens_BT: jax.Array) -> d
     An expert's is of its own tokens, over the number of all. The readout and the matrices of norms
     are not among them.
     """
-    return _means_of_inputs(learner, weights, tokens_BT, INPUTS)
+    return _input_means(learner, weights, tokens_BT, INPUTS)
 
 
 def input_moments(learner: Learner, weights: Weights, tokens_BT: jax.Array) -> dict[str, jax.Array]:
     """Returns the means of x_i x_j, [layer, other batch axes, I, I], as `input_squares` those of
     x_i^2; several axes that are summed over are one, I.
     """
-    return _means_of_inputs(learner, weights, tokens_BT, INPUT_MOMENTS)
+    return _input_means(learner, weights, tokens_BT, INPUT_MOMENTS)
 
 
-def _means_of_inputs(
+def _input_means(
     learner: Learner, weights: Weights, tokens_BT: jax.Array, collection: str
 ) -> dict[str, jax.Array]:
     variables = learner.variables(weights)
@@ -84,22 +86,24 @@ def _means_of_inputs(
     return {path: x / tokens_BT.size for path, x in named_leaves(filled[collection]).items()}
 
 
-def by_name(recipe: Recipe, collection: dict) -> Activations:
+def join_blocks(recipe: Recipe, collection: dict) -> Activations:
     """Joins the activations of groups of blocks into arrays over all blocks."""
-    names = [group.name for group in groups_of_blocks(recipe)]
+    names = [group.name for group in block_groups(recipe)]
     whole = {name: x for name, x in collection.items() if name not in names}
     parts = [collection[name] for name in names]
-    return whole | {name: jnp.concatenate([part[name] for part in parts]) for name in OF_BLOCKS}
+    return whole | {
+        name: jnp.concatenate([part[name] for part in parts]) for name in BLOCK_ACTIVATIONS
+    }
 
 
-def by_group(recipe: Recipe, activations: Activations) -> dict:
+def split_blocks(recipe: Recipe, activations: Activations) -> dict:
     """Splits arrays over all blocks into groups: the inverse of `by_name`."""
-    found = {name: x for name, x in activations.items() if name not in OF_BLOCKS}
+    found = {name: x for name, x in activations.items() if name not in BLOCK_ACTIVATIONS}
     start = 0
-    for group in groups_of_blocks(recipe):
+    for group in block_groups(recipe):
         stop = start + group.count
         found[group.name] = {
-            name: x[start:stop] for name, x in activations.items() if name in OF_BLOCKS
+            name: x[start:stop] for name, x in activations.items() if name in BLOCK_ACTIVATIONS
         }
         start = stop
     return found

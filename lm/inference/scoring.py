@@ -12,15 +12,21 @@ import numpy as np
 from jax.sharding import Mesh
 
 from lm.data.rows import best_fit_decreasing
-from lm.devices.mesh import batch_parts, batch_sharding, put_batch, replicated, traced_on
+from lm.devices.mesh import (
+    batch_parts,
+    batch_sharding,
+    put_batch,
+    replicated_sharding,
+    trace_on_mesh,
+)
 from lm.devices.shardings import state_shardings
 from lm.inference.load import Checkpoint
 from lm.training.state import Learner, Weights
-from lm.training.step import chunk_of
+from lm.training.step import loss_chunk_size
 
-MOST_IN_FLIGHT = 8  # batches that wait on the devices
-PROGRAMS_KEPT = 8  # of learners, meshes and statistics
-SHORTEST = 32  # tokens of a row that is read; shorter ones are packed
+MAX_IN_FLIGHT = 8  # batches that wait on the devices
+MAX_PROGRAMS = 8  # of learners, meshes and statistics
+MIN_LENGTH = 32  # tokens of a row that is read; shorter ones are packed
 
 # (logits [B, C, V] float32, the token that follows each [B, C]) -> arrays [B, C, ...] by name.
 Statistic = Callable[[jax.Array, jax.Array], dict[str, jax.Array]]
@@ -51,8 +57,8 @@ class Scorer:
         self._checkpoint, mesh = checkpoint, checkpoint.mesh
         learner, data = checkpoint.learner, checkpoint.recipe.data
         share = data.batch_size // checkpoint.recipe.train.microbatches
-        self.longest = data.seq_len + 1  # tokens of a row, the first of which is not scored
-        self._tokens = share * data.seq_len
+        self.max_length = data.seq_len + 1  # tokens of a row, the first of which is not scored
+        self._batch_tokens = share * data.seq_len
         self._step = jit_score_batch(learner, mesh, statistic, mask_documents=True)
 
     def __call__(
@@ -70,24 +76,26 @@ class Scorer:
         lengths = np.array([len(row) for row in rows], np.int64)
         if not rows:
             return []
-        if lengths.min() < 1 or lengths.max() > self.longest:
+        if lengths.min() < 1 or lengths.max() > self.max_length:
             raise ValueError(
-                f'a row that is scored has 1 to {self.longest} tokens (data.seq_len and the token '
+                f'a row that is scored has 1 to {self.max_length} tokens (data.seq_len and the token '
                 f'that begins it); got {lengths.min()} to {lengths.max()}. Cut it.'
             )
         weights = self._checkpoint.weights if weights is None else weights
-        width = min(self.longest - 1, power_of_two(max(SHORTEST, lengths.max() - 1)))
+        width = min(self.max_length - 1, next_power_2(max(MIN_LENGTH, lengths.max() - 1)))
         row_of = best_fit_decreasing(lengths, width + 1, np.zeros(0, np.int64))
         places = [[] for _ in range(row_of.max() + 1)]
         for i, row in enumerate(row_of.tolist()):
             places[row].append(i)
         parts = batch_parts(self._checkpoint.mesh)
-        size = min(max(1, self._tokens // width), power_of_two(len(places)))
+        size = min(max(1, self._batch_tokens // width), next_power_2(len(places)))
         size = -(-size // parts) * parts
         groups = [places[i : i + size] for i in range(0, len(places), size)]
-        batches = (packed(rows, group, size, width) for group in groups)
+        batches = (pack_rows(rows, group, size, width) for group in groups)
         step = functools.partial(self._step, weights)
-        results = fetched(step(put_batch(self._checkpoint.mesh, batch)) for batch in batches)
+        results = fetch_pipelined(
+            step(put_batch(self._checkpoint.mesh, batch)) for batch in batches
+        )
         found: list[Scores] = [{}] * len(rows)
         for group, result in zip(groups, results, strict=True):
             for b, own in enumerate(group):
@@ -99,7 +107,7 @@ class Scorer:
         return found
 
 
-@functools.lru_cache(PROGRAMS_KEPT)
+@functools.lru_cache(MAX_PROGRAMS)
 def jit_score_batch(
     learner: Learner, mesh: Mesh, statistic: Statistic, mask_documents: bool
 ) -> Callable[[Weights, Any], dict[str, jax.Array]]:
@@ -108,9 +116,9 @@ def jit_score_batch(
     """
     score = functools.partial(score_batch, learner, statistic, mask_documents=mask_documents)
     return jax.jit(
-        traced_on(mesh, score),
+        trace_on_mesh(mesh, score),
         in_shardings=(state_shardings(learner, mesh).weights, batch_sharding(mesh)),
-        out_shardings=replicated(mesh),
+        out_shardings=replicated_sharding(mesh),
     )
 
 
@@ -133,27 +141,27 @@ def score_batch(
         learner.variables(weights), tokens_BT, segments_BT, read_BT > 0, method='activations'
     )
     rows, length = tokens_BT.shape
-    chunk = chunk_of(learner, tokens_BT.shape, readout.weight_DV.shape[-1]) or rows * length
+    chunk = loss_chunk_size(learner, tokens_BT.shape, readout.weight_DV.shape[-1]) or rows * length
     columns = math.gcd(length, max(1, chunk // rows))
     count = length // columns
 
-    def cut(x):
+    def to_chunks(x):
         return jnp.swapaxes(x.reshape(rows, count, columns, *x.shape[2:]), 0, 1)
 
-    def one(part):
+    def score_chunk(part):
         x_BCD, next_BC = part
         return statistic(readout(x_BCD).astype(jnp.float32), next_BC)
 
-    found = jax.lax.map(one, (cut(x_BTD), cut(next_BT)))
+    found = jax.lax.map(score_chunk, (to_chunks(x_BTD), to_chunks(next_BT)))
     return jax.tree.map(lambda y: jnp.swapaxes(y, 0, 1).reshape(rows, length, *y.shape[3:]), found)
 
 
-def packed(
-    rows: Sequence[Sequence[int]], places: Sequence[Sequence[int]], size: int, width: int
+def pack_rows(
+    rows: Sequence[Sequence[int]], row_groups: Sequence[Sequence[int]], size: int, width: int
 ) -> dict[str, np.ndarray]:
     """Returns {'tokens', 'segments'} [size, width + 1] of the rows whose numbers `places` lists."""
     tokens, segments = np.zeros((2, size, width + 1), np.int32)
-    for b, own in enumerate(places):
+    for b, own in enumerate(row_groups):
         start = 0
         for segment, i in enumerate(own, 1):
             stop = start + len(rows[i])
@@ -162,18 +170,18 @@ def packed(
     return {'tokens': tokens, 'segments': segments}
 
 
-def power_of_two(n: int) -> int:
+def next_power_2(n: int) -> int:
     """Returns the least power of two that is n or more."""
     return 1 << (int(n) - 1).bit_length()
 
 
-def fetched(results: Iterable[Any]) -> Iterator[Any]:
+def fetch_pipelined(device_scores: Iterable[Any]) -> Iterator[Any]:
     """Yields results from the devices, each fetched when MOST_IN_FLIGHT later ones are dispatched:
     devices do not wait, and hold the inputs of no more.
     """
     waiting = collections.deque()
-    for result in results:
+    for result in device_scores:
         waiting.append(result)
-        if len(waiting) > MOST_IN_FLIGHT:
+        if len(waiting) > MAX_IN_FLIGHT:
             yield jax.device_get(waiting.popleft())
     yield from jax.device_get(list(waiting))

@@ -47,13 +47,13 @@ def prepare_process() -> None:
     SIGINT ends the process with one line, until the caller sets another handler.
     """
     prepare_streams()
-    signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGINT, _exit_on_sigint)
     choose_platform()
     if os.environ.get('JAX_PLATFORMS') != 'cpu' or platform.libc_ver()[0] != 'glibc':
         return
     if 'GLIBC_TUNABLES' not in os.environ:
         os.environ['GLIBC_TUNABLES'] = ':'.join(TUNABLES)
-        _start_again()
+        _restart()
 
 
 def prepare_streams() -> None:
@@ -66,10 +66,10 @@ def prepare_streams() -> None:
     if not is_utf8 and os.environ.get('PYTHONUTF8') != '1':  # python -E would begin for ever
         os.environ['PYTHONUTF8'] = '1'
         os.environ.setdefault('PYTHONIOENCODING', sys.stdout.encoding)
-        _start_again()
+        _restart()
 
 
-def _start_again() -> None:
+def _restart() -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
@@ -95,7 +95,7 @@ def choose_platform() -> None:
             jax.config.update('jax_platforms', platforms)
 
 
-def idle_accelerator() -> str:
+def missing_plugin_advice() -> str:
     """Returns what to install where JAX lacks what a GPU or TPU of this machine needs; '' where
     there is none, and where the user has set JAX_PLATFORMS.
     """
@@ -110,20 +110,20 @@ def idle_accelerator() -> str:
     return ''
 
 
-def usual_dtype() -> str:
+def default_dtype() -> str:
     """Returns the type of products where the config leaves it open: bfloat16 on a machine whose
     TPU or GPU JAX will use, float32 on CPUs, which have no units for bfloat16.
     """
     platforms = os.environ.get('JAX_PLATFORMS')
     needed = [name for _, _, packages, _ in ACCELERATORS for name in packages]
     is_fast = has_accelerator() and any(map(importlib.util.find_spec, needed))
-    is_fast = is_fast and not idle_accelerator()  # libtpu is of no use to a GPU
+    is_fast = is_fast and not missing_plugin_advice()  # libtpu is of no use to a GPU
     if platforms:
         is_fast = not platforms.startswith('cpu')
     return 'bfloat16' if is_fast else 'float32'
 
 
-def _leave(number, _) -> None:
+def _exit_on_sigint(number, _) -> None:
     os.write(2, b'\nSIGINT: it had not begun; the same command begins\n')
     os._exit(128 + number)
 

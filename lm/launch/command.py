@@ -19,18 +19,18 @@ from ml_collections.config_flags.config_flags import ConfigFileFlagParser
 
 from lm.config.choice import AUTO
 from lm.config.fields import FIELDS, Field
-from lm.config.other_programs import Translator, file_advice, positional
+from lm.config.other_programs import Translator, config_file_hint, parse_positional
 from lm.config.recipe import Recipe
-from lm.config.resolve import digest, flatten, of_one_run
-from lm.config.suggestions import MANY_RUNS, check_flags, field_hint, flag_refusal
+from lm.config.resolve import digest, flatten, single_run_config
+from lm.config.suggestions import MULTI_RUN_SECTIONS, check_flags, field_hint, flag_type_error
 from lm.launch.distributed import leave
-from lm.launch.exhausted import explain, is_out_of_memory
+from lm.launch.exhausted import explain_memory_error, is_memory_error
 from lm.launch.exit_status import BAD_INPUT, SIGNALLED
 from lm.launch.path_flags import define_path
 from lm.launch.terminal import quiet_libraries
-from lm.storage.files import FULL, expand_home, no_room
-from modules.choices import nearest
-from modules.options import typed
+from lm.storage.files import FULL_MESSAGES, describe_full_disk, expand_home
+from modules.choices import suggest_nearest
+from modules.options import coerce_type
 
 flags.disclaim_key_flags()  # flags that are defined here belong to the program that asks for them
 
@@ -42,7 +42,7 @@ EXAMPLE = 'a config file has def get_config(): ... return config, as configs/def
 def run_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
     """Wraps `main` for absl's app.run: libraries are quiet, and bad input is one line."""
 
-    def wrapped(argv: list[str]) -> None:
+    def wrapper(argv: list[str]) -> None:
         quiet_libraries()
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a start may have set another
         try:
@@ -55,13 +55,13 @@ def run_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
             print(f'error: {error}', file=sys.stderr)
             leave(BAD_INPUT)
 
-    return wrapped
+    return wrapper
 
 
 def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
     """Wraps `main` of a program that trains; the process ends with the status it returns."""
 
-    def wrapped(argv: list[str]) -> None:
+    def wrapper(argv: list[str]) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a start may have set another
         quiet_libraries()
         if len(argv) > 1:
@@ -69,12 +69,12 @@ def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
         try:
             status = main()
         except (ValueError, OSError) as error:
-            print(f'error: {_with_advice(error)}', file=sys.stderr)
+            print(f'error: {_add_advice(error)}', file=sys.stderr)
             status = BAD_INPUT
         except jax.errors.JaxRuntimeError as error:
-            if not is_out_of_memory(error):
+            if not is_memory_error(error):
                 raise
-            print(f'error: {explain(error)}', file=sys.stderr)
+            print(f'error: {explain_memory_error(error)}', file=sys.stderr)
             status = BAD_INPUT
         except KeyboardInterrupt as error:  # before a run trains; from then on signals are caught
             number = signal.Signals(error.args[0] if error.args else signal.SIGINT)
@@ -83,16 +83,18 @@ def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
             os._exit(SIGNALLED + number)  # at once: no thread has anything to write
         leave(status)
 
-    return wrapped
+    return wrapper
 
 
-def _with_advice(error: ValueError | OSError) -> str:
+def _add_advice(error: ValueError | OSError) -> str:
     """Adds to a bare error of a full disk which folder that is, and what to do."""
     number, file = getattr(error, 'errno', None), getattr(error, 'filename', None)
-    if number not in FULL:
+    if number not in FULL_MESSAGES:
         return str(error)
     place = Path(os.fsdecode(file)).absolute().parent if file else 'what is written'
-    return f'{no_room(error, place)} ({error}). With more room, the same command goes on.'
+    return (
+        f'{describe_full_disk(error, place)} ({error}). With more room, the same command goes on.'
+    )
 
 
 def define_config() -> flags.FlagHolder[ConfigDict]:
@@ -118,16 +120,16 @@ def default_workdir(recipe: Recipe, suffix: str = '') -> Path:
     return Path('runs', f'{name}-{digest(recipe)}{suffix}')
 
 
-def overridden(config: Mapping[str, Any]) -> dict[str, Any]:
+def find_overrides(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns {path: value} of the fields whose value is not that of configs/default.py."""
     default = flatten(ConfigParser('default').parse(str(DEFAULT)).to_dict())
-    given = flatten(of_one_run(config))
+    given = flatten(single_run_config(config))
     return {p: v for p, v in given.items() if p in FIELDS and v != default.get(p)}
 
 
-def fields_given(config: Mapping[str, Any]) -> set[str]:
+def find_set_fields(config: Mapping[str, Any]) -> set[str]:
     """Returns the paths of fields that a flag sets, or the file to other than the default value."""
-    return {*config_flags.get_override_values(flags.FLAGS['config']), *overridden(config)}
+    return {*config_flags.get_override_values(flags.FLAGS['config']), *find_overrides(config)}
 
 
 class ConfigParser(ConfigFileFlagParser):
@@ -187,7 +189,7 @@ def _add_field(section: ConfigDict, path: str, name: str, field: Field) -> None:
     if value is dataclasses.MISSING or isinstance(value, FieldReference):
         return
     try:
-        value = typed(path, value, field.types)
+        value = coerce_type(path, value, field.types)
     except ValueError:
         return
     (kind,) = set(field.types) - {types.NoneType}
@@ -199,15 +201,15 @@ def _add_field(section: ConfigDict, path: str, name: str, field: Field) -> None:
 def parse_flags(argv: list[str]) -> list[str]:
     """Parses flags as absl does; a mistake in a flag is reported in one line."""
     try:
-        check_names(argv)
+        check_flag_names(argv)
         check_flags(argv, FIELDS)
         return flags.FLAGS(argv)
     except flags.Error as error:
         match = re.match(r'flag --config\.([\w.]+)=(.*?): ', str(error), re.DOTALL)
         path, text = match.groups() if match else ('', '')
-        said = flag_refusal(path, text, FIELDS[path].types) if path in FIELDS else str(error)
+        said = flag_type_error(path, text, FIELDS[path].types) if path in FIELDS else str(error)
     except AttributeError as error:
-        said = _unknown_in_file(error)
+        said = _explain_unknown_field(error)
         if not said:
             raise  # another mistake in the config file: its traceback helps
     except ValueError as error:
@@ -216,13 +218,13 @@ def parse_flags(argv: list[str]) -> list[str]:
     sys.exit(BAD_INPUT)
 
 
-def check_names(argv: Sequence[str]) -> None:
+def check_flag_names(argv: Sequence[str]) -> None:
     """Raises ValueError for flags that there are not, with those that other programs' names mean
     here; and for words without a flag that are such a name, or a config file.
     """
     known, fields = flags.FLAGS, {}
     if 'config' in known:
-        fields = {path: (field.types, names_of(field)) for path, field in FIELDS.items()}
+        fields = {path: (field.types, choice_names(field)) for path, field in FIELDS.items()}
     translator = Translator(fields, known)
     words = list(argv[1 : argv.index('--') if '--' in argv else None])
     while words:
@@ -233,10 +235,10 @@ def check_names(argv: Sequence[str]) -> None:
         is_config = bool(fields) and name.split('.')[0] in ('config', 'noconfig')
         path = name.partition('.')[2]
         if not given.startswith('-'):
-            if fields and all(positional(given)):
-                translator.add(*positional(given))
+            if fields and all(parse_positional(given)):
+                translator.add(*parse_positional(given))
             else:
-                translator.say(file_advice(given))
+                translator.add_sentence(config_file_hint(given))
         elif is_config and translator.is_foreign(path, words[0] if follows else text):
             translator.add(flag, words.pop(0) if follows else text)
         elif is_config or name in known or name.removeprefix('no') in known:
@@ -248,7 +250,7 @@ def check_names(argv: Sequence[str]) -> None:
         raise ValueError(said)
 
 
-def names_of(field: Field) -> Collection[str]:
+def choice_names(field: Field) -> Collection[str]:
     """Returns the names that a field may have; none where it is no choice."""
     if field.choice:
         return [*field.choice.table, *([AUTO] if field.choice.auto else [])]
@@ -265,7 +267,7 @@ def _is_switch(name: str) -> bool:
     )
 
 
-def _unknown_in_file(error: AttributeError) -> str:
+def _explain_unknown_field(error: AttributeError) -> str:
     """Names the unknown field that a config file sets or reads; '' for another error."""
     sections, names = ({path.split('.')[i] for path in FIELDS} for i in (0, 1))
     if written := re.search(r'Key "(\w+)" does not exist', str(error)):
@@ -279,4 +281,6 @@ def _unknown_in_file(error: AttributeError) -> str:
     said = f'{at.filename}:{at.lineno}: {said}'
     if not written and name in names:
         return f'{said} Left as published it is None by .get({name!r}) alone.'
-    return said + (nearest(name, [*MANY_RUNS, *sections]) or field_hint(name, FIELDS))
+    return said + (
+        suggest_nearest(name, [*MULTI_RUN_SECTIONS, *sections]) or field_hint(name, FIELDS)
+    )

@@ -25,7 +25,7 @@ from absl import flags
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lm.launch.exit_status import BAD_INPUT
-from lm.launch.link import COLLECT_SEC, own_addresses
+from lm.launch.link import COLLECT_SEC, local_addresses
 from lm.launch.this_host import HOST_TIMEOUT_SEC, child_host
 
 # The runtime aborts a process that hears nothing from another for so long, without saying why.
@@ -41,12 +41,14 @@ MEET_SEC = 300
 LAST_WORDS_SEC = COLLECT_SEC + 1.0
 WAIT_MS = 1000  # between looks at signals
 
-_has_own_disks = False  # see `disk_of_first`
-_numbers = itertools.count()  # of exchanges: all processes make the same ones in the same order
+_has_private_disks = False  # see `private_disks`
+_exchange_ids = (
+    itertools.count()
+)  # of exchanges: all processes make the same ones in the same order
 
 
 def define_flags() -> None:
-    """Defines the flags that `lm.launch.this_host` reads before JAX is imported, for --help."""
+    """Defines the flags that `lm.launch.detect_host` reads before JAX is imported, for --help."""
     flags.DEFINE_string('coordinator', None, 'HOST:PORT of process 0, in a job of several.')
     flags.DEFINE_integer('num_processes', None, 'Processes of the job; 1: this one is alone.')
     flags.DEFINE_integer('process_id', None, 'Which of them this is, from 0.')
@@ -61,25 +63,27 @@ def join(digest: str) -> None:
     """
     if (host := child_host()) is None:
         return
-    sys.excepthook = functools.partial(_end_here, BAD_INPUT)
-    # It would take SIGTERM for itself; which signals end a run is agreed on by `Stopping`.
+    sys.excepthook = functools.partial(_exit_alone, BAD_INPUT)
+    # It would take SIGTERM for itself; which signals end a run is agreed on by `StopAgreement`.
     jax.config.update('jax_enable_preemption_service', False)
     jax.distributed.initialize(
         coordinator_address=host.coordinator,
         # JAX's default is every address of this machine.
-        coordinator_bind_address=host.coordinator if own_addresses(host.watch_address[0]) else None,
+        coordinator_bind_address=host.coordinator
+        if local_addresses(host.watch_address[0])
+        else None,
         num_processes=host.num_processes,
         process_id=host.process_id,
         local_device_ids=host.local_devices,
-        # The launcher is known (`lm.launch.this_host`). JAX would give a process under SLURM one
+        # The launcher is known (`lm.launch.detect_host`). JAX would give a process under SLURM one
         # GPU, also where it is alone on its machine.
         cluster_detection_method='deactivate',
         initialization_timeout=MEET_SEC,
         heartbeat_timeout_seconds=HEARTBEAT_SEC,
         shutdown_timeout_seconds=SHUTDOWN_SEC,
     )
-    same_everywhere('the version of JAX', jax.__version__)
-    same_everywhere('the config, as its file resolves to it,', digest)
+    check_same_everywhere('the version of JAX', jax.__version__)
+    check_same_everywhere('the config, as its file resolves to it,', digest)
     # Process 0 alone writes to the persistent compilation cache, under a key that is its own: it
     # would run a saved program beside others that have compiled theirs. XLA for CPUs keeps no
     # order, in a saved program, between collectives inside of a loop and those around it. So one
@@ -94,12 +98,12 @@ def leave(status: int) -> None:
     """Ends the process; waits for the others first, unless it ends for an error of its own."""
     if jax.distributed.is_initialized():
         if status == BAD_INPUT:
-            _end_here(status)
+            _exit_alone(status)
         jax.distributed.shutdown()
     sys.exit(status)
 
 
-def _end_here(status: int, *error: Any) -> None:
+def _exit_alone(status: int, *error: Any) -> None:
     """Ends the process without JAX's own shutdown, which would wait for the others."""
     if error:
         traceback.print_exception(*error)
@@ -110,7 +114,7 @@ def _end_here(status: int, *error: Any) -> None:
     os._exit(status)
 
 
-def several() -> bool:
+def is_multiprocess() -> bool:
     return jax.process_count() > 1
 
 
@@ -120,50 +124,50 @@ def is_first() -> bool:
 
 
 @contextlib.contextmanager
-def disk_of_first() -> Iterator[None]:
+def private_disks() -> Iterator[None]:
     """Says that process 0 alone sees what it writes within the block, and reads it for all."""
-    global _has_own_disks
-    _has_own_disks = True
+    global _has_private_disks
+    _has_private_disks = True
     try:
         yield
     finally:
-        _has_own_disks = False
+        _has_private_disks = False
 
 
-def has_own_disks() -> bool:
+def has_private_disks() -> bool:
     """Whether process 0 alone sees what it writes."""
-    return _has_own_disks
+    return _has_private_disks
 
 
-def gathered(value: Any) -> list[Any]:
+def gather_values(value: Any) -> list[Any]:
     """Returns the values of all processes, by id; all must call it. value: what JSON can hold."""
-    if not several():
+    if not is_multiprocess():
         return [value]
-    prefix = f'evenkeel/{next(_numbers)}'
+    prefix = f'evenkeel/{next(_exchange_ids)}'
     _service().key_value_set(f'{prefix}/{jax.process_index()}', json.dumps(value))
-    return [_get(f'{prefix}/{i}') for i in range(jax.process_count())]
+    return [_await_value(f'{prefix}/{i}') for i in range(jax.process_count())]
 
 
-def from_first(value: Any) -> Any:
+def broadcast_from_first(value: Any) -> Any:
     """Returns process 0's value, once it is here; all must call it. value: what JSON can hold."""
-    if not several():
+    if not is_multiprocess():
         return value
-    key = f'evenkeel/{next(_numbers)}'
+    key = f'evenkeel/{next(_exchange_ids)}'
     if not is_first():
-        return _get(key)
+        return _await_value(key)
     _service().key_value_set(key, json.dumps(value))
     return value
 
 
-def first_then_others(act: Callable[[], Any]) -> Any:
+def run_first_then_others(function: Callable[[], Any]) -> Any:
     """Returns `act()`, which process 0 calls before the others do."""
-    found = act() if is_first() else None
-    from_first(None)
-    return found if is_first() else act()
+    found = function() if is_first() else None
+    broadcast_from_first(None)
+    return found if is_first() else function()
 
 
 @contextlib.contextmanager
-def raised_by_all(*kinds: type[Exception]) -> Iterator[None]:
+def raise_on_all(*kinds: type[Exception]) -> Iterator[None]:
     """Raises an error of these kinds in the block of one process on all; the block may wait for no
     other process.
     """
@@ -173,7 +177,7 @@ def raised_by_all(*kinds: type[Exception]) -> Iterator[None]:
     except kinds as error:
         own = error
         said = [isinstance(error, kind) for kind in kinds].index(True), str(error)
-    found = gathered(said)
+    found = gather_values(said)
     if own is not None:
         raise own
     for process_id, one in enumerate(found):
@@ -181,15 +185,15 @@ def raised_by_all(*kinds: type[Exception]) -> Iterator[None]:
             raise kinds[one[0]](f'host {process_id}: {one[1]}')
 
 
-def same_everywhere(what: str, value: str) -> None:
+def check_same_everywhere(label: str, value: str) -> None:
     """Raises ValueError on all processes where they have different values, with each one's."""
-    found = gathered([socket.gethostname(), value])
+    found = gather_values([socket.gethostname(), value])
     if len({one for _, one in found}) > 1:
         lines = ''.join(f'\n  host {i} ({name}): {one}' for i, (name, one) in enumerate(found))
-        raise ValueError(f'{what} must be the same on all hosts:{lines}')
+        raise ValueError(f'{label} must be the same on all hosts:{lines}')
 
 
-def _get(key: str) -> Any:
+def _await_value(key: str) -> Any:
     while True:
         try:
             return json.loads(_service().blocking_key_value_get(key, WAIT_MS))
@@ -205,7 +209,7 @@ def _service() -> Any:
     return distributed.global_state.client
 
 
-class Stopping:
+class StopAgreement:
     """Whether a run stops: all processes at the same step, whichever of them caught a signal.
 
     Several processes take the largest number that any of them has caught, one step later, by a
@@ -216,35 +220,35 @@ class Stopping:
     """
 
     def __init__(self, caught: list[int]):
-        self._caught, self._agreed = caught, 0
-        if several():
+        self._caught, self._signal = caught, 0
+        if is_multiprocess():
             mesh = Mesh(np.array(jax.devices()), ('device',))
-            self._of_each = NamedSharding(mesh, PartitionSpec('device'))
+            self._sharding = NamedSharding(mesh, PartitionSpec('device'))
             self._largest = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
-    def ask(self) -> jax.Array | None:
-        """Starts the program beside a step; `hear` takes its result, fetched with the metrics."""
-        if not several():
+    def begin_exchange(self) -> jax.Array | None:
+        """Starts the program beside a step; `finish_exchange` takes its result, fetched with the metrics."""
+        if not is_multiprocess():
             return None
         number = self._caught[0] if self._caught else 0
         own = np.full(jax.local_device_count(), number, np.int32)
-        return self._largest(jax.make_array_from_process_local_data(self._of_each, own))
+        return self._largest(jax.make_array_from_process_local_data(self._sharding, own))
 
-    def hear(self, answer: np.ndarray | None) -> None:
-        if self._agreed == 0 and answer is not None and answer > 0:
-            self._agreed = int(answer)
-            self._caught[:] = [self._agreed]  # so that all say the same signal, and end with it
+    def finish_exchange(self, answer: np.ndarray | None) -> None:
+        if self._signal == 0 and answer is not None and answer > 0:
+            self._signal = int(answer)
+            self._caught[:] = [self._signal]  # so that all say the same signal, and end with it
 
     @property
-    def now(self) -> bool:
-        return self._agreed > 0 if several() else bool(self._caught)
+    def should_stop(self) -> bool:
+        return self._signal > 0 if is_multiprocess() else bool(self._caught)
 
 
-def asked_to_stop(caught: list[int]) -> bool:
+def is_stop_requested(caught: list[int]) -> bool:
     """Whether any process has caught a signal; for use between runs, where all call it."""
-    if not several():
+    if not is_multiprocess():
         return bool(caught)
-    numbers = [number for number in gathered(caught[0] if caught else 0) if number]
+    numbers = [number for number in gather_values(caught[0] if caught else 0) if number]
     if numbers:
         caught[:] = [max(numbers)]
     return bool(numbers)

@@ -4,20 +4,20 @@ import jax
 
 from lm.storage.files import first_line
 
-MOST_SAID = 200  # characters of XLA's error
+MAX_CHARS = 200  # characters of XLA's error
 
 
-def is_out_of_memory(error: BaseException) -> bool:
+def is_memory_error(error: BaseException) -> bool:
     """Whether XLA found too little memory. TensorStore has the same word for a full disk, and other
     types of errors.
     """
     return isinstance(error, jax.errors.JaxRuntimeError) and 'RESOURCE_EXHAUSTED' in str(error)
 
 
-def explain(error: Exception) -> str:
-    """Returns what an error of `is_out_of_memory` means, and what to try."""
+def explain_memory_error(error: Exception) -> str:
+    """Returns what an error of `is_memory_error` means, and what to try."""
     return (
-        f'the memory of the device does not hold this run ({first_line(error, MOST_SAID)}). Try, '
+        f'the memory of the device does not hold this run ({first_line(error, MAX_CHARS)}). Try, '
         'in this order: a larger train.microbatches, which keeps the batch; model.remat; a smaller '
         'data.batch_size; with several devices mesh.axes=auto. A run that has a checkpoint goes on '
         'with these by --continue_changed and its --workdir.'

@@ -21,15 +21,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from lm.launch.exit_status import BAD_INPUT, Ended
-from lm.launch.this_host import SECRET, Host, flags_of
+from lm.launch.exit_status import BAD_INPUT, JobEnded
+from lm.launch.this_host import SECRET, Host, select_flags
 from lm.storage.files import expand_home
 
-LEAST, MOST = 16, 4096  # characters of a secret
+MIN_CHARS, MAX_CHARS = 16, 4096  # characters of a secret
 RUNS = 'runs'  # the folder of workdirs that have no name (`lm.launch.command`)
 PEER = 'evenkeel://job/'  # how the name in a certificate of a job begins
 DAYS = 365
-WITH_MTLS = (0, 12)  # the JAX whose processes can meet by mutual TLS
+MTLS_VERSION = (0, 12)  # the JAX whose processes can meet by mutual TLS
 MTLS = 'JAX_MTLS_{}'  # its variables
 
 
@@ -40,113 +40,113 @@ class Secret:
     """
 
     def __init__(self, host: Host, arguments: Sequence[str], env: Mapping[str, str] = os.environ):
-        self._given, self.path = '', None
+        self._text, self.path = '', None
         if host.secret_file:
-            self._given = _checked(_read(Path(host.secret_file)), '--job_secret_file')
+            self._text = _check_length(_read_secret(Path(host.secret_file)), '--job_secret_file')
         elif SECRET in env:
-            self._given = _checked(env[SECRET].strip(), SECRET)
-        elif '://' in (workdir := flags_of(arguments, ['workdir']).get('workdir', RUNS)):
-            raise Ended(
+            self._text = _check_length(env[SECRET].strip(), SECRET)
+        elif '://' in (workdir := select_flags(arguments, ['workdir']).get('workdir', RUNS)):
+            raise JobEnded(
                 BAD_INPUT,
                 f'hosts that share no disk need a secret of the job, and {workdir} is none: give '
-                f'--job_secret_file=FILE with the same text of at least {LEAST} characters on all '
+                f'--job_secret_file=FILE with the same text of at least {MIN_CHARS} characters on all '
                 f'hosts, or set {SECRET} to it. `openssl rand -hex 16` makes one.',
             )
         else:
             try:
                 folder = Path(expand_home(workdir))
             except ValueError as error:
-                raise Ended(BAD_INPUT, f'--workdir={error}') from None
+                raise JobEnded(BAD_INPUT, f'--workdir={error}') from None
             self.path = folder / f'.job-{re.sub(r"[^\w.]", "-", host.coordinator)}.secret'
 
     def write(self) -> str:
         """Returns the secret, which process 0 makes where none was given."""
         if self.path is None:
-            return self._given
-        self._given = secrets.token_hex(16)
+            return self._text
+        self._text = secrets.token_hex(16)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             own = self.path.with_suffix(f'.{os.getpid()}')
             own.unlink(missing_ok=True)
             descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(descriptor, 'w') as file:
-                file.write(self._given)
+                file.write(self._text)
             own.replace(self.path)
         except OSError as error:
-            raise Ended(BAD_INPUT, f'the secret of the job cannot be written: {error}') from None
-        return self._given
+            raise JobEnded(BAD_INPUT, f'the secret of the job cannot be written: {error}') from None
+        return self._text
 
     def read(self) -> str:
         """Returns the secret, or '' as long as process 0 has not written it."""
         if self.path is None:
-            return self._given
+            return self._text
         with contextlib.suppress(OSError, ValueError):
-            return _read(self.path)
+            return _read_secret(self.path)
         return ''
 
     def remove(self) -> None:
         """Removes the file of a job that has ended, unless another job has replaced it; and the
         folder, where a start that failed leaves it empty.
         """
-        if self.path is not None and self.read() == self._given:
+        if self.path is not None and self.read() == self._text:
             self.path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 self.path.parent.rmdir()
 
 
-def _read(path: Path) -> str:
+def _read_secret(path: Path) -> str:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe holds nobody up
     with open(descriptor) as file:
-        return file.read(MOST).strip()
+        return file.read(MAX_CHARS).strip()
 
 
-def _checked(text: str, origin: str) -> str:
-    if len(text) < LEAST:
-        raise Ended(
+def _check_length(text: str, origin: str) -> str:
+    if len(text) < MIN_CHARS:
+        raise JobEnded(
             BAD_INPUT,
-            f'the secret of a job has at least {LEAST} characters; {origin} has {len(text)}. '
+            f'the secret of a job has at least {MIN_CHARS} characters; {origin} has {len(text)}. '
             '`openssl rand -hex 16` makes one.',
         )
     return text
 
 
-def proof(secret: str, *words: str) -> str:
+def proof(secret: str, *parts: str) -> str:
     """Returns HMAC-SHA256 of the words in hexadecimal digits."""
-    return hmac.new(secret.encode(), ' '.join(words).encode(), hashlib.sha256).hexdigest()
+    return hmac.new(secret.encode(), ' '.join(parts).encode(), hashlib.sha256).hexdigest()
 
 
-def is_proof(text: str, secret: str, *words: str) -> bool:
-    return hmac.compare_digest(text.encode(), proof(secret, *words).encode())
+def is_proof(text: str, secret: str, *parts: str) -> bool:
+    return hmac.compare_digest(text.encode(), proof(secret, *parts).encode())
 
 
-def sealed(secret: str, text: str) -> str:
+def seal(secret: str, text: str) -> str:
     """Returns the text as who knows the secret alone can `opened` it: HMAC-SHA256 in counter mode
     under a fresh nonce, followed by the HMAC of both.
     """
     nonce = secrets.token_hex(16)
-    data = _with_stream(text.encode(), secret, nonce).hex()
+    data = _xor_stream(text.encode(), secret, nonce).hex()
     return f'{nonce} {data} {proof(secret, "seal", nonce, data)}'
 
 
-def opened(secret: str, text: str) -> str:
+def unseal(secret: str, text: str) -> str:
     """Returns what was `sealed`. Raises ValueError where another secret sealed it."""
     nonce, data, tag = text.split(' ')
     if not is_proof(tag, secret, 'seal', nonce, data):
         raise ValueError('it was sealed with another secret')
-    return _with_stream(bytes.fromhex(data), secret, nonce).decode()
+    return _xor_stream(bytes.fromhex(data), secret, nonce).decode()
 
 
-def _with_stream(data: bytes, secret: str, nonce: str) -> bytes:
+def _xor_stream(data: bytes, secret: str, nonce: str) -> bytes:
     blocks = (bytes.fromhex(proof(secret, 'stream', nonce, str(i))) for i in itertools.count())
     return bytes(a ^ b for a, b in zip(data, itertools.chain.from_iterable(blocks), strict=False))
 
 
-def certificate() -> str:
+def make_certificate() -> str:
     """Returns a private key and a certificate of its own for one job, as PEM. '' where openssl or
     JAX cannot, and where the user has given JAX certificates.
     """
     has_own = MTLS.format('CERT_FILE') in os.environ
-    if has_own or not shutil.which('openssl') or _jax_version() < WITH_MTLS:
+    if has_own or not shutil.which('openssl') or _jax_version() < MTLS_VERSION:
         return ''
     made = subprocess.run(
         [

@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from lm.launch.exit_status import ASKED
+from lm.launch.exit_status import STOP_SIGNALS
 
 ECHO_SEC = 1.0
 
@@ -18,16 +18,16 @@ class Interrupted(KeyboardInterrupt):
     """A signal came where nothing would be lost. `args[0]` is its number."""
 
 
-class Caught(list[int]):
+class CaughtSignals(list[int]):
     """Numbers of the signals that came."""
 
-    at_once = False  # whether a signal ends the program where it is
-    since = 0.0  # when the first one came, by `time.monotonic`
+    is_immediate = False  # whether a signal ends the program where it is
+    first_at = 0.0  # when the first one came, by `time.monotonic`
 
 
 @contextlib.contextmanager
-def handlers_kept(
-    handler: Callable | None = None, numbers: Sequence[signal.Signals] = ASKED
+def preserve_handlers(
+    handler: Callable | None = None, numbers: Sequence[signal.Signals] = STOP_SIGNALS
 ) -> Iterator[None]:
     """Sets `handler` within the block, and restores all handlers behind it, as Ray sets its own."""
     before = {number: signal.getsignal(number) for number in numbers}
@@ -43,36 +43,36 @@ def handlers_kept(
 
 
 @contextlib.contextmanager
-def caught_signals(numbers: Sequence[signal.Signals] = ASKED) -> Iterator[Caught]:
+def catch_signals(numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> Iterator[CaughtSignals]:
     """Yields a list that receives the first signal; one after ECHO_SEC ends the process at once.
 
     Sooner ones are ignored: a launcher that passes a signal on, and the terminal or `timeout` that
     sends it to the whole group, make two of one. So does a shell that passes SIGHUP on, whenever
     that comes: a terminal hangs up once.
     """
-    caught = Caught()
+    caught = CaughtSignals()
 
     def catch(number, _):
-        if caught.at_once:
+        if caught.is_immediate:
             raise Interrupted(number)
         if not caught:
             caught.append(number)
-            caught.since = time.monotonic()
-        elif number != signal.SIGHUP and time.monotonic() - caught.since > ECHO_SEC:
+            caught.first_at = time.monotonic()
+        elif number != signal.SIGHUP and time.monotonic() - caught.first_at > ECHO_SEC:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
-    with handlers_kept(catch, numbers):
+    with preserve_handlers(catch, numbers):
         yield caught
 
 
 @contextlib.contextmanager
-def nothing_to_lose(caught: list[int]) -> Iterator[None]:
-    """Raises Interrupted for a signal in the block, where `caught` is of `caught_signals`."""
-    if isinstance(caught, Caught):
-        caught.at_once = True
+def interruptible(caught: list[int]) -> Iterator[None]:
+    """Raises Interrupted for a signal in the block, where `caught` is of `catch_signals`."""
+    if isinstance(caught, CaughtSignals):
+        caught.is_immediate = True
     try:
         yield
     finally:
-        if isinstance(caught, Caught):
-            caught.at_once = False
+        if isinstance(caught, CaughtSignals):
+            caught.is_immediate = False

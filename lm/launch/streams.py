@@ -2,7 +2,7 @@
 
 The reader of a pipe may leave, a terminal may hang up, the disk of a log may be full. A program
 that prints an answer then ends without a word, as SIGPIPE ends others. One that trains or serves
-goes on (`outlive_output`): its work is in files, or on the network.
+goes on (`ignore_output_loss`): its work is in files, or on the network.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ from typing import Any, TextIO
 
 from lm.launch.exit_status import BAD_INPUT, SIGNALLED
 
-_outlives = False  # whether this program goes on without its output
-_loss = ''  # why standard output is gone
+_ignores_loss = False  # whether this program goes on without its output
+_loss_reason = ''  # why standard output is gone
 
 
 class StandardStream(io.FileIO):
@@ -41,22 +41,22 @@ class StandardStream(io.FileIO):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)
-            self.lost(error)
+            self.on_write_error(error)
         return size
 
-    def lost(self, error: OSError) -> None:
+    def on_write_error(self, error: OSError) -> None:
         """Called after the first error: by default nothing else happens."""
 
 
-class Output(StandardStream):
+class StandardOutput(StandardStream):
     """Standard output: without it a program ends, unless it outlives it."""
 
-    def lost(self, error: OSError) -> None:
-        global _loss
-        _loss = error.strerror or str(error)
-        if _outlives:
-            _to_stderr(
-                f'NOTE: standard output is gone ({_loss}): what is printed from here on is '
+    def on_write_error(self, error: OSError) -> None:
+        global _loss_reason
+        _loss_reason = error.strerror or str(error)
+        if _ignores_loss:
+            _write_stderr(
+                f'NOTE: standard output is gone ({_loss_reason}): what is printed from here on is '
                 'dropped, and the program goes on'
             )
         elif sys.is_finalizing():  # an exception would be printed, and changes nothing
@@ -64,7 +64,7 @@ class Output(StandardStream):
         elif error.errno in (errno.EPIPE, errno.EIO):  # nobody reads, or the terminal is gone
             raise SystemExit(SIGNALLED + signal.SIGPIPE)
         else:
-            _to_stderr(f'error: standard output cannot be written: {_loss}')
+            _write_stderr(f'error: standard output cannot be written: {_loss_reason}')
             raise SystemExit(BAD_INPUT)
 
 
@@ -83,17 +83,19 @@ def open_streams() -> None:
             os.set_inheritable(null, True)
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115
-    for name, kind in (('stdout', Output), ('stderr', StandardStream)):
+    for name, kind in (('stdout', StandardOutput), ('stderr', StandardStream)):
         before = getattr(sys, name)
         if before is None:
             setattr(sys, name, open(os.devnull, 'w'))  # noqa: SIM115
-        elif before is getattr(sys, f'__{name}__') and not isinstance(_raw(before), StandardStream):
-            stream = _text(kind(before.fileno()), before)
+        elif before is getattr(sys, f'__{name}__') and not isinstance(
+            _raw_stream(before), StandardStream
+        ):
+            stream = _wrap_text(kind(before.fileno()), before)
             setattr(sys, name, stream)
             setattr(sys, f'__{name}__', stream)
 
 
-def _text(raw: StandardStream, before: TextIO) -> TextIO:
+def _wrap_text(raw: StandardStream, before: TextIO) -> TextIO:
     """Returns a text stream over `raw` that buffers and encodes as the one before it."""
     return io.TextIOWrapper(
         raw if before.write_through else io.BufferedWriter(raw),
@@ -104,22 +106,22 @@ def _text(raw: StandardStream, before: TextIO) -> TextIO:
     )
 
 
-def _raw(stream: TextIO) -> io.RawIOBase:
+def _raw_stream(stream: TextIO) -> io.RawIOBase:
     return getattr(stream.buffer, 'raw', stream.buffer)
 
 
-def outlive_output() -> None:
+def ignore_output_loss() -> None:
     """From here on the program goes on where its output cannot be printed."""
-    global _outlives
-    _outlives = True
+    global _ignores_loss
+    _ignores_loss = True
 
 
 def output_loss() -> str:
     """Returns why standard output is gone; '' while it is there, or was closed from the start."""
-    return _loss
+    return _loss_reason
 
 
-def _to_stderr(text: str) -> None:
+def _write_stderr(text: str) -> None:
     # Not through sys.stderr, which live progress leads to standard output.
     with contextlib.suppress(OSError):  # it is gone too
         os.write(2, f'{text}\n'.encode(errors='backslashreplace'))

@@ -22,12 +22,12 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from lm.launch.coordinator import Coordinator
-from lm.launch.exit_status import BAD_INPUT, Ended
-from lm.launch.link import Supervisor, say
+from lm.launch.exit_status import BAD_INPUT, JobEnded
+from lm.launch.link import Supervisor, print_line
 from lm.launch.member import Member
 from lm.launch.secret import mtls_env
-from lm.launch.signals import handlers_kept
-from lm.launch.this_host import CHILD, JOB, TELL, Host, child_host, shared_arguments, this_host
+from lm.launch.signals import preserve_handlers
+from lm.launch.this_host import CHILD, JOB, TELL, Host, child_host, detect_host, shared_arguments
 
 POLL_SEC = 0.1  # between looks at the child
 # A child whose job has ended may still have a line to write; what it waits for will not come.
@@ -40,7 +40,7 @@ def supervise_if_several() -> None:
     if child_host() is not None:  # this is the child
         return
     try:
-        host = this_host(sys.argv[1:])
+        host = detect_host(sys.argv[1:])
     except ValueError as error:
         print(f'error: {error}', file=sys.stderr)
         sys.exit(BAD_INPUT)
@@ -55,7 +55,7 @@ def supervise(host: Host, command: Sequence[str], argv: Sequence[str] = ()) -> i
     """
     asked: list[int] = []
     role = Member if host.process_id else Coordinator
-    with handlers_kept(lambda number, _: asked.append(number)):
+    with preserve_handlers(lambda number, _: asked.append(number)):
         try:
             with (
                 contextlib.closing(role(host, shared_arguments(argv), asked)) as supervisor,
@@ -64,30 +64,30 @@ def supervise(host: Host, command: Sequence[str], argv: Sequence[str] = ()) -> i
                 heard, told = os.pipe()
                 os.set_blocking(heard, False)
                 env = {JOB: supervisor.job, TELL: str(told), **mtls}
-                child = start(host, command, env, told)
+                child = start_child(host, command, env, told)
                 os.close(told)
-                _attend(supervisor, child, heard)
-        except Ended as ended:
+                _watch_child(supervisor, child, heard)
+        except JobEnded as ended:
             if ended.text:
-                say(host, ended.text)
+                print_line(host, ended.text)
             return ended.status
 
 
-def _attend(supervisor: Supervisor, child: subprocess.Popen, heard: int) -> NoReturn:
+def _watch_child(supervisor: Supervisor, child: subprocess.Popen, heard: int) -> NoReturn:
     """Passes signals on to the child until the job has ended. Raises Ended."""
     reported, passed_on = False, 0
     try:
         while True:
-            for number in supervisor.asked[passed_on:]:
+            for number in supervisor.received_signals[passed_on:]:
                 passed_on += 1
                 child.send_signal(number)
             has_ended = child.poll() is not None
-            supervisor.apart = supervisor.apart or _says_apart(heard)
+            supervisor.is_independent = supervisor.is_independent or _is_child_independent(heard)
             if has_ended and not reported:
                 reported = True
-                supervisor.child_ended(child.returncode)
+                supervisor.on_child_exit(child.returncode)
             supervisor.step(POLL_SEC)
-    except Ended:
+    except JobEnded:
         os.close(heard)
         try:
             child.wait(GRACE_SEC)
@@ -97,13 +97,13 @@ def _attend(supervisor: Supervisor, child: subprocess.Popen, heard: int) -> NoRe
         raise
 
 
-def _says_apart(heard: int) -> bool:
+def _is_child_independent(heard: int) -> bool:
     with contextlib.suppress(BlockingIOError):  # nothing has been said yet
         return bool(os.read(heard, 1))
     return False
 
 
-def start(
+def start_child(
     host: Host, command: Sequence[str], env: Mapping[str, str], descriptor: int
 ) -> subprocess.Popen:
     """Starts the child, with `env` added to its environment and `descriptor` to write to. On Linux

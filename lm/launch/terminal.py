@@ -31,7 +31,7 @@ class Terminal:
         self._silent, self._progress = silent, None
 
     @contextlib.contextmanager
-    def live(self, steps: int, step: int) -> Iterator[None]:
+    def show_progress(self, steps: int, step: int) -> Iterator[None]:
         """Shows the progress from `step` on while a person watches."""
         if self._silent or not self.console.is_terminal:
             yield
@@ -51,7 +51,7 @@ class Terminal:
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, soft_wrap=True)
 
-    def row(self, row: dict[str, Any], steps: int) -> None:
+    def show_row(self, row: dict[str, Any], steps: int) -> None:
         step, rate = row['step'], row['tokens_per_sec']
         mfu = 'unknown' if math.isnan(row['mfu']) else f'{row["mfu"]:.1%}'
         line = f'loss {row["loss"]:.4f}  {rate:,.0f} tokens/s  mfu {mfu}'
@@ -61,7 +61,7 @@ class Terminal:
         left = (steps - step) * row['step_sec'] / 60
         self.say(f'step {step:>6} of {steps}  {line}  {left:.1f} min left')
 
-    def diverged(self, reason: str) -> None:
+    def show_divergence(self, reason: str) -> None:
         self.say(f'DIVERGED: {reason}')
 
 
@@ -75,8 +75,8 @@ class CellTerminal(Terminal):
         if not text.startswith('step '):
             self._say(f'{self._name}: {text}')
 
-    def row(self, row: dict[str, Any], steps: int) -> None:
+    def show_row(self, row: dict[str, Any], steps: int) -> None:
         pass
 
-    def diverged(self, reason: str) -> None:
+    def show_divergence(self, reason: str) -> None:
         self._say(f'{self._name} diverged: {reason}')

@@ -51,7 +51,7 @@ class Host:
     def watch_address(self) -> tuple[str, int]:
         return self.coordinator.rpartition(':')[0].strip('[]'), self.watch_port
 
-    def name_of(self, process_id: int) -> str:
+    def host_name(self, process_id: int) -> str:
         """'host 1 (node002)', or 'host 1' where the launcher lists no names."""
         known = len(self.names) == self.num_processes
         return f'host {process_id}' + (f' ({self.names[process_id]})' if known else '')
@@ -65,25 +65,25 @@ def child_host(env: Mapping[str, str] = os.environ) -> Host | None:
     return Host(**{k: tuple(v) if isinstance(v, list) else v for k, v in record.items()})
 
 
-def this_host(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Host | None:
+def detect_host(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Host | None:
     """Detects which process this is; None for one that is alone, as with --num_processes=1. Flags
     come before the environment. Raises ValueError for flags that are incomplete or wrong.
     """
-    given = flags_of(argv)
-    if 'num_processes' in given and _number(given, 'num_processes') == 1:
+    given = select_flags(argv)
+    if 'num_processes' in given and _parse_number(given, 'num_processes') == 1:
         return None
     needed = {'coordinator', 'num_processes', 'process_id'}
     found = None
-    if not needed <= given.keys() and (found := detected(env)) is None:
+    if not needed <= given.keys() and (found := ask_launchers(env)) is None:
         if not (stray := sorted(given.keys() & needed)):
             return None
         raise ValueError(
             f'--{stray[0]} is of a job of several processes, of which nothing is known here: '
             'give --coordinator=HOST:PORT, --num_processes=N and --process_id=I.'
         )
-    found = found or Found('')
-    count = _number(given, 'num_processes', found.num_processes)
-    mine = _number(given, 'process_id', found.process_id)
+    found = found or LauncherHost('')
+    count = _parse_number(given, 'num_processes', found.num_processes)
+    mine = _parse_number(given, 'process_id', found.process_id)
     if count < 1:
         raise ValueError(f'--num_processes must be at least 1; got {count}.')
     if count == 1:
@@ -98,19 +98,19 @@ def this_host(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Host 
         )
     port = int(coordinator.rpartition(':')[2])
     by_launcher = None if 'coordinator' in given else found.watch_port
-    watch_port = _number(given, 'watch_port', by_launcher or port + 1)
+    watch_port = _parse_number(given, 'watch_port', by_launcher or port + 1)
     if not (0 < port <= 65535 and 0 < watch_port <= 65535 and port != watch_port):
         raise ValueError(
             f'ports must be from 1 to 65535, and two: got {port} of --coordinator and '
             f'{watch_port} of --watch_port, which is the one after it unless it is given.'
         )
-    timeout = _number(given, 'host_timeout', HOST_TIMEOUT_SEC, float)
+    timeout = _parse_number(given, 'host_timeout', HOST_TIMEOUT_SEC, float)
     secret_file = expand_home(given.get('job_secret_file', ''))
     names, devices = found.names, found.local_devices
     return Host(coordinator, count, mine, watch_port, timeout, names, devices, secret_file)
 
 
-def flags_of(argv: Sequence[str], names: Sequence[str] = FLAGS) -> dict[str, str]:
+def select_flags(argv: Sequence[str], names: Sequence[str] = FLAGS) -> dict[str, str]:
     """Returns the flags of `names` that are given, as --name=value or --name value, with one dash
     or two.
     """
@@ -137,17 +137,17 @@ def _split_flags(argv: Sequence[str], names: Sequence[str]) -> tuple[dict[str, s
     return found, others
 
 
-def _number(
-    given: Mapping[str, str], name: str, default: float | None = None, kind: type = int
+def _parse_number(
+    host_flags: Mapping[str, str], name: str, default: float | None = None, kind: type = int
 ) -> float:
     try:
-        return kind(given[name]) if name in given else default
+        return kind(host_flags[name]) if name in host_flags else default
     except ValueError:
-        raise ValueError(f'--{name} must be a number; got {given[name]!r}') from None
+        raise ValueError(f'--{name} must be a number; got {host_flags[name]!r}') from None
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class LauncherHost:
     """The process that a launcher says this is; coordinator: '' where it names none."""
 
     launcher: str
@@ -159,27 +159,27 @@ class Found:
     local_devices: tuple[int, ...] | None = None
 
 
-def detected(env: Mapping[str, str]) -> Found | None:
+def ask_launchers(env: Mapping[str, str]) -> LauncherHost | None:
     """Asks LAUNCHERS in their order for this process; None where none has set its variables."""
     return next(filter(None, (launcher(env) for launcher in LAUNCHERS)), None)
 
 
-def open_mpi(env: Mapping[str, str]) -> Found | None:
+def open_mpi(env: Mapping[str, str]) -> LauncherHost | None:
     """A process of mpirun, which names the host of its own process up to version 4 alone."""
     names = ('OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_LOCAL_RANK')
     if not all(name in env for name in names):
         return None
-    count, mine, local = (_count(env, name) for name in names)
+    count, mine, local = (_read_count(env, name) for name in names)
     alone = env.get('OMPI_COMM_WORLD_LOCAL_SIZE') == '1'
     uri, ports = env.get('OMPI_MCA_orte_hnp_uri', ''), {}
     if address := re.search(r'tcp://(.+?)[,:]|tcp6://\[(.+?)[,\]]', uri):
         host = address[1] or f'[{address[2]}]'
         ports = _job_ports(host, int(uri.split('.')[0]) // 2**12)
-    devices = _devices_of_task(env, None if alone else local)
-    return Found('Open MPI', count, mine, local_devices=devices, **ports)
+    devices = _task_devices(env, None if alone else local)
+    return LauncherHost('Open MPI', count, mine, local_devices=devices, **ports)
 
 
-def slurm(env: Mapping[str, str]) -> Found | None:
+def slurm(env: Mapping[str, str]) -> LauncherHost | None:
     """A task of srun, with all devices of its machine or, among several tasks there, one."""
     numbers = ('SLURM_JOB_ID', 'SLURM_PROCID', 'SLURM_LOCALID')
     if not all(env.get(name) for name in ('SLURM_STEP_NODELIST', *numbers)):
@@ -187,16 +187,22 @@ def slurm(env: Mapping[str, str]) -> Found | None:
     # In a shell of salloc, a step of one task, SLURM_NTASKS counts the tasks of the job; with
     # sbatch --ntasks-per-node alone it is not set.
     which = 'SLURM_STEP_NUM_TASKS' if env.get('SLURM_STEP_NUM_TASKS') else 'SLURM_NTASKS'
-    count, (job, mine, local) = _count(env, which), (_count(env, name) for name in numbers)
-    hosts, tasks = expanded(env['SLURM_STEP_NODELIST']), env.get('SLURM_STEP_TASKS_PER_NODE', '')
+    count, (job, mine, local) = (
+        _read_count(env, which),
+        (_read_count(env, name) for name in numbers),
+    )
+    hosts, tasks = (
+        expand_nodes(env['SLURM_STEP_NODELIST']),
+        env.get('SLURM_STEP_TASKS_PER_NODE', ''),
+    )
     names = tuple(hosts) if len(hosts) == count else ()
     alone = names or re.fullmatch(r'1(\(x\d+\))?', tasks)
-    devices = _devices_of_task(env, None if alone else local)
+    devices = _task_devices(env, None if alone else local)
     ports = _job_ports(hosts[0], job)
-    return Found('SLURM', count, mine, names=names, local_devices=devices, **ports)
+    return LauncherHost('SLURM', count, mine, names=names, local_devices=devices, **ports)
 
 
-def _count(env: Mapping[str, str], name: str) -> int:
+def _read_count(env: Mapping[str, str], name: str) -> int:
     """Returns the whole number in a variable. Raises ValueError, naming it, for anything else."""
     if not re.fullmatch(r'\d+', text := env.get(name, '')):
         raise ValueError(
@@ -207,7 +213,7 @@ def _count(env: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def _devices_of_task(env: Mapping[str, str], local: int | None) -> tuple[int, ...] | None:
+def _task_devices(env: Mapping[str, str], local: int | None) -> tuple[int, ...] | None:
     """The GPU of the task's number, as JAX has it; None: all that the launcher shows the task."""
     visible = env.get('CUDA_VISIBLE_DEVICES') or env.get('ROCR_VISIBLE_DEVICES') or ''
     own = visible != '' and ',' not in visible
@@ -219,7 +225,7 @@ def _job_ports(host: str, job: int) -> dict[str, str | int]:
     return {'coordinator': f'{host}:{port}', 'watch_port': port - JOB_PORTS}
 
 
-def expanded(nodes: str) -> list[str]:
+def expand_nodes(nodes: str) -> list[str]:
     """['n01', 'n02', 'gpu7'] for SLURM's 'n[01-02],gpu7'."""
     found = []
     for prefix, ranges, suffix in re.findall(r'([^,\[]+)(?:\[([^\]]+)\])?([^,\[]*)', nodes):
@@ -232,7 +238,7 @@ def expanded(nodes: str) -> list[str]:
     return found
 
 
-def kubernetes_tpus(env: Mapping[str, str]) -> Found | None:
+def kubernetes_tpus(env: Mapping[str, str]) -> LauncherHost | None:
     """A host of TPUs of GKE, in one slice or several."""
     if not has_tpu():
         return None
@@ -242,36 +248,36 @@ def kubernetes_tpus(env: Mapping[str, str]) -> Found | None:
         workers = env.get('TPU_PROCESS_ADDRESSES') or env.get('TPU_WORKER_HOSTNAMES') or ''
     if not workers or 'TPU_WORKER_ID' not in env:
         return None
-    return _of_slices('TPUs of GKE', workers.split(','), int(env['TPU_WORKER_ID']), env.get)
+    return _number_slices('TPUs of GKE', workers.split(','), int(env['TPU_WORKER_ID']), env.get)
 
 
-def tpu_vms(env: Mapping[str, str]) -> Found | None:
+def tpu_vms(env: Mapping[str, str]) -> LauncherHost | None:
     """A host of a TPU pod, by the machine's metadata."""
     on_google = 'GCE_METADATA_IP' in env or (GOOGLE.exists() and 'Google' in GOOGLE.read_text())
     if not has_tpu() or 'TPU_SKIP_MDS_QUERY' in env or not on_google:
         return None
     server = env.get('GCE_METADATA_IP', 'metadata.google.internal')
-    workers = _metadata(server, 'worker-network-endpoints')
-    if not workers or not (number := _metadata(server, 'agent-worker-number')):
+    workers = _read_metadata(server, 'worker-network-endpoints')
+    if not workers or not (number := _read_metadata(server, 'agent-worker-number')):
         return None
     addresses = [worker.split(':')[-1] for worker in workers.split(',')]  # name:id:address, or it
-    lines = re.findall(r"^(\w+): *'?(.*?)'? *$", _metadata(server, 'tpu-env'), re.MULTILINE)
-    return _of_slices('TPU VMs', addresses, int(number), (dict(lines) | dict(env)).get)
+    lines = re.findall(r"^(\w+): *'?(.*?)'? *$", _read_metadata(server, 'tpu-env'), re.MULTILINE)
+    return _number_slices('TPU VMs', addresses, int(number), (dict(lines) | dict(env)).get)
 
 
-def _of_slices(
-    launcher: str, workers: list[str], number: int, read: Callable[[str], str | None]
-) -> Found:
+def _number_slices(
+    launcher: str, workers: list[str], number: int, get: Callable[[str], str | None]
+) -> LauncherHost:
     """Numbers the processes through all slices, by the MEGASCALE_* variables."""
-    slices, n = int(read('MEGASCALE_NUM_SLICES') or 1), len(workers)
-    number += int(read('MEGASCALE_SLICE_ID') or 0) * n
-    first = read('MEGASCALE_COORDINATOR_ADDRESS') or workers[0]
+    slices, n = int(get('MEGASCALE_NUM_SLICES') or 1), len(workers)
+    number += int(get('MEGASCALE_SLICE_ID') or 0) * n
+    first = get('MEGASCALE_COORDINATOR_ADDRESS') or workers[0]
     names = [worker.rpartition(':')[0] or worker for worker in workers] if slices == 1 else []
     coordinator = f'{first.split(":")[0]}:{TPU_PORT}'
-    return Found(launcher, slices * n, number, coordinator, names=tuple(names))
+    return LauncherHost(launcher, slices * n, number, coordinator, names=tuple(names))
 
 
-def _metadata(server: str, name: str) -> str:
+def _read_metadata(server: str, name: str) -> str:
     import urllib.request  # 20 ms, and all but TPU VMs do without
 
     flavor = {'Metadata-Flavor': 'Google'}

@@ -30,7 +30,7 @@ def define_flags() -> None:
     flags.DEFINE_list('track', [], 'Trackers that get the rows: mlflow, wandb.')
 
 
-def asked() -> list[str]:
+def read_track_flag() -> list[str]:
     """Returns the trackers that --track names. Raises ValueError for one that there is not."""
     for name in flags.FLAGS.track:
         choose(PACKAGES, name, '--track')
@@ -38,7 +38,9 @@ def asked() -> list[str]:
 
 
 @contextlib.contextmanager
-def tracked(workdir: Path, trackers: Sequence[str], say: Callable[[str], None]) -> Iterator[None]:
+def send_to_trackers(
+    workdir: Path, trackers: Sequence[str], say: Callable[[str], None]
+) -> Iterator[None]:
     """Sends rows of the folder, a run or a sweep, to these trackers meanwhile. To be called by all
     processes of a job; process 0 does it. What does not work is said in one line each.
     """
@@ -46,18 +48,18 @@ def tracked(workdir: Path, trackers: Sequence[str], say: Callable[[str], None]) 
 
     with contextlib.ExitStack() as running:
         for name in dict.fromkeys(trackers) if is_first() else ():
-            running.enter_context(_followed(workdir, name, say))
+            running.enter_context(_run_follower(workdir, name, say))
         yield
 
 
 @contextlib.contextmanager
-def _followed(workdir: Path, name: str, say: Callable[[str], None]) -> Iterator[None]:
+def _run_follower(workdir: Path, name: str, say: Callable[[str], None]) -> Iterator[None]:
     rest = f'python -m eval.sync --workdir={workdir} --to={name}'
     lacking = [one for one in PACKAGES[name] if importlib.util.find_spec(one) is None]
     try:
         if lacking:
             raise OSError(f'{" and ".join(lacking)} not installed (uv sync --extra {name})')
-        process = _start(workdir, name)
+        process = _start_follower(workdir, name)
     except OSError as error:
         say(f'{name}: nothing is sent: {error}. {rest} sends it later')
         yield
@@ -78,7 +80,7 @@ def _followed(workdir: Path, name: str, say: Callable[[str], None]) -> Iterator[
             say(f'{name}: not all rows were sent; {rest} sends the rest')
 
 
-def _start(workdir: Path, name: str) -> subprocess.Popen:
+def _start_follower(workdir: Path, name: str) -> subprocess.Popen:
     command = [sys.executable, '-m', 'eval.sync', f'--workdir={workdir}', f'--to={name}']
     paths = [str(ROOT), *filter(None, [os.environ.get('PYTHONPATH')])]
     return subprocess.Popen(

@@ -1,8 +1,8 @@
 """The base model that a parametrisation scales against: the same model with other sizes."""
 
 from lm.config.fields import Config
-from lm.config.recipe import Recipe, recipe_of
-from lm.config.resolve import unread_options, without_auto
+from lm.config.recipe import Recipe, build_recipe
+from lm.config.resolve import list_unread_options, resolve_auto
 from modules.scaling.parametrization import DEPTH, WIDTH
 
 
@@ -13,7 +13,7 @@ def base_head_dim(recipe: Recipe) -> int | None:
     return 1 if recipe.scaling.row.against_one else recipe.base.head_dim
 
 
-def base_blocks(recipe: Recipe) -> int:
+def base_depth(recipe: Recipe) -> int:
     if recipe.scaling.row.against_one:
         return 1
     return recipe.config.scaling.base_depth or recipe.model.n_layers
@@ -25,7 +25,7 @@ def width_growth(recipe: Recipe) -> float:
     return recipe.model.d_model / (1 if recipe.scaling.row.against_one else base)
 
 
-def unread_sizes(recipe: Recipe) -> list[str]:
+def unused_base_sizes(recipe: Recipe) -> list[str]:
     """Returns the paths of sizes of a base model that are given and change nothing."""
     scaling, row = recipe.config.scaling, recipe.scaling.row
     reads = {f'base_{size}': size in row.grows for size in (WIDTH, DEPTH)}
@@ -37,10 +37,10 @@ def unread_sizes(recipe: Recipe) -> list[str]:
     ]
 
 
-def unread(config: Config) -> list[str]:
+def unused_fields(config: Config) -> list[str]:
     """Returns the paths of options, and of sizes of a base model, that are given and not read."""
-    recipe = recipe_of(without_auto(config))
-    return unread_options(recipe) + unread_sizes(recipe)
+    recipe = build_recipe(resolve_auto(config))
+    return list_unread_options(recipe) + unused_base_sizes(recipe)
 
 
 def check_base(recipe: Recipe) -> None:
@@ -56,7 +56,7 @@ def check_base(recipe: Recipe) -> None:
                 f"model whose learning rate this one is to have; at {now}, the model's own, it is "
                 f'scaling.name=standard{but_zero}'
             )
-    for path in unread_sizes(recipe):
+    for path in unused_base_sizes(recipe):
         why = f'is read by no part of this config ({part})'
         if path == 'scaling.base_heads':
             why = f'is for logits q k / H against a base model, which {part} does not have'

@@ -8,12 +8,12 @@ import dataclasses
 from lm.config.fields import FIELDS
 from lm.config.recipe import Recipe
 from lm.config.resolve import flatten
-from lm.config.traced_steps import traced_steps
+from lm.config.traced_steps import parse_traced_steps
 from lm.model.base_size import base_head_dim, check_base
 from modules.choices import check_divides
-from modules.kernels.attention import ATTENTION_KERNELS, Scores, refuse_scores
+from modules.kernels.attention import ATTENTION_KERNELS, Scores, check_scores
 from modules.norms import NORMS
-from modules.options import options
+from modules.options import declared_options
 from modules.params import ParamSpec
 from modules.reparam import check_order
 from modules.scaling import PARAMETRIZATIONS, Growth
@@ -28,7 +28,7 @@ def check(recipe: Recipe) -> None:
     for path, value in flatten(recipe).items():
         if FIELDS[path].option is not None and value is not None:
             FIELDS[path].option.check(path, value)
-    traced_steps(recipe)
+    parse_traced_steps(recipe)
     _check_sizes(recipe)
     for part in recipe.parts:
         if part.section:  # rows of other tables have no options, and no rules
@@ -70,7 +70,7 @@ def _check_sizes(recipe: Recipe) -> None:
 def _check_loss_on(recipe: Recipe) -> None:
     """Raises ValueError where evaluation alone has holes, whose fillings it always counts."""
     readers = [part for part in recipe.objectives if 'loss_on' in part.options]
-    defaults = {options(part.row)['loss_on'].default for part in readers}
+    defaults = {declared_options(part.row)['loss_on'].default for part in readers}
     in_training = any(part in recipe.objective for part in readers)
     if recipe.data.loss_on not in (None, *defaults) and not in_training:
         raise ValueError(
@@ -80,7 +80,7 @@ def _check_loss_on(recipe: Recipe) -> None:
         )
 
 
-def scores_of(recipe: Recipe) -> Scores | None:
+def attention_scores(recipe: Recipe) -> Scores | None:
     """Returns what the attention layer asks of its kernel, on all rows of text that it may have;
     None where it has no such scores.
     """
@@ -102,14 +102,18 @@ def _check_kernels(recipe: Recipe) -> None:
     """Raises ValueError for a kernel of an operation that the model does not have, and for one of
     attention that does not serve the scores of the layer.
     """
-    layer, scores, named = recipe.attention, scores_of(recipe), recipe.kernels.get('attention')
+    layer, scores, named = (
+        recipe.attention,
+        attention_scores(recipe),
+        recipe.kernels.get('attention'),
+    )
     of_all = recipe.implementation.row if recipe.implementation else {}
     name = named.name if named else of_all.get('attention')  # None: the platform decides
     other = 'attention' if scores is None else 'linear_attention'
     unused = {other: f'{layer} has another kind of kernel'}
     norms = recipe.norms.values()
-    if not any(norm.row.over_rms for norm in norms):
-        able = ', '.join(name for name, row in NORMS.items() if row.over_rms)
+    if not any(norm.row.divides_by_rms for norm in norms):
+        able = ', '.join(name for name, row in NORMS.items() if row.divides_by_rms)
         unused['rms_norm'] = (
             f'of {", ".join(map(str, norms))} none divides by the root mean square; those that do '
             f'are {able}'
@@ -131,14 +135,14 @@ def _check_kernels(recipe: Recipe) -> None:
             raise ValueError(
                 f'{layer} has no probabilities, so that {rate} would drop none. Set it to 0.'
             )
-        able = [row for row, kernel in ATTENTION_KERNELS.items() if 'dropout' in kernel.serves]
+        able = [row for row, kernel in ATTENTION_KERNELS.items() if 'dropout' in kernel.supports]
         if name is not None and name not in able:
             raise ValueError(
                 f'kernels.attention={name} drops no probabilities, which {rate} asks for. Choose '
                 f'kernels.attention={"|".join(able)}, or model.attention_dropout=0.'
             )
     if scores is not None and name is not None:
-        refuse_scores(name, scores, recipe.model.dtype, recipe.head_dim)
+        check_scores(name, scores, recipe.model.dtype, recipe.head_dim)
 
 
 def _check_forward_mode(recipe: Recipe) -> None:
@@ -146,7 +150,7 @@ def _check_forward_mode(recipe: Recipe) -> None:
 
     `lm.training.state.check_learner` asks the same of kernels, which depend on the devices.
     """
-    for asker, what in recipe.in_forward_mode.items():
+    for asker, what in recipe.forward_mode_targets.items():
         for norm in recipe.norms.values():
             if not norm.row.forward_mode:
                 able = [name for name, row in NORMS.items() if row.forward_mode]

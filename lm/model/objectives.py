@@ -9,24 +9,24 @@ import numpy as np
 
 from lm.config.mixture import MixedRows
 from lm.config.recipe import Part, Recipe
-from modules.objectives import MARKS, Document, Marks
+from modules.objectives import N_UNNUMBERED, SpecialTokens, TrainingDocument
 
 EVALUATION = 1  # the last of four numbers that a row is drawn by; in training that is 0
 
 Row = dict[str, np.ndarray]
 
 
-def n_marks(recipe: Recipe) -> int:
+def count_marks(recipe: Recipe) -> int:
     """Returns the number of ids that objectives of training or evaluation add to the tokenizer's.
 
     They are MARKS and the numbered holes; 0 where no objective needs them.
     """
-    if not any(part.row.has_marks for part in recipe.objectives):
+    if not any(part.row.has_special_tokens for part in recipe.objectives):
         return 0
-    return MARKS + (recipe.data.masks or 0)
+    return N_UNNUMBERED + (recipe.data.masks or 0)
 
 
-def leaves_rows(recipe: Recipe) -> bool:
+def is_causal(recipe: Recipe) -> bool:
     """Whether training reads rows as they are, and predicts all of their tokens."""
     return all(part.row.leaves_rows for part in recipe.objective)
 
@@ -37,10 +37,10 @@ def batch_fields(recipe: Recipe) -> tuple[str, ...]:
     `targets` is 1 for each token to predict, of an objective that changes rows. `prefix` numbers
     the prefixes of one that has some, 0 being none.
     """
-    return ('tokens', 'segments') if leaves_rows(recipe) else _changed_fields(recipe.objective)
+    return ('tokens', 'segments') if is_causal(recipe) else _objective_fields(recipe.objective)
 
 
-def _changed_fields(objectives: Sequence[Part]) -> tuple[str, ...]:
+def _objective_fields(objectives: Sequence[Part]) -> tuple[str, ...]:
     has_prefix = any(part.row.has_prefix for part in objectives)
     return ('tokens', 'segments', 'targets', *(['prefix'] if has_prefix else []))
 
@@ -49,7 +49,7 @@ def _changed_fields(objectives: Sequence[Part]) -> tuple[str, ...]:
 class ObjectiveMixture:
     """Draws one objective for each row, by shares; all documents of the row have it."""
 
-    functions: tuple[Callable[..., Document], ...]
+    functions: tuple[Callable[..., TrainingDocument], ...]
     shares: tuple[float, ...]
     fields: tuple[str, ...]
 
@@ -59,7 +59,7 @@ class ObjectiveMixture:
         of_document = self.functions[min(at, len(self.functions) - 1)]
         found = {name: np.zeros_like(row['tokens']) for name in self.fields}
         found |= {'tokens': row['tokens'].copy(), 'segments': row['segments']}
-        for place in documents(row['segments']):
+        for place in document_slices(row['segments']):
             made = of_document(row['tokens'][place], rng=rng)
             found['tokens'][place], found['targets'][place] = made.tokens, made.targets
             if 'prefix' in found:
@@ -67,7 +67,7 @@ class ObjectiveMixture:
         return found
 
 
-def documents(segments: np.ndarray) -> Iterator[slice]:
+def document_slices(segments: np.ndarray) -> Iterator[slice]:
     """Yields the place in its row of each document; padding is none."""
     edges = np.flatnonzero(np.diff(segments, prepend=0, append=0))
     for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
@@ -75,23 +75,25 @@ def documents(segments: np.ndarray) -> Iterator[slice]:
             yield slice(start, stop)
 
 
-def _mixture(parts: Sequence[Part], tokenizer: Any, loss_on: Mapping[str, str]) -> ObjectiveMixture:
-    marks = Marks(tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size)
+def _build_mixture(
+    parts: Sequence[Part], tokenizer: Any, loss_on: Mapping[str, str]
+) -> ObjectiveMixture:
+    marks = SpecialTokens(tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size)
     functions = (
-        functools.partial(part.row.of_document, marks=marks, **{**part.options, **loss_on})
+        functools.partial(part.row.transform, marks=marks, **{**part.options, **loss_on})
         for part in parts
     )
     return ObjectiveMixture(
-        tuple(functions), tuple(part.share for part in parts), _changed_fields(parts)
+        tuple(functions), tuple(part.share for part in parts), _objective_fields(parts)
     )
 
 
-def training_mixture(recipe: Recipe, tokenizer: Any) -> ObjectiveMixture | None:
+def build_training_mixture(recipe: Recipe, tokenizer: Any) -> ObjectiveMixture | None:
     """Returns the mixture of data.objective; None where it leaves rows as they are."""
-    return None if leaves_rows(recipe) else _mixture(recipe.objective, tokenizer, {})
+    return None if is_causal(recipe) else _build_mixture(recipe.objective, tokenizer, {})
 
 
-def evaluated(recipe: Recipe, tokenizer: Any, rows: Any) -> dict[str, Any]:
+def evaluation_rows(recipe: Recipe, tokenizer: Any, rows: Any) -> dict[str, Any]:
     """Returns {name: changed rows} for the objectives of train.eval_objectives that change them.
 
     A row is the same in every evaluation and for every data.seed. The targets of an objective with
@@ -101,13 +103,17 @@ def evaluated(recipe: Recipe, tokenizer: Any, rows: Any) -> dict[str, Any]:
     for part in recipe.eval_objectives:
         if not part.row.leaves_rows:
             loss_on = {'loss_on': 'holes'} if 'loss_on' in part.options else {}
-            mapped = functools.partial(Mapped, mixture=_mixture([part], tokenizer, loss_on))
-            found[part.name] = rows.mapped(mapped) if isinstance(rows, MixedRows) else mapped(rows)
+            mapped = functools.partial(
+                ObjectiveRows, mixture=_build_mixture([part], tokenizer, loss_on)
+            )
+            found[part.name] = (
+                rows.map_sources(mapped) if isinstance(rows, MixedRows) else mapped(rows)
+            )
     return found
 
 
 @dataclasses.dataclass(frozen=True)
-class Mapped:
+class ObjectiveRows:
     """Rows of the validation split as an objective has them."""
 
     rows: Any

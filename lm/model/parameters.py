@@ -7,22 +7,22 @@ import jax
 import jax.numpy as jnp
 
 from lm.config.recipe import Recipe
-from lm.model.base_size import base_blocks, width_growth
+from lm.model.base_size import base_depth, width_growth
 from lm.model.transformer import Transformer
-from modules.params import LORA, NORM, ParamSpec, named_leaves, path_name, split
-from modules.reparam import Reparam, chain, multiplied, reparametrise
-from modules.scaling import growth_of, of_one_channel, scaling_of
+from modules.params import LORA, NORM, ParamSpec, named_leaves, path_name, split_boxes
+from modules.reparam import Reparam, chain, multiply_weights, reparametrise
+from modules.scaling import compute_growth, compute_scaling, one_channel_shape
 from modules.statistics import BACKWARD_STATS, STATS
 
 QUERY = 'query'  # the name of its matrix in modules/attention/base.py
 
 
-def of_norms(specs: Any, used: Any) -> Any:
+def norm_mask(specs: Any, used: Any) -> Any:
     """Returns whether each parameter is a norm's."""
     return jax.tree.map(lambda spec: spec.part == NORM, specs)
 
 
-def of_lora(specs: Any, used: Any) -> Any:
+def lora_mask(specs: Any, used: Any) -> Any:
     """Returns whether each parameter is a factor of lora, or a gain that another reparametrisation
     has for the same matrix, such as DoRA's magnitudes.
     """
@@ -40,10 +40,10 @@ def of_lora(specs: Any, used: Any) -> Any:
 # What train.trainable can be: (stored specs, used specs) -> which parameters training changes.
 TRAINABLE = {
     'all': lambda specs, used: jax.tree.map(lambda spec: not spec.frozen, specs),
-    'norms': of_norms,
-    LORA: of_lora,
+    'norms': norm_mask,
+    LORA: lora_mask,
 }
-WHY_NOTHING = {
+NOTHING_TRAINABLE = {
     'norms': 'the norms of this model (model.norm={0.norm}) have no parameters',
     LORA: 'model.reparam={0.reparam} has no lora; add --config.model.reparam=lora, or '
     'weight_norm+lora for DoRA',
@@ -82,31 +82,31 @@ def describe_params(recipe: Recipe, model: Transformer) -> Description:
 
     Raises ValueError where nothing is trainable, or a matrix has no rule of the parametrisation.
     """
-    used, used_specs, stats = _declared(recipe, model)
-    base = _shapes_in_base(recipe, model, used, used_specs)
+    used, used_specs, stats = _abstract_params(recipe, model)
+    base = _base_shapes(recipe, model, used, used_specs)
     chosen = {part.name: part.options for part in recipe.reparam}
 
-    _, used_scalings = _scaled(recipe, used_specs, used, base)
+    _, used_scalings = _compute_scalings(recipe, used_specs, used, base)
     reparam = reparametrise(list(chosen), used_specs, used, chosen)
     shapes, base_shapes = (
         jax.eval_shape(lambda params: reparam.init(params)[0], weights) for weights in (used, base)
     )
     factors = jax.tree.map(lambda scaling: scaling.forward_factor, used_scalings)
     if any(factor != 1.0 for factor in jax.tree.leaves(factors)):
-        reparam = chain(multiplied(used_specs, factors), reparam)
+        reparam = chain(multiply_weights(used_specs, factors), reparam)
     trainable = TRAINABLE[recipe.train.trainable](reparam.specs, used_specs)
     if not any(jax.tree.leaves(trainable)):
         raise ValueError(
             f'train.trainable={recipe.train.trainable} leaves nothing to train: '
-            + WHY_NOTHING[recipe.train.trainable].format(recipe.model)
+            + NOTHING_TRAINABLE[recipe.train.trainable].format(recipe.model)
         )
-    growths, scalings = _scaled(recipe, reparam.specs, shapes, base_shapes)
+    growths, scalings = _compute_scalings(recipe, reparam.specs, shapes, base_shapes)
 
     def initial_std(path, spec, scaling):
         if scaling.init_std is None:
             return None
         std = scaling.init_std * scaling.forward_factor
-        return std * (not starts_at_0(recipe, path_name(path), spec))
+        return std * (not is_zero_init(recipe, path_name(path), spec))
 
     return Description(
         used_shapes=used,
@@ -122,57 +122,57 @@ def describe_params(recipe: Recipe, model: Transformer) -> Description:
     )
 
 
-def _declared(recipe: Recipe, model: Transformer) -> tuple[Any, Any, Any]:
+def _abstract_params(recipe: Recipe, model: Transformer) -> tuple[Any, Any, Any]:
     """Returns (shapes, specs) of the weights that a model uses, and the shapes of what its layers
     carry.
     """
     key = jax.random.key(0)
-    boxes, stats = jax.eval_shape(lambda: initial_parameters(recipe, model, key))
-    return *split(boxes), stats
+    boxes, stats = jax.eval_shape(lambda: init_params(recipe, model, key))
+    return *split_boxes(boxes), stats
 
 
-def _shapes_in_base(recipe: Recipe, model: Transformer, shapes: Any, specs: Any) -> Any:
+def _base_shapes(recipe: Recipe, model: Transformer, shapes: Any, specs: Any) -> Any:
     """Returns the shapes in the base model; `shapes` themselves where there is none."""
     if recipe.scaling.row.against_one:
         return jax.tree.map(
-            lambda s, spec: s.update(shape=of_one_channel(spec, s.shape)), shapes, specs
+            lambda s, spec: s.update(shape=one_channel_shape(spec, s.shape)), shapes, specs
         )
     if recipe.config.scaling.base_width is None:
         return shapes
     base = recipe.base
-    return _declared(base, Transformer(base, model.vocab_size, model.kernels))[0]
+    return _abstract_params(base, Transformer(base, model.vocab_size, model.kernels))[0]
 
 
-def _scaled(recipe: Recipe, specs: Any, shapes: Any, base_shapes: Any) -> tuple[Any, Any]:
+def _compute_scalings(recipe: Recipe, specs: Any, shapes: Any, base_shapes: Any) -> tuple[Any, Any]:
     """Returns (growths, scalings) of each parameter. Raises ValueError for one without a rule."""
     part, blocks = recipe.scaling, recipe.model.n_layers
-    larger = blocks / base_blocks(recipe), width_growth(recipe)
+    larger = blocks / base_depth(recipe), width_growth(recipe)
     growths = jax.tree.map(
-        lambda spec, s, base: growth_of(spec, s.shape, base.shape, *larger),
+        lambda spec, s, base: compute_growth(spec, s.shape, base.shape, *larger),
         specs,
         shapes,
         base_shapes,
     )
 
     def scale(path, spec, shape, base, growth):
-        chosen = recipe.optimizers[optimizer_of(spec)]
+        chosen = recipe.optimizers[optimizer_field(spec)]
         if chosen.row.family == 'spectral' and growth.fan_in != growth.fan_out:
             what = f'{path_name(path)}, of which one side alone grows'
             instead = 'Choose another optimizer, or a model without such matrices.'
             if spec.part == LORA:
                 what = f'the factors of model.reparam={recipe.model.reparam} ({path_name(path)}): '
                 what += 'one of their sides is reparam.rank, which does not grow'
-                instead = f'Choose another {optimizer_of(spec)}, or scaling.name=standard.'
+                instead = f'Choose another {optimizer_field(spec)}, or scaling.name=standard.'
             raise ValueError(
                 f'{part} has no rule for {what}, with {chosen}, whose updates have singular values '
                 f'of one size. {instead}'
             )
-        return scaling_of(
+        return compute_scaling(
             part.row,
             recipe.init.row,
             spec,
             (shape.shape, base.shape),
-            (blocks, base_blocks(recipe)),
+            (blocks, base_depth(recipe)),
             growth,
             chosen.row.family,
             **part.options,
@@ -181,13 +181,13 @@ def _scaled(recipe: Recipe, specs: Any, shapes: Any, base_shapes: Any) -> tuple[
     return growths, jax.tree_util.tree_map_with_path(scale, specs, shapes, base_shapes, growths)
 
 
-def starts_at_0(recipe: Recipe, path: str, spec: ParamSpec) -> bool:
+def is_zero_init(recipe: Recipe, path: str, spec: ParamSpec) -> bool:
     """Whether this matrix is one of `Recipe.zero_starts`."""
     name = QUERY if path.split('/')[-1] == QUERY else spec.role
     return name in recipe.zero_starts
 
 
-def initial_parameters(recipe: Recipe, model: Transformer, key: jax.Array) -> tuple[Any, Any]:
+def init_params(recipe: Recipe, model: Transformer, key: jax.Array) -> tuple[Any, Any]:
     """Returns (boxed parameters at unit scale, the collections that layers carry)."""
     tokens_1T = jnp.zeros((1, recipe.data.seq_len), jnp.int32)
     variables = model.init(key, tokens_1T, method='activations')  # logits make no parameters
@@ -195,6 +195,6 @@ def initial_parameters(recipe: Recipe, model: Transformer, key: jax.Array) -> tu
     return variables['params'], stats
 
 
-def optimizer_of(spec: ParamSpec) -> str:
+def optimizer_field(spec: ParamSpec) -> str:
     """Returns the field that names the optimizer of a parameter."""
     return 'optim.name' if spec.role == 'hidden' else 'optim.others'

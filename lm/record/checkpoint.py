@@ -20,23 +20,27 @@ import orbax.checkpoint as ocp
 
 from lm.config.recipe import Recipe
 from lm.config.resolve import differences
-from lm.launch.distributed import from_first, has_own_disks, is_first, raised_by_all
+from lm.launch.distributed import broadcast_from_first, has_private_disks, is_first, raise_on_all
 from lm.record import digests
 from lm.record.digests import DamagedCheckpoint
-from lm.record.via_process_0 import from_first_arrays, to_first
+from lm.record.via_process_0 import gather_to_first, scatter_from_first
 from lm.storage.files import first_line
 from lm.training.state import State, Weights
 from modules.params import named_leaves
 
 FOLDER = 'checkpoints'
-NOT_IN_PATHS = '[]\\'  # TensorStore takes these for patterns and separators
+FORBIDDEN_IN_PATHS = '[]\\'  # TensorStore takes these for patterns and separators
 # Errors with these numbers, or words in their text, say nothing of the checkpoint.
-NOT_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM)
-NOT_DAMAGE_WORDS = ('RESOURCE_EXHAUSTED', 'PERMISSION_DENIED', *map(os.strerror, NOT_DAMAGE))
-MOST_SAID = 200  # characters of another library's error
+ENVIRONMENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM)
+ENVIRONMENT_MESSAGES = (
+    'RESOURCE_EXHAUSTED',
+    'PERMISSION_DENIED',
+    *map(os.strerror, ENVIRONMENT_ERRNOS),
+)
+MAX_ERROR_CHARS = 200  # characters of another library's error
 # Sections whose fields decide which arrays there are.
-OF_WEIGHTS = ('model', 'norm', 'attention', 'mlp', 'reparam')
-OF_STATE = (*OF_WEIGHTS, 'optim')
+WEIGHT_SECTIONS = ('model', 'norm', 'attention', 'mlp', 'reparam')
+STATE_SECTIONS = (*WEIGHT_SECTIONS, 'optim')
 
 
 class TreeMismatch(ValueError):
@@ -52,7 +56,7 @@ def check_path(path: Path) -> None:
             f'{str(path.absolute())!a} is not UTF-8, and checkpoints cannot be written to such a '
             'path. Give another --workdir.'
         ) from error
-    if found := sorted(set(NOT_IN_PATHS) & set(str(path.absolute()))):
+    if found := sorted(set(FORBIDDEN_IN_PATHS) & set(str(path.absolute()))):
         raise ValueError(
             f'{path.absolute()} holds {" and ".join(found)}, and checkpoints cannot be read from a '
             'path with one of [ ] \\. Give another --workdir.'
@@ -62,13 +66,16 @@ def check_path(path: Path) -> None:
 def is_damage(error: Exception) -> bool:
     """Whether an error of reading means damage, and not a lack of memory, descriptors or rights."""
     # Orbax and TensorStore raise errors of any type for files that are cut, changed or gone.
-    if isinstance(error, MemoryError | TreeMismatch) or getattr(error, 'errno', 0) in NOT_DAMAGE:
+    if (
+        isinstance(error, MemoryError | TreeMismatch)
+        or getattr(error, 'errno', 0) in ENVIRONMENT_ERRNOS
+    ):
         return False
-    return not any(words in str(error) for words in NOT_DAMAGE_WORDS)
+    return not any(words in str(error) for words in ENVIRONMENT_MESSAGES)
 
 
 @contextlib.contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
+def _translate_damage(path: Path) -> Iterator[None]:
     """Turns errors that mean damage, of whatever type, into DamagedCheckpoint."""
     try:
         yield
@@ -77,7 +84,7 @@ def _damage_named(path: Path) -> Iterator[None]:
             raise
         kind = '' if isinstance(error, DamagedCheckpoint) else f'{type(error).__name__}: '
         raise DamagedCheckpoint(
-            f'checkpoint {path} cannot be read ({kind}{first_line(error, MOST_SAID)})'
+            f'checkpoint {path} cannot be read ({kind}{first_line(error, MAX_ERROR_CHARS)})'
         ) from error
 
 
@@ -94,58 +101,62 @@ def state_record(state: State | Weights) -> dict[str, str]:
 
 
 def check_tree(
-    stored: dict[str, str], wanted: dict[str, str], where: Path, of: str = 'model'
+    stored: dict[str, str], expected: dict[str, str], checkpoint_path: Path, subject: str = 'model'
 ) -> None:
     """Raises TreeMismatch with every missing, extra and reshaped array; of: what is configured."""
-    lines = [f'missing  {path} {wanted[path]}' for path in wanted.keys() - stored.keys()]
-    lines += [f'extra    {path} {stored[path]}' for path in stored.keys() - wanted.keys()]
+    lines = [f'missing  {path} {expected[path]}' for path in expected.keys() - stored.keys()]
+    lines += [f'extra    {path} {stored[path]}' for path in stored.keys() - expected.keys()]
     lines += [
-        f'differs  {path}: checkpoint {stored[path]}, {of} {wanted[path]}'
-        for path in stored.keys() & wanted.keys()
-        if stored[path] != wanted[path]
+        f'differs  {path}: checkpoint {stored[path]}, {subject} {expected[path]}'
+        for path in stored.keys() & expected.keys()
+        if stored[path] != expected[path]
     ]
     if lines:
         listing = '\n  '.join(sorted(lines))
-        raise TreeMismatch(f'checkpoint {where} does not fit the configured {of}:\n  {listing}')
+        raise TreeMismatch(
+            f'checkpoint {checkpoint_path} does not fit the configured {subject}:\n  {listing}'
+        )
 
 
-def fields_that_differ(there: Recipe, here: Recipe, sections: Sequence[str] = OF_STATE) -> str:
+def format_differences(
+    stored: Recipe, current: Recipe, sections: Sequence[str] = STATE_SECTIONS
+) -> str:
     """Returns lines of an error: the fields of these sections that differ, or ''."""
-    changed = differences(there, here).items()
+    changed = differences(stored, current).items()
     of_model = [(name, both) for name, both in changed if name.split('.')[0] in sections]
     lines = [f'  {name}: {a!r} -> {b!r}' for name, (a, b) in of_model]
     return '\n'.join(['the model differs in (there -> here):', *lines, '']) if lines else ''
 
 
-def steps_in(folder: Path) -> list[int]:
+def list_steps(folder: Path) -> list[int]:
     """Returns the steps of the complete checkpoints in a folder, ascending."""
     return sorted(ocp.utils.checkpoint_steps(folder.absolute())) if folder.is_dir() else []
 
 
-def items_of(state: State, meta: Mapping[str, Any]) -> ocp.args.Composite | None:
+def build_items(state: State, meta: Mapping[str, Any]) -> ocp.args.Composite | None:
     """Returns state and `meta` with digests; None on a process whose arrays process 0 writes."""
     weights, training = _weights(state), _training(state)
-    arrays = {'weights': digests.of_arrays(weights), 'training': digests.of_arrays(training)}
+    arrays = {'weights': digests.hash_arrays(weights), 'training': digests.hash_arrays(training)}
     trees = {'tree': state_record(state), 'training_tree': tree_record(training)}
     record = {**meta, **trees, 'digests': arrays}
-    if has_own_disks():
-        weights, training = to_first((weights, training))
+    if has_private_disks():
+        weights, training = gather_to_first((weights, training))
         if not is_first():
             return None
     return ocp.args.Composite(
         weights=ocp.args.StandardSave(weights),
         training=ocp.args.StandardSave(training),
-        meta=ocp.args.JsonSave({'record': record, 'sha256': digests.of_record(record)}),
+        meta=ocp.args.JsonSave({'record': record, 'sha256': digests.hash_record(record)}),
     )
 
 
 def read_meta(folder: Path, step: int) -> dict[str, Any]:
     """Returns the record of one checkpoint; of an older version it may lack digests."""
-    with _damage_named(folder / str(step)):
+    with _translate_damage(folder / str(step)):
         raw = read_items(folder / str(step), meta=ocp.args.JsonRestore())['meta']
         if 'config' in raw and 'sha256' not in raw:
             return raw
-        if set(raw) != {'record', 'sha256'} or digests.of_record(raw['record']) != raw['sha256']:
+        if set(raw) != {'record', 'sha256'} or digests.hash_record(raw['record']) != raw['sha256']:
             raise DamagedCheckpoint('its record does not have the digest that it names')
         return raw['record']
 
@@ -156,22 +167,22 @@ def read_state(folder: Path, step: int, shapes: State) -> tuple[State, dict[str,
     Raises TreeMismatch if the parameters or the optimizer's state do not fit, DamagedCheckpoint if
     anything is not what was written, on all processes if on one.
     """
-    if has_own_disks():
+    if has_private_disks():
         items, meta = {}, None
-        with raised_by_all(TreeMismatch, DamagedCheckpoint):
+        with raise_on_all(TreeMismatch, DamagedCheckpoint):
             if is_first():
                 zero = jax.tree.map(
                     lambda s: np.broadcast_to(np.zeros((), s.dtype), s.shape), shapes
                 )
                 items, meta = _read_state_items(folder, step, zero)
         wanted = {'weights': _stored_weights(shapes), 'training': _training(shapes)}
-        items = {name: from_first_arrays(items.get(name), item) for name, item in wanted.items()}
-        meta = from_first(meta)
+        items = {name: scatter_from_first(items.get(name), item) for name, item in wanted.items()}
+        meta = broadcast_from_first(meta)
     else:
-        with raised_by_all(DamagedCheckpoint):
+        with raise_on_all(DamagedCheckpoint):
             items, meta = _read_state_items(folder, step, shapes)
     _check_digests(folder / str(step), items, meta)
-    return State(**_complete(items['weights'], shapes), **items['training']), meta
+    return State(**_fill_missing(items['weights'], shapes), **items['training']), meta
 
 
 def read_weights(folder: Path, step: int, shapes: State) -> tuple[Weights, Any]:
@@ -181,10 +192,10 @@ def read_weights(folder: Path, step: int, shapes: State) -> tuple[Weights, Any]:
     process alone.
     """
     is_own = all(leaf.sharding.is_fully_addressable for leaf in jax.tree.leaves(shapes))
-    with contextlib.nullcontext() if is_own else raised_by_all(TreeMismatch, DamagedCheckpoint):
+    with contextlib.nullcontext() if is_own else raise_on_all(TreeMismatch, DamagedCheckpoint):
         items, meta = _read_state_items(folder, step, shapes, with_training=False)
     _check_digests(folder / str(step), items, meta)
-    found = _complete(items['weights'], shapes)
+    found = _fill_missing(items['weights'], shapes)
     average = found.pop('average')
     return Weights(**found), average
 
@@ -195,7 +206,7 @@ def _read_state_items(
     """Returns the items and the meta of a checkpoint, without waiting for other processes."""
     path, meta = folder / str(step), read_meta(folder, step)
     weights = _stored_weights(shapes)
-    with _damage_named(path):
+    with _translate_damage(path):
         # The model first: another model has another state of its optimizer too.
         check_tree(meta['tree'], state_record(shapes), path)
         items = {'weights': ocp.args.StandardRestore(weights)}
@@ -212,7 +223,7 @@ def _read_state_items(
 
 def _check_digests(path: Path, items: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
     """Raises DamagedCheckpoint if a digest differs; called by all that hold parts of the arrays."""
-    with _damage_named(path):
+    with _translate_damage(path):
         for name in ('weights', 'training'):
             if 'digests' in meta and items.get(name) is not None:
                 digests.check_arrays(meta['digests'][name], items[name], name)
@@ -234,7 +245,7 @@ def _stored_weights(shapes: State) -> dict[str, Any]:
     return weights
 
 
-def _complete(weights: dict[str, Any], shapes: State) -> dict[str, Any]:
+def _fill_missing(weights: dict[str, Any], shapes: State) -> dict[str, Any]:
     """Adds what `_weights` and `_stored_weights` leave out."""
     return {'stats': {}, 'average': {}, 'reparam': shapes.reparam} | weights
 

@@ -15,19 +15,19 @@ from typing import Any, ClassVar
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
-from lm.launch.distributed import from_first, has_own_disks, is_first, several
-from lm.launch.exhausted import is_out_of_memory
+from lm.launch.distributed import broadcast_from_first, has_private_disks, is_first, is_multiprocess
+from lm.launch.exhausted import is_memory_error
 from lm.record import checkpoint
-from lm.record.checkpoint import FOLDER, MOST_SAID, read_meta, read_state, steps_in
+from lm.record.checkpoint import FOLDER, MAX_ERROR_CHARS, list_steps, read_meta, read_state
 from lm.record.digests import DamagedCheckpoint
 from lm.storage.files import first_line, sync
 from lm.training.state import State
 
-DAMAGED = 'checkpoints_damaged'
+DAMAGED_FOLDER = 'checkpoints_damaged'
 LOSS = 'validation_ce'  # decides which checkpoints are the best
-TOGETHER = ocp.options.MultiprocessingOptions()
-ALONE = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
-MOST_WRITERS = 4  # at once in a process; each has threads and descriptors of its own
+ALL_PROCESSES = ocp.options.MultiprocessingOptions()
+PROCESS_0_ONLY = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
+MAX_WRITERS = 4  # at once in a process; each has threads and descriptors of its own
 
 
 @dataclasses.dataclass
@@ -60,22 +60,26 @@ class Checkpoints:
         keep_last: int,
         keep_best: int,
         say: Callable = print,
-        gb_at_once: float | None = None,
+        save_concurrent_gb: float | None = None,
     ):
         checkpoint.check_path(workdir)
         self.workdir, self.say = Path(workdir), say
-        self._keep_last, self._keep_best, self._gb_at_once = keep_last, keep_best, gb_at_once
+        self._keep_last, self._keep_best, self._save_concurrent_gb = (
+            keep_last,
+            keep_best,
+            save_concurrent_gb,
+        )
         self._manager: ocp.CheckpointManager | None = None
         self._failure: OSError | None = None  # of a write that ended after its run had moved on
         self._losses: dict[int, float] = {}
-        self._saving = -1
+        self._saving_step = -1
 
     @property
     def folder(self) -> Path:
         return self.workdir / FOLDER
 
     def steps(self) -> list[int]:
-        return steps_in(self.folder)
+        return list_steps(self.folder)
 
     def save(self, state: State, meta: dict[str, Any], loss: float | None) -> None:
         """Starts writing; the state may change as soon as this returns. loss: on validation data.
@@ -83,62 +87,62 @@ class Checkpoints:
         Raises OSError if this checkpoint, or the one still being written, cannot be written.
         """
         step = int(state.step)
-        with _as_os_error():
-            manager = self._writer()
+        with _translate_errors():
+            manager = self._open_manager()
             if manager is not None:
                 manager.wait_until_finished()
             if loss is not None:
                 self._losses[step] = loss
-            self._saving = step
-            items = checkpoint.items_of(state, meta | {'loss': loss})
+            self._saving_step = step
+            items = checkpoint.build_items(state, meta | {'loss': loss})
             if manager is not None:
                 manager.save(step, args=items)
 
-    def _writer(self) -> ocp.CheckpointManager | None:
+    def _open_manager(self) -> ocp.CheckpointManager | None:
         """Returns Orbax's manager, or None if another process writes the arrays of this one."""
         if self._failure:
             raise self._failure
-        alone = has_own_disks()
+        alone = has_private_disks()
         if alone and not is_first():
             return None
         if self._manager is None:
             checkpoint.ignore_late_callbacks()
-            while len(self._writers) >= MOST_WRITERS:
-                self._writers[0]._let_go()
+            while len(self._writers) >= MAX_WRITERS:
+                self._writers[0]._close_manager()
             policies = [LatestN(self._keep_last)]
             if self._keep_best:
-                stored = list(self._stored_losses().items())
-                stored = stored if alone else from_first(stored)
+                stored = list(self._read_losses().items())
+                stored = stored if alone else broadcast_from_first(stored)
                 self._losses |= {step: loss for step, loss in stored}
                 policies.append(LowestLoss(self._keep_best, self._losses))
             if alone:  # Orbax makes the folder for all or for none
                 self.folder.mkdir(parents=True, exist_ok=True)
-            barrier = _barrier() if several() and not alone else None
+            barrier = _make_barrier() if is_multiprocess() and not alone else None
             options = ocp.CheckpointManagerOptions(
                 preservation_policy=AnyPreservationPolicy(policies),
                 create=not alone,
-                multiprocessing_options=ALONE if alone else TOGETHER,
+                multiprocessing_options=PROCESS_0_ONLY if alone else ALL_PROCESSES,
                 async_options=ocp.AsyncOptions(
                     post_finalization_callback=self._sync, barrier_sync_fn=barrier
                 ),
             )
             self._manager = ocp.CheckpointManager(
-                self.folder.absolute(), options=options, handler_registry=self._handlers()
+                self.folder.absolute(), options=options, handler_registry=self._build_handlers()
             )
             self._writers.append(self)
         return self._manager
 
-    def _handlers(self) -> ocp.handlers.CheckpointHandlerRegistry | None:
-        if self._gb_at_once is None:
+    def _build_handlers(self) -> ocp.handlers.CheckpointHandlerRegistry | None:
+        if self._save_concurrent_gb is None:
             return None
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
         for item in ('weights', 'training'):
-            handler = ocp.StandardCheckpointHandler(save_concurrent_gb=self._gb_at_once)
+            handler = ocp.StandardCheckpointHandler(save_concurrent_gb=self._save_concurrent_gb)
             for args in (ocp.args.StandardSave, ocp.args.StandardRestore):
                 registry.add(item, args, handler)
         return registry
 
-    def _stored_losses(self) -> dict[int, float]:
+    def _read_losses(self) -> dict[int, float]:
         found: dict[int, float] = {}
         for step in self.steps():
             try:
@@ -157,7 +161,7 @@ class Checkpoints:
         Orbax calls it on process 0, before it renames the folder and removes older ones;
         TensorStore syncs the arrays of each process.
         """
-        for unfinished in self.folder.glob(f'{self._saving}.*'):
+        for unfinished in self.folder.glob(f'{self._saving_step}.*'):
             for path in (*unfinished.rglob('*'), unfinished):
                 sync(path)
 
@@ -166,11 +170,11 @@ class Checkpoints:
 
         Damaged ones are moved to `checkpoints_damaged`, with a note. Raises TreeMismatch.
         """
-        for step in reversed(from_first(self.steps())):
+        for step in reversed(broadcast_from_first(self.steps())):
             try:
                 state, meta = read_state(self.folder, step, shapes)
             except DamagedCheckpoint as error:
-                self._set_aside(step, error)
+                self._move_aside(step, error)
                 continue
             if 'digests' not in meta:
                 self.say(
@@ -180,23 +184,25 @@ class Checkpoints:
             return state, meta
         return None
 
-    def newest_intact(self, shapes: State) -> Path | None:
+    def find_newest_intact(self, shapes: State) -> Path | None:
         """Returns the newest checkpoint that can be read."""
-        for step in reversed(from_first(self.steps())):
+        for step in reversed(broadcast_from_first(self.steps())):
             with contextlib.suppress(DamagedCheckpoint):
                 read_state(self.folder, step, shapes)
                 return self.folder / str(step)
         return None
 
-    def set_aside(self) -> list[int]:
+    def damaged_steps(self) -> list[int]:
         """Returns the steps of the damaged checkpoints that were moved away."""
-        return steps_in(self.workdir / DAMAGED)
+        return list_steps(self.workdir / DAMAGED_FOLDER)
 
-    def _set_aside(self, step: int, error: DamagedCheckpoint) -> None:
-        self.say(f'{error}; moved to {self.workdir / DAMAGED}, falling back to the one before')
-        self._let_go()  # a manager remembers what is there
+    def _move_aside(self, step: int, error: DamagedCheckpoint) -> None:
+        self.say(
+            f'{error}; moved to {self.workdir / DAMAGED_FOLDER}, falling back to the one before'
+        )
+        self._close_manager()  # a manager remembers what is there
         if is_first():
-            target = self.workdir / DAMAGED / str(step)
+            target = self.workdir / DAMAGED_FOLDER / str(step)
             shutil.rmtree(target, ignore_errors=True)
             target.parent.mkdir(exist_ok=True)
             shutil.move(self.folder / str(step), target)
@@ -205,31 +211,31 @@ class Checkpoints:
         """Waits until all that was saved is on disk. Raises OSError if it cannot be written."""
         if self._failure:
             raise self._failure
-        with _as_os_error():
+        with _translate_errors():
             if self._manager:
                 self._manager.wait_until_finished()
-        if has_own_disks():
-            from_first(None)  # the others have nothing to write, and must not end before
+        if has_private_disks():
+            broadcast_from_first(None)  # the others have nothing to write, and must not end before
 
-    def _let_go(self) -> None:
+    def _close_manager(self) -> None:
         """Ends the writing threads; keeps an error for the next `save` or `wait`."""
         if self._manager is None:
             return
         self._writers.remove(self)
         manager, self._manager = self._manager, None
         try:
-            with _as_os_error():
+            with _translate_errors():
                 manager.close()
         except OSError as error:
             self._failure = error
 
     def close(self) -> None:
         """Ends all writing. Raises OSError if what was saved cannot be written."""
-        self._let_go()
+        self._close_manager()
         self.wait()
 
 
-def _barrier() -> Callable[..., None]:
+def _make_barrier() -> Callable[..., None]:
     """Returns Orbax's barrier, skipped after a failed write: it waits 20 minutes for others."""
     wait = ocp.multihost.get_barrier_sync_fn()
 
@@ -241,12 +247,12 @@ def _barrier() -> Callable[..., None]:
 
 
 @contextlib.contextmanager
-def _as_os_error() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Turns the error of a write, of whatever type Orbax gives it, into an OSError."""
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
-        if is_out_of_memory(error):
+        if is_memory_error(error):
             raise
-        reason = first_line(error, MOST_SAID)
+        reason = first_line(error, MAX_ERROR_CHARS)
         raise OSError(f'a checkpoint could not be written ({reason})') from error

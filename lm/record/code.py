@@ -29,7 +29,7 @@ def running_code() -> Code:
 def sources_digest(root: Path) -> str:
     """Returns a digest of the Python files that train, by name and content (10 ms)."""
     state = hashlib.blake2b(digest_size=8)
-    for path in _sources(root):
+    for path in _list_sources(root):
         # Editors leave links to nothing beside a file, and replace a file by renaming another one.
         with contextlib.suppress(OSError):
             content = path.read_bytes()
@@ -37,7 +37,7 @@ def sources_digest(root: Path) -> str:
     return state.hexdigest()
 
 
-def _sources(root: Path) -> Iterator[Path]:
+def _list_sources(root: Path) -> Iterator[Path]:
     yield root / PROGRAM
     for package in PACKAGES:
         yield from sorted((root / package).rglob('*.py'))

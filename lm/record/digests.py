@@ -14,23 +14,23 @@ import jax.numpy as jnp
 import numpy as np
 
 # Multipliers of two mixing functions: Wellons' lowbias32, and murmur3's finalizer.
-MIXES = ((0x7FEB352D, 0x846CA68B), (0x85EBCA6B, 0xC2B2AE35))
+MIX_MULTIPLIERS = ((0x7FEB352D, 0x846CA68B), (0x85EBCA6B, 0xC2B2AE35))
 
 
 SMALL_BYTES = 1 << 20  # of an array whose digest the host computes, in some milliseconds
-MOST_SLICES = 256  # taken one after another; more would take their time on an accelerator
+MAX_SLICES = 256  # taken one after another; more would take their time on an accelerator
 
 
 class DamagedCheckpoint(ValueError):
     """The content of a checkpoint is not what was written."""
 
 
-def of_record(record: Any) -> str:
+def hash_record(record: Any) -> str:
     """Returns the SHA-256 of a JSON record, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def of_arrays(tree: Any) -> list[str]:
+def hash_arrays(tree: Any) -> list[str]:
     """Returns sixteen hexadecimal digits for each leaf of a tree, in the order of its leaves.
 
     For the 32-bit words w_i of an array, the two sums over i of h_k(w_i xor h_1(i)) mod 2^32, where
@@ -38,22 +38,22 @@ def of_arrays(tree: Any) -> list[str]:
     a probability of about 2^-64. Integer sums do not depend on their order, hence not on the mesh.
     """
     # One after another: on a CPU the sums take memory for several times as many words.
-    sums = [_sums_of(jnp.asarray(leaf)) for leaf in jax.tree.leaves(tree)]
+    sums = [_compute_sums(jnp.asarray(leaf)) for leaf in jax.tree.leaves(tree)]
     return [''.join(f'{int(one):08x}' for one in pair) for pair in sums]
 
 
-def check_arrays(stored: list[str], tree: Any, where: str) -> None:
+def check_arrays(stored: list[str], tree: Any, name: str) -> None:
     """Raises DamagedCheckpoint, naming the first leaf whose digest is not the stored one."""
-    found = of_arrays(tree)
+    found = hash_arrays(tree)
     if len(found) != len(stored):
-        raise DamagedCheckpoint(f'{where} holds {len(found)} arrays, with {len(stored)} digests')
+        raise DamagedCheckpoint(f'{name} holds {len(found)} arrays, with {len(stored)} digests')
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
     for path, one, wanted in zip(paths, found, stored, strict=True):
         if one != wanted:
-            raise DamagedCheckpoint(f'{path} of {where} has digest {one}, written with {wanted}')
+            raise DamagedCheckpoint(f'{path} of {name} has digest {one}, written with {wanted}')
 
 
-def _sums_of(x: jax.Array) -> Any:
+def _compute_sums(x: jax.Array) -> Any:
     """Returns both sums of an array, on the host."""
     if x.nbytes <= SMALL_BYTES and x.is_fully_addressable:
         return _sums_on_host(np.asarray(x))
@@ -65,8 +65,8 @@ def _sums_on_host(x: np.ndarray) -> list[np.uint32]:
     flat = np.ascontiguousarray(x).reshape(-1)
     unsigned = flat.view(f'u{min(x.dtype.itemsize, 4)}')  # two words of what has eight bytes
     words = unsigned.astype(np.uint32)
-    keyed = words ^ _mixed(np.arange(words.size, dtype=np.uint32), *MIXES[0])
-    return [np.sum(_mixed(keyed, *mix), dtype=np.uint32) for mix in MIXES]
+    keyed = words ^ _mix(np.arange(words.size, dtype=np.uint32), *MIX_MULTIPLIERS[0])
+    return [np.sum(_mix(keyed, *mix), dtype=np.uint32) for mix in MIX_MULTIPLIERS]
 
 
 @jax.jit
@@ -74,16 +74,16 @@ def _sums(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return _sums_from(_words(x), jnp.uint32(0))
 
 
-def _sums_from(words: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _sums_from(words: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns both sums of words, which are the rows of an array from number `first` on."""
     # Indices along each axis instead of a flat order, which would gather a sharded array.
-    index = jnp.broadcast_to(first, words.shape)
+    index = jnp.broadcast_to(start, words.shape)
     for axis, size in enumerate(words.shape):
         along = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
         index = (index * jnp.uint32(size) if axis else index) + along
-    keyed = words ^ _mixed(index, *MIXES[0])
-    first, second = (jnp.sum(_mixed(keyed, *mix), dtype=jnp.uint32) for mix in MIXES)
-    return first, second
+    keyed = words ^ _mix(index, *MIX_MULTIPLIERS[0])
+    start, second = (jnp.sum(_mix(keyed, *mix), dtype=jnp.uint32) for mix in MIX_MULTIPLIERS)
+    return start, second
 
 
 def _has_rows(x: jax.Array) -> bool:
@@ -94,21 +94,21 @@ def _has_rows(x: jax.Array) -> bool:
 @jax.jit
 def _sums_by_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Computes `_sums` for some rows of the first axis at a time, in as much less memory."""
-    n_rows = -(-x.shape[0] // MOST_SLICES)
+    n_rows = -(-x.shape[0] // MAX_SLICES)
     n_slices, n_left = divmod(x.shape[0], n_rows)
 
-    def added(sums, rows, first):
+    def accumulate(sums, rows, first):
         found = _sums_from(_words(rows), first)
         return tuple(one + other for one, other in zip(sums, found, strict=True))
 
-    def add(i, sums):
+    def add_slice(i, sums):
         first = i * n_rows
         rows = jax.lax.dynamic_slice_in_dim(x, first, n_rows)
-        return added(sums, rows, first.astype(jnp.uint32))
+        return accumulate(sums, rows, first.astype(jnp.uint32))
 
-    sums = jax.lax.fori_loop(0, n_slices, add, (jnp.uint32(0), jnp.uint32(0)))
+    sums = jax.lax.fori_loop(0, n_slices, add_slice, (jnp.uint32(0), jnp.uint32(0)))
     if n_left:
-        sums = added(sums, x[-n_left:], jnp.uint32(x.shape[0] - n_left))
+        sums = accumulate(sums, x[-n_left:], jnp.uint32(x.shape[0] - n_left))
     return sums
 
 
@@ -121,7 +121,7 @@ def _words(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(x, unsigned).astype(jnp.uint32)
 
 
-def _mixed[Words: (jax.Array, np.ndarray)](index: Words, first: int, second: int) -> Words:
+def _mix[Words: (jax.Array, np.ndarray)](index: Words, first: int, second: int) -> Words:
     """Applies a bijection of 32-bit words whose every bit depends on every bit of `index`."""
     index = (index ^ (index >> 16)) * np.uint32(first)
     index = (index ^ (index >> 15)) * np.uint32(second)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lm.storage.files import Unreadable, open_regular, parse_json, write_text
+from lm.storage.files import UnreadableFile, open_regular, parse_json, write_text
 
 FILE = 'metrics.jsonl'
 DAMAGED_LINES = 'metrics_damaged.jsonl'
-MOST_BYTES = (
+MAX_READ_BYTES = (
     1 << 20
 )  # of lines that `Tail` reads at once: what a run may hold in memory, and its turn
 NOT_FINITE = 'not_finite'  # in a line of the file: what the nulls beside it were, by their tags
@@ -28,9 +28,11 @@ class Recorder:
     rows. Raises OSError if one cannot be written.
     """
 
-    def __init__(self, workdir: Path, step: int, expected: int | None, say: Callable[[str], None]):
+    def __init__(
+        self, workdir: Path, step: int, expected_rows: int | None, say: Callable[[str], None]
+    ):
         self._path = workdir / FILE
-        lines = list(_lines(self._path))
+        lines = list(_read_lines(self._path))
         known = [line for line, row in lines if step and row and row['step'] <= step]
         kept = [line.rstrip() + b'\n' for line in known]
         self.rows = len(kept)
@@ -44,9 +46,9 @@ class Recorder:
             )
             with (workdir / DAMAGED_LINES).open('ab') as file:
                 file.writelines(damaged)
-        if expected is not None and self.rows < expected:
+        if expected_rows is not None and self.rows < expected_rows:
             say(
-                f'NOTE: {self._path} lacks {expected - self.rows} of the {expected} rows up to '
+                f'NOTE: {self._path} lacks {expected_rows - self.rows} of the {expected_rows} rows up to '
                 f'step {step}; the run itself goes on as if they were there'
             )
         if kept != [line for line, _ in lines] or not lines:
@@ -56,7 +58,7 @@ class Recorder:
         self._board = EventFile(workdir / 'tensorboard', purge_step=step + 1)
 
     def write(self, row: dict[str, Any]) -> None:
-        finite, numbers = without_nan(row), by_tag(row)
+        finite, numbers = replace_non_finite(row), flatten_row(row)
         lost = {tag: str(x) for tag, x in numbers.items() if not math.isfinite(x)}
         with self._path.open('a') as file:
             file.write(json.dumps(finite | ({NOT_FINITE: lost} if lost else {})) + '\n')
@@ -79,17 +81,17 @@ class NoRecorder:
     def sync(self) -> None: ...
 
 
-def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+def _read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     """Yields each line of a metrics.jsonl with its row; None for a row that is damaged."""
     if not path.exists():
         return
     with open_regular(path) as file:
         for line in file:
-            row = _object(line)
+            row = _parse_object(line)
             yield line, row if row and isinstance(row.get('step'), int) else None
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def _parse_object(line: bytes) -> dict[str, Any] | None:
     """Returns the object in a line; None for one that is damaged."""
     try:
         row = parse_json(line)
@@ -102,7 +104,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """Returns the intact rows of a metrics.jsonl, None for numbers that are not finite; [] if there
     is no file.
     """
-    rows = [row for _, row in _lines(path) if row]
+    rows = [row for _, row in _read_lines(path) if row]
     for row in rows:
         row.pop(NOT_FINITE, None)
     return rows
@@ -117,10 +119,10 @@ class Tail:
 
     def __init__(self, path: Path):
         self._path, self.restarts = path, 0
-        self._offset, self._line = 0, b''  # read so far, and the last line of that
+        self._offset, self._last_line = 0, b''  # read so far, and the last line of that
 
     def _restart(self) -> None:
-        self._offset, self._line = 0, b''
+        self._offset, self._last_line = 0, b''
         self.restarts += 1
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
@@ -133,48 +135,48 @@ class Tail:
             self._restart()
             return [], False
         except OSError as error:
-            raise Unreadable(f'{self._path} cannot be read ({error.strerror})') from error
+            raise UnreadableFile(f'{self._path} cannot be read ({error.strerror})') from error
         with file:
-            file.seek(self._offset - len(self._line))
-            if file.read(len(self._line)) != self._line:
+            file.seek(self._offset - len(self._last_line))
+            if file.read(len(self._last_line)) != self._last_line:
                 self._restart()
                 file.seek(0)
-            data = file.read(MOST_BYTES)
-            if b'\n' not in data and len(data) == MOST_BYTES:
+            data = file.read(MAX_READ_BYTES)
+            if b'\n' not in data and len(data) == MAX_READ_BYTES:
                 data += file.readline()
         whole = data[: data.rfind(b'\n') + 1]
         lines = whole.splitlines(keepends=True)
         if lines:
-            self._offset, self._line = self._offset + len(whole), lines[-1]
-        return [row for line in lines if (row := _object(line)) is not None], len(
+            self._offset, self._last_line = self._offset + len(whole), lines[-1]
+        return [row for line in lines if (row := _parse_object(line)) is not None], len(
             data
-        ) >= MOST_BYTES
+        ) >= MAX_READ_BYTES
 
 
-def without_nan(value: Any) -> Any:
+def replace_non_finite(value: Any) -> Any:
     """Returns the value with None for numbers that are not finite, which JSON cannot spell."""
     if isinstance(value, dict):
-        return {name: without_nan(inner) for name, inner in value.items()}
+        return {name: replace_non_finite(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [without_nan(inner) for inner in value]
+        return [replace_non_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def by_tag(row: dict[str, Any]) -> dict[str, float]:
+def flatten_row(row: dict[str, Any]) -> dict[str, float]:
     """Returns the numbers of a row, or of a line of the file, by tags such as 'loss' and
     'entropy/layer_0/head_1', without the step. Of a line, those too that are not finite.
     """
     named = {name: value for name, value in row.items() if name not in ('step', NOT_FINITE)}
     lost = {tag: float(text) for tag, text in row.get(NOT_FINITE, {}).items()}
-    return dict(_tags(named, ('layer', 'head'))) | lost
+    return dict(_flatten_lists(named, ('layer', 'head'))) | lost
 
 
-def _tags(values: dict[str, Any], axes: tuple[str, ...]) -> Iterator[tuple[str, float]]:
+def _flatten_lists(values: dict[str, Any], axes: tuple[str, ...]) -> Iterator[tuple[str, float]]:
     """Yields ('name/layer_0/head_1', number) for each number in nested lists with these `axes`."""
     for name, value in values.items():
         if isinstance(value, list):
             inner = {f'{name}/{axes[0]}_{i}': one for i, one in enumerate(value)}
-            yield from _tags(inner, axes[1:])
+            yield from _flatten_lists(inner, axes[1:])
         elif value is not None:
             yield name, value
 
@@ -184,32 +186,32 @@ class Throughput:
 
     def __init__(self, flops_per_token: float, utilisation: Callable[[float], float]):
         self._flops_per_token, self._utilisation = flops_per_token, utilisation
-        self.total_seconds = self.total_tokens = self.total_waited = 0.0
+        self.total_seconds = self.total_tokens = self.total_wait_seconds = 0.0
         self.reset()
 
     def reset(self) -> None:
-        self.tokens = self.waited = self.seconds = 0.0
+        self.tokens = self.wait_seconds = self.seconds = 0.0
         self.steps = 0
-        self.go_on()
+        self.resume()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._start = time.perf_counter()
 
     def pause(self) -> None:
         self.seconds += time.perf_counter() - self._start
 
-    def wait(self, seconds: float) -> None:
+    def add_wait(self, seconds: float) -> None:
         """Adds seconds that were spent waiting for data."""
-        self.waited += seconds
+        self.wait_seconds += seconds
 
     def read(self) -> dict[str, float]:
         """Returns `TIME_FIELDS`: tokens/s, model FLOP utilisation, seconds and data wait a step."""
         self.pause()
         rate = self.tokens / self.seconds
         mfu = self._utilisation(rate * self._flops_per_token)
-        values = (rate, mfu, self.seconds / self.steps, self.waited / self.steps)
+        values = (rate, mfu, self.seconds / self.steps, self.wait_seconds / self.steps)
         self.total_seconds += self.seconds
         self.total_tokens += self.tokens
-        self.total_waited += self.waited
+        self.total_wait_seconds += self.wait_seconds
         self.reset()
         return dict(zip(TIME_FIELDS, values, strict=True))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm.record.metrics import FILE, Tail, read_rows
 from lm.record.names import CONFIG, EVALUATIONS, FINAL, PROFILE, SUMMARY, SWEEP
-from lm.storage.files import Unreadable, read_json
+from lm.storage.files import UnreadableFile, read_json
 
 if TYPE_CHECKING:
     from lm.config.recipe import Recipe
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]  # of metrics.jsonl, or by the names of summary.json
 METRICS = {'ce': 'validation_ce', 'bits_per_byte': 'bits_per_byte'}  # column: in summary.json
 # Errors of reading a record that was written over: it holds other things than it should.
-DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OSError)
+READ_ERRORS = (ValueError, KeyError, TypeError, AttributeError, OSError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Run:
         """Returns the config in the present form. Raises ValueError without one, Unreadable if
         it is damaged.
         """
-        from lm.record.upgrade import stored_config
+        from lm.record.upgrade import resolve_stored
 
         try:
             raw = self.read_config()
@@ -66,7 +66,7 @@ class Run:
             path = self.folder / CONFIG
             raise ValueError(f'{self.folder} holds no run: there is no {path}') from error
         try:
-            return stored_config(raw)
+            return resolve_stored(raw)
         except ValueError as error:
             raise ValueError(f'{self.folder / CONFIG}: {error}') from error
 
@@ -75,7 +75,7 @@ class Run:
         """The config by path, in the present form; of one that is no config of this version what is
         in it, and the defaults of fields that were added since. Raises ValueError, naming the file.
         """
-        with naming(self.folder / CONFIG):
+        with annotate_errors(self.folder / CONFIG):
             return _flat_config(json.dumps(self.read_config()))
 
     @property
@@ -83,7 +83,7 @@ class Run:
         """The summary; an empty one if there is none that can be read."""
         try:
             return read_json(self.folder / SUMMARY)
-        except (FileNotFoundError, NotADirectoryError, Unreadable):
+        except (FileNotFoundError, NotADirectoryError, UnreadableFile):
             return {}
 
     @property
@@ -101,13 +101,13 @@ class Run:
         good: inf if it diverged. None before.
         """
         summary = self.summary
-        return loss_at_end(summary.get('status'), summary.get(METRICS[metric]))
+        return final_loss(summary.get('status'), summary.get(METRICS[metric]))
 
     def rows(self) -> list[Row]:
         """Returns the intact rows of metrics.jsonl so far, None for numbers that are not finite.
         Raises ValueError, naming the file, where it cannot be read.
         """
-        with naming(self.folder / FILE):
+        with annotate_errors(self.folder / FILE):
             rows = read_rows(self.folder / FILE)
         return [row for row in rows if type(row['step']) is int]
 
@@ -127,19 +127,19 @@ class Run:
             summary = read_json(path)
             if not isinstance(summary.get('status'), str):
                 raise ValueError(f'{path} cannot be read (it has no status)')
-            if not is_warnings(summary.get('warnings', [])):
+            if not is_warning_list(summary.get('warnings', [])):
                 raise ValueError(f'{path} cannot be read (its warnings are none of ours)')
         if 'best_validation_ce' in summary:
             return summary
-        with naming(self.folder / FILE):
-            return _results_so_far(self.rows()) | summary
+        with annotate_errors(self.folder / FILE):
+            return _summarize_rows(self.rows()) | summary
 
     @property
     def profile(self) -> Row | None:
         """The summary of traced steps (`lm.run.profile`); None without one that can be read."""
         try:
             return read_json(self.folder / PROFILE / SUMMARY)
-        except (OSError, Unreadable):
+        except (OSError, UnreadableFile):
             return None
 
     @property
@@ -149,14 +149,14 @@ class Run:
         return sorted(found, key=lambda path: (len(path.parent.name), path))
 
 
-def runs_in(workdir: Path) -> list[Run]:
+def list_runs(workdir: Path) -> list[Run]:
     """Returns the run of a folder, or all cells of a sweep that have begun."""
     if Run(workdir).has_begun:
         return [Run(workdir)]
     return [Run(path.parent) for path in sorted(workdir.glob(f'*/{CONFIG}'))]
 
 
-def loss_at_end(status: str | None, loss: float | None) -> float | None:
+def final_loss(status: str | None, loss: float | None) -> float | None:
     """Returns the loss of a run that has ended for good: inf if it diverged, or has none that is a
     number. None for one that has not ended.
     """
@@ -165,19 +165,19 @@ def loss_at_end(status: str | None, loss: float | None) -> float | None:
     return loss if status == 'done' and loss is not None else math.inf
 
 
-def time_share(summary: Mapping[str, Any]) -> float:
+def run_seconds(summary: Mapping[str, Any]) -> float:
     """Returns the seconds of a run, divided by the runs that trained beside it in its program."""
     return (summary.get('wall_sec') or 0.0) / (summary.get('side_by_side') or 1)
 
 
 @contextlib.contextmanager
-def naming(
-    path: Path, advice: str = '', damage: tuple[type[Exception], ...] = DAMAGE
+def annotate_errors(
+    path: Path, advice: str = '', errors: tuple[type[Exception], ...] = READ_ERRORS
 ) -> Iterator[None]:
     """Adds the name of `path`, where it lacks, and advice to errors of reading it."""
     try:
         yield
-    except damage as error:
+    except errors as error:
         is_told = isinstance(error, ValueError | OSError)  # others say no more than a name
         text = str(error) if is_told else f'{type(error).__name__}: {error}'
         if str(path) not in text:
@@ -185,7 +185,7 @@ def naming(
         raise ValueError(f'{text}. {advice}' if advice else text) from error
 
 
-def is_warnings(value: Any) -> bool:
+def is_warning_list(value: Any) -> bool:
     """Whether it is a list of warnings, as `lm.run.warnings` gives them and JSON holds them."""
     return isinstance(value, list) and all(map(_is_warning, value))
 
@@ -203,18 +203,18 @@ def _is_warning(value: Any) -> bool:
 def _flat_config(text: str) -> Mapping[str, Any]:
     from lm.config.fields import FIELDS
     from lm.config.resolve import flatten
-    from lm.record.upgrade import present_paths, stored_config
+    from lm.record.upgrade import rename_fields, resolve_stored
 
     raw = json.loads(text)
     try:
-        return flatten(stored_config(raw))
+        return flatten(resolve_stored(raw))
     except ValueError:
         missing = dataclasses.MISSING
         added = {path: f.default for path, f in FIELDS.items() if f.default is not missing}
-        return added | present_paths(flatten(raw))
+        return added | rename_fields(flatten(raw))
 
 
-def _results_so_far(rows: list[Row]) -> Row:
+def _summarize_rows(rows: list[Row]) -> Row:
     """The summary of a run that has got as far as these rows."""
     results: Row = {'step': rows[-1]['step']} if rows else {}
     trained = [row for row in rows if 'ce' in row]

@@ -15,9 +15,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lm.launch.distributed import from_first, gathered, has_own_disks, is_first
-from lm.record.checkpoint import FOLDER, MOST_SAID, read_items
-from lm.record.checkpoints import ALONE, TOGETHER
+from lm.launch.distributed import broadcast_from_first, gather_values, has_private_disks, is_first
+from lm.record.checkpoint import FOLDER, MAX_ERROR_CHARS, read_items
+from lm.record.checkpoints import ALL_PROCESSES, PROCESS_0_ONLY
 from lm.storage.files import first_line
 
 NAME = 'trial'
@@ -29,17 +29,17 @@ def try_checkpoint(workdir: Path, meta: Mapping[str, Any]) -> None:
     Several processes each write a part, unless process 0 writes for all. Raises OSError, with the
     reason and before anything is compiled, if it cannot be written or read.
     """
-    alone = has_own_disks()
+    alone = has_private_disks()
     if alone and not is_first():
         return
     folder = workdir.absolute() / FOLDER
-    path, options = folder / NAME, ALONE if alone else TOGETHER
+    path, options = folder / NAME, PROCESS_0_ONLY if alone else ALL_PROCESSES
     try:
         if is_first():
             folder.mkdir(parents=True, exist_ok=True)
             _remove(folder)
         if not alone:
-            from_first(None)
+            broadcast_from_first(None)
         # Process 0 writes NumPy arrays for all, and otherwise each the part of its devices.
         weights = {'zeros': np.zeros(1, np.float32) if alone else _zeros()}
         items = ocp.args.Composite(
@@ -52,11 +52,11 @@ def try_checkpoint(workdir: Path, meta: Mapping[str, Any]) -> None:
             writer.save(path, args=items)
         read_items(path, weights=ocp.args.StandardRestore(weights), meta=ocp.args.JsonRestore())
         if not alone:
-            gathered(None)  # all have read it
+            gather_values(None)  # all have read it
         if is_first():
             _remove(folder)
     except Exception as error:  # of whatever type a library gives it
-        reason = f'{type(error).__name__}: {first_line(error, MOST_SAID)}'
+        reason = f'{type(error).__name__}: {first_line(error, MAX_ERROR_CHARS)}'
         raise OSError(
             f'{workdir} cannot hold checkpoints: a tiny one could not be written there and read '
             f'back ({reason}). Nothing has been trained. Give another --workdir, or mend this one.'

@@ -16,30 +16,30 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from lm.launch.distributed import is_first
 
-MOST_BYTES = 2**28
+MAX_BYTES = 2**28
 
 
-def to_first(tree: Any) -> Any:
+def gather_to_first(tree: Any) -> Any:
     """Returns the tree with NumPy arrays on process 0, None on the others; called by all."""
-    return jax.tree.map(_whole, tree)
+    return jax.tree.map(_gather_array, tree)
 
 
-def from_first_arrays(tree: Any, shapes: Any) -> Any:
+def scatter_from_first(tree: Any, shapes: Any) -> Any:
     """Returns arrays laid out as `shapes`, from `tree` of process 0; called by all."""
     leaves, structure = jax.tree.flatten(shapes)
     given = jax.tree.leaves(tree) if is_first() else [None] * len(leaves)
     pairs = zip(given, leaves, strict=True)
-    return structure.unflatten([_spread(array, wanted) for array, wanted in pairs])
+    return structure.unflatten([_scatter_array(array, wanted) for array, wanted in pairs])
 
 
-def _whole(array: jax.Array) -> np.ndarray | None:
+def _gather_array(array: jax.Array) -> np.ndarray | None:
     if array.is_fully_replicated:
         return np.asarray(array.addressable_data(0)) if is_first() else None
     whole = np.empty(array.shape, array.dtype) if is_first() else None
     spec = array.sharding.spec
     is_cut = bool(spec) and spec[0] is not None
-    for start, stop in _parts(array, whole=is_cut):
-        part = _gathered(stop - start, array.sharding.mesh)(array, start)
+    for start, stop in _row_ranges(array, whole=is_cut):
+        part = _make_gather(stop - start, array.sharding.mesh)(array, start)
         if is_first():
             whole[start:stop] = np.asarray(part.addressable_data(0))
         part.delete()
@@ -47,30 +47,30 @@ def _whole(array: jax.Array) -> np.ndarray | None:
 
 
 @functools.cache
-def _gathered(size: int, mesh: jax.sharding.Mesh) -> Any:
+def _make_gather(size: int, mesh: jax.sharding.Mesh) -> Any:
     """Returns a program that gathers `size` rows of an array on every device."""
 
-    def rows(array, start):
+    def slice_rows(array, start):
         return jax.lax.dynamic_slice_in_dim(array, start, size)
 
-    return jax.jit(rows, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    return jax.jit(slice_rows, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
-def _spread(given: np.ndarray | None, wanted: jax.ShapeDtypeStruct) -> jax.Array:
-    whole = np.empty(wanted.shape, wanted.dtype)
+def _scatter_array(array: np.ndarray | None, like: jax.ShapeDtypeStruct) -> jax.Array:
+    whole = np.empty(like.shape, like.dtype)
     if is_first():
-        whole[...] = given
+        whole[...] = array
     # As integers: the broadcast adds to zeros, which turns -0.0 into 0.0.
-    rows = whole.reshape(wanted.shape or (1,)).view(f'u{whole.itemsize}')
-    for start, stop in _parts(rows):
+    rows = whole.reshape(like.shape or (1,)).view(f'u{whole.itemsize}')
+    for start, stop in _row_ranges(rows):
         rows[start:stop] = multihost_utils.broadcast_one_to_all(rows[start:stop])
-    return jax.make_array_from_callback(wanted.shape, wanted.sharding, lambda at: whole[at])
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda at: whole[at])
 
 
-def _parts(array: Any, whole: bool = False) -> Iterator[tuple[int, int]]:
+def _row_ranges(array: Any, whole: bool = False) -> Iterator[tuple[int, int]]:
     """Yields ranges of the first axis, of at most MOST_BYTES each."""
     length = array.shape[0]
     of_row = math.prod(array.shape[1:]) * array.dtype.itemsize
-    size = length if whole else max(1, MOST_BYTES // max(1, of_row))
+    size = length if whole else max(1, MAX_BYTES // max(1, of_row))
     for start in range(0, length, size):
         yield start, min(length, start + size)

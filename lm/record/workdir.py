@@ -12,26 +12,26 @@ from typing import Any
 
 from lm.config.recipe import Recipe
 from lm.config.resolve import differences, to_dict
-from lm.launch.distributed import from_first, gathered, has_own_disks, is_first
-from lm.record.checkpoint import FOLDER, check_path, read_meta, steps_in
+from lm.launch.distributed import broadcast_from_first, gather_values, has_private_disks, is_first
+from lm.record.checkpoint import FOLDER, check_path, list_steps, read_meta
 from lm.record.digests import DamagedCheckpoint
 from lm.record.names import CONFIG, LOCK, SUMMARY, SWEEP
 from lm.record.run import Run
-from lm.record.upgrade import stored_config
-from lm.storage.files import InUse as InUse
+from lm.record.upgrade import resolve_stored
+from lm.storage.files import InUseError as InUseError
 from lm.storage.files import (
-    Unreadable,
-    json_text,
-    locked,
-    sealed,
+    UnreadableFile,
+    format_json,
+    hold_lock,
+    seal_record,
     write_json,
     write_text,
 )
 from lm.storage.filling import check_complete
 
-SEEN_SEC = 60.0  # until another host sees a new file: NFS caches its absence for so long
+NFS_DELAY_SEC = 60.0  # until another host sees a new file: NFS caches its absence for so long
 PATIENCE_SEC = 20.0  # with a process that was killed and has not ended yet, such as Ray's workers
-MESH = 'mesh.'  # the devices that a run goes on with change its sums by rounding alone
+MESH_PREFIX = 'mesh.'  # the devices that a run goes on with change its sums by rounding alone
 
 
 @contextlib.contextmanager
@@ -41,7 +41,7 @@ def open_workdir(
     continue_changed: bool,
     say: Callable[[str], None] = print,
     wait_until: float | None = None,
-    alone: bool = False,
+    per_process: bool = False,
 ) -> Iterator[None]:
     """Makes the folder, or checks that it holds a run of this config, and locks it for the block.
 
@@ -57,31 +57,31 @@ def open_workdir(
     """
     check_path(path)
     with contextlib.ExitStack() as held:
-        if alone or is_first():
+        if per_process or is_first():
             if (path / SWEEP).exists():
                 raise ValueError(f'{path} holds a sweep; give another --workdir for a single run')
-            check_own(path)
+            check_no_links(path)
             check_complete(path)
-            lock = locked(
+            lock = hold_lock(
                 path / LOCK,
-                waiting=f'{path} is in use by another process: waiting for it to end',
-                in_use=f'another process trains in {path}; wait for it, or give another --workdir',
+                waiting_message=f'{path} is in use by another process: waiting for it to end',
+                in_use_message=f'another process trains in {path}; wait for it, or give another --workdir',
                 say=say,
                 wait_until=time.monotonic() + PATIENCE_SEC if wait_until is None else wait_until,
             )
-            with writable(path):
+            with annotate_write_errors(path):
                 path.mkdir(parents=True, exist_ok=True)
                 held.enter_context(lock)
-            before = _config_before(path, say)
-            changed = without_mesh(differences(before, recipe)) if before else {}
+            before = _read_previous_config(path, say)
+            changed = drop_mesh_fields(differences(before, recipe)) if before else {}
             if changed and not continue_changed:
-                raise ValueError(refusal(path, 'a run with another config', changed))
-        if not alone:
+                raise ValueError(format_refusal(path, 'a run with another config', changed))
+        if not per_process:
             check_shared(path / LOCK)
         yield
 
 
-def check_own(path: Path) -> None:
+def check_no_links(path: Path) -> None:
     """Raises ValueError for a link in place of a file that is written, which may lie anywhere."""
     links = [one for one in path.glob('*') if one.is_symlink() and not one.is_dir()]
     if links:
@@ -91,22 +91,22 @@ def check_own(path: Path) -> None:
         )
 
 
-def without_mesh(changed: dict[str, Any]) -> dict[str, Any]:
+def drop_mesh_fields(changed: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields that make a run another one."""
-    return {field: both for field, both in changed.items() if not field.startswith(MESH)}
+    return {field: both for field, both in changed.items() if not field.startswith(MESH_PREFIX)}
 
 
-def _config_before(path: Path, say: Callable[[str], None]) -> Recipe | None:
+def _read_previous_config(path: Path, say: Callable[[str], None]) -> Recipe | None:
     """Returns the config of the run, from a checkpoint if config.json is damaged; None for none."""
     if not (path / CONFIG).exists():
         return None
     try:
         return Run(path).read_recipe()
-    except Unreadable as error:
+    except UnreadableFile as error:
         say(f'NOTE: {error}. It is written anew when the run goes on.')
-    for step in reversed(steps_in(path / FOLDER)):
+    for step in reversed(list_steps(path / FOLDER)):
         with contextlib.suppress(DamagedCheckpoint):
-            return stored_config(read_meta(path / FOLDER, step)['config'])
+            return resolve_stored(read_meta(path / FOLDER, step)['config'])
     return None
 
 
@@ -114,43 +114,43 @@ def check_shared(file: Path, flag: str = '--workdir') -> None:
     """Raises ValueError, on all processes, if one does not see the file of process 0. flag: what
     named its folder.
     """
-    if has_own_disks():
+    if has_private_disks():
         return
     # By its time, as another host may have a folder of the same name.
-    made = from_first(_changed(file))
-    deadline = time.monotonic() + SEEN_SEC
-    while not (seen := _changed(file) == made) and time.monotonic() < deadline:
+    made = broadcast_from_first(_read_mtime(file))
+    deadline = time.monotonic() + NFS_DELAY_SEC
+    while not (seen := _read_mtime(file) == made) and time.monotonic() < deadline:
         time.sleep(1.0)
-    blind = [f'host {i}' for i, sees in enumerate(gathered(seen)) if not sees]
+    blind = [f'host {i}' for i, sees in enumerate(gather_values(seen)) if not sees]
     if blind:
-        raise ValueError(not_shared(file.parent, blind, flag))
+        raise ValueError(format_not_shared(file.parent, blind, flag))
 
 
-def not_shared(path: Path, blind: Sequence[str], flag: str = '--workdir') -> str:
+def format_not_shared(path: Path, blind: Sequence[str], flag: str = '--workdir') -> str:
     return (
         f'{path.absolute()} is not the same folder on all hosts: {", ".join(blind)} cannot see '
         f'what host 0 writes there. Give a {flag} on a disk that all hosts share.'
     )
 
 
-def _changed(path: Path) -> int | None:
+def _read_mtime(path: Path) -> int | None:
     """Returns the time of change in whole seconds, as some network disks keep no more."""
     with contextlib.suppress(OSError):
         return int(path.stat().st_mtime)
     return None
 
 
-def refusal(path: Path, what: str, changed: dict[str, tuple[Any, Any]]) -> str:
+def format_refusal(path: Path, content: str, changed: dict[str, tuple[Any, Any]]) -> str:
     """Returns the error for a folder that holds something else."""
     lines = '\n'.join(f'  {name}: {old!r} -> {new!r}' for name, (old, new) in changed.items())
     return (
-        f'{path} holds {what} (there -> here):\n{lines}\n'
+        f'{path} holds {content} (there -> here):\n{lines}\n'
         'Give another --workdir, or --continue_changed to go on from it with these.'
     )
 
 
 @contextlib.contextmanager
-def writable(path: Path) -> Iterator[None]:
+def annotate_write_errors(path: Path) -> Iterator[None]:
     """Adds the name of the folder, and what to do, to errors of writing."""
     try:
         yield
@@ -161,7 +161,7 @@ def writable(path: Path) -> Iterator[None]:
 
 def write_config(path: Path, recipe: Recipe) -> None:
     """Writes config.json, unless it is there as it should be."""
-    text = json_text(sealed(to_dict(recipe)))
+    text = format_json(seal_record(to_dict(recipe)))
     if not (path / CONFIG).is_file() or (path / CONFIG).read_bytes() != text.encode():
         write_text(path / CONFIG, text)
 
@@ -172,6 +172,6 @@ def record_failure(folder: Path, error: Exception, say: Callable[[str], None]) -
     say(f'{folder.name} FAILED: {reason}')
     try:
         folder.mkdir(exist_ok=True)  # but not that of a sweep, which may have been moved away
-        write_json(folder / SUMMARY, sealed({'status': 'failed', 'reason': reason}))
+        write_json(folder / SUMMARY, seal_record({'status': 'failed', 'reason': reason}))
     except OSError as another:
         say(f'{folder.name}: and that could not be recorded ({another})')

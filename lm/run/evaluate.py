@@ -7,10 +7,10 @@ from typing import Any
 from jax.sharding import Mesh
 
 from lm import data
-from lm.config.mixture import MixedRows, by_source, mean_by_share
+from lm.config.mixture import MixedRows, mean_by_share, split_by_source
 from lm.data import Rows
-from lm.devices.mesh import put_batch, share_of_process
-from lm.inference.scoring import fetched
+from lm.devices.mesh import process_share, put_batch
+from lm.inference.scoring import fetch_pipelined
 from lm.run.program import Experiment
 from lm.training.state import Hyper, Weights
 
@@ -20,7 +20,7 @@ Sums = dict[str, list[dict[str, Any]]]  # of each batch of each source; a single
 def validation_batches(experiment: Experiment, rows: Rows | MixedRows) -> Iterator[data.Batch]:
     """This process's share of the batches, as large as microbatches: they fit in memory."""
     recipe = experiment.recipe
-    process_index, process_count = share_of_process(experiment.mesh)
+    process_index, process_count = process_share(experiment.mesh)
     return data.evaluation_batches(
         rows,
         batch_size=recipe.data.batch_size // recipe.train.microbatches,
@@ -47,8 +47,8 @@ def evaluate(
 
 def sums_by_source(step: Callable, batches: Callable, rows: Rows | MixedRows) -> Sums:
     """Returns step(batch) of batches(rows) of each source."""
-    named = by_source(rows).items()
-    return {name: list(fetched(map(step, batches(own)))) for name, own in named}
+    named = split_by_source(rows).items()
+    return {name: list(fetch_pipelined(map(step, batches(own)))) for name, own in named}
 
 
 def validation_losses(sums: Sums, rows: Rows | MixedRows) -> dict[str, float]:
@@ -60,7 +60,7 @@ def validation_losses(sums: Sums, rows: Rows | MixedRows) -> dict[str, float]:
     `objective_loss_name`; perplexity is exp(validation_ce).
     """
     ces = {name: mean_ce(of_source) for name, of_source in sums.items()}
-    named, ce = by_source(rows), mean_by_share(ces, rows)
+    named, ce = split_by_source(rows), mean_by_share(ces, rows)
     bits = {k: ces[k] / math.log(2) * own.n_tokens / own.n_bytes for k, own in named.items()}
     return {
         'validation_ce': ce,

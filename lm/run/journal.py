@@ -12,33 +12,33 @@ from pathlib import Path
 from typing import Any
 
 from lm import data
-from lm.config.mixture import by_source, source_of
+from lm.config.mixture import source_flag, split_by_source
 from lm.config.recipe import Recipe
 from lm.config.resolve import to_dict
-from lm.launch.distributed import from_first, is_first
+from lm.launch.distributed import broadcast_from_first, is_first
 from lm.launch.streams import output_loss
 from lm.launch.terminal import Terminal
-from lm.record.checkpoint import TreeMismatch, fields_that_differ, read_meta
-from lm.record.checkpoints import DAMAGED, LOSS, Checkpoints
+from lm.record.checkpoint import TreeMismatch, format_differences, read_meta
+from lm.record.checkpoints import DAMAGED_FOLDER, LOSS, Checkpoints
 from lm.record.code import Code, extend_code_history, find_other_code
 from lm.record.machine import device_name, git_commit, peak_memory_bytes, versions
-from lm.record.metrics import NoRecorder, Recorder, Throughput, without_nan
+from lm.record.metrics import NoRecorder, Recorder, Throughput, replace_non_finite
 from lm.record.run import Run
-from lm.record.upgrade import stored_config
+from lm.record.upgrade import resolve_stored
 from lm.record.workdir import CONFIG, SUMMARY, write_config
 from lm.run.evaluate import objective_loss_name
 from lm.run.program import TOKENIZER, Experiment
 from lm.run.tables import optimizer_state_bytes, parameter_count
-from lm.run.warnings import Detector, told
+from lm.run.warnings import Detector, format_warning
 from lm.storage.buckets import is_url
-from lm.storage.files import no_room, sealed, write_json
+from lm.storage.files import describe_full_disk, seal_record, write_json
 from lm.training.state import State
 from lm.training.step import MUST_BE_FINITE
 
 MAX_REPEATS = 5  # rollbacks in all, or skipped steps in a row: beyond that something else is wrong
 
 
-class Diverged(Exception):
+class DivergenceError(Exception):
     """A step whose loss or update is not finite."""
 
 
@@ -69,7 +69,7 @@ class Journal:
 
     def __init__(self, recipe: Recipe, workdir: Path, experiment: Experiment, terminal: Terminal):
         self.recipe, self.workdir, self.experiment = recipe, workdir, experiment
-        self.terminal, self.began = terminal, time.perf_counter()
+        self.terminal, self.start_time = terminal, time.perf_counter()
         self.step, self.saved_step, self.compile_sec = 0, 0, 0.0
         self.side_by_side = 1  # runs of the wave, itself included
         self.counters, self.last = Counters(), {}
@@ -96,13 +96,13 @@ class Journal:
         try:
             found = self.checkpoints.restore(template)
         except TreeMismatch as error:
-            raise TreeMismatch(self._which_fields() + str(error)) from error
+            raise TreeMismatch(self._describe_differences() + str(error)) from error
         if found is None:
             if not start_over and is_first():
                 self._refuse_to_start_over()
             return None
         state, meta = found
-        digest, source = self.experiment.dataset.digest, source_of(self.recipe.data)
+        digest, source = self.experiment.dataset.digest, source_flag(self.recipe.data)
         if meta['data'] != digest and not continue_changed:
             raise ValueError(
                 f'{self.workdir} was trained on data {meta["data"]}, and {source} is now {digest}. '
@@ -111,33 +111,33 @@ class Journal:
         self.counters = Counters(**meta['counters'])
         self.step = self.saved_step = int(state.step)
         self.other_code = find_other_code(self.counters.code, Run(self.workdir).summary)
-        self.last = from_first(self._newest_values() if is_first() else None)
+        self.last = broadcast_from_first(self._read_newest_values() if is_first() else None)
         self.terminal.say(f'resuming after step {self.step}')
         source = self.recipe.train.init_from
         if source and not is_url(source) and not Path(source).exists():
             self.terminal.say(f'NOTE: train.init_from={source} is gone, and not needed any more')
         return state
 
-    def _newest_values(self) -> dict[str, Any]:
+    def _read_newest_values(self) -> dict[str, Any]:
         """The newest of every value recorded up to the present step; with `validated_step`."""
         newest: dict[str, Any] = {}
         for row in Run(self.workdir).rows():
             if row['step'] <= self.step:
                 validated = {'validated_step': row['step']} if LOSS in row else {}
-                newest |= _without_lists(row) | validated
+                newest |= _drop_lists(row) | validated
         newest.pop('step', None)
         return newest
 
-    def _which_fields(self) -> str:
+    def _describe_differences(self) -> str:
         """The fields in which the newest checkpoint's config differs, for an error."""
         if not (steps := self.checkpoints.steps()):
             return ''  # it is on the disk of process 0
         meta = read_meta(self.checkpoints.folder, steps[-1])
-        return fields_that_differ(stored_config(meta['config']), self.recipe)
+        return format_differences(resolve_stored(meta['config']), self.recipe)
 
     def _refuse_to_start_over(self) -> None:
         """Raises CheckpointsLost where step 1 would write over what a run has recorded."""
-        aside, rows = self.checkpoints.set_aside(), Run(self.workdir).rows()
+        aside, rows = self.checkpoints.damaged_steps(), Run(self.workdir).rows()
         last, every = rows[-1]['step'] if rows else 0, self.recipe.train.checkpoint_every
         # A run may have been killed before its first checkpoint was written, until the second one
         # is due, which waits for the first.
@@ -146,7 +146,7 @@ class Journal:
             return
         where = f'{self.checkpoints.folder} holds none'
         if aside:
-            where = f'its checkpoints {aside} are damaged and in {self.workdir / DAMAGED}'
+            where = f'its checkpoints {aside} are damaged and in {self.workdir / DAMAGED_FOLDER}'
         raise CheckpointsLost(
             f'{self.workdir} has trained to step {last}, and none of its checkpoints can be read: '
             f'{where}. Put one back, or give another --workdir, or --start_over to begin at step 1 '
@@ -158,47 +158,49 @@ class Journal:
         self.counters.code = extend_code_history(self.counters.code, self.step)
         if is_first():
             write_config(self.workdir, self.recipe)
-        self._record_from_here()
+        self._open_recorder()
         if is_first():
             (self.workdir / SUMMARY).unlink(missing_ok=True)
 
-    def _record_from_here(self) -> None:
+    def _open_recorder(self) -> None:
         if not is_first():
             self.recorder = NoRecorder()
             return
         self.recorder = Recorder(self.workdir, self.step, self.counters.rows, self.terminal.say)
         self.detector = Detector(self.recipe, self.counters.warnings)
         for row in Run(self.workdir).rows():
-            self.detector.recall(row)
+            self.detector.observe(row)
 
-    def evaluates(self) -> bool:
+    def is_evaluation_due(self) -> bool:
         return self._is_at(self.recipe.train.eval_every)
 
-    def diagnoses(self) -> bool:
+    def is_diagnosis_due(self) -> bool:
         every = self.recipe.train.diagnose_every
         return every > 0 and self._is_at(every)
 
-    def saves(self) -> bool:
+    def is_save_due(self) -> bool:
         return self._is_at(self.recipe.train.checkpoint_every)
 
-    def _is_at(self, every: int) -> bool:
+    def _is_at(self, interval: int) -> bool:
         """Whether this is the last step, or a multiple of `every`, which never holds for 0."""
-        return self.finished or (every > 0 and self.step % every == 0)
+        return self.is_finished or (interval > 0 and self.step % interval == 0)
 
     def is_due(self) -> bool:
         """Whether the run is to be evaluated, diagnosed, saved or ended before the next step."""
-        return self.evaluates() or self.diagnoses() or self.saves()
+        return self.is_evaluation_due() or self.is_diagnosis_due() or self.is_save_due()
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return self.step >= self.recipe.train.steps
 
-    def next_place(self) -> data.Place:
+    def next_place(self) -> data.Cursor:
         """The batch that the next step takes."""
         index = self.counters.batch_index
-        return data.Place(self.recipe.data.seed, index, index + self.recipe.train.steps - self.step)
+        return data.Cursor(
+            self.recipe.data.seed, index, index + self.recipe.train.steps - self.step
+        )
 
-    def dispatched(self) -> None:
+    def advance(self) -> None:
         self.step += 1
         self.counters.batch_index += 1
 
@@ -215,7 +217,7 @@ class Journal:
         if step == 1 or step % every == 0 or step == steps:
             row = {'step': step, **row, 'tokens': self.counters.tokens, **self.throughput.read()}
             self.recorder.write(row)
-            self.terminal.row(row, steps)
+            self.terminal.show_row(row, steps)
             self.last |= row
             self._warn(row)
 
@@ -232,7 +234,7 @@ class Journal:
         elif all(math.isfinite(row[name]) for name in MUST_BE_FINITE):
             return
         self._bad_step = step
-        raise Diverged(said)
+        raise DivergenceError(said)
 
     def _note_output_loss(self, step: int) -> None:
         """Notes once that what is printed is dropped (`lm.launch.streams`)."""
@@ -244,11 +246,11 @@ class Journal:
         self.counters.events.append({'kind': kind, 'step': step, 'seen': text})
         self.terminal.say(f'{kind}: step {step}: {text}')
 
-    def evaluated(self, losses: dict[str, float]) -> None:
+    def record_evaluation(self, losses: dict[str, float]) -> None:
         """Records the validation losses of the present parameters."""
         ce, bits, best = losses['validation_ce'], losses['bits_per_byte'], self.counters.best
-        sources = filter(None, by_source(self.experiment.dataset.validation))
-        parts = [*sources, *self.experiment.evaluated]
+        sources = filter(None, split_by_source(self.experiment.dataset.validation))
+        parts = [*sources, *self.experiment.objective_rows]
         self.recorder.write({'step': self.step, **losses})
         self.terminal.say(
             f'step {self.step:>6}  validation loss {ce:.4f}  bits per byte {bits:.4f}  '
@@ -260,17 +262,17 @@ class Journal:
             found = {'best_validation_ce': ce, 'best_bits_per_byte': bits}
             self.counters.best = found | {'best_step': self.step}
 
-    def diagnosed(self, found: dict[str, Any]) -> None:
+    def record_diagnosis(self, diagnostics: dict[str, Any]) -> None:
         """Records what `lm.training.diagnostics` found: by name a number, one per layer or head."""
-        row = {'step': self.step} | {name: value.tolist() for name, value in found.items()}
+        row = {'step': self.step} | {name: value.tolist() for name, value in diagnostics.items()}
         self.recorder.write(row)
-        self.last |= _without_lists(row)
+        self.last |= _drop_lists(row)
         self._warn(row)
 
     def _warn(self, row: dict[str, Any]) -> None:
-        for warning in self.detector.read(row):
+        for warning in self.detector.detect(row):
             self.counters.warnings.append(warning)
-            self.terminal.say(f'WARNING: {told(warning)}')
+            self.terminal.say(f'WARNING: {format_warning(warning)}')
 
     def save(self, state: State) -> None:
         """Starts a checkpoint of the present step."""
@@ -287,13 +289,13 @@ class Journal:
         self.checkpoints.save(state, meta, self.last[LOSS] if validated else None)
         self.saved_step = self.step
 
-    def last_good(self) -> str:
+    def find_last_good(self) -> str:
         """The newest checkpoint that can be read, as a reading of it shows."""
         self.checkpoints.wait()
-        found = self.checkpoints.newest_intact(self.experiment.state_shapes)
+        found = self.checkpoints.find_newest_intact(self.experiment.state_shapes)
         return str(found) if found else 'none was saved'
 
-    def explained(self, error: OSError) -> OSError:
+    def explain_error(self, error: OSError) -> OSError:
         """Adds to an error of writing what it means for the run."""
         if not (self.workdir / CONFIG).exists():
             return OSError(
@@ -303,7 +305,7 @@ class Journal:
                 'its newest checkpoint. If it was deleted, the same command begins anew.'
             )
         what, then = f'{self.workdir} cannot be written', 'When it can be'
-        if full := no_room(error, self.workdir):
+        if full := describe_full_disk(error, self.workdir):
             what, then = full, 'With more room'
         newest, where = 'no checkpoint has been saved', 'anew'
         if steps := self.checkpoints.steps():
@@ -316,7 +318,7 @@ class Journal:
             return 'no checkpoint had been saved'
         return f'its last checkpoint is of step {self.saved_step}, if that was written by then'
 
-    def roll_back(self, seen: Diverged, template: State) -> State:
+    def roll_back(self, error: DivergenceError, template: State) -> State:
         """Returns the state of the last checkpoint, and leaves out the batches since. Raises
         Diverged where there is none, or after MAX_REPEATS times.
         """
@@ -326,17 +328,17 @@ class Journal:
         state = None if times >= MAX_REPEATS else self.restore(template, True, start_over=True)
         if state is None:
             why = f'{times} rollbacks did not help' if times else 'no checkpoint to roll back to'
-            raise Diverged(f'{seen}; {why}')
+            raise DivergenceError(f'{error}; {why}')
         kept = {name: getattr(self.counters, name) for name in ('tokens', 'best', 'rows')}
         self.counters = dataclasses.replace(counters, **kept)
-        self._event('rollback', bad, f'{seen}; back to step {self.step}, batches since left out')
-        self._record_from_here()
+        self._event('rollback', bad, f'{error}; back to step {self.step}, batches since left out')
+        self._open_recorder()
         self.throughput.reset()
         return state
 
     def wall_sec(self) -> float:
         """Seconds that this process, and those before it that saved, have taken."""
-        return self.counters.wall_sec + time.perf_counter() - self.began
+        return self.counters.wall_sec + time.perf_counter() - self.start_time
 
     def summarize(self, status: str, reason: str = '') -> None:
         """Writes summary.json. status: done, stopped, or diverged or failed with a reason."""
@@ -355,7 +357,7 @@ class Journal:
             'parameters': parameter_count(experiment.learner),
             'optimizer_state_bytes': optimizer_state_bytes(experiment.state_shapes),
             'tokens_per_sec_mean': trained.total_tokens / seconds,
-            'data_wait_fraction': trained.total_waited / seconds,
+            'data_wait_fraction': trained.total_wait_seconds / seconds,
             'compile_sec': self.compile_sec,
             'wall_sec': self.wall_sec(),
             'side_by_side': self.side_by_side,
@@ -369,7 +371,7 @@ class Journal:
             'events': self.counters.events,
             'warnings': self.counters.warnings,
         }
-        write_json(self.workdir / SUMMARY, sealed(without_nan(record)))
+        write_json(self.workdir / SUMMARY, seal_record(replace_non_finite(record)))
 
     def end(self, status: str) -> None:
         """Writes the summary, once all that was saved is on disk."""
@@ -381,5 +383,5 @@ class Journal:
         self.checkpoints.close()
 
 
-def _without_lists(row: dict[str, Any]) -> dict[str, Any]:
+def _drop_lists(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if not isinstance(value, list)}

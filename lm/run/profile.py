@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from lm.config.recipe import Recipe
-from lm.config.traced_steps import traced_steps
+from lm.config.traced_steps import parse_traced_steps
 from lm.launch.distributed import is_first
 from lm.record.machine import device_name
 from lm.record.names import PROFILE, SUMMARY
@@ -21,7 +21,7 @@ from lm.run import trace
 from lm.storage.files import first_line, write_json
 
 FAILURES = OSError, RuntimeError, ValueError  # of the profiler, or of writing
-SAID = 5  # operations that a terminal shows
+PRINTED_OPERATIONS = 5  # operations that a terminal shows
 
 
 class Tracer:
@@ -32,8 +32,8 @@ class Tracer:
     """
 
     def __init__(self, recipe: Recipe):
-        self._asked = traced_steps(recipe)
-        self._left = 0 if self._asked is None else self._asked.count
+        self._traced_steps = parse_traced_steps(recipe)
+        self._steps_left = 0 if self._traced_steps is None else self._traced_steps.count
         self._folder: Path | None = None  # while steps are traced
         self._error: Exception | None = None
 
@@ -42,23 +42,29 @@ class Tracer:
         return self._folder is not None
 
     @property
-    def has_all(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the last step that was asked for has been started."""
-        return self.is_tracing and self._left == 0
+        return self.is_tracing and self._steps_left == 0
 
-    def begins(self, step: int) -> bool:
+    def is_first_step(self, step: int) -> bool:
         """Whether the trace begins with this step."""
-        return self._asked is not None and not self.is_tracing and step == self._asked.first
+        return (
+            self._traced_steps is not None
+            and not self.is_tracing
+            and step == self._traced_steps.first
+        )
 
-    def missed(self, step: int, workdir: Path) -> list[str]:
+    def list_missed_notes(self, step: int, workdir: Path) -> list[str]:
         """Returns a note where a run goes on after the first step, and that was never traced."""
         if (
-            self._asked is None
-            or step < self._asked.first
+            self._traced_steps is None
+            or step < self._traced_steps.first
             or (workdir / PROFILE / SUMMARY).exists()
         ):
             return []
-        return [f'NOTE: train.profile: step {self._asked.first} is past, so that none is traced']
+        return [
+            f'NOTE: train.profile: step {self._traced_steps.first} is past, so that none is traced'
+        ]
 
     def begin(self, workdir: Path) -> None:
         """Begins the trace, in place of an earlier one."""
@@ -73,9 +79,9 @@ class Tracer:
         except FAILURES as error:
             self._error = error
 
-    def dispatched(self) -> None:
+    def count_step(self) -> None:
         """Counts a step that was started."""
-        self._left -= self.is_tracing
+        self._steps_left -= self.is_tracing
 
     def end(self, program_text: Callable[[], str], runs: int) -> list[str]:
         """Ends the trace, writes its summary, and returns lines for a terminal.
@@ -91,12 +97,12 @@ class Tracer:
             if self._error is not None:
                 raise self._error
             (file, *_) = sorted(folder.rglob('*.xplane.pb'))
-            found = trace.summarize(trace.read(file), trace.sources(program_text()))
+            found = trace.summarize(trace.read_trace(file), trace.parse_sources(program_text()))
             found |= {'runs': runs, 'device': device_name()}
             write_json(folder / SUMMARY, found)
         except FAILURES as error:
             return [f'NOTE: train.profile: no summary in {folder} ({first_line(error)})']
-        return words(found, folder)
+        return format_summary(found, folder)
 
     def abandon(self) -> None:
         """Ends a trace without a summary, as where an error cuts it short."""
@@ -105,18 +111,18 @@ class Tracer:
                 jax.profiler.stop_trace()
             except FAILURES as error:
                 self._error = error
-        self._folder = self._asked = None
+        self._folder = self._traced_steps = None
 
 
-def words(found: dict[str, Any], folder: Path) -> list[str]:
+def format_summary(summary: dict[str, Any], folder: Path) -> list[str]:
     """Returns the main numbers of a summary, a line each."""
-    steps = found['steps']
+    steps = summary['steps']
     lines = [
-        f'profile: steps {steps[0]["step"]} to {steps[-1]["step"]}, {found["step_ms"]:.2f} ms '
-        f'each; devices idle {found["idle_share"]:.1%}, waiting for data '
-        f'{found["data_wait_share"]:.1%}; trace in {folder}'
+        f'profile: steps {steps[0]["step"]} to {steps[-1]["step"]}, {summary["step_ms"]:.2f} ms '
+        f'each; devices idle {summary["idle_share"]:.1%}, waiting for data '
+        f'{summary["data_wait_share"]:.1%}; trace in {folder}'
     ]
-    for op in found['operations'][:SAID]:
+    for op in summary['operations'][:PRINTED_OPERATIONS]:
         where = ', '.join(filter(None, (op['part'], op['pass'])))
         lines.append(f'  {op["share"]:6.1%}  {op["name"]}' + (f'  ({where})' if where else ''))
     return lines

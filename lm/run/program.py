@@ -15,21 +15,21 @@ from lm import data
 from lm.config.fields import DataConfig
 from lm.config.recipe import Recipe
 from lm.devices.blueprint import Blueprint
-from lm.devices.mesh import batch_sharding, put_batch, traced_on
-from lm.devices.run_axis import SINGLE, layout
+from lm.devices.mesh import batch_sharding, put_batch, trace_on_mesh
+from lm.devices.run_axis import SINGLE, make_layout
 from lm.devices.shardings import batch_shapes, jit_init, state_shardings, step_options
-from lm.launch.distributed import from_first, same_everywhere
-from lm.model.check import scores_of
-from lm.model.objectives import evaluated, n_marks, training_mixture
-from lm.record.checkpoint import FOLDER, steps_in
+from lm.launch.distributed import broadcast_from_first, check_same_everywhere
+from lm.model.check import attention_scores
+from lm.model.objectives import build_training_mixture, count_marks, evaluation_rows
+from lm.record.checkpoint import FOLDER, list_steps
 from lm.record.machine import device_memory_bytes
 from lm.run.profile import Tracer
 from lm.storage.files import expand_home
-from lm.training.diagnostics import make_diagnose
+from lm.training.diagnostics import make_diagnose_step
 from lm.training.flops import flops_per_token, peak_flops
-from lm.training.state import Hyper, Learner, build_learner, check_learner, hyper_from
+from lm.training.state import Hyper, Learner, build_learner, check_learner, make_hyper
 from lm.training.step import make_eval_step, make_train_step
-from modules.kernels.attention import refuse_documents
+from modules.kernels.attention import check_documents
 
 TOKENIZER = 'tokenizer'  # the folder of a workdir that holds it
 
@@ -45,7 +45,7 @@ def open_text(
     fields = recipe.data if workdir is None else locate_data(recipe, workdir)
     # Where the cache is shared, so is the work (`lm.data.prepare`).
     dataset = data.open_dataset(fields, say=say)
-    same_everywhere('the digest of the prepared data', dataset.digest)
+    check_same_everywhere('the digest of the prepared data', dataset.digest)
     data.check_epochs(recipe.data, recipe.train.steps, dataset.train)
     return dataset
 
@@ -63,7 +63,7 @@ def build_without_text(recipe: Recipe, tokenizer: str, platform: str) -> Learner
         a parametrisation without a rule for one, an optimizer with too many parameters, or a kernel
         that lacks a derivative.
     """
-    vocab_size = data.tokenizers.vocab_size(tokenizer) + n_marks(recipe)
+    vocab_size = data.tokenizers.vocab_size(tokenizer) + count_marks(recipe)
     learner = build_learner(recipe, vocab_size, 0, platform)  # no shape depends on bos_id
     check_learner(learner)
     return learner
@@ -75,12 +75,12 @@ def locate_data(recipe: Recipe, workdir: Path) -> DataConfig:
     """
     kind, _, path = recipe.data.tokenizer.partition(':')
     is_gone = kind == 'hf' and not Path(expand_home(path)).exists()
-    if not recipe.train.init_from or not is_gone or not steps_in(workdir / FOLDER):
+    if not recipe.train.init_from or not is_gone or not list_steps(workdir / FOLDER):
         return recipe.data
     return dataclasses.replace(recipe.data, tokenizer=f'hf:{workdir / TOKENIZER}')
 
 
-def flops_of_step(recipe: Recipe, platform: str) -> float:
+def step_flops(recipe: Recipe, platform: str) -> float:
     """Returns the FLOPs of a step by `flops_per_token`, for devices of `platform`; no text is read,
     and nothing is compiled.
     """
@@ -99,13 +99,13 @@ class Experiment(Blueprint):
         self, recipe: Recipe, dataset: data.Dataset, say: Callable[[str], None], runs: int = 1
     ):
         self.dataset, tokenizer = dataset, dataset.tokenizer
-        self.mixture = training_mixture(recipe, tokenizer)
-        self.evaluated = evaluated(recipe, tokenizer, dataset.validation)
-        vocab_size = tokenizer.vocab_size + n_marks(recipe)
+        self.mixture = build_training_mixture(recipe, tokenizer)
+        self.objective_rows = evaluation_rows(recipe, tokenizer, dataset.validation)
+        vocab_size = tokenizer.vocab_size + count_marks(recipe)
         devices, bos_id = jax.devices(), tokenizer.bos_id
 
         def memory() -> int:  # of process 0; devices of a CPU share its machine's
-            return from_first(
+            return broadcast_from_first(
                 device_memory_bytes() // (len(devices) if self.platform == 'cpu' else 1)
             )
 
@@ -119,7 +119,7 @@ class Experiment(Blueprint):
         was measured, is measured again; where that is exceeded too, it is unknown from then on.
         """
         if flops_per_sec > self.peak:
-            self.peak, source = peak_flops(self.mesh.size, anew=True)
+            self.peak, source = peak_flops(self.mesh.size, remeasure=True)
             if flops_per_sec > self.peak:
                 source = f'unknown: {flops_per_sec:.4g} exceed {self.peak:.4g}, {source}'
                 self.peak = math.nan
@@ -135,50 +135,58 @@ class Program:
     batches and metrics have a leading axis R.
     """
 
-    def __init__(self, experiment: Blueprint, how: str = SINGLE):
-        self.experiment, self.how = experiment, how
+    def __init__(self, experiment: Blueprint, axis_name: str = SINGLE):
+        self.experiment, self.axis_name = experiment, axis_name
         self.compile_sec = 0.0
         self.tracer = Tracer(experiment.recipe)
         self.shares_memory = experiment.platform == 'cpu'
         learner, mesh = experiment.learner, experiment.mesh
-        self.layout = layout(how, mesh, state_shardings(learner, mesh))
-        states, scalars, batch = self.layout.states, self.layout.scalars, self.layout.batch
+        self.layout = make_layout(axis_name, mesh, state_shardings(learner, mesh))
+        states, scalars, batch = (
+            self.layout.states_sharding,
+            self.layout.scalars_sharding,
+            self.layout.batch_sharding,
+        )
         self._step = jax.jit(
-            traced_on(mesh, self.layout.over(make_train_step(learner))),
+            trace_on_mesh(mesh, self.layout.map_runs(make_train_step(learner))),
             in_shardings=(scalars, states, batch, scalars),
             out_shardings=(states, scalars),
             donate_argnums=1,
             compiler_options=step_options(mesh),
         )
         evaluate = make_eval_step(learner)
-        self._evaluate = self._on_one_batch(
+        self._evaluate = self._jit_on_batch(
             lambda state, batch, hyper: evaluate(
-                learner.evaluated(state.weights, state.average, hyper), batch, hyper
+                learner.select_eval_weights(state.weights, state.average, hyper), batch, hyper
             )
         )
-        self._diagnose = self._on_one_batch(make_diagnose(learner))
+        self._diagnose = self._jit_on_batch(make_diagnose_step(learner))
         recipe = experiment.recipe
-        self._masks_documents = recipe.data.mask_documents and scores_of(recipe) is not None
+        self._masks_documents = recipe.data.mask_documents and attention_scores(recipe) is not None
         self.put, self.take, self.pick = self.layout.put, self.layout.take, self.layout.pick
 
-    def _on_one_batch(self, function: Callable) -> Callable:
+    def _jit_on_batch(self, function: Callable) -> Callable:
         """Jits function(state, batch, hyper) as (batch, active, states, hypers) of one batch."""
-        mesh, states, scalars = self.experiment.mesh, self.layout.states, self.layout.scalars
-        of_runs = self.layout.over(
+        mesh, states, scalars = (
+            self.experiment.mesh,
+            self.layout.states_sharding,
+            self.layout.scalars_sharding,
+        )
+        of_runs = self.layout.map_runs(
             lambda batch, state, hyper: function(state, batch, hyper), n_shared=1
         )
         return jax.jit(
-            traced_on(mesh, of_runs),
+            trace_on_mesh(mesh, of_runs),
             in_shardings=(batch_sharding(mesh), scalars, states, scalars),
             out_shardings=scalars,
         )
 
     @functools.cache  # noqa: B019 - one Program lives as long as its group trains
-    def compiled(self, slots: int) -> Any:
+    def compile_step(self, slots: int) -> Any:
         """step(active, states, batch, hypers) -> (states, metrics), compiled once for `slots`."""
         start = time.perf_counter()
         experiment, shapes = self.experiment, self.layout.shapes
-        hyper = jax.eval_shape(lambda: hyper_from(experiment.recipe))
+        hyper = jax.eval_shape(lambda: make_hyper(experiment.recipe))
         compiled = self._step.lower(
             jax.ShapeDtypeStruct((slots,), bool),
             shapes(experiment.state_shapes, slots),
@@ -190,27 +198,27 @@ class Program:
 
     def memory_bytes(self, slots: int) -> int:
         """Bytes that one device needs for a step, from the compiler's own report."""
-        report = self.compiled(slots).memory_analysis()
+        report = self.compile_step(slots).memory_analysis()
         arguments = report.argument_size_in_bytes - report.alias_size_in_bytes
         return arguments + report.output_size_in_bytes + report.temp_size_in_bytes
 
-    def empty(self, slots: int) -> Any:
+    def make_buffer(self, slots: int) -> Any:
         """Makes the buffer that the states of `slots` runs are put into."""
-        return self.layout.empty(self.experiment.state_shapes, slots)
+        return self.layout.make_buffer(self.experiment.state_shapes, slots)
 
-    def hypers(self, recipes: list[Recipe]) -> Hyper:
+    def stack_hypers(self, recipes: list[Recipe]) -> Hyper:
         """Stacks the hyperparameters of all slots."""
-        return self.layout.scalars_of([hyper_from(recipe) for recipe in recipes])
+        return self.layout.stack_scalars([make_hyper(recipe) for recipe in recipes])
 
-    def batch(self, of_each: list[data.Batch]) -> dict[str, jax.Array]:
+    def stack_batches(self, batches: list[data.Batch]) -> dict[str, jax.Array]:
         """Stacks the batches of all slots on the devices."""
-        batch = self.layout.stack(of_each)
-        return self._put(batch, self.layout.batch)
+        batch = self.layout.stack(batches)
+        return self._put(batch, self.layout.batch_sharding)
 
     def _put(self, batch: data.Batch, sharding: Any = None) -> dict[str, jax.Array]:
         if self._masks_documents:
-            name = self.experiment.learner.model.kernels.name_of('attention')
-            refuse_documents(name, batch['segments'][..., :-1])
+            name = self.experiment.learner.model.kernels.kernel_name('attention')
+            check_documents(name, batch['segments'][..., :-1])
         return put_batch(self.experiment.mesh, batch, sharding)
 
     def evaluate(self, batch: data.Batch, active: np.ndarray, states: Any, hypers: Hyper) -> dict:
@@ -222,14 +230,14 @@ class Program:
         return self._diagnose(self._put(batch), active, states, hypers)
 
 
-def runs_that_fit(
-    wanted: int, multiple: int, limit: float, bytes_for: Callable[[int], float]
+def find_max_runs(
+    max_runs: int, multiple: int, limit: float, bytes_for: Callable[[int], float]
 ) -> int:
     """The most runs, up to `wanted`, a multiple of `multiple`, that need `limit` bytes at most.
     bytes_for(n) compiles for n runs; as memory grows about linearly, one or two tries are enough.
     Raises ValueError where not even `multiple` runs fit.
     """
-    runs = -(-wanted // multiple) * multiple
+    runs = -(-max_runs // multiple) * multiple
     while (needed := bytes_for(runs)) > limit:
         if runs == multiple:
             raise ValueError(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from lm.config.fields import FIELDS
 from lm.config.recipe import Recipe
-from lm.config.resolve import changed, flatten, settle
+from lm.config.resolve import flatten, resolve_config, update_config
 from lm.model.check import check
 
 Flat = dict[str, Any]
@@ -27,37 +27,37 @@ def _longer_warmup(flat: Flat) -> int | None:
     return wanted if wanted <= flat['train.steps'] / 2 else None
 
 
-def _choice(path: str, value: Any, source: str, has_it: Callable[[Any], bool]) -> Remedy:
+def _set_unless(path: str, value: Any, source: str, has_it: Callable[[Any], bool]) -> Remedy:
     """Sets the field to `value`, unless has_it(the run's own value)."""
     return Remedy(path, lambda flat: None if has_it(flat[path]) else value, source)
 
 
-def _at_most(path: str, bound: float, source: str) -> Remedy:
+def _lower_to(path: str, bound: float, source: str) -> Remedy:
     """Sets the field to `bound`, unless the run has that or a lower one; 0 stands for none."""
-    return _choice(path, bound, source, lambda now: bool(now) and now <= bound)
+    return _set_unless(path, bound, source, lambda now: bool(now) and now <= bound)
 
 
-def _sigma(flat: Flat) -> str | None:
+def _add_sigma(flat: Flat) -> str | None:
     now = flat['model.reparam'].split('+')
     return None if 'sigma' in now else '+'.join(['sigma', *(n for n in now if n != 'none')])
 
 
-def _peri(flat: Flat) -> str | None:
+def _use_peri(flat: Flat) -> str | None:
     return None if flat['model.norm'] == 'none' or flat['model.placement'] == 'peri' else 'peri'
 
 
 LOWER_LR = Remedy('optim.lr', lambda flat: float(f'{flat["optim.lr"] / 3:.2g}'), 'arXiv:2309.14322')
 LONGER_WARMUP = Remedy('optim.warmup_steps', _longer_warmup, 'arXiv:2309.14322')
-QK_NORM = _choice('model.qk_norm', 'rmsnorm', 'arXiv:2302.05442', lambda now: now != 'none')
-SIGMA = Remedy('model.reparam', _sigma, 'arXiv:2303.06296')
-SOFTCAP = _at_most('attention.softcap', 50.0, 'arXiv:2408.00118')
-Z_LOSS = _choice('loss.z_loss', 1e-4, 'arXiv:2204.02311', lambda now: now >= 1e-4)
-LOGIT_SOFTCAP = _at_most('model.logit_softcap', 30.0, 'arXiv:2408.00118')
-CLIPPING = _at_most('optim.clip_norm', 1.0, 'arXiv:1211.5063')
-SHORTER_MEMORY = _at_most('optim.b2', 0.95, 'arXiv:2304.13013')
-PERI = Remedy('model.placement', _peri, 'arXiv:2502.02732')
-NORM = _choice('model.norm', 'rmsnorm', 'arXiv:1910.07467', lambda now: now != 'none')
-SCALED_LAYERS = _choice(
+QK_NORM = _set_unless('model.qk_norm', 'rmsnorm', 'arXiv:2302.05442', lambda now: now != 'none')
+SIGMA = Remedy('model.reparam', _add_sigma, 'arXiv:2303.06296')
+SOFTCAP = _lower_to('attention.softcap', 50.0, 'arXiv:2408.00118')
+Z_LOSS = _set_unless('loss.z_loss', 1e-4, 'arXiv:2204.02311', lambda now: now >= 1e-4)
+LOGIT_SOFTCAP = _lower_to('model.logit_softcap', 30.0, 'arXiv:2408.00118')
+CLIPPING = _lower_to('optim.clip_norm', 1.0, 'arXiv:1211.5063')
+SHORTER_MEMORY = _lower_to('optim.b2', 0.95, 'arXiv:2304.13013')
+PERI = Remedy('model.placement', _use_peri, 'arXiv:2502.02732')
+NORM = _set_unless('model.norm', 'rmsnorm', 'arXiv:1910.07467', lambda now: now != 'none')
+SCALED_LAYERS = _set_unless(
     'model.placement', 'layernorm_scaling', 'arXiv:2502.05795', lambda now: now != 'pre'
 )
 
@@ -71,16 +71,16 @@ REMEDIES = {
 }
 
 
-def help_with(kind: str, recipe: Recipe) -> list[list[str]]:
+def list_remedies(kind: str, recipe: Recipe) -> list[list[str]]:
     """Lines that the config would be accepted with: ['--config.optim.b2=0.95', source], ..."""
     flat, found = flatten(recipe), []
     for path, value_of, source in REMEDIES[kind]:
         # An option that no chosen part reads is None.
-        is_read = path in FIELDS and (flat[path] is not None or not FIELDS[path].of_parts)
+        is_read = path in FIELDS and (flat[path] is not None or not FIELDS[path].is_part_option)
         if not is_read or (value := value_of(flat)) is None:
             continue
         with contextlib.suppress(ValueError):
-            check(settle(changed(recipe.config, {path: value})))
+            check(resolve_config(update_config(recipe.config, {path: value})))
             text = f'{value:g}' if isinstance(value, float) else str(value)
             found.append([f'--config.{path}={text}', source])
     return found

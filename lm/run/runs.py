@@ -9,8 +9,8 @@ import jax
 
 from lm.config.recipe import Recipe
 from lm.config.resolve import to_dict
-from lm.devices.check_mesh import check_single
-from lm.launch.distributed import from_first, is_first
+from lm.devices.check_mesh import check_single_run
+from lm.launch.distributed import broadcast_from_first, is_first
 from lm.launch.exit_status import DIVERGED, DONE, SIGNALLED
 from lm.launch.terminal import Terminal
 from lm.record.code import running_code
@@ -49,14 +49,14 @@ class Slot:
 
     journal: Journal
     status: Status = Status.TRAINING
-    rolled_back: bool = False  # since the last dispatch
+    is_rolled_back: bool = False  # since the last dispatch
 
     @property
     def recipe(self) -> Recipe:
         return self.journal.recipe
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         return self.status == Status.TRAINING
 
 
@@ -66,7 +66,7 @@ def check(recipe: Recipe, workdir: Path) -> None:
     Comes before the run's folder is opened and its text prepared, which can take minutes.
     """
     check_run(recipe, workdir)
-    check_single(recipe)
+    check_single_run(recipe)
     build_without_text(recipe, locate_data(recipe, workdir).tokenizer, jax.devices()[0].platform)
 
 
@@ -74,7 +74,7 @@ def try_storage(recipe: Recipe, workdir: Path) -> None:
     """Raises OSError where the folder cannot hold the run's checkpoints; called by all processes.
     A run that is done, and may have none to write, is left alone.
     """
-    if not from_first(Run(workdir).status == Status.DONE if is_first() else None):
+    if not broadcast_from_first(Run(workdir).status == Status.DONE if is_first() else None):
         record = {'config': to_dict(recipe), 'versions': versions(), 'code': running_code()}
         try_checkpoint(workdir, record)
 
@@ -84,12 +84,12 @@ def open_terminal() -> Terminal:
     return Terminal(silent=not is_first())
 
 
-def where(workdir: Path) -> str:
+def format_header(workdir: Path) -> str:
     """The first line of a run."""
     return f'{workdir} on {device_name()}, jax {jax.__version__}'
 
 
-def nothing_left(slot: Slot) -> int:
+def report_finished(slot: Slot) -> int:
     """Says that a single run has ended before, and returns its exit status."""
     journal, steps = slot.journal, slot.recipe.train.steps
     journal.terminal.say(
@@ -98,16 +98,16 @@ def nothing_left(slot: Slot) -> int:
     return DONE
 
 
-def exit_status(slot: Slot, caught: list[int]) -> int:
+def report_exit(slot: Slot, signals: list[int]) -> int:
     """Says how a single run ended, and returns its exit status. caught: the signals that came."""
     journal, say = slot.journal, slot.journal.terminal.say
     if slot.status == Status.DIVERGED:
-        say(f'last good checkpoint: {journal.last_good()}')
+        say(f'last good checkpoint: {journal.find_last_good()}')
         return DIVERGED
     if slot.status == Status.STOPPED:
-        name = signal.Signals(caught[0]).name
+        name = signal.Signals(signals[0]).name
         what = f'saved step {journal.step}' if journal.step else 'nothing trained yet'
         say(f'{name}: {what} in {journal.workdir}; the same command goes on')
-        return SIGNALLED + caught[0]
+        return SIGNALLED + signals[0]
     say(f'done: {journal.workdir}, {journal.wall_sec() / 60:.1f} min')
     return DONE

@@ -13,39 +13,48 @@ from flax.traverse_util import unflatten_dict
 
 from lm import data
 from lm.config.fields import Config
-from lm.config.mixture import source_of
-from lm.config.other_programs import foreign, word
+from lm.config.mixture import source_flag
+from lm.config.other_programs import foreign_names, normalize_name
 from lm.config.recipe import Recipe
-from lm.config.resolve import build, changed, flatten, of_one_run, to_dict, unsettled
-from lm.config.suggestions import MANY_RUNS
+from lm.config.resolve import (
+    build_config,
+    flatten,
+    single_run_config,
+    to_dict,
+    unresolve_fields,
+    update_config,
+)
+from lm.config.suggestions import MULTI_RUN_SECTIONS
 from lm.data.tokenizers import Tokenizer
-from lm.inference.load import Checkpoint, find, load, to_stderr
-from lm.launch.distributed import from_first, is_first, several
-from lm.model.base_size import unread
+from lm.inference.load import Checkpoint, find_checkpoint, load, to_stderr
+from lm.launch.distributed import broadcast_from_first, is_first, is_multiprocess
+from lm.model.base_size import unused_fields
 from lm.model.check import check
 from lm.record.checkpoint import (
     FOLDER,
-    OF_WEIGHTS,
+    WEIGHT_SECTIONS,
     TreeMismatch,
     check_tree,
-    fields_that_differ,
-    steps_in,
+    format_differences,
+    list_steps,
     tree_record,
 )
 from lm.record.digests import DamagedCheckpoint
-from lm.record.remote.local_copy import of_workdir
+from lm.record.remote.local_copy import split_checkpoint_url
 from lm.record.run import Run
 from lm.run.program import TOKENIZER, Experiment, locate_data
-from lm.storage.buckets import below, is_url
+from lm.storage.buckets import is_url, join_url
 from lm.storage.files import expand_home
-from lm.training.state import Learner, State, Weights, hyper_from
-from lm.training.update import average_of
-from modules.dropout import KEY
+from lm.training.state import Learner, State, Weights, make_hyper
+from lm.training.update import build_average
+from modules.dropout import KEY_NAME
 from modules.params import named_leaves
 
 # What decides what a model computes from its weights, and over how many tokens.
-MODEL = (*(f'{section}.' for section in (*OF_WEIGHTS, 'scaling')), 'data.seq_len')
-HELD = 1e-5  # how far rounding may move a weight that is stored anew, of its largest element
+MODEL_FIELDS = (*(f'{section}.' for section in (*WEIGHT_SECTIONS, 'scaling')), 'data.seq_len')
+MAX_STORED_ERROR = (
+    1e-5  # how far rounding may move a weight that is stored anew, of its largest element
+)
 
 
 def check_run(recipe: Recipe, workdir: Path | None = None) -> None:
@@ -64,7 +73,7 @@ def check_init_from(recipe: Recipe, workdir: Path | None = None) -> None:
     if not recipe.train.init_from:
         return
     # Of hosts without a common disk the first alone has the run's folder.
-    has_own = workdir is not None and from_first(bool(steps_in(workdir / FOLDER)))
+    has_own = workdir is not None and broadcast_from_first(bool(list_steps(workdir / FOLDER)))
     if not has_own:
         find_source(recipe.train.init_from)
 
@@ -72,9 +81,9 @@ def check_init_from(recipe: Recipe, workdir: Path | None = None) -> None:
 def find_source(path: str) -> tuple[Path, int]:
     """Returns (folder of checkpoints, step) of train.init_from; its ValueError says what to do."""
     try:
-        return find(path)
+        return find_checkpoint(path)
     except ValueError as error:
-        absent = foreign().absent.get(word(path))
+        absent = foreign_names().absent.get(normalize_name(path))
         said = f'{absent}.' if absent else error
         raise ValueError(
             f'train.init_from={path}: {said} A run that has begun goes on without it, from its own '
@@ -82,8 +91,8 @@ def find_source(path: str) -> tuple[Path, int]:
         ) from error
 
 
-def with_source_model(
-    raw: Mapping[str, Any], given: Collection[str], workdir: str | Path | None = None
+def merge_source_model(
+    raw: Mapping[str, Any], explicit_paths: Collection[str], workdir: str | Path | None = None
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """Returns (a config, as nested dicts, with the model of the checkpoint of train.init_from,
     {path: value} of what it changes).
@@ -93,7 +102,7 @@ def with_source_model(
     they are those of the run in `workdir` that began from it. Raises ValueError where there is
     neither.
     """
-    start = build(of_one_run(raw))
+    start = build_config(single_run_config(raw))
     if not start.train.init_from:
         return raw, {}
     # From config.json: to read a checkpoint starts JAX; hosts have not joined yet.
@@ -106,18 +115,21 @@ def with_source_model(
         if there is None:
             raise
         tokenizer = there.data.tokenizer
-    fields = {p: v for p, v in unsettled(there).items() if p.startswith(MODEL)}
+    fields = {p: v for p, v in unresolve_fields(there).items() if p.startswith(MODEL_FIELDS)}
     fields['data.tokenizer'] = tokenizer
-    fields = {path: value for path, value in fields.items() if path not in given}
-    fields |= dict.fromkeys(fields.keys() & {*unread(changed(start, fields))})
-    now, config = flatten(start), to_dict(changed(start, fields))
+    fields = {path: value for path, value in fields.items() if path not in explicit_paths}
+    fields |= dict.fromkeys(fields.keys() & {*unused_fields(update_config(start, fields))})
+    now, config = flatten(start), to_dict(update_config(start, fields))
     differ = {path: value for path, value in fields.items() if value != now[path]}
-    return config | {name: raw.get(name) for name in MANY_RUNS}, differ
+    return config | {name: raw.get(name) for name in MULTI_RUN_SECTIONS}, differ
 
 
-def _choose_tokenizer(folder: Path, there: Recipe, start: Config) -> str:
+def _choose_tokenizer(folder: Path, source_recipe: Recipe, start: Config) -> str:
     """Returns the data.tokenizer of a run that starts from the one in a folder."""
-    tokenizer, is_other_text = there.data.tokenizer, source_of(there.data) != source_of(start.data)
+    tokenizer, is_other_text = (
+        source_recipe.data.tokenizer,
+        source_flag(source_recipe.data) != source_flag(start.data),
+    )
     if tokenizer.startswith('hf:') or (tokenizer.startswith('bpe:') and is_other_text):
         return f'hf:{folder / TOKENIZER}'
     return tokenizer
@@ -128,7 +140,7 @@ def _read_begun_run(source: str, workdir: str | Path) -> Recipe | None:
     where the workdir holds no such run.
     """
     try:
-        folder, _ = find(workdir)
+        folder, _ = find_checkpoint(workdir)
         there = Run(folder.parent).read_recipe()
     except ValueError:
         return None
@@ -147,52 +159,52 @@ def initial_state(
     checkpoint, a parameter has no counterpart of its shape, model.reparam cannot hold the weights,
     or the tokenizers differ.
     """
-    source = _fitting_source(recipe, experiment) if recipe.train.init_from else None
-    state = experiment.init(jax.random.key(recipe.train.seed), hyper_from(recipe))
+    source = _load_source(recipe, experiment) if recipe.train.init_from else None
+    state = experiment.init(jax.random.key(recipe.train.seed), make_hyper(recipe))
     if source is None:
         return state
     if (there := source.recipe.model.dtype) != recipe.model.dtype:
         say(f'NOTE: products are in {recipe.model.dtype}; in {source.path} they were in {there}')
-    variables = dict(_compiled(source.learner.variables)(source.weights))
-    stored, reparam = stored_for(experiment.learner, source, variables.pop('params'))
-    stats = carried_over(variables, state.stats)
+    variables = dict(_jit_if_distributed(source.learner.variables)(source.weights))
+    stored, reparam = store_weights(experiment.learner, source, variables.pop('params'))
+    stats = carry_over(variables, state.stats)
     there = state.params, state.reparam, state.stats
-    params, reparam, stats = _laid_out((stored, reparam, stats), there)
-    average = average_of(recipe, experiment.learner.described, hyper_from(recipe))
-    average = _laid_out(_compiled(average.init)(params), state.average)
+    params, reparam, stats = _place_like((stored, reparam, stats), there)
+    average = build_average(recipe, experiment.learner.description, make_hyper(recipe))
+    average = _place_like(_jit_if_distributed(average.init)(params), state.average)
     return state.replace(params=params, reparam=reparam, stats=stats, average=average)
 
 
-def _compiled(function: Callable) -> Callable:
+def _jit_if_distributed(function: Callable) -> Callable:
     """Returns the function as one program where several processes hold the arrays: what they make
     one operation at a time would be arrays of each process by itself, which do not mix with others.
     """
-    return jax.jit(function) if several() else function
+    return jax.jit(function) if is_multiprocess() else function
 
 
-def carried_over(there: Any, fresh: Any) -> Any:
+def carry_over(source: Any, fresh: Any) -> Any:
     """Returns what layers carry: that of the source where all of it fits, else `fresh`.
 
     Keys of dropout count for nothing in that: a run that drops, from one that did not or the other
     way round, has fresh keys or none beside all else that the source carried.
     """
-    found, wanted = named_leaves(there), named_leaves(fresh)
-    if tree_record(there) == tree_record(fresh):
-        return there
+    found, wanted = named_leaves(source), named_leaves(fresh)
+    if tree_record(source) == tree_record(fresh):
+        return source
 
-    def others(leaves):
-        return {p: leaf for p, leaf in leaves.items() if p.rpartition('/')[2] != KEY}
+    def without_keys(leaves):
+        return {p: leaf for p, leaf in leaves.items() if p.rpartition('/')[2] != KEY_NAME}
 
-    if tree_record(others(found)) != tree_record(others(wanted)):
+    if tree_record(without_keys(found)) != tree_record(without_keys(wanted)):
         return fresh
-    return unflatten_dict(wanted | others(found), sep='/')
+    return unflatten_dict(wanted | without_keys(found), sep='/')
 
 
-def _laid_out(new: Any, old: Any) -> Any:
+def _place_like(arrays: Any, like: Any) -> Any:
     """Puts arrays, which each process has whole or in part, on the devices of those in `old`."""
-    leaves, tree = jax.tree.flatten(new)
-    wanted = [leaf.sharding for leaf in jax.tree.leaves(old)]
-    if not several():
+    leaves, tree = jax.tree.flatten(arrays)
+    wanted = [leaf.sharding for leaf in jax.tree.leaves(like)]
+    if not is_multiprocess():
         return tree.unflatten(jax.device_put(leaves, wanted))
     for i, leaf in enumerate(leaves):
         if leaf.is_fully_addressable:
@@ -208,24 +220,24 @@ def _laid_out(new: Any, old: Any) -> Any:
     return tree.unflatten(leaves)
 
 
-def stored_for(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any, Any]:
+def store_weights(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any, Any]:
     """Returns (stored, state) of the learner's reparametrisation for the weights a source used.
 
     Raises ValueError where it cannot hold them, as one that fixes lengths cannot.
     """
-    reparam, there = learner.described.reparam, source.weights
+    reparam, there = learner.description.reparam, source.weights
     stored, state = there.params, there.reparam
-    if not _same_reparam(learner, source):
+    if not _has_same_reparam(learner, source):
 
-        def made(used, key):
+        def store(used, key):
             stored, state = reparam.init(used)
             return reparam.draw(stored, key), state
 
-        stored, state = _compiled(made)(used, jax.random.key(learner.recipe.train.seed))
-    found, _ = _compiled(lambda *both: reparam.apply(*both, False))(stored, state)
-    errors = _errors(found, used)
+        stored, state = _jit_if_distributed(store)(used, jax.random.key(learner.recipe.train.seed))
+    found, _ = _jit_if_distributed(lambda *both: reparam.apply(*both, False))(stored, state)
+    errors = _relative_errors(found, used)
     worst = max(errors, key=errors.get, default=None)
-    if worst is not None and not errors[worst] <= HELD:
+    if worst is not None and not errors[worst] <= MAX_STORED_ERROR:
         options = vars(learner.recipe.config.reparam).items()
         given = ''.join(f', reparam.{name}={v}' for name, v in options if v is not None)
         raise ValueError(
@@ -239,21 +251,21 @@ def stored_for(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any, An
     return stored, state
 
 
-def _errors(found: Any, wanted: Any) -> dict[str, float]:
+def _relative_errors(actual: Any, expected: Any) -> dict[str, float]:
     """Returns {path: largest difference, of the largest element} of the arrays that differ."""
 
     def error(now, before):
         return jnp.max(jnp.abs(now - before)) / jnp.max(jnp.abs(before))
 
-    if several():
+    if is_multiprocess():
         compared = jax.jit(
             lambda *trees: jax.tree.map(
                 lambda now, before: jnp.where(jnp.all(now == before), 0, error(now, before)), *trees
             )
         )
-        found = named_leaves(jax.device_get(compared(found, wanted)))
-        return {path: float(apart) for path, apart in found.items() if apart != 0}
-    pairs = zip(named_leaves(found).items(), jax.tree.leaves(wanted), strict=True)
+        actual = named_leaves(jax.device_get(compared(actual, expected)))
+        return {path: float(apart) for path, apart in actual.items() if apart != 0}
+    pairs = zip(named_leaves(actual).items(), jax.tree.leaves(expected), strict=True)
     return {
         path: float(error(now, before))
         for (path, now), before in pairs
@@ -261,47 +273,51 @@ def _errors(found: Any, wanted: Any) -> dict[str, float]:
     }
 
 
-def _same_reparam(learner: Learner, source: Checkpoint) -> bool:
+def _has_same_reparam(learner: Learner, source: Checkpoint) -> bool:
     """Whether what the source stores and carries is valid here as it is."""
 
-    def decided(recipe):  # by model.reparam, and by the factors of the forward pass
+    def reparam_settings(recipe):  # by model.reparam, and by the factors of the forward pass
         scaling = recipe.config.scaling
         forward = scaling.name, scaling.base_width, scaling.base_depth, scaling.depth_alpha
         families = [part.row.family for part in recipe.optimizers.values()]
         return recipe.model.reparam, recipe.config.reparam, forward, families
 
-    shapes = jax.eval_shape(learner.described.reparam.init, learner.described.used_shapes)
+    shapes = jax.eval_shape(learner.description.reparam.init, learner.description.used_shapes)
     weights = source.weights.params, source.weights.reparam
-    same = decided(learner.recipe) == decided(source.recipe)
+    same = reparam_settings(learner.recipe) == reparam_settings(source.recipe)
     return same and tree_record(shapes) == tree_record(weights)
 
 
-def _fitting_source(recipe: Recipe, experiment: Experiment) -> Checkpoint:
+def _load_source(recipe: Recipe, experiment: Experiment) -> Checkpoint:
     """Returns the checkpoint of train.init_from. Raises ValueError for other weights or tokens."""
-    source = _source_of_all(recipe, experiment) if several() else load(recipe.train.init_from)
-    if saved_files(source.tokenizer) != saved_files(experiment.dataset.tokenizer):
+    source = (
+        _load_source_distributed(recipe, experiment)
+        if is_multiprocess()
+        else load(recipe.train.init_from)
+    )
+    if read_tokenizer_files(source.tokenizer) != read_tokenizer_files(experiment.dataset.tokenizer):
         raise ValueError(
             f'train.init_from={recipe.train.init_from} was trained with another tokenizer: '
-            f'{source.recipe.data.tokenizer} of {source_of(source.recipe.data)}, where this run '
-            f'has {recipe.data.tokenizer} of {source_of(recipe.data)}. A bpe is that of its '
+            f'{source.recipe.data.tokenizer} of {source_flag(source.recipe.data)}, where this run '
+            f'has {recipe.data.tokenizer} of {source_flag(recipe.data)}. A bpe is that of its '
             'corpus; byte, and an hf:PATH, are the same with any text.'
         )
     wanted = _used_record(experiment.learner, experiment.state_shapes)
     try:
         check_tree(_used_record(source.learner, source.weights), wanted, source.path)
     except TreeMismatch as error:
-        fields = fields_that_differ(source.recipe, recipe, OF_WEIGHTS)
+        fields = format_differences(source.recipe, recipe, WEIGHT_SECTIONS)
         raise TreeMismatch(fields + str(error)) from error
     return source
 
 
-def _source_of_all(recipe: Recipe, experiment: Experiment) -> Checkpoint:
+def _load_source_distributed(recipe: Recipe, experiment: Experiment) -> Checkpoint:
     """Returns the checkpoint of train.init_from, of which each process reads what its devices hold.
 
     Process 0 says which are there, as the run that it is from may still train, and save.
     """
     path = recipe.train.init_from
-    for one in from_first(candidates(path) if is_first() else None):
+    for one in broadcast_from_first(list_candidates(path) if is_first() else None):
         try:
             return load(one, mesh=experiment.mesh)
         except DamagedCheckpoint as error:
@@ -309,24 +325,24 @@ def _source_of_all(recipe: Recipe, experiment: Experiment) -> Checkpoint:
     raise ValueError(f'none of the checkpoints of train.init_from={path} can be read')
 
 
-def candidates(path: str) -> list[str]:
+def list_candidates(path: str) -> list[str]:
     """Returns the checkpoints that `path` stands for, the newest first; of a bucket that alone."""
     path = path if is_url(path) else expand_home(path)
-    folder, newest = find(path)
+    folder, newest = find_checkpoint(path)
     if is_url(path):
-        return [below(of_workdir(path)[0], FOLDER, newest)]
-    steps = [newest] if folder == Path(path).parent else reversed(steps_in(folder))
+        return [join_url(split_checkpoint_url(path)[0], FOLDER, newest)]
+    steps = [newest] if folder == Path(path).parent else reversed(list_steps(folder))
     return [str(folder / str(step)) for step in steps]
 
 
 def _used_record(learner: Learner, state: State | Weights) -> dict[str, str]:
     """The tree record of the weights that a model uses."""
-    apply = learner.described.reparam.apply
+    apply = learner.description.reparam.apply
     used, _ = jax.eval_shape(lambda *stored: apply(*stored, False), state.params, state.reparam)
     return tree_record(used)
 
 
-def saved_files(tokenizer: Tokenizer) -> dict[str, bytes]:
+def read_tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
     """The files that a tokenizer saves, equal for two that give the same ids to every text."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(folder)

@@ -12,14 +12,14 @@ from rich.table import Table
 from lm.config.recipe import Recipe
 from lm.config.resolve import flatten
 from lm.devices.mesh import param_sharding
-from lm.model.parameters import optimizer_of, starts_at_0
-from lm.training.state import Learner, State, hyper_from
-from lm.training.update import decay_shares, numbered_rows, peaks_of
+from lm.model.parameters import is_zero_init, optimizer_field
+from lm.training.state import Learner, State, make_hyper
+from lm.training.update import bind_rows, decay_shares, peak_lrs
 from modules.params import LAYER, LORA, ParamSpec, named_leaves
 from modules.reparam.matrices import parse_roles
 
-ROWS, BAR = 21, 40
-FOLLOWED = 10**6  # steps: of longer runs only rows at equal distances are looked at
+ROWS, BAR_WIDTH = 21, 40
+MAX_CORNER_STEPS = 10**6  # steps: of longer runs only rows at equal distances are looked at
 
 
 def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
@@ -28,12 +28,12 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
     `decay` is the share that a step takes off at the peak of the schedule, `over steps` the number
     of steps whose updates the weight is then an average of.
     """
-    recipe, described = learner.recipe, learner.described
+    recipe, described = learner.recipe, learner.description
     shapes, scalings = named_leaves(described.shapes), named_leaves(described.scalings)
     trainable, used = named_leaves(described.trainable), named_leaves(described.used_specs)
     rows, flat = [], flatten(recipe)
-    peaks, embedding_std = peaks_of(flat), recipe.config.scaling.embedding_std
-    rule = numbered_rows(recipe, flat)['optim.decay_rule']
+    peaks, embedding_std = peak_lrs(flat), recipe.config.scaling.embedding_std
+    rule = bind_rows(recipe, flat)['optim.decay_rule']
     shares = named_leaves(decay_shares(described, rule, flat, 1.0, peaks))
     for path, spec in named_leaves(described.specs).items():
         scaling, weight, share = scalings[path], _used_path(path, used), float(shares[path])
@@ -41,26 +41,26 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
         if scaling.init_std is not None and spec.part != LORA:  # whose start is its own
             is_given = spec.role == 'embedding' and embedding_std is not None
             drawn = embedding_std if is_given else scaling.init_std
-            drawn = 0.0 if starts_at_0(recipe, weight, spec) else drawn
+            drawn = 0.0 if is_zero_init(recipe, weight, spec) else drawn
             std = f'{recipe.config.scaling.init_scale * drawn:.4g}'
         rows.append(
             {
                 'parameter': path,
                 'shape': ' x '.join(map(str, shape)) or '1',
                 'role': spec.role,
-                'optimizer': flat[optimizer_of(spec)] if trainable[path] else 'frozen',
+                'optimizer': flat[optimizer_field(spec)] if trainable[path] else 'frozen',
                 'init std': std,
-                'lr': f'{trainable[path] * peaks[optimizer_of(spec)] * scaling.lr_factor:.4g}',
+                'lr': f'{trainable[path] * peaks[optimizer_field(spec)] * scaling.lr_factor:.4g}',
                 'decay': f'{share:.4g}',
                 'over steps': f'{1 / share:,.0f}' if share else '-',
-                'reparam': _reparam_words(recipe, used[weight], spec),
-                'sharding': _sharding_words(param_sharding(mesh, spec, shape).spec),
+                'reparam': _format_reparam(recipe, used[weight], spec),
+                'sharding': _format_sharding(param_sharding(mesh, spec, shape).spec),
             }
         )
     return rows
 
 
-def _sharding_words(over: PartitionSpec) -> str:
+def _format_sharding(over: PartitionSpec) -> str:
     """'fsdp, -, tensor+expert': the mesh axes of each dimension."""
     if not any(over):
         return 'replicated'
@@ -75,7 +75,7 @@ def _used_path(path: str, used: Collection[str]) -> str:
     return path
 
 
-def _reparam_words(recipe: Recipe, used: ParamSpec, stored: ParamSpec) -> str:
+def _format_reparam(recipe: Recipe, used: ParamSpec, stored: ParamSpec) -> str:
     """The rows of model.reparam that map a weight: 'shared+weight_norm'."""
 
     def maps(part):
@@ -88,14 +88,14 @@ def _reparam_words(recipe: Recipe, used: ParamSpec, stored: ParamSpec) -> str:
 
 
 def parameter_count(learner: Learner) -> int:
-    return sum(math.prod(s.shape) for s in named_leaves(learner.described.shapes).values())
+    return sum(math.prod(s.shape) for s in named_leaves(learner.description.shapes).values())
 
 
 def trained_count(learner: Learner) -> int:
     """The parameters that training changes."""
     pairs = zip(
-        jax.tree.leaves(learner.described.shapes),
-        jax.tree.leaves(learner.described.trainable),
+        jax.tree.leaves(learner.description.shapes),
+        jax.tree.leaves(learner.description.trainable),
         strict=True,
     )
     return sum(math.prod(shape.shape) for shape, trained in pairs if trained)
@@ -107,7 +107,7 @@ def optimizer_state_bytes(state_shapes: State) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def as_table(rows: list[dict[str, str]]) -> Table:
+def make_table(rows: list[dict[str, str]]) -> Table:
     """Rows with equal keys, ready to print."""
     table = Table(box=None, pad_edge=False, header_style='bold')
     for column in rows[0]:
@@ -117,32 +117,34 @@ def as_table(rows: list[dict[str, str]]) -> Table:
     return table
 
 
-def schedule_listing(recipe: Recipe) -> str:
+def format_schedule(recipe: Recipe) -> str:
     """The learning rates at steps of equal distances, and where the slope changes; with a bar."""
     steps, peaks = recipe.train.steps, {'lr': recipe.optim.lr}
     if recipe.optim.others_lr is not None:
         peaks['others_lr'] = recipe.optim.others_lr
     listed = np.unique(np.linspace(1, steps, min(ROWS, steps)).round().astype(np.int64))
-    if steps <= FOLLOWED:
-        listed = np.union1d(listed, corners(fractions_at(recipe, np.arange(1, steps + 1))))
+    if steps <= MAX_CORNER_STEPS:
+        listed = np.union1d(
+            listed, find_corners(schedule_fractions(recipe, np.arange(1, steps + 1)))
+        )
     width = max(len(f'{steps:,}'), len('step'))
     lines = [f'optim.schedule={recipe.optim.schedule}']
     lines += [f'{"step":>{width}}' + ''.join(f'{name:>12}' for name in peaks)]
-    for step, fraction in zip(listed, fractions_at(recipe, listed), strict=True):
+    for step, fraction in zip(listed, schedule_fractions(recipe, listed), strict=True):
         rates = ''.join(f'{peak * fraction:>12.4g}' for peak in peaks.values())
-        lines.append(f'{step:>{width},}{rates}  {"#" * round(BAR * fraction)}'.rstrip())
+        lines.append(f'{step:>{width},}{rates}  {"#" * round(BAR_WIDTH * fraction)}'.rstrip())
     return '\n'.join(lines) + '\n'
 
 
-def fractions_at(recipe: Recipe, steps: np.ndarray) -> np.ndarray:
+def schedule_fractions(recipe: Recipe, steps: np.ndarray) -> np.ndarray:
     """Fractions of the peak at steps counted from 1, as metrics.jsonl counts them."""
-    hyper = hyper_from(recipe)
-    schedule = numbered_rows(recipe, hyper)['optim.schedule']
+    hyper = make_hyper(recipe)
+    schedule = bind_rows(recipe, hyper)['optim.schedule']
     found = schedule(jnp.asarray(steps - 1, jnp.int32), hyper['train.steps'])
     return np.asarray(jax.device_get(found), float)
 
 
-def corners(fractions: np.ndarray) -> np.ndarray:
+def find_corners(fractions: np.ndarray) -> np.ndarray:
     """Steps, from 1, at which the slope changes by half or more; none where there are many.
 
     A change of less than a tenth of one fall over the whole run belongs to a curve.

@@ -17,14 +17,22 @@ import jax
 
 # Names of what a process does in `lm.run.wave`, as a trace has them.
 STEP, DATA_WAIT, FETCH, ASIDE = 'step', 'data_wait', 'fetch', 'aside'
-MOST_OPERATIONS = 30
-MOST_PARTS = 20
+MAX_OPERATIONS = 30
+MAX_PARTS = 20
 # Their time is that of the operations which they hold, on whatever line these are.
-HOLDERS = re.compile(r'(while|call|conditional)(\.\d+)?$')
+CONTAINER_OPS = re.compile(r'(while|call|conditional)(\.\d+)?$')
 INSTRUCTION = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*metadata=\{op_name="([^"]+)"', re.M)
 # Of a source name: what JAX adds to the names of modules.
-ADDED = {'while', 'body', 'cond', 'eval_jaxpr', 'closed_call', 'checkpoint', 'Transformer.read'}
-ADDED |= {'rematted_computation', 'Transformer.activations'}
+JAX_SCOPES = {
+    'while',
+    'body',
+    'cond',
+    'eval_jaxpr',
+    'closed_call',
+    'checkpoint',
+    'Transformer.read',
+}
+JAX_SCOPES |= {'rematted_computation', 'Transformer.activations'}
 FORWARD, BACKWARD, UPDATE = 'forward', 'backward', 'update'
 
 
@@ -59,21 +67,21 @@ class Sources(NamedTuple):
     """A compiled program: its name, and where in the code each instruction comes from."""
 
     module: str
-    of: Mapping[str, str]
+    source_names: Mapping[str, str]
 
 
-def sources(program_text: str) -> Sources:
+def parse_sources(program_text: str) -> Sources:
     """Reads the text of a compiled program."""
     name = re.match(r'HloModule ([\w.\-]+)', program_text)
     return Sources(name[1] if name else '', dict(INSTRUCTION.findall(program_text)))
 
 
-def read(file: Path) -> Trace:
+def read_trace(file: Path) -> Trace:
     """Reads an .xplane.pb."""
-    return trace_of(jax.profiler.ProfileData.from_file(str(file)))
+    return extract_trace(jax.profiler.ProfileData.from_file(str(file)))
 
 
-def trace_of(profile: jax.profiler.ProfileData) -> Trace:
+def extract_trace(profile: jax.profiler.ProfileData) -> Trace:
     """Takes the operations of devices and our own spans out of a profile.
 
     A CPU's operations are on lines of its host's plane, one a thread, and say that they are some. A
@@ -85,10 +93,10 @@ def trace_of(profile: jax.profiler.ProfileData) -> Trace:
             lines = list(plane.lines)
             own = [line for line in lines if line.name == 'XLA Ops']
             for line in own or [line for line in lines if line.name.startswith('Stream')]:
-                devices[plane.name] += (op for _, op in _ops(line, every=True))
+                devices[plane.name] += (op for _, op in _ops(line, all_events=True))
         elif plane.name.startswith('/host:'):
             for line in plane.lines:
-                for device, op in _ops(line, every=False):
+                for device, op in _ops(line, all_events=False):
                     devices[f'{plane.name}:{device}'].append(op)
                 for event in line.events:
                     if event.name in (STEP, DATA_WAIT, FETCH, ASIDE):
@@ -100,18 +108,18 @@ def trace_of(profile: jax.profiler.ProfileData) -> Trace:
     return Trace(devices, spans)
 
 
-def _ops(line: Any, every: bool) -> Iterator[tuple[int, Op]]:
+def _ops(line: Any, all_events: bool) -> Iterator[tuple[int, Op]]:
     """Yields (ordinal of the device, operation). every: also events that name no instruction."""
     for event in line.events:
         stats = dict(event.stats)
-        if 'hlo_op' in stats or every:
+        if 'hlo_op' in stats or all_events:
             name = str(stats.get('hlo_op', event.name)).partition(' = ')[0].lstrip('%')
             module = str(stats.get('hlo_module', ''))
             op = Op(name, line.name, event.start_ns, event.end_ns, module)
             yield int(stats.get('device_ordinal', 0)), op
 
 
-def summarize(trace: Trace, known: Sources) -> dict[str, Any]:
+def summarize(trace: Trace, program_sources: Sources) -> dict[str, Any]:
     """Returns where the time of the traced steps goes, to be written as JSON.
 
     `steps`: of each its wall time, the time that a device is busy (the mean over devices) and that
@@ -121,45 +129,48 @@ def summarize(trace: Trace, known: Sources) -> dict[str, Any]:
 
     Raises ValueError where there is no whole step.
     """
-    steps = _steps(trace)
+    steps = _find_steps(trace)
     if not steps or not trace.devices:
         raise ValueError('the trace holds no whole step, or no operation of a device')
-    aside = merged((s.start, s.end) for s in trace.spans.get(ASIDE, ()))
+    aside = merge_intervals((s.start, s.end) for s in trace.spans.get(ASIDE, ()))
     inside = {
         device: [
             op
             for op in ops
             if steps[0].start <= op.start < steps[-1].end
-            and not covered(aside, op.start, op.start + 1)
+            and not overlap_time(aside, op.start, op.start + 1)
         ]
         for device, ops in trace.devices.items()
     }
-    busy = {device: merged((op.start, op.end) for op in ops) for device, ops in inside.items()}
-    waits = merged((s.start, s.end) for s in trace.spans.get(DATA_WAIT, ()))
+    busy = {
+        device: merge_intervals((op.start, op.end) for op in ops) for device, ops in inside.items()
+    }
+    waits = merge_intervals((s.start, s.end) for s in trace.spans.get(DATA_WAIT, ()))
     rows = [
         {
             'step': step.step,
-            'wall_ms': (step.end - step.start - covered(aside, step.start, step.end)) / 1e6,
-            'busy_ms': _mean(covered(own, step.start, step.end) for own in busy.values()) / 1e6,
-            'data_wait_ms': covered(waits, step.start, step.end) / 1e6,
+            'wall_ms': (step.end - step.start - overlap_time(aside, step.start, step.end)) / 1e6,
+            'busy_ms': _mean(overlap_time(own, step.start, step.end) for own in busy.values())
+            / 1e6,
+            'data_wait_ms': overlap_time(waits, step.start, step.end) / 1e6,
         }
         for step in steps
     ]
     totals = {name: sum(row[name] for row in rows) for name in rows[0]}
-    operations, parts = _tables(inside, known)
+    operations, parts = _build_tables(inside, program_sources)
     return {
         'devices': len(inside),
         'step_ms': totals['wall_ms'] / len(rows),
         'idle_share': max(0.0, 1 - totals['busy_ms'] / totals['wall_ms']),
         'data_wait_share': totals['data_wait_ms'] / totals['wall_ms'],
         'steps': rows,
-        'operations': operations[:MOST_OPERATIONS],
-        'operations_left_out': max(0, len(operations) - MOST_OPERATIONS),
-        'parts': parts[:MOST_PARTS],
+        'operations': operations[:MAX_OPERATIONS],
+        'operations_left_out': max(0, len(operations) - MAX_OPERATIONS),
+        'parts': parts[:MAX_PARTS],
     }
 
 
-def _steps(trace: Trace) -> list[TracedSpan]:
+def _find_steps(trace: Trace) -> list[TracedSpan]:
     """Returns the traced steps one after another, from the first one's start."""
     begun = {span.step: span.start for span in trace.spans.get(STEP, ())}
     fetched = [(span.end, span.step) for span in trace.spans.get(FETCH, ()) if span.step in begun]
@@ -170,8 +181,8 @@ def _steps(trace: Trace) -> list[TracedSpan]:
     return found
 
 
-def _tables(
-    inside: Mapping[str, Sequence[Op]], known: Sources
+def _build_tables(
+    inside: Mapping[str, Sequence[Op]], program_sources: Sources
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns the operations, and the parts of the model, by self time."""
     by_name: dict[tuple[str, str], list[float]] = {}
@@ -184,8 +195,8 @@ def _tables(
     whole = sum(own for *_, own in by_name.values()) or 1.0
     operations, by_part = [], collections.Counter()
     for (name, module), (count, total, own) in by_name.items():
-        is_known = module in ('', known.module) and name in known.of
-        part, direction = part_of(known.of[name]) if is_known else ('', '')
+        is_known = module in ('', program_sources.module) and name in program_sources.source_names
+        part, direction = parse_source(program_sources.source_names[name]) if is_known else ('', '')
         by_part[part, direction] += own
         operations.append(
             {
@@ -223,14 +234,16 @@ def self_times(ops: Sequence[Op]) -> list[float]:
     by_start = sorted(ops, key=lambda op: op.start)
     starts = [op.start for op in by_start]
     for i, op in enumerate(ops):
-        if HOLDERS.match(op.name):
+        if CONTAINER_OPS.match(op.name):
             within = by_start[bisect.bisect_left(starts, op.start) : bisect.bisect(starts, op.end)]
-            held = merged((o.start, o.end) for o in within if o is not op and o.end <= op.end)
-            found[i] = op.end - op.start - covered(held, op.start, op.end)
+            held = merge_intervals(
+                (o.start, o.end) for o in within if o is not op and o.end <= op.end
+            )
+            found[i] = op.end - op.start - overlap_time(held, op.start, op.end)
     return [max(0.0, own) for own in found]
 
 
-def part_of(source: str) -> tuple[str, str]:
+def parse_source(source: str) -> tuple[str, str]:
     """Returns (part of the model, pass) of an instruction's source.
 
     'jit(step)/transpose(jvp(Transformer.activations))/.../layers/mlp/dot_general' is of ('mlp',
@@ -239,7 +252,7 @@ def part_of(source: str) -> tuple[str, str]:
     """
     path = source.split(';')[0].split('/')
     named = [
-        one for one in path[1:-1] if re.fullmatch(r'[A-Za-z_][\w.]*', one) and one not in ADDED
+        one for one in path[1:-1] if re.fullmatch(r'[A-Za-z_][\w.]*', one) and one not in JAX_SCOPES
     ]
     direction = FORWARD if named or 'jvp(' in source else UPDATE
     direction = BACKWARD if 'transpose(' in source else direction
@@ -253,7 +266,7 @@ def part_of(source: str) -> tuple[str, str]:
 Intervals = Sequence[tuple[float, float]]
 
 
-def merged(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+def merge_intervals(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """Returns the union of intervals as ones that lie apart, in order."""
     found: list[tuple[float, float]] = []
     for start, end in sorted(intervals):
@@ -264,7 +277,7 @@ def merged(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]
     return found
 
 
-def covered(intervals: Intervals, start: float, end: float) -> float:
+def overlap_time(intervals: Intervals, start: float, end: float) -> float:
     """Returns how much of [start, end] lies in intervals, as `merged` gives them."""
     first = max(0, bisect.bisect(intervals, (start, start)) - 1)
     total = 0.0

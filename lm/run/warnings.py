@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm.config.recipe import Recipe
-from lm.run.remedies import help_with
+from lm.run.remedies import list_remedies
 
 # A head's entropy over its maximum. arXiv:2303.06296 calls it collapsed near 0 and names no number;
 # a head at 0.05 reads 1.3 of 256 tokens.
-COLLAPSED = 0.05
+COLLAPSED_ENTROPY = 0.05
 FALL, FALL_STEPS = 0.5, 100  # a layer's mean that halves within so many steps collapses
 LARGEST_LOGIT = 1e4  # runs beyond diverge (arXiv:2309.14322)
 JUMP = 5.0  # over the median of the last UPDATES; noise alone stays within 2
@@ -21,15 +21,17 @@ UPDATES, FEWEST_UPDATES = 20, 10
 # bfloat16 tells logits apart by 2^-8 of their size, which at 32 is 0.125 nats: more than what most
 # methods differ by. log Z starts at about log V, 12 at most.
 LOG_Z, LOG_Z_GROWTH = 32.0, 2.0
-DEAD = 1e-6  # of the stream's rms: below the rounding of float32, so that adding it changes nothing
+DEAD_SHARE = (
+    1e-6  # of the stream's rms: below the rounding of float32, so that adding it changes nothing
+)
 # Over the start. Streams grow tenfold to a hundredfold in healthy runs, and single coordinates to
 # some thousandfold (arXiv:2601.22966 has 6,000 in a healthy one).
-EXPLODED = {'residual_rms': 1e3, 'residual_largest': 1e4}
+EXPLOSION_FACTORS = {'residual_rms': 1e3, 'residual_largest': 1e4}
 
-Warned = dict[str, Any]
+WarningRecord = dict[str, Any]
 
 
-class Seen(NamedTuple):
+class Symptom(NamedTuple):
     """Something that went wrong. layer, head: from 1; None where it concerns all."""
 
     kind: str
@@ -45,28 +47,28 @@ class Detector:
     layer and head as in Seen; seen in words; help as [config line, source] each.
     """
 
-    def __init__(self, recipe: Recipe, warned: list[Warned]):
+    def __init__(self, recipe: Recipe, previous: list[WarningRecord]):
         self._config = recipe
-        self._warned = {(one['kind'], one['layer']) for one in warned}
+        self._reported = {(one['kind'], one['layer']) for one in previous}
         self._first: dict[str, np.ndarray] = {}
         self._entropies: list[tuple[int, np.ndarray]] = []  # of layers, over FALL_STEPS
         self._updates: collections.deque[float] = collections.deque(maxlen=UPDATES)
 
-    def read(self, row: dict[str, Any]) -> list[Warned]:
+    def detect(self, row: dict[str, Any]) -> list[WarningRecord]:
         """The warnings that this row gives rise to."""
         found = []
-        for one in self._seen(row['step'], _numbers(row)):
-            if (one.kind, one.layer) not in self._warned:
-                self._warned.add((one.kind, one.layer))
+        for one in self._find_symptoms(row['step'], _to_arrays(row)):
+            if (one.kind, one.layer) not in self._reported:
+                self._reported.add((one.kind, one.layer))
                 where = {'layer': one.layer, 'head': one.head}
-                text = {'seen': one.text, 'help': help_with(one.kind, self._config)}
+                text = {'seen': one.text, 'help': list_remedies(one.kind, self._config)}
                 found.append({'kind': one.kind, 'step': row['step'], **where, **text})
-        self.recall(row)
+        self.observe(row)
         return found
 
-    def recall(self, row: dict[str, Any]) -> None:
+    def observe(self, row: dict[str, Any]) -> None:
         """Takes note of a row that was recorded before, without a warning."""
-        step, values = row['step'], _numbers(row)
+        step, values = row['step'], _to_arrays(row)
         for name, value in values.items():
             self._first.setdefault(name, value)
         if 'update_norm' in values:
@@ -76,23 +78,25 @@ class Detector:
             while self._entropies[0][0] < step - FALL_STEPS:
                 self._entropies.pop(0)
 
-    def _seen(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Seen]:
+    def _find_symptoms(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Symptom]:
         with np.errstate(invalid='ignore'):
-            yield from self._collapsed(step, values)
-            yield from _large_logits(step, values)
-            yield from self._jumped(step, values)
-            yield from self._drifted(step, values)
+            yield from self._find_entropy_collapse(step, values)
+            yield from _find_large_logits(step, values)
+            yield from self._find_update_jump(step, values)
+            yield from self._find_log_z_drift(step, values)
             if step > 0:  # a branch may start at 0
-                yield from _dead(step, values)
-            yield from self._exploded(step, values)
+                yield from _find_dead_layers(step, values)
+            yield from self._find_explosion(step, values)
 
-    def _collapsed(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Seen]:
+    def _find_entropy_collapse(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Symptom]:
         if (share_LN := values.get('attention_entropy_share')) is None:
             return
         first_LN = self._first.get('attention_entropy_share', share_LN)
         recent = [pair for pair in self._entropies if pair[0] >= step - FALL_STEPS]
         for layer, (share_N, first_N) in enumerate(zip(share_LN, first_LN, strict=True), start=1):
-            low_N = np.where((share_N < COLLAPSED) & ~(first_N < COLLAPSED), share_N, np.inf)
+            low_N = np.where(
+                (share_N < COLLAPSED_ENTROPY) & ~(first_N < COLLAPSED_ENTROPY), share_N, np.inf
+            )
             before, then = max(
                 ((past_L[layer - 1], past) for past, past_L in recent),
                 key=lambda pair: np.nan_to_num(pair[0]),
@@ -102,10 +106,10 @@ class Detector:
                 head = int(low_N.argmin())
                 text = (
                     f'the attention of layer {layer}, head {head + 1}, has {share_N[head]:.3g} of '
-                    f'the most entropy it can have at step {step}, less than {COLLAPSED:g}; it '
+                    f'the most entropy it can have at step {step}, less than {COLLAPSED_ENTROPY:g}; it '
                     f'began with {first_N[head]:.3g}'
                 )
-            elif before >= COLLAPSED and share_N.mean() < FALL * before:
+            elif before >= COLLAPSED_ENTROPY and share_N.mean() < FALL * before:
                 head = int(share_N.argmin())
                 text = (
                     f'the mean attention entropy of layer {layer} fell from {before:.3g} of the '
@@ -114,9 +118,9 @@ class Detector:
                 )
             else:
                 continue
-            yield Seen('entropy_collapse', text, layer, head + 1)
+            yield Symptom('entropy_collapse', text, layer, head + 1)
 
-    def _jumped(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Seen]:
+    def _find_update_jump(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Symptom]:
         if 'update_norm' not in values or len(self._updates) < FEWEST_UPDATES:
             return
         usual, now = float(np.median(self._updates)), float(values['update_norm'])
@@ -125,9 +129,9 @@ class Detector:
                 f'the update norm jumped to {now:.3g} at step {step}, {now / usual:.3g} times the '
                 f'median of the {len(self._updates)} recorded before'
             )
-            yield Seen('update_jump', text)
+            yield Symptom('update_jump', text)
 
-    def _drifted(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Seen]:
+    def _find_log_z_drift(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Symptom]:
         now = float(values.get('log_z_mean', 0.0))
         first = float(self._first.get('log_z_mean', now))
         if abs(now) > LOG_Z and abs(now) > LOG_Z_GROWTH * abs(first):
@@ -135,10 +139,10 @@ class Detector:
                 f'the mean log Z of the readout has drifted from {first:.3g} to {now:.3g} at step '
                 f'{step}, beyond {LOG_Z:g}'
             )
-            yield Seen('log_z_drift', text)
+            yield Symptom('log_z_drift', text)
 
-    def _exploded(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Seen]:
-        for name, factor in EXPLODED.items():
+    def _find_explosion(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Symptom]:
+        for name, factor in EXPLOSION_FACTORS.items():
             if (now_L := values.get(name)) is None:
                 continue
             first_L = self._first.get(name, now_L)
@@ -146,13 +150,13 @@ class Detector:
                 what = f'the {name.replace("_", " ")} of layer {layer}'
                 if not np.isfinite(now):
                     text = f'{what} is not finite at step {step}'
-                    yield Seen('exploding_layer', text, layer)
+                    yield Symptom('exploding_layer', text, layer)
                 elif now > factor * first > 0:
                     text = f'{what} grew from {first:.3g} to {now:.3g} at step {step}'
-                    yield Seen('exploding_layer', f'{text}, beyond {factor:g} times', layer)
+                    yield Symptom('exploding_layer', f'{text}, beyond {factor:g} times', layer)
 
 
-def _large_logits(step: int, values: dict[str, np.ndarray]) -> Iterator[Seen]:
+def _find_large_logits(step: int, values: dict[str, np.ndarray]) -> Iterator[Symptom]:
     for layer, logit_N in enumerate(values.get('attention_largest_logit', ()), start=1):
         head = int(np.nan_to_num(logit_N, nan=-np.inf).argmax())
         if logit_N[head] > LARGEST_LOGIT:
@@ -160,27 +164,27 @@ def _large_logits(step: int, values: dict[str, np.ndarray]) -> Iterator[Seen]:
                 f'the largest attention logit of layer {layer}, head {head + 1}, is '
                 f'{logit_N[head]:.3g} at step {step}, beyond {LARGEST_LOGIT:g}'
             )
-            yield Seen('largest_logit', text, layer, head + 1)
+            yield Symptom('largest_logit', text, layer, head + 1)
 
 
-def _dead(step: int, values: dict[str, np.ndarray]) -> Iterator[Seen]:
+def _find_dead_layers(step: int, values: dict[str, np.ndarray]) -> Iterator[Symptom]:
     for name in ('attention_output_rms', 'mlp_output_rms'):
         if name not in values or 'residual_rms' not in values:
             continue
         both_L = zip(values[name], values['residual_rms'], strict=True)
         for layer, (own, stream) in enumerate(both_L, start=1):
-            if own < DEAD * stream:
+            if own < DEAD_SHARE * stream:
                 text = (
                     f'the {name.replace("_", " ")} of layer {layer} is {own:.3g} at step {step}, '
-                    f'less than {DEAD:g} of its stream, {stream:.3g}'
+                    f'less than {DEAD_SHARE:g} of its stream, {stream:.3g}'
                 )
-                yield Seen('dead_layer', text, layer)
+                yield Symptom('dead_layer', text, layer)
     for layer, norm in enumerate(values.get('layer_grad_norm', ()), start=1):
         if norm == 0:
-            yield Seen('dead_layer', f'layer {layer} has no gradient at step {step}', layer)
+            yield Symptom('dead_layer', f'layer {layer} has no gradient at step {step}', layer)
 
 
-def _numbers(row: dict[str, Any]) -> dict[str, np.ndarray]:
+def _to_arrays(row: dict[str, Any]) -> dict[str, np.ndarray]:
     """The values as arrays, with nan for None."""
     return {
         name: np.array(value, float)
@@ -189,11 +193,11 @@ def _numbers(row: dict[str, Any]) -> dict[str, np.ndarray]:
     }
 
 
-def told(warning: Warned) -> str:
+def format_warning(warning: WarningRecord) -> str:
     """The warning in one line, for a log."""
     lines = [f'{line} ({source})' for line, source in warning['help']]
-    return f'{warning["seen"]}. {helped(lines)}'
+    return f'{warning["seen"]}. {format_help(lines)}'
 
 
-def helped(lines: list[str]) -> str:
+def format_help(lines: list[str]) -> str:
     return f'Known to help: {", ".join(lines)}' if lines else 'No config line is known to help'

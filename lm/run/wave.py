@@ -16,11 +16,11 @@ import jax
 import numpy as np
 
 from lm import data
-from lm.devices.mesh import share_of_process
-from lm.launch.distributed import Stopping, from_first, is_first, several
+from lm.devices.mesh import process_share
+from lm.launch.distributed import StopAgreement, broadcast_from_first, is_first, is_multiprocess
 from lm.record.run import Run
 from lm.run import evaluate
-from lm.run.journal import Diverged, Journal
+from lm.run.journal import DivergenceError, Journal
 from lm.run.program import Program
 from lm.run.runs import RunSpec, Slot, Status
 from lm.run.start import initial_state
@@ -36,7 +36,7 @@ def closing(wave: 'Wave') -> Iterator['Wave']:
     try:
         yield wave
     except BaseException:
-        if not several():
+        if not is_multiprocess():
             wave.close()
         raise
     wave.close()
@@ -60,12 +60,12 @@ class Wave:
         self.program, self.experiment = program, program.experiment
         self.size, self._on_failure = size, on_failure
         self.slots: list[Slot] = []
-        self.states = program.empty(size)
+        self.states = program.make_buffer(size)
         self._pending: tuple[list[tuple[int, int]], Any] | None = None
-        self._stopping = Stopping([])
-        self._traced: Journal | None = None  # of the run whose folder has the trace
+        self._stopping = StopAgreement([])
+        self._traced_journal: Journal | None = None  # of the run whose folder has the trace
         fields = self.experiment.recipe.data
-        process_index, process_count = share_of_process(self.experiment.mesh)
+        process_index, process_count = process_share(self.experiment.mesh)
         self.feed = data.Feed(
             self.experiment.dataset.train,
             batch_size=fields.batch_size,
@@ -76,114 +76,121 @@ class Wave:
         )
         for run in runs:
             try:
-                self._seat(run)
+                self._open_slot(run)
             except (OSError, ValueError) as error:  # such as a checkpoint that cannot be read
                 self._fail(run.folder, error)
 
-    def _seat(self, run: RunSpec) -> None:
+    def _open_slot(self, run: RunSpec) -> None:
         """Opens a run and puts its state in the next slot."""
         journal = Journal(run.recipe, run.folder, self.experiment, run.terminal)
         state = journal.restore(self.experiment.state_shapes, run.continue_changed, run.start_over)
         if state is None:
             state = initial_state(run.recipe, self.experiment, run.terminal.say)
-        if journal.finished and is_first() and Run(run.folder).status is None:
+        if journal.is_finished and is_first() and Run(run.folder).status is None:
             journal.summarize(Status.DONE)  # it was killed before it wrote its summary
         self.states = self.program.put(self.states, state, len(self.slots))
-        self.slots.append(Slot(journal, Status.DONE if journal.finished else Status.TRAINING))
+        self.slots.append(Slot(journal, Status.DONE if journal.is_finished else Status.TRAINING))
 
     def compile(self) -> None:
         """Compiles the step, and stacks the hyperparameters; an empty slot repeats slot 0."""
         if not self.slots:
             return
-        self._step = self.program.compiled(self.size)
+        self._step = self.program.compile_step(self.size)
         recipes = [slot.recipe for slot in self.slots]
         recipes += [recipes[0]] * (self.size - len(recipes))
-        self.hypers = self.program.hypers(recipes)
+        self.hypers = self.program.stack_hypers(recipes)
         for slot in self.slots:
             slot.journal.compile_sec = self.program.compile_sec
             slot.journal.side_by_side = len(self.slots)
 
     @property
-    def active(self) -> list[int]:
-        return [i for i, slot in enumerate(self.slots) if slot.active]
+    def active_slots(self) -> list[int]:
+        return [i for i, slot in enumerate(self.slots) if slot.is_active]
 
-    def train(self, caught: list[int], tick: Callable[[], None] = lambda: None) -> None:
+    def train(self, signals: list[int], tick: Callable[[], None] = lambda: None) -> None:
         """Makes steps until every run has ended, or a signal is in `caught`: then saves those left.
         Calls `tick` after every step.
         """
-        self._stopping = Stopping(caught)
-        for i in self.active:
-            self._act(i, Journal.open)
-        self._diagnose(self._which(lambda journal: journal.diagnoses() and journal.step == 0))
-        for i in self.active:
+        self._stopping = StopAgreement(signals)
+        for i in self.active_slots:
+            self._call_journal(i, Journal.open)
+        self._diagnose(
+            self._select_slots(lambda journal: journal.is_diagnosis_due() and journal.step == 0)
+        )
+        for i in self.active_slots:
             self.slots[i].journal.throughput.reset()
-        for journal in [self.slots[i].journal for i in self.active[:1]]:
-            for line in self.program.tracer.missed(journal.step, journal.workdir):
+        for journal in [self.slots[i].journal for i in self.active_slots[:1]]:
+            for line in self.program.tracer.list_missed_notes(journal.step, journal.workdir):
                 journal.terminal.say(line)
         self._begin_trace()
-        while self.active and not self._stopping.now:
+        while self.active_slots and not self._stopping.should_stop:
             self.dispatch()
-            if self.program.tracer.has_all:
+            if self.program.tracer.is_complete:
                 self._end_trace()
-            is_due = bool(self._which(Journal.is_due))
+            is_due = bool(self._select_slots(Journal.is_due))
             if is_due:
-                self.settle()
+                self.fetch_pending()
                 self._evaluate()
-                self._diagnose(self._which(Journal.diagnoses))
-                for i in self._which(Journal.saves):
+                self._diagnose(self._select_slots(Journal.is_diagnosis_due))
+                for i in self._select_slots(Journal.is_save_due):
                     self.save_run(i)  # training goes on while a checkpoint is written
-                self._end(self._which(lambda journal: journal.finished), Status.DONE)
+                self._end_runs(self._select_slots(lambda journal: journal.is_finished), Status.DONE)
                 self.compact()
             tick()
             self._begin_trace()
         if self.program.tracer.is_tracing:
             self._end_trace()
-        if self._stopping.now:
-            self.settle()
-            for i in self.active:
+        if self._stopping.should_stop:
+            self.fetch_pending()
+            for i in self.active_slots:
                 self.save_run(i)
-            self._end(self.active, Status.STOPPED)
+            self._end_runs(self.active_slots, Status.STOPPED)
 
-    def _which(self, test: Callable[[Journal], bool]) -> list[int]:
+    def _select_slots(self, test: Callable[[Journal], bool]) -> list[int]:
         """Active runs that pass `test`, but for those just rolled back to a step already done."""
         slots = self.slots
-        return [i for i in self.active if not slots[i].rolled_back and test(slots[i].journal)]
+        return [
+            i for i in self.active_slots if not slots[i].is_rolled_back and test(slots[i].journal)
+        ]
 
     def dispatch(self) -> None:
         """Starts a step of all active runs, then fetches the one before: no device is idle."""
-        active = self.active
+        active = self.active_slots
         step = self.slots[active[0]].journal.step + 1
         with jax.profiler.StepTraceAnnotation(STEP, step_num=step):
-            batch = self._batch(active)
+            batch = self._take_batches(active)
             self.states, metrics = self._step(self._mask(active), self.states, batch, self.hypers)
             for i in active:
-                self.slots[i].rolled_back = False
-                self.slots[i].journal.dispatched()
-            self.program.tracer.dispatched()
+                self.slots[i].is_rolled_back = False
+                self.slots[i].journal.advance()
+            self.program.tracer.count_step()
             steps = [(i, self.slots[i].journal.step) for i in active]
-            before, self._pending = self._pending, (steps, (metrics, self._stopping.ask()))
-            self._finish(before)
+            before, self._pending = (
+                self._pending,
+                (steps, (metrics, self._stopping.begin_exchange())),
+            )
+            self._record_metrics(before)
 
     def _begin_trace(self) -> None:
         """Begins the trace of train.profile where the next step is its first."""
-        if not self.active:
+        if not self.active_slots:
             return
-        journal = self.slots[self.active[0]].journal
-        if self.program.tracer.begins(journal.step + 1):
-            self.settle()
-            with self._clocks_stopped():
+        journal = self.slots[self.active_slots[0]].journal
+        if self.program.tracer.is_first_step(journal.step + 1):
+            self.fetch_pending()
+            with self._pause_clocks():
                 self.program.tracer.begin(journal.workdir)
-            self._traced = journal
+            self._traced_journal = journal
 
     def _end_trace(self) -> None:
         """Ends the trace once its last step is done, and says where the time of its steps went."""
-        self.settle()
-        with self._clocks_stopped():
-            program_text = self.program.compiled(self.size).as_text
+        self.fetch_pending()
+        with self._pause_clocks():
+            program_text = self.program.compile_step(self.size).as_text
             for line in self.program.tracer.end(program_text, self.size):
-                self._traced.terminal.say(line)
+                self._traced_journal.terminal.say(line)
 
-    def _batch(self, active: list[int]) -> dict[str, jax.Array]:
+    def _take_batches(self, active: list[int]) -> dict[str, jax.Array]:
         """The next batch of each active run, in its own order of the text; others repeat one."""
         start = time.perf_counter()
         with jax.profiler.TraceAnnotation(DATA_WAIT):
@@ -193,70 +200,72 @@ class Wave:
             of_each[i] = batch
         waited = time.perf_counter() - start
         for i in active:
-            self.slots[i].journal.throughput.wait(waited)
-        return self.program.batch(of_each)
+            self.slots[i].journal.throughput.add_wait(waited)
+        return self.program.stack_batches(of_each)
 
     def _mask(self, slots: list[int]) -> np.ndarray:
         mask = np.zeros(self.size, bool)
         mask[slots] = True
         return mask
 
-    def settle(self) -> None:
+    def fetch_pending(self) -> None:
         """Fetches the metrics of the last step too; runs that are still active were finite."""
         before, self._pending = self._pending, None
-        self._finish(before)
+        self._record_metrics(before)
 
-    def _finish(self, dispatched: tuple[list[tuple[int, int]], Any] | None) -> None:
-        if dispatched is None:
+    def _record_metrics(self, pending: tuple[list[tuple[int, int]], Any] | None) -> None:
+        if pending is None:
             return
-        steps, metrics = dispatched
+        steps, metrics = pending
         step = steps[0][1] if steps else 0  # none are left of a run that was rolled back
         with jax.profiler.TraceAnnotation(FETCH, step=step):
             fetched, answer = jax.device_get(metrics)
-        self._stopping.hear(answer)
+        self._stopping.finish_exchange(answer)
         for i, step in steps:
-            if self.slots[i].active:
+            if self.slots[i].is_active:
                 own = self.program.pick(fetched, i).items()
-                self._act(i, Journal.record, step, {name: float(value) for name, value in own})
+                self._call_journal(
+                    i, Journal.record, step, {name: float(value) for name, value in own}
+                )
 
-    def _act(self, i: int, act: Callable, *arguments) -> None:
+    def _call_journal(self, i: int, method: Callable, *arguments) -> None:
         """Calls act(journal, *arguments). An error ends the run, and all if `on_failure` raises."""
         journal = self.slots[i].journal
         try:
             try:
-                act(journal, *arguments)
-            except Diverged as seen:
+                method(journal, *arguments)
+            except DivergenceError as seen:
                 self._recover(i, seen)
         except OSError as error:
             self.slots[i].status = Status.FAILED
-            self._fail(journal.workdir, journal.explained(error))
+            self._fail(journal.workdir, journal.explain_error(error))
 
     def _fail(self, folder: Path, error: Exception) -> None:
         if self._on_failure is None:
             raise error
         self._on_failure(folder, error)
 
-    def _recover(self, i: int, seen: Diverged) -> None:
+    def _recover(self, i: int, error: DivergenceError) -> None:
         """Rolls a run back, or ends it where its config does not ask for that or it cannot be."""
         slot, journal = self.slots[i], self.slots[i].journal
         try:
             if journal.recipe.train.on_divergence != 'rollback':
-                raise seen
-            state = journal.roll_back(seen, self.experiment.state_shapes)
-        except Diverged as final:
+                raise error
+            state = journal.roll_back(error, self.experiment.state_shapes)
+        except DivergenceError as final:
             journal.summarize(Status.DIVERGED, str(final))
             slot.status = Status.DIVERGED
-            journal.terminal.diverged(str(final))
+            journal.terminal.show_divergence(str(final))
             return
         self.states = self.program.put(self.states, state, i)
         if self._pending:  # the step in flight was made from the state that is replaced
             steps, metrics = self._pending
             self._pending = ([pair for pair in steps if pair[0] != i], metrics)
-        slot.rolled_back = True
+        slot.is_rolled_back = True
 
     def _evaluate(self) -> None:
         """Records the validation losses of the runs that are due."""
-        slots = self._which(Journal.evaluates)
+        slots = self._select_slots(Journal.is_evaluation_due)
         if not slots:
             return
         rows, mask = self.experiment.dataset.validation, self._mask(slots)
@@ -265,7 +274,7 @@ class Wave:
         def step(batch):
             return self.program.evaluate(batch, mask, self.states, self.hypers)
 
-        with self._clocks_stopped():
+        with self._pause_clocks():
             sums, evaluated = (
                 evaluate.sums_by_source(step, batches, rows),
                 self.experiment.evaluated,
@@ -277,7 +286,7 @@ class Wave:
                 losses = evaluate.validation_losses(self.program.pick(sums, i), rows)
                 for name, of_batches in others.items():
                     losses |= evaluate.objective_loss(name, self.program.pick(of_batches, i), rows)
-                self._act(i, Journal.evaluated, losses)
+                self._call_journal(i, Journal.record_evaluation, losses)
 
     def _diagnose(self, slots: list[int]) -> None:
         """Records what each layer does on the first validation batch, which is always the same."""
@@ -286,43 +295,43 @@ class Wave:
         batch = next(
             evaluate.validation_batches(self.experiment, self.experiment.dataset.validation)
         )
-        with self._clocks_stopped():
+        with self._pause_clocks():
             seen = self.program.diagnose(batch, self._mask(slots), self.states, self.hypers)
             seen = jax.device_get(seen)
             for i in slots:
-                self._act(i, Journal.diagnosed, self.program.pick(seen, i))
+                self._call_journal(i, Journal.record_diagnosis, self.program.pick(seen, i))
 
     def save_run(self, i: int) -> None:
         """Starts a checkpoint of run i, unless it has one of this step. Needs `settle` before."""
         if self.slots[i].journal.saved_step != self.slots[i].journal.step:
-            with self._clocks_stopped():
-                self._act(i, Journal.save, self.state(i))
+            with self._pause_clocks():
+                self._call_journal(i, Journal.save, self.take_state(i))
 
-    def state(self, i: int) -> State:
+    def take_state(self, i: int) -> State:
         return self.program.take(self.states, i)
 
-    def _end(self, slots: list[int], status: Status) -> None:
+    def _end_runs(self, slots: list[int], status: Status) -> None:
         for i in slots:
-            self._act(i, Journal.end, status)
-            if self.slots[i].active:  # the last checkpoint may have failed
+            self._call_journal(i, Journal.end, status)
+            if self.slots[i].is_active:  # the last checkpoint may have failed
                 self.slots[i].status = status
 
     def compact(self) -> None:
         """Goes on with fewer slots where empty ones would cost more time than compiling anew."""
         multiple = self.experiment.mesh.shape['run']
-        fewer = max(1, -(-len(self.active) // multiple)) * multiple
+        fewer = max(1, -(-len(self.active_slots) // multiple)) * multiple
         skipped = self.program.layout.skips_inactive
-        if skipped or not self.active or fewer > self.size // 2:
+        if skipped or not self.active_slots or fewer > self.size // 2:
             return
-        left = max(s.recipe.train.steps - s.journal.step for s in self.slots if s.active)
-        step_sec = self.slots[self.active[0]].journal.last.get('step_sec') or 0.0
+        left = max(s.recipe.train.steps - s.journal.step for s in self.slots if s.is_active)
+        step_sec = self.slots[self.active_slots[0]].journal.last.get('step_sec') or 0.0
         worth_it = left * step_sec * (1 - fewer / self.size) >= self.program.compile_sec
-        if not from_first(worth_it):
+        if not broadcast_from_first(worth_it):
             return
-        states = [self.state(i) for i in self.active]
-        self._close_journals([slot for slot in self.slots if not slot.active])
-        self.slots, self.size = [slot for slot in self.slots if slot.active], fewer
-        self.states = self.program.empty(fewer)
+        states = [self.take_state(i) for i in self.active_slots]
+        self._close_journals([slot for slot in self.slots if not slot.is_active])
+        self.slots, self.size = [slot for slot in self.slots if slot.is_active], fewer
+        self.states = self.program.make_buffer(fewer)
         for i, state in enumerate(states):
             self.states = self.program.put(self.states, state, i)
         self.compile()
@@ -339,11 +348,11 @@ class Wave:
                 slot.journal.close()
 
     @contextlib.contextmanager
-    def _clocks_stopped(self) -> Iterator[None]:
+    def _pause_clocks(self) -> Iterator[None]:
         """Leaves the time of the block out of every run's tokens/s."""
-        for i in self.active:
+        for i in self.active_slots:
             self.slots[i].journal.throughput.pause()
         with jax.profiler.TraceAnnotation(ASIDE):
             yield
-        for i in self.active:
-            self.slots[i].journal.throughput.go_on()
+        for i in self.active_slots:
+            self.slots[i].journal.throughput.resume()

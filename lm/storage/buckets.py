@@ -24,17 +24,19 @@ from lm.storage.files import expand_home, first_line, user_cache
 # The variable with the address of a store other than Google's or Amazon's.
 ENDPOINTS = {'gs': 'GOOGLE_BASE_URL', 's3': 'AWS_ENDPOINT_URL'}
 FORM = 'gs://BUCKET/PATH or s3://BUCKET/PATH'
-AT_ONCE = 16  # requests of one job
+CONCURRENT_REQUESTS = 16  # requests of one job
 TRY_SEC = 20.0  # for one request with its repetitions by the library
 REQUEST_SEC = 30.0  # for one repetition, which moves a part at most
 PART_BYTES = 5 << 20  # the least that S3 takes
-MOST_PARTS = 9_000  # S3 takes 10,000 of an object
-PARTS_AT_ONCE = 4  # while an object is written
-READS = 5  # attempts at an object that is replaced while it is read
+MAX_PARTS = 9_000  # S3 takes 10,000 of an object
+CONCURRENT_PARTS = 4  # while an object is written
+READ_ATTEMPTS = 5  # attempts at an object that is replaced while it is read
 RANGE_BYTES = 16 << 20  # of an object, read in one request
-ROLES = '169.254.169.254'  # the address that knows a cloud machine's role; asked as a last resort
+METADATA_ADDRESS = (
+    '169.254.169.254'  # the address that knows a cloud machine's role; asked as a last resort
+)
 # Amazon answers 400 to a token that has expired. Google's files are read before any request.
-REFUSALS = (
+REFUSAL_PATTERNS = (
     '401 Unauthorized',
     '403 Forbidden',
     'ExpiredToken',
@@ -42,18 +44,18 @@ REFUSALS = (
     'service account',
     'pem file',
 )
-MOST_SAID = 300  # characters of the library's error
+MAX_ERROR_CHARS = 300  # characters of the library's error
 
 
 class BucketError(OSError):
     """The store did not do what it was asked to."""
 
 
-class Refused(BucketError):
+class RequestRefused(BucketError):
     """The store will not do it however often it is asked: credentials, or no such bucket."""
 
 
-class Changed(BucketError):
+class PreconditionFailed(BucketError):
     """The condition of a write does not hold: another process has written the object."""
 
 
@@ -66,7 +68,7 @@ class Times:
     lease: float = 60.0  # without renewal, after which another process may take a workdir
 
 
-def times() -> Times:
+def read_times() -> Times:
     """Returns the times, as the environment sets them. Raises ValueError for no positive number."""
     found = {}
     for field in dataclasses.fields(Times):
@@ -82,7 +84,7 @@ def times() -> Times:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
+class ObjectMeta:
     """Metadata of an object. `version` is for `Bucket.replace`."""
 
     size: int
@@ -95,7 +97,7 @@ def is_url(path: str | Path) -> bool:
     return isinstance(path, str) and re.match(r'[A-Za-z][\w+.-]*://', path) is not None
 
 
-def local_path(path: str | Path, name: str) -> Path:
+def parse_local_path(path: str | Path, name: str) -> Path:
     """Returns the value of the flag `name` as a path. Raises ValueError for a URL."""
     if is_url(path):
         raise ValueError(
@@ -105,7 +107,7 @@ def local_path(path: str | Path, name: str) -> Path:
     return Path(path)
 
 
-def parse(url: str) -> tuple[str, str, str]:
+def parse_url(url: str) -> tuple[str, str, str]:
     """Returns (scheme, bucket, path). Raises ValueError for any other kind of URL."""
     scheme, _, rest = url.partition('://')
     bucket, _, path = rest.partition('/')
@@ -117,13 +119,13 @@ def parse(url: str) -> tuple[str, str, str]:
     return scheme, bucket, path
 
 
-def below(url: str, *names: str | int) -> str:
+def join_url(url: str, *names: str | int) -> str:
     return '/'.join([url.rstrip('/'), *map(str, names)])
 
 
-def place(url: str, kind: str) -> Path:
+def cache_folder(url: str, kind: str) -> Path:
     """Returns the local folder of a URL, $EVENKEEL_CACHE/KIND/DIGEST or below the user's cache."""
-    scheme, bucket, path = parse(url)
+    scheme, bucket, path = parse_url(url)
     endpoint = os.environ.get(ENDPOINTS[scheme], '')
     identity = f'{endpoint} {scheme}://{bucket}/{path}'
     given = os.environ.get('EVENKEEL_CACHE')
@@ -133,14 +135,14 @@ def place(url: str, kind: str) -> Path:
 
 def local_name(url: str) -> str:
     """Returns the last part of a URL's path, with _ for what a local path may not hold."""
-    return re.sub(r'[^\w.-]', '_', parse(url)[2].split('/')[-1])
+    return re.sub(r'[^\w.-]', '_', parse_url(url)[2].split('/')[-1])
 
 
-def each(act: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+def for_each(function: Callable[[Any], Any], arguments: Iterable[Any]) -> list[Any]:
     """Calls `act` on every item, AT_ONCE at a time; after an error it begins no further one."""
-    pool = ThreadPoolExecutor(AT_ONCE)
+    pool = ThreadPoolExecutor(CONCURRENT_REQUESTS)
     try:
-        return list(pool.map(act, items))
+        return list(pool.map(function, arguments))
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -155,33 +157,33 @@ class Bucket:
     def __init__(self, url: str, store: Any):
         self.url, self._store = url.rstrip('/'), store
 
-    def list(self, folder: str = '') -> dict[str, Stored]:
+    def list(self, folder: str = '') -> dict[str, ObjectMeta]:
         """Returns all objects, or those below a folder, as they are now; but for the empty ones by
         which consoles show folders.
         """
-        with self._errors(folder):
+        with self._translate_errors(folder):
             listed = self._store.list(folder or None, chunk_size=1000).collect()
-        found = {one['path']: _stored(one) for one in listed}
+        found = {one['path']: _parse_meta(one) for one in listed}
         folders = {'', *(str(parent) for name in found for parent in PurePosixPath(name).parents)}
         return {name: one for name, one in found.items() if one.size or name not in folders}
 
-    def read(self, name: str) -> tuple[bytes, Stored]:
-        with self._errors(name):
+    def read(self, name: str) -> tuple[bytes, ObjectMeta]:
+        with self._translate_errors(name):
             found = self._store.get(name)
-            stored = _stored(found.meta)
+            stored = _parse_meta(found.meta)
             return bytes(found.bytes()), stored
 
-    def fetch(self, name: str, path: Path) -> Stored:
+    def fetch(self, name: str, path: Path) -> ObjectMeta:
         """Reads an object into a file, again if it is replaced meanwhile."""
-        for _ in range(READS - 1):
-            with contextlib.suppress(Changed):
+        for _ in range(READ_ATTEMPTS - 1):
+            with contextlib.suppress(PreconditionFailed):
                 return self._fetch(name, path)
         return self._fetch(name, path)
 
-    def _fetch(self, name: str, path: Path) -> Stored:
-        with path.open('wb') as file, self._errors(name):
+    def _fetch(self, name: str, path: Path) -> ObjectMeta:
+        with path.open('wb') as file, self._translate_errors(name):
             found = self._store.get(name)
-            stored = _stored(found.meta)
+            stored = _parse_meta(found.meta)
             if stored.size <= RANGE_BYTES:
                 file.write(found.bytes())
                 return stored
@@ -191,54 +193,54 @@ class Bucket:
                 file.write(self._store.get(name, options=same).bytes())
         return stored
 
-    def write(self, name: str, content: bytes | Path) -> Stored:
+    def write(self, name: str, content: bytes | Path) -> ObjectMeta:
         """Writes bytes, or the content of a file."""
         if isinstance(content, Path):
-            part = max(PART_BYTES, -(-content.stat().st_size // MOST_PARTS))
-            return self._put(name, content, chunk_size=part, max_concurrency=PARTS_AT_ONCE)
+            part = max(PART_BYTES, -(-content.stat().st_size // MAX_PARTS))
+            return self._put(name, content, chunk_size=part, max_concurrency=CONCURRENT_PARTS)
         return self._put(name, content)
 
-    def create(self, name: str, content: bytes) -> Stored:
+    def create(self, name: str, content: bytes) -> ObjectMeta:
         """Writes a new object. Raises Changed if it exists."""
         return self._put(name, content, mode='create')
 
-    def replace(self, name: str, content: bytes, before: Stored) -> Stored:
+    def replace(self, name: str, content: bytes, before: ObjectMeta) -> ObjectMeta:
         """Overwrites an object. Raises Changed if it is not `before` any more."""
         known = {'e_tag': before.e_tag, 'version': before.version}  # GCS goes by the latter
         how = {key: value for key, value in known.items() if value is not None}
         return self._put(name, content, mode=how)
 
-    def _put(self, name: str, content: bytes | Path, **how: Any) -> Stored:
+    def _put(self, name: str, content: bytes | Path, **options: Any) -> ObjectMeta:
         size = content.stat().st_size if isinstance(content, Path) else len(content)
-        with self._errors(name):
-            found = self._store.put(name, content, **how)
-        return Stored(size, found.get('e_tag'), found.get('version'))
+        with self._translate_errors(name):
+            found = self._store.put(name, content, **options)
+        return ObjectMeta(size, found.get('e_tag'), found.get('version'))
 
     def delete(self, names: Iterable[str]) -> None:
         """Deletes objects; one that is not there is no error."""
 
-        def one(name: str) -> None:
-            with contextlib.suppress(FileNotFoundError), self._errors(name):
+        def delete_object(name: str) -> None:
+            with contextlib.suppress(FileNotFoundError), self._translate_errors(name):
                 self._store.delete(name)
 
-        each(one, names)
+        for_each(delete_object, names)
 
     @contextlib.contextmanager
-    def _errors(self, name: str) -> Iterator[None]:
+    def _translate_errors(self, name: str) -> Iterator[None]:
         """Turns the library's errors into ours, with the URL and one line of its text."""
         from obstore import exceptions
 
-        where = below(self.url, name) if name else self.url
+        where = join_url(self.url, name) if name else self.url
         try:
             yield
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
-            raise Changed(f'{where} has been changed by another process') from error
+            raise PreconditionFailed(f'{where} has been changed by another process') from error
         except (exceptions.BaseError, FileNotFoundError) as error:
             # All errors of a listing have one type, and the store's answer in their text.
-            said, line = str(error), first_line(error, MOST_SAID)
+            said, line = str(error), first_line(error, MAX_ERROR_CHARS)
             if 'NoSuchBucket' in said:
-                raise Refused(
-                    f'there is no bucket {parse(self.url)[1]} for {self.url}: make it, or correct '
+                raise RequestRefused(
+                    f'there is no bucket {parse_url(self.url)[1]} for {self.url}: make it, or correct '
                     'the URL.'
                 ) from error
             if 'invalid path' in said:
@@ -246,11 +248,13 @@ class Bucket:
                     f'{where} holds an object that no path names ({line}): delete it, as the store '
                     'can list nothing beside it.'
                 ) from error
-            if ROLES in said or any(status in said for status in REFUSALS):
-                kind = BucketError if ROLES in said else Refused  # that address may answer later
+            if METADATA_ADDRESS in said or any(status in said for status in REFUSAL_PATTERNS):
+                kind = (
+                    BucketError if METADATA_ADDRESS in said else RequestRefused
+                )  # that address may answer later
                 raise kind(
                     f'{where}: these credentials may not do that, or there are none '
-                    f'({"none were found" if ROLES in said else line}). For s3:// set '
+                    f'({"none were found" if METADATA_ADDRESS in said else line}). For s3:// set '
                     'AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, if it has one, '
                     'AWS_SESSION_TOKEN, for gs:// GOOGLE_APPLICATION_CREDENTIALS, to those of an '
                     'account that may list, read, write and delete there.'
@@ -264,7 +268,7 @@ def open_bucket(url: str) -> Bucket:
     """Opens a store without a request. Raises ValueError for another URL, a wrong address in the
     environment, or without obstore, and Refused for a damaged file of credentials.
     """
-    scheme, bucket, path = parse(url)
+    scheme, bucket, path = parse_url(url)
     try:
         from obstore import store
     except ImportError as error:
@@ -278,14 +282,14 @@ def open_bucket(url: str) -> Bucket:
     is_plain = endpoint.startswith('http://')
     options = {'timeout': timedelta(seconds=REQUEST_SEC), 'allow_http': is_plain}
     backoff = {'init_backoff': timedelta(seconds=0.1), 'max_backoff': timedelta(seconds=5)}
-    try_time = timedelta(seconds=min(TRY_SEC, times().lease / 3, times().retry))
+    try_time = timedelta(seconds=min(TRY_SEC, read_times().lease / 3, read_times().retry))
     retries = {'max_retries': 100, 'retry_timeout': try_time, 'backoff': backoff | {'base': 2}}
     found = Bucket(url, None)
-    with found._errors(''):
+    with found._translate_errors(''):
         how = {'client_options': options, 'retry_config': retries}
         found._store = kinds[scheme](bucket, prefix=path, **how)
     return found
 
 
-def _stored(meta: Any) -> Stored:
-    return Stored(meta['size'], meta.get('e_tag'), meta.get('version'))
+def _parse_meta(meta: Any) -> ObjectMeta:
+    return ObjectMeta(meta['size'], meta.get('e_tag'), meta.get('version'))

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from lm.storage.buckets import Bucket, Stored, each
+from lm.storage.buckets import Bucket, ObjectMeta, for_each
 from lm.storage.files import parse_json, sync
 
 MARK = '.whole'
@@ -25,10 +25,12 @@ class FolderMark:
     files: Mapping[str, int]
 
 
-def complete_folders(bucket: Bucket, listing: Mapping[str, Stored]) -> dict[str, FolderMark]:
+def list_complete_folders(
+    bucket: Bucket, listing: Mapping[str, ObjectMeta]
+) -> dict[str, FolderMark]:
     """Returns the fully uploaded folders of a listing (`Bucket.list`), with their marks."""
     folders = [name.removesuffix(f'/{MARK}') for name in listing if name.endswith(f'/{MARK}')]
-    marks = each(lambda folder: read_mark(bucket, folder, listing), folders)
+    marks = for_each(lambda folder: read_mark(bucket, folder, listing), folders)
     return {folder: mark for folder, mark in zip(folders, marks, strict=True) if mark is not None}
 
 
@@ -61,21 +63,21 @@ def upload(
     token has written, and that are not written again; kept up to date.
     """
     sent = set() if sent is None else sent
-    sizes = {name: (path / name).stat().st_size for name in files_in(path)}
+    sizes = {name: (path / name).stat().st_size for name in list_files(path)}
 
-    def one(name: str) -> None:
+    def upload_file(name: str) -> None:
         if name not in sent:
             check()
             bucket.write(f'{folder}/{name}', path / name)
             sent.add(name)
 
-    each(one, sizes)
+    for_each(upload_file, sizes)
     check()
     mark = {'files': sizes, 'token': token}
     bucket.write(f'{folder}/{MARK}', json.dumps(mark, indent=1).encode())
 
 
-def files_in(path: Path) -> list[str]:
+def list_files(path: Path) -> list[str]:
     return sorted(one.relative_to(path).as_posix() for one in path.rglob('*') if one.is_file())
 
 
@@ -84,13 +86,13 @@ def fetch(bucket: Bucket, folder: str, mark: FolderMark, path: Path) -> None:
     for parent in {(path / name).parent for name in mark.files} | {path}:
         parent.mkdir(parents=True, exist_ok=True)
 
-    def one(name: str) -> None:
+    def fetch_file(name: str) -> None:
         stored = bucket.fetch(f'{folder}/{name}', path / name)
         if stored.size != mark.files[name]:
             raise FileNotFoundError(f'{folder} has been changed while it was read')
         sync(path / name)
 
-    each(one, mark.files)
+    for_each(fetch_file, mark.files)
 
 
 def delete(

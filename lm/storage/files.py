@@ -15,26 +15,26 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 POLL_SEC = 0.1
-FULL = {  # errors of a write for which there is no room, in words about a folder
+FULL_MESSAGES = {  # errors of a write for which there is no room, in words about a folder
     errno.ENOSPC: 'the disk that holds {} is full',
     errno.EDQUOT: 'the quota of the disk that holds {} is used up',
     errno.EFBIG: 'a file in {} has the largest size that files may have here (ulimit -f)',
 }
-MOST_JSON = 1 << 28  # bytes of a JSON file; a sweep of 100,000 cells has a fifth
-MOST_NESTING = 64  # of JSON; records of ours nest four deep
+MAX_JSON_BYTES = 1 << 28  # bytes of a JSON file; a sweep of 100,000 cells has a fifth
+MAX_NESTING = 64  # of JSON; records of ours nest four deep
 SEAL = 'sha256'  # the field of a sealed record that holds the digest of the others
-WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+NO_LOCK_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-class InUse(ValueError):
+class InUseError(ValueError):
     """Another process holds the lock."""
 
 
-class Unreadable(ValueError):
+class UnreadableFile(ValueError):
     """A file is cut, damaged, or holds something else."""
 
 
-def quiet(line: str) -> None:
+def discard_line(line: str) -> None:
     """Discards a line; the `say` of callers who report nothing."""
 
 
@@ -65,7 +65,7 @@ def user_cache() -> Path:
         ) from None
 
 
-def no_room(error: BaseException, folder: Path | str) -> str:
+def describe_full_disk(error: BaseException, folder: Path | str) -> str:
     """Returns what is full, for an error of a write to `folder`; '' for an error of another kind.
 
     An error without a number is judged by the one that caused it, or else by its text: libraries
@@ -74,19 +74,21 @@ def no_room(error: BaseException, folder: Path | str) -> str:
     cause: BaseException | None = error
     while cause is not None:
         if number := getattr(cause, 'errno', None):
-            return FULL.get(number, '').format(folder)
+            return FULL_MESSAGES.get(number, '').format(folder)
         cause = cause.__cause__
-    quoted = (number for number in FULL if os.strerror(number).lower() in str(error).lower())
-    return FULL.get(next(quoted, 0), '').format(folder)
+    quoted = (
+        number for number in FULL_MESSAGES if os.strerror(number).lower() in str(error).lower()
+    )
+    return FULL_MESSAGES.get(next(quoted, 0), '').format(folder)
 
 
-def first_line(error: Exception, most: int | None = None) -> str:
+def first_line(error: Exception, max_chars: int | None = None) -> str:
     """Returns the first line of an error's text, at most `most` characters of it."""
-    return str(error).strip().partition('\n')[0][:most]
+    return str(error).strip().partition('\n')[0][:max_chars]
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replace_file(path: Path) -> Iterator[Path]:
     """Yields a temporary path that replaces `path` when the block ends without an error.
 
     The content is synced first, so that it outlasts a power cut. Each process has a temporary path
@@ -117,20 +119,20 @@ def sync(path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Writes all of a file or nothing, even if the process is killed midway."""
-    with replacing(path) as temporary:
+    with replace_file(path) as temporary:
         temporary.write_text(text)
 
 
 def write_json(path: Path, record: dict[str, Any]) -> None:
     """Writes an indented JSON file as `write_text` does."""
-    write_text(path, json_text(record))
+    write_text(path, format_json(record))
 
 
-def json_text(record: dict[str, Any]) -> str:
+def format_json(record: dict[str, Any]) -> str:
     return json.dumps(record, indent=2) + '\n'
 
 
-def sealed(record: dict[str, Any]) -> dict[str, Any]:
+def seal_record(record: dict[str, Any]) -> dict[str, Any]:
     """Returns the record with its digest, by which `read_json` notices that one was changed."""
     return record | {SEAL: _digest(record)}
 
@@ -146,17 +148,21 @@ def read_json(path: Path) -> dict[str, Any]:
     `sealed`, or what only a stranger would write: too large, too deep, no regular file.
     """
     with open_regular(path) as file:
-        data = file.read(MOST_JSON + 1)
-    if len(data) > MOST_JSON:
-        raise Unreadable(f'{path} cannot be read as JSON (it is larger than {MOST_JSON:,} bytes)')
+        data = file.read(MAX_JSON_BYTES + 1)
+    if len(data) > MAX_JSON_BYTES:
+        raise UnreadableFile(
+            f'{path} cannot be read as JSON (it is larger than {MAX_JSON_BYTES:,} bytes)'
+        )
     try:
         record = parse_json(data)
     except ValueError as error:
-        raise Unreadable(f'{path} cannot be read as JSON ({error})') from error
+        raise UnreadableFile(f'{path} cannot be read as JSON ({error})') from error
     if not isinstance(record, dict):
-        raise Unreadable(f'{path} cannot be read as JSON (it holds no object)')
+        raise UnreadableFile(f'{path} cannot be read as JSON (it holds no object)')
     if SEAL in record and record.pop(SEAL) != _digest(record):
-        raise Unreadable(f'{path} cannot be read: it was changed, or damaged, since it was written')
+        raise UnreadableFile(
+            f'{path} cannot be read: it was changed, or damaged, since it was written'
+        )
     return record
 
 
@@ -170,17 +176,17 @@ def parse_json(data: bytes, **hooks: Any) -> Any:
     except RecursionError as error:
         raise ValueError('it nests too deep') from error
     # Brackets within strings count too, so that many of them alone say nothing.
-    if data.count(b'[') + data.count(b'{') > MOST_NESTING and _nests(value, MOST_NESTING):
-        raise ValueError(f'it nests deeper than {MOST_NESTING}')
+    if data.count(b'[') + data.count(b'{') > MAX_NESTING and _is_deeper(value, MAX_NESTING):
+        raise ValueError(f'it nests deeper than {MAX_NESTING}')
     return value
 
 
-def _nests(value: Any, most: int) -> bool:
+def _is_deeper(value: Any, max_depth: int) -> bool:
     """Whether lists and dicts nest deeper than `most`."""
     if not isinstance(value, dict | list):
         return False
     inner = value.values() if isinstance(value, dict) else value
-    return most == 0 or any(_nests(one, most - 1) for one in inner)
+    return max_depth == 0 or any(_is_deeper(one, max_depth - 1) for one in inner)
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -188,17 +194,17 @@ def open_regular(path: Path) -> BinaryIO:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise Unreadable(f'{path} cannot be read: it is no regular file')
+        raise UnreadableFile(f'{path} cannot be read: it is no regular file')
     return open(descriptor, 'rb')
 
 
 @contextlib.contextmanager
-def locked(
+def hold_lock(
     path: Path,
     *,
-    waiting: str = '',
-    in_use: str = '',
-    say: Callable[[str], None] = quiet,
+    waiting_message: str = '',
+    in_use_message: str = '',
+    say: Callable[[str], None] = discard_line,
     wait_until: float = math.inf,
 ) -> Iterator[bool]:
     """Holds the lock of the file `path`, which is created, until the block or the process ends.
@@ -212,10 +218,10 @@ def locked(
         os.utime(descriptor)  # by which hosts know that they see the same file
         while (held := _try_lock(file, path, say)) is False:
             if time.monotonic() >= wait_until:
-                raise InUse(in_use)
-            if waiting:
-                say(waiting)
-            waiting = ''
+                raise InUseError(in_use_message)
+            if waiting_message:
+                say(waiting_message)
+            waiting_message = ''
             time.sleep(POLL_SEC)
         yield held is True
 
@@ -241,7 +247,7 @@ def _try_lock(file: IO, path: Path, say: Callable[[str], None]) -> bool | None:
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in WITHOUT_LOCKS:
+        if error.errno not in NO_LOCK_ERRNOS:
             raise
         say(
             f'NOTE: {path} cannot be locked ({error}): see to it that no other process '

@@ -14,7 +14,7 @@ from lm.storage.files import sync
 
 MARK = '.incomplete'
 # By which others know a folder of theirs, so that they take one without it for none.
-THEIRS = ('config.json', 'adapter_config.json')
+EXTERNAL_MARKERS = ('config.json', 'adapter_config.json')
 
 
 def check_empty(folder: Path) -> None:
@@ -33,7 +33,7 @@ def check_complete(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def filling(folder: Path) -> Iterator[None]:
+def fill_folder(folder: Path) -> Iterator[None]:
     """Marks a folder as incomplete until the block that fills it has ended without an error.
 
     What an interrupted command left there is removed first. What outsiders know the folder by, such
@@ -44,7 +44,7 @@ def filling(folder: Path) -> Iterator[None]:
     (folder / MARK).touch()
     sync(folder)
     left = (path for path in folder.iterdir() if path.name != MARK)
-    for path in sorted(left, key=lambda path: path.name not in THEIRS):
+    for path in sorted(left, key=lambda path: path.name not in EXTERNAL_MARKERS):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     yield
     (folder / MARK).unlink()

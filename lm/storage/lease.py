@@ -21,14 +21,14 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from lm.storage.buckets import Bucket, BucketError, Changed, Stored, below
-from lm.storage.files import InUse, Unreadable, parse_json
+from lm.storage.buckets import Bucket, BucketError, ObjectMeta, PreconditionFailed, join_url
+from lm.storage.files import InUseError, UnreadableFile, parse_json
 
 LEASE = '.lease'
 POLL_SEC = 1.0
 # How far apart the clocks of two hosts may be: S3 refuses a clock that is off by 15 minutes.
-CLOCKS_SEC = 1800.0
-MOST_SEC = 1e6  # until a lease expires
+MAX_CLOCK_SKEW_SEC = 1800.0
+MAX_LEASE_SEC = 1e6  # until a lease expires
 RENEWALS = 3  # within the time in which a lease expires
 
 
@@ -44,25 +44,25 @@ class Lease:
         self.owner = secrets.token_hex(8)
         self.written_by: str | None = None
         self._lost: LeaseLost | None = None
-        self._renewed, self._until = 0, 0.0
-        self._stored: Stored | None = None
-        self._one_writer = threading.Lock()  # two threads renew
+        self._n_renewals, self._expires_at = 0, 0.0
+        self._stored: ObjectMeta | None = None
+        self._write_lock = threading.Lock()  # two threads renew
 
-    def look(self) -> None:
+    def read_writer(self) -> None:
         """Reads who wrote to the workdir last. Raises Unreadable for a damaged lease."""
         if (found := self._read()) is not None:
             self.written_by = found[0]['written_by']
 
-    def take(self, say: Callable[[str], None], patience: float, is_only: bool = False) -> None:
+    def acquire(self, say: Callable[[str], None], patience: float, is_only: bool = False) -> None:
         """Waits until the lease is free, and takes it.
 
         is_only: no other process uses the local folder. Raises InUse if another process renews the
         lease for `patience` seconds, and OSError if the store ignores conditions of writes.
         """
-        self._wait(say, patience, is_only)
+        self._wait_and_acquire(say, patience, is_only)
         try:
-            self.bucket.create(LEASE, self._text())
-        except Changed:
+            self.bucket.create(LEASE, self._encode())
+        except PreconditionFailed:
             return
         raise OSError(
             f'the store of {self.bucket.url} writes an object that is there, where it was asked to '
@@ -70,12 +70,12 @@ class Lease:
             '--workdir on a disk, or in a store with conditional writes.'
         )
 
-    def _wait(self, say: Callable[[str], None], patience: float, is_only: bool) -> None:
+    def _wait_and_acquire(self, say: Callable[[str], None], patience: float, is_only: bool) -> None:
         began = time.monotonic()
         seen, since, is_alive, is_said = None, began, False, False
         while True:
             if (found := self._read()) is None:
-                if self._try(None):
+                if self._try_acquire(None):
                     return
                 continue
             record, stored = found
@@ -85,11 +85,13 @@ class Lease:
             if stored.e_tag != seen:
                 is_alive = seen is not None
                 seen, since = stored.e_tag, time.monotonic()
-            if self._is_free(record, is_only, time.monotonic() - since) and self._try(found):
+            if self._is_free(record, is_only, time.monotonic() - since) and self._try_acquire(
+                found
+            ):
                 return
-            who = _process(record)
+            who = _describe_process(record)
             if is_alive and time.monotonic() - began >= patience:
-                raise InUse(
+                raise InUseError(
                     f'another process trains in {self.bucket.url} ({who}); wait for it, or give '
                     'another --workdir'
                 )
@@ -98,47 +100,47 @@ class Lease:
             is_said = True
             time.sleep(min(POLL_SEC, record['seconds'] / 10))
 
-    def _is_free(self, record: dict[str, Any], is_only: bool, unchanged: float) -> bool:
+    def _is_free(self, record: dict[str, Any], is_only: bool, unchanged_sec: float) -> bool:
         """unchanged: seconds for which this process has seen the same object, by its own clock."""
         if record['expires'] is None or (is_only and record['folder'] == self.folder):
             return True
         expires = datetime.fromisoformat(record['expires'])
-        long_ago = (datetime.now(UTC) - expires).total_seconds() > CLOCKS_SEC
-        return long_ago or unchanged > record['seconds']
+        long_ago = (datetime.now(UTC) - expires).total_seconds() > MAX_CLOCK_SKEW_SEC
+        return long_ago or unchanged_sec > record['seconds']
 
-    def _try(self, found: tuple[dict[str, Any], Stored] | None) -> bool:
+    def _try_acquire(self, current: tuple[dict[str, Any], ObjectMeta] | None) -> bool:
         """Whether the lease could be taken, before another process did."""
         began = time.monotonic()
         try:
-            if found is None:
-                self._stored = self.bucket.create(LEASE, self._text())
+            if current is None:
+                self._stored = self.bucket.create(LEASE, self._encode())
             else:
-                record, stored = found
+                record, stored = current
                 self.written_by = record['written_by']
-                self._stored = self.bucket.replace(LEASE, self._text(), stored)
-        except (Changed, FileNotFoundError):
+                self._stored = self.bucket.replace(LEASE, self._encode(), stored)
+        except (PreconditionFailed, FileNotFoundError):
             return False
-        self._until = began + self.seconds
+        self._expires_at = began + self.seconds
         return True
 
-    def _read(self) -> tuple[dict[str, Any], Stored] | None:
+    def _read(self) -> tuple[dict[str, Any], ObjectMeta] | None:
         try:
             text, stored = self.bucket.read(LEASE)
         except FileNotFoundError:
             return None
         try:
-            return _record(parse_json(text)), stored
+            return _parse_record(parse_json(text)), stored
         except ValueError as error:
-            raise Unreadable(
-                f'{below(self.bucket.url, LEASE)} cannot be read ({error}). Delete it, if no '
+            raise UnreadableFile(
+                f'{join_url(self.bucket.url, LEASE)} cannot be read ({error}). Delete it, if no '
                 'process trains there.'
             ) from error
 
-    def _text(self, is_held: bool = True) -> bytes:
+    def _encode(self, is_held: bool = True) -> bytes:
         expires = (datetime.now(UTC) + timedelta(seconds=self.seconds)).isoformat()
         process = {'owner': self.owner, 'host': socket.gethostname(), 'pid': os.getpid()}
         folders = {'folder': self.folder, 'written_by': self.written_by, 'seconds': self.seconds}
-        state = {'renewed': self._renewed, 'expires': expires if is_held else None}
+        state = {'renewed': self._n_renewals, 'expires': expires if is_held else None}
         return json.dumps(process | folders | state, indent=2).encode()
 
     def claim(self) -> None:
@@ -148,11 +150,11 @@ class Lease:
 
     def check(self) -> None:
         """Raises LeaseLost, or BucketError if it has expired; called before each write."""
-        if self._lost is not None or time.monotonic() >= self._until:
+        if self._lost is not None or time.monotonic() >= self._expires_at:
             self._write()
 
     @contextlib.contextmanager
-    def renewed(self) -> Iterator[None]:
+    def keep_renewed(self) -> Iterator[None]:
         """Renews the lease in the background until the block ends, and then gives it back."""
         ended = threading.Event()
 
@@ -173,33 +175,33 @@ class Lease:
 
     def _write(self, is_held: bool = True) -> None:
         """Renews the lease, or gives it back."""
-        with self._one_writer:
+        with self._write_lock:
             if self._lost is not None:
                 raise self._lost
             began = time.monotonic()
-            self._renewed += 1  # so that no two are the same object
-            text = self._text(is_held)
+            self._n_renewals += 1  # so that no two are the same object
+            text = self._encode(is_held)
             try:
                 self._stored = self.bucket.replace(LEASE, text, self._stored)
-            except (Changed, FileNotFoundError):
+            except (PreconditionFailed, FileNotFoundError):
                 # The library repeats a write whose answer was lost, and may meet its own.
                 found = self._read()
                 if found is None or found[0]['owner'] != self.owner:
-                    self._lost = LeaseLost(self._reason(found))
+                    self._lost = LeaseLost(self._describe_loss(found))
                     raise self._lost from None
                 self._stored = self.bucket.replace(LEASE, text, found[1])
-            self._until = began + self.seconds
+            self._expires_at = began + self.seconds
 
-    def _reason(self, found: tuple[dict[str, Any], Stored] | None) -> str:
-        if found is None:
-            return f'{below(self.bucket.url, LEASE)} has been deleted'
+    def _describe_loss(self, current: tuple[dict[str, Any], ObjectMeta] | None) -> str:
+        if current is None:
+            return f'{join_url(self.bucket.url, LEASE)} has been deleted'
         return (
-            f'{self.bucket.url} is written to by {_process(found[0])} now, which took it when this '
+            f'{self.bucket.url} is written to by {_describe_process(current[0])} now, which took it when this '
             f'process had not renewed its lease for {self.seconds:g} s'
         )
 
 
-def _record(value: Any) -> dict[str, Any]:
+def _parse_record(value: Any) -> dict[str, Any]:
     """Returns the record of a lease. Raises ValueError for what is none."""
     match value:
         case {
@@ -210,12 +212,12 @@ def _record(value: Any) -> dict[str, Any]:
             'written_by': str() | None,
             'seconds': int() | float() as seconds,
             'expires': str() | None as expires,
-        } if 0 < seconds <= MOST_SEC:
+        } if 0 < seconds <= MAX_LEASE_SEC:
             if expires is not None and datetime.fromisoformat(expires).utcoffset() is None:
                 raise ValueError(f'it expires at {expires}, of no time zone')
             return value
     raise ValueError('it lacks a field, or one is of another type or size')
 
 
-def _process(record: dict[str, Any]) -> str:
+def _describe_process(record: dict[str, Any]) -> str:
     return f'process {record["pid"]} of {record["host"]}'

@@ -12,16 +12,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lm.record.run import time_share
-from lm.study.plan.curve import Means, Spread, means_of
+from lm.record.run import run_seconds
+from lm.study.plan.curve import Means, Spread, compute_means
 from lm.study.plan.search import DIVERGED, Pick, Point
 from lm.study.plan.settings import Grid, Tune
 from lm.study.speedup import Speedup, speedup
-from lm.study.statistics import MOST_SEEDS, seeds_needed
-from lm.study.verdicts import FRESH, LOOKS, Study
+from lm.study.statistics import MAX_SEEDS, seeds_needed
+from lm.study.verdicts import FIRST_FRESH_SEED, LOOKS, Study
 
 UNITS = {'ce': 'nats per token', 'bits_per_byte': 'bits per byte'}
-THE_BASE = 'the base'  # the arm of a config without a sweep
+BASE_ARM = 'the base'  # the arm of a config without a sweep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,14 +45,16 @@ class Arm:
         return self.length == 1.0
 
     @property
-    def tuning(self) -> dict[Point, float]:
+    def tuning_losses(self) -> dict[Point, float]:
         """Returns the losses that choose values."""
-        return {point: loss for point, loss in self.losses.items() if point.seed < FRESH}
+        return {point: loss for point, loss in self.losses.items() if point.seed < FIRST_FRESH_SEED}
 
     @property
-    def fresh(self) -> dict[Point, float]:
+    def fresh_losses(self) -> dict[Point, float]:
         """Returns the losses that verdicts are of."""
-        return {point: loss for point, loss in self.losses.items() if point.seed >= FRESH}
+        return {
+            point: loss for point, loss in self.losses.items() if point.seed >= FIRST_FRESH_SEED
+        }
 
     def record(self) -> dict[str, Any]:
         """Returns what `sweep.json` holds of it."""
@@ -61,18 +63,18 @@ class Arm:
 
 
 def arm_name(
-    changes: Mapping[str, Any], length: float = 1.0, write: Callable[[Any], str] = str
+    changes: Mapping[str, Any], length: float = 1.0, format_value: Callable[[Any], str] = str
 ) -> str:
     """Returns 'optim.name=lion', or 'the base'; 'baseline at 0.5 of its steps' at other lengths.
     write: makes a text of a value.
     """
     if length != 1.0:
         return f'baseline at {length:g} of its steps'
-    return ', '.join(f'{path}={write(value)}' for path, value in changes.items()) or THE_BASE
+    return ', '.join(f'{path}={format_value(value)}' for path, value in changes.items()) or BASE_ARM
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class TuningLine:
     """Runs along one tuned field that have ended, others at the arm's best: means by index, and
     the losses behind them by seed; of a field that was left for another the means alone.
     """
@@ -111,22 +113,22 @@ class Ablation:
 
     @property
     def spread(self) -> Spread:
-        return self.study.tuned.spread
+        return self.study.tuning.spread
 
-    def line(self, arm: int, along: int = 0) -> Line:
+    def tuning_line(self, arm: int, field_index: int = 0) -> TuningLine:
         """Returns what has ended along a field, in a wave that goes on too."""
-        search, losses = self.study.tuned.arms[arm], {}
-        if along != search.along:
-            return Line(search.lines.get(along, means_of({})), losses)
-        for k, seed in sorted(self.arms[arm].tuning):
-            if search.place(k[along]) == k:
-                losses.setdefault(k[along], []).append(self.arms[arm].losses[Point(k, seed)])
-        return Line(means_of(losses), losses)
+        search, losses = self.study.tuning.arms[arm], {}
+        if field_index != search.field_index:
+            return TuningLine(search.means_by_field.get(field_index, compute_means({})), losses)
+        for k, seed in sorted(self.arms[arm].tuning_losses):
+            if search.place_at(k[field_index]) == k:
+                losses.setdefault(k[field_index], []).append(self.arms[arm].losses[Point(k, seed)])
+        return TuningLine(compute_means(losses), losses)
 
-    def value(self, arm: int, along: int, index: float) -> float:
+    def value(self, arm: int, field_index: int, index: float) -> float:
         """Returns the value of a field at an index along its line."""
-        path, k = list(self.tune.fields)[along], list(self.study.tuned.arms[arm].centre)
-        k[along] = index
+        path, k = list(self.tune.fields)[field_index], list(self.study.tuning.arms[arm].centre)
+        k[field_index] = index
         return self.arms[arm].grid.values(tuple(k))[path]
 
     def is_dead(self, arm: int) -> bool:
@@ -137,7 +139,7 @@ class Ablation:
         """Returns the values of an arm, provisional while tuning goes on; None before any wave has
         ended, and where all runs diverged.
         """
-        begun = self.study.tuned.arms[arm].losses and not self.is_dead(arm)
+        begun = self.study.tuning.arms[arm].losses and not self.is_dead(arm)
         return self.study.picks[arm] if begun else None
 
     def values(self, arm: int) -> dict[str, float]:
@@ -145,32 +147,32 @@ class Ablation:
         pick = self.pick(arm)
         return self.arms[arm].grid.values(pick.k) if pick else {}
 
-    def as_good(self, arm: int) -> tuple[float, float] | None:
+    def near_best_values(self, arm: int) -> tuple[float, float] | None:
         """Returns the lowest and highest value of the first field that is as good as the best: 0 or
         inf where none was tried that is worse.
         """
         pick = self.pick(arm)
         if pick is None:
             return None
-        low, high = (end if math.isinf(end) else self.value(arm, 0, end) for end in pick.as_good)
+        low, high = (end if math.isinf(end) else self.value(arm, 0, end) for end in pick.near_best)
         return max(low, 0.0), high
 
-    def runs(self, arm: int) -> tuple[int, int]:
+    def count_runs(self, arm: int) -> tuple[int, int]:
         """Returns how many runs have ended: for tuning, and by fresh seeds."""
-        return len(self.arms[arm].tuning), len(self.arms[arm].fresh)
+        return len(self.arms[arm].tuning_losses), len(self.arms[arm].fresh_losses)
 
-    def seconds(self, arm: int) -> tuple[float, float]:
+    def seconds_spent(self, arm: int) -> tuple[float, float]:
         """Returns the seconds spent in tuning and in fresh seeds. Runs that train side by side
         share their time.
         """
         records = self.arms[arm].records
         tuning, fresh = (
-            sum(time_share(records[point]) for point in losses)
-            for losses in (self.arms[arm].tuning, self.arms[arm].fresh)
+            sum(run_seconds(records[point]) for point in losses)
+            for losses in (self.arms[arm].tuning_losses, self.arms[arm].fresh_losses)
         )
         return tuning, fresh
 
-    def tokens(self, arm: int) -> float:
+    def run_tokens(self, arm: int) -> float:
         """Returns the tokens that a run of the arm trains on; nan before one has ended."""
         known = [r['tokens'] for r in self.arms[arm].records.values() if r['status'] == 'done']
         return float(max(filter(None, known), default=math.nan))
@@ -182,23 +184,23 @@ class Ablation:
         lengths = [i for i, one in enumerate(self.arms) if one.length != 1]
         if not lengths or self.arms[arm].length != 1 or arm == 0:
             return None
-        every = [self.arms[i].fresh for i in (0, *lengths, arm)]
+        every = [self.arms[i].fresh_losses for i in (0, *lengths, arm)]
         seeds = sorted(set.intersection(*({p.seed for p in own} for own in every)))
         losses = [[own[Point(next(iter(own)).k, seed)] for seed in seeds] for own in every if own]
         if len(losses) < len(every):
             return None
-        tokens = [self.tokens(i) for i in (0, *lengths, arm)]
+        tokens = [self.run_tokens(i) for i in (0, *lengths, arm)]
         return speedup(dict(zip(tokens[:-1], losses, strict=False)), losses[-1], tokens[-1])
 
 
-def budget_words(study: Study) -> str | None:
+def describe_budget(study: Study) -> str | None:
     """Says, once tuning has ended, which budget it takes to find the smallest effect; None before,
     and where the fresh seeds suffice. The spread of a pair is that of two runs without correlation.
     """
-    tests, s = sum(study.judged[1:]), study.tuned.spread.s
-    if study.tuned.open or not tests or not s:
+    tests, s = sum(study.is_judged[1:]), study.tuning.spread.s
+    if study.tuning.open_wave or not tests or not s:
         return None
-    effect, runs = study.search.smallest_effect, max(study.runs)
+    effect, runs = study.search.smallest_effect, max(study.tuning_runs)
     looks = [n for n in (i * study.seeds for i in LOOKS) if runs + n <= study.budget]
     needed = seeds_needed(effect, math.sqrt(2) * s, tests)
     if needed <= looks[-1]:
@@ -210,8 +212,8 @@ def budget_words(study: Study) -> str | None:
         f'{limit} leaves {looks[-1]} fresh seeds of an arm: to find smallest_effect {effect:g} at '
         f'a spread of {s:.2g} '
     )
-    if needed > MOST_SEEDS:
-        return f'{said}it takes more than {MOST_SEEDS}; a larger effect, or longer runs'
+    if needed > MAX_SEEDS:
+        return f'{said}it takes more than {MAX_SEEDS}; a larger effect, or longer runs'
     options = [f'tune.seeds={least}'] if least > study.seeds else []
     options += [f'tune.budget={runs + LOOKS[-1] * least}'] if is_limited else []
     return f'{said}it takes up to {needed}, fewer where arms vary together: {", ".join(options)}'

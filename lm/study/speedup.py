@@ -60,13 +60,13 @@ def speedup(
     log_K = np.log(np.array(list(known)))
     losses_KS = np.array([own[:n] for own in known.values()])
     arm_S = np.array(arm_losses[:n], float)
-    at, bound = _reached(log_K, _decreasing(losses_KS.mean(1)), float(arm_S.mean()))
+    at, bound = _find_crossing(log_K, _isotonic_fit(losses_KS.mean(1)), float(arm_S.mean()))
     low, high = _interval(log_K, losses_KS, arm_S, at, bound)
     value, low, high = (math.exp(x - math.log(arm_tokens)) for x in (at, low, high))
     return Speedup(value, low, high, bound)
 
 
-def _decreasing(mean_K: np.ndarray) -> np.ndarray:
+def _isotonic_fit(mean_K: np.ndarray) -> np.ndarray:
     """Returns the losses nearest to these that rise nowhere: a longer run that came out higher, by
     its noise, shares one mean with those before it (pool adjacent violators).
     """
@@ -79,7 +79,7 @@ def _decreasing(mean_K: np.ndarray) -> np.ndarray:
     return np.repeat([np.mean(block) for block in blocks], list(map(len, blocks)))
 
 
-def _reached(log_K: np.ndarray, loss_K: np.ndarray, target: float) -> tuple[float, str]:
+def _find_crossing(log_K: np.ndarray, loss_K: np.ndarray, target: float) -> tuple[float, str]:
     """Returns (log of the least tokens at which losses that rise nowhere reach the target, '');
     (the end of the lengths, bound) where that is outside of them.
     """
@@ -107,7 +107,7 @@ def _sag(log_D: np.ndarray, log_K: np.ndarray, mean_K: np.ndarray) -> np.ndarray
 
 
 def _interval(
-    log_K: np.ndarray, losses_KS: np.ndarray, arm_S: np.ndarray, at: float, bound: str
+    log_K: np.ndarray, losses_KS: np.ndarray, arm_S: np.ndarray, log_tokens: float, bound: str
 ) -> tuple[float, float]:
     """Returns the ends of the tokens that the test does not rule out, as logarithms."""
     from scipy import stats
@@ -119,7 +119,7 @@ def _interval(
     t = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1))
     d_D, reach_D = d_DS.mean(-1), t * d_DS.std(-1, ddof=1) / math.sqrt(n)
     kept_D = (d_D <= reach_D) & (d_D + _sag(log_D, log_K, losses_KS.mean(1)) >= -reach_D)
-    inside = log_D[kept_D] if kept_D.any() else np.array([at])
-    low = -math.inf if kept_D[0] or bound == LESS else min(float(inside[0]), at)
-    high = math.inf if kept_D[-1] or bound == MORE else max(float(inside[-1]), at)
+    inside = log_D[kept_D] if kept_D.any() else np.array([log_tokens])
+    low = -math.inf if kept_D[0] or bound == LESS else min(float(inside[0]), log_tokens)
+    high = math.inf if kept_D[-1] or bound == MORE else max(float(inside[-1]), log_tokens)
     return low, high

@@ -21,7 +21,7 @@ import numpy as np
 CONFIDENCE = 0.95  # of intervals, and of the one test of a sweep
 LEVEL = 0.027  # of each of two looks
 POWER = 0.8  # the chance to find a difference with as many seeds as `seeds_needed` says
-MOST_SEEDS = 1000  # that anybody would train
+MAX_SEEDS = 1000  # that anybody would train
 BETTER, WORSE, UNDECIDED = 'better', 'worse', 'undecided'
 WITHIN_NOISE, ONE_SEED = 'within noise', 'one seed'  # of the one test of a sweep
 HOLM, DUNNETT = 'holm', 'dunnett'
@@ -29,7 +29,7 @@ TESTS = (HOLM, DUNNETT)
 
 
 @functools.lru_cache
-def student(level: float, freedom: int) -> float:
+def t_quantile(level: float, freedom: int) -> float:
     """Returns the quantile of Student's t."""
     from scipy import stats  # takes 0.3 s, which a program that trains need not wait for
 
@@ -45,13 +45,13 @@ class Interval:
     n: int
 
     @property
-    def half(self) -> float:
+    def half_width(self) -> float:
         """Half the confidence interval of the mean: t s / sqrt(n), nan where n < 2. t is the (1 +
         CONFIDENCE) / 2 quantile for n - 1 degrees of freedom (Student, Biometrika 6, 1908).
         """
         if self.n < 2:
             return math.nan
-        return student((1 + CONFIDENCE) / 2, self.n - 1) * self.std / math.sqrt(self.n)
+        return t_quantile((1 + CONFIDENCE) / 2, self.n - 1) * self.std / math.sqrt(self.n)
 
 
 def t_interval(values: Iterable[float]) -> Interval:
@@ -61,7 +61,9 @@ def t_interval(values: Iterable[float]) -> Interval:
     return Interval(mean, float(x.std(ddof=1)) if x.size > 1 else math.nan, x.size)
 
 
-def paired(losses: Mapping[Hashable, float], baseline: Mapping[Hashable, float]) -> Interval:
+def paired_interval(
+    losses: Mapping[Hashable, float], baseline: Mapping[Hashable, float]
+) -> Interval:
     """Returns the interval of losses[s] - baseline[s] over the seeds s that both have."""
     return t_interval(losses[seed] - baseline[seed] for seed in losses if seed in baseline)
 
@@ -81,7 +83,7 @@ def p_value(difference: Interval) -> float:
     return float(2 * stats.t.sf(t, difference.n - 1))
 
 
-def side(difference: Interval, p: float) -> str:
+def classify_difference(difference: Interval, p: float) -> str:
     """Returns where a difference in loss lies by the one test of a sweep: BETTER, WORSE,
     WITHIN_NOISE, or ONE_SEED. p: as `holm` adjusts it.
     """
@@ -102,7 +104,7 @@ class Verdict:
     where one does not vary.
     """
 
-    said: str
+    outcome: str
     difference: float
     low: float
     high: float
@@ -112,7 +114,7 @@ class Verdict:
     correlation: float
 
 
-def judge(
+def judge_arms(
     arms: Sequence[np.ndarray],
     baseline: np.ndarray,
     r_arms: Sequence[float],
@@ -133,15 +135,15 @@ def judge(
     errors, freedom = standard_errors(differences, arms, baseline, test)
     sides = []
     for d, se, r in zip(differences, errors, r_arms, strict=True):
-        down, up = _t(-(d.mean() + r_baseline), se), _t(d.mean() - r, se)
+        down, up = _t_statistic(-(d.mean() + r_baseline), se), _t_statistic(d.mean() - r, se)
         sides.append((down, BETTER) if down > up else (up, WORSE))
-    adjust = {HOLM: _holm, DUNNETT: _dunnett}[test]
+    adjust = {HOLM: _holm_p_values, DUNNETT: _dunnett_p_values}[test]
     adjusted = adjust([t for t, _ in sides], freedom)
     found = []
     for own, d, se, r, (_, side), p in zip(
         arms, differences, errors, r_arms, sides, adjusted, strict=True
     ):
-        half = student((1 + CONFIDENCE) / 2, freedom) * se
+        half = t_quantile((1 + CONFIDENCE) / 2, freedom) * se
         mean = float(d.mean())
         said = side if p < LEVEL else UNDECIDED
         r_low = 0.0 if math.isinf(r) else r
@@ -168,21 +170,21 @@ def standard_errors(
     return [math.sqrt(2 * float(np.sum(residual**2)) / freedom / n)] * len(arms), freedom
 
 
-def _t(gap: float, se: float) -> float:
+def _t_statistic(gap: float, se: float) -> float:
     """gap / se; without any spread infinite, on the side of the gap."""
     if se == 0:
         return math.copysign(math.inf, gap) if gap else 0.0
     return gap / se
 
 
-def _holm(ts: Sequence[float], freedom: int) -> list[float]:
+def _holm_p_values(ts: Sequence[float], freedom: int) -> list[float]:
     """Two-sided p-values of t statistics, adjusted."""
     from scipy import special
 
-    return holm([min(1.0, 2 * float(special.stdtr(freedom, -t))) for t in ts])
+    return holm_adjust([min(1.0, 2 * float(special.stdtr(freedom, -t))) for t in ts])
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def holm_adjust(p_values: Sequence[float]) -> list[float]:
     """p-values adjusted for their number; those below a level are significant together at it.
 
     With m of them in order p_(1) <= ... <= p_(m): max over j <= k of min(1, (m - j + 1) p_(j)). The
@@ -198,12 +200,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def _dunnett(ts: Sequence[float], freedom: int) -> list[float]:
+def _dunnett_p_values(ts: Sequence[float], freedom: int) -> list[float]:
     """p-values that the largest of all |T| is as large: T as equally correlated by 1/2."""
-    return [1.0 if t <= 0 else 1 - within(t, len(ts), freedom) for t in ts]
+    return [1.0 if t <= 0 else 1 - dunnett_cdf(t, len(ts), freedom) for t in ts]
 
 
-def within(t: float, arms: int, freedom: int, nodes: int = 64) -> float:
+def dunnett_cdf(t: float, n_arms: int, freedom: int, nodes: int = 64) -> float:
     """Returns P(max |T_i| <= t) for Dunnett's statistics of `arms` means against one baseline.
 
     T_i = (Z_i - Z_0) / (sqrt(2) S), Z normal, freedom S^2 chi-squared: by Gauss quadrature over Z_0
@@ -219,14 +221,14 @@ def within(t: float, arms: int, freedom: int, nodes: int = 64) -> float:
     reach_S1 = math.sqrt(2) * t * s_S[:, None]
     inside_SZ = stats.norm.cdf(z_Z + reach_S1) - stats.norm.cdf(z_Z - reach_S1)
     weights_SZ = weight_S[:, None] / 2 * weight_Z / math.sqrt(2 * math.pi)
-    return float(min(1.0, np.sum(weights_SZ * inside_SZ**arms)))
+    return float(min(1.0, np.sum(weights_SZ * inside_SZ**n_arms)))
 
 
-def _correlation(one: np.ndarray, other: np.ndarray) -> float:
-    if not (np.ptp(one) and np.ptp(other)):
+def _correlation(x: np.ndarray, y: np.ndarray) -> float:
+    if not (np.ptp(x) and np.ptp(y)):
         return math.nan
-    one, other = one - np.mean(one), other - np.mean(other)
-    return float(one @ other) / math.sqrt(float(one @ one) * float(other @ other))
+    x, y = x - np.mean(x), y - np.mean(y)
+    return float(x @ y) / math.sqrt(float(x @ x) * float(y @ y))
 
 
 def seeds_needed(effect: float, deviation: float, tests: int = 1) -> int:
@@ -244,16 +246,16 @@ def seeds_needed(effect: float, deviation: float, tests: int = 1) -> int:
     from scipy import stats
 
     if effect == 0 or not math.isfinite(deviation):
-        return MOST_SEEDS + 1
-    n = np.arange(2, MOST_SEEDS + 1)
+        return MAX_SEEDS + 1
+    n = np.arange(2, MAX_SEEDS + 1)
     if deviation == 0:
         return 2
     t = stats.t.isf(LEVEL / tests / 2, n - 1)
     shift = abs(effect) * np.sqrt(n) / deviation
     enough = n[stats.nct.sf(t, n - 1, np.minimum(shift, 35.0)) >= POWER]  # nct fails far out
-    return int(enough[0]) if enough.size else MOST_SEEDS + 1
+    return int(enough[0]) if enough.size else MAX_SEEDS + 1
 
 
-def seeds_text(seeds: int, noun: str = 'seeds') -> str:
+def format_seeds(seeds: int, noun: str = 'seeds') -> str:
     """Returns 'about 14 seeds', or 'more than 1000 seeds'."""
-    return f'about {seeds} {noun}' if seeds <= MOST_SEEDS else f'more than {MOST_SEEDS} {noun}'
+    return f'about {seeds} {noun}' if seeds <= MAX_SEEDS else f'more than {MAX_SEEDS} {noun}'

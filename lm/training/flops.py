@@ -28,7 +28,7 @@ PEAK_FLOPS = {
 GEMM_SIZE = 2048
 
 
-def matmul_params(learner: Learner) -> int:
+def count_matmul_params(learner: Learner) -> int:
     """Counts the weights that multiply a token's activations: those of matrices and the readout.
 
     Of experts, those that a token goes through count, and the router. Shared matrices count once
@@ -36,8 +36,8 @@ def matmul_params(learner: Learner) -> int:
     multiplies each head, counts once.
     """
     count, recipe = 0, learner.recipe
-    shapes = named_leaves(learner.described.used_shapes)
-    for path, spec in named_leaves(learner.described.used_specs).items():
+    shapes = named_leaves(learner.description.used_shapes)
+    for path, spec in named_leaves(learner.description.used_specs).items():
         shape = dict(zip(spec.axes, shapes[path].shape, strict=True))
         if 'expert' in shape:
             shape['expert'] = recipe.mlp.options['experts_per_token']
@@ -50,28 +50,28 @@ def matmul_params(learner: Learner) -> int:
 def flops_per_token(learner: Learner) -> float:
     """Returns 6 N + `attention_flops`: forward and backward, per token of a sequence.
 
-    N = `matmul_params`, 2 operations forward and 4 backward each (arXiv:2001.08361, section 2.1).
+    N = `count_matmul_params`, 2 operations forward and 4 backward each (arXiv:2001.08361, section 2.1).
     Recomputation under remat is not counted.
     """
-    return 6 * matmul_params(learner) + attention_flops(learner.recipe)
+    return 6 * count_matmul_params(learner) + attention_flops(learner.recipe)
 
 
 def flops_in_full(learner: Learner) -> float:
     """Returns `flops_per_token` by the other convention (arXiv:2204.02311, app. B): all pairs of
     tokens count, also those that a causal mask or a window leaves out.
     """
-    return 6 * matmul_params(learner) + attention_flops(learner.recipe, in_full=True)
+    return 6 * count_matmul_params(learner) + attention_flops(learner.recipe, in_full=True)
 
 
 def attention_flops(recipe: Recipe, in_full: bool = False) -> float:
     """Returns 12 N H for each pair of tokens, per token and all layers, for N heads of width H
     (arXiv:2204.02311, app. B).
 
-    Each form of attention counts the pairs that it is for (`tokens_mixed`), whether or not a kernel
-    computes others too; in_full: all pairs of a row (`tokens_in_full`).
+    Each form of attention counts the pairs that it is for (`attended_tokens`), whether or not a kernel
+    computes others too; in_full: all pairs of a row (`attended_tokens_unmasked`).
     """
     model, layer = recipe.model, recipe.attention
-    counted = layer.row.tokens_in_full if in_full else layer.row.tokens_mixed
+    counted = layer.row.attended_tokens_unmasked if in_full else layer.row.attended_tokens
     pairs = sum(
         counted(recipe.data.seq_len, recipe.head_dim, block, **layer.options)
         for block in range(1, model.n_layers + 1)
@@ -79,7 +79,7 @@ def attention_flops(recipe: Recipe, in_full: bool = False) -> float:
     return 12 * recipe.attention_width * pairs
 
 
-def gemm_flops(size: int = GEMM_SIZE, repeats: int = 5) -> float:
+def measure_gemm_flops(size: int = GEMM_SIZE, repeats: int = 5) -> float:
     """Measures the FLOP/s of a float32 product of two square matrices, the best of `repeats`."""
     a = jnp.ones((size, size), jnp.float32)
     product = jax.jit(jnp.matmul).lower(a, a).compile()
@@ -98,23 +98,23 @@ def published_peak(device_kind: str) -> float | None:
 
 
 @functools.cache
-def measured_flops() -> float:
-    """Returns `gemm_flops` as this process has measured it: 0.3 s of all cores, which every program
+def cached_gemm_flops() -> float:
+    """Returns `measure_gemm_flops` as this process has measured it: 0.3 s of all cores, which every program
     of a sweep would pay.
     """
-    return gemm_flops()
+    return measure_gemm_flops()
 
 
-def peak_flops(n_devices: int, anew: bool = False) -> tuple[float, str]:
+def peak_flops(n_devices: int, remeasure: bool = False) -> tuple[float, str]:
     """Returns (FLOP/s of `n_devices` together, the source of the number): published, or measured
     with a float32 product, once a process unless `anew`. The devices of a CPU share the machine.
     """
     device = jax.devices()[0]
     if published := published_peak(device.device_kind):
         return published * n_devices, f'{n_devices} x published bf16 peak'
-    if anew:
-        measured_flops.cache_clear()
-    measured, source = measured_flops(), f'measured float32 {GEMM_SIZE}^3 product'
+    if remeasure:
+        cached_gemm_flops.cache_clear()
+    measured, source = cached_gemm_flops(), f'measured float32 {GEMM_SIZE}^3 product'
     if device.platform == 'cpu':
         return measured, source
     return measured * n_devices, f'{n_devices} x {source}'

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from flax import struct
 
 from lm.config.recipe import Recipe
-from lm.model.parameters import Description, describe_params, initial_parameters, optimizer_of
+from lm.model.parameters import Description, describe_params, init_params, optimizer_field
 from lm.model.transformer import Transformer, build_model
-from lm.training.update import average_of, optimizer
+from lm.training.update import build_average, build_optimizer
 from modules.kernels import ATTENTION_KERNELS, OPERATIONS
-from modules.optim import unboxed
-from modules.params import named_leaves, path_name, split
+from modules.optim import unbox_state
+from modules.params import named_leaves, path_name, split_boxes
 
 
 class Weights(struct.PyTreeNode):
@@ -48,9 +48,9 @@ class State(struct.PyTreeNode):
 Hyper = dict[str, Any]  # {'optim.lr': scalar, ...}: what may differ between runs of one program
 
 
-def hyper_from(recipe: Recipe) -> Hyper:
+def make_hyper(recipe: Recipe) -> Hyper:
     """Returns the numbers that programs take as data, and never branch on, as float32 scalars."""
-    return {path: jnp.float32(value) for path, value in recipe.traced.items()}
+    return {path: jnp.float32(value) for path, value in recipe.traced_values.items()}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,14 +60,14 @@ class Learner:
     recipe: Recipe
     model: Transformer
     bos_id: int
-    described: Description
+    description: Description
 
     def variables(self, weights: Weights) -> dict[str, Any]:
         """Returns the argument of `model.apply` in evaluation."""
-        used, _ = self.described.reparam.apply(weights.params, weights.reparam, False)
+        used, _ = self.description.reparam.apply(weights.params, weights.reparam, False)
         return {'params': used, **weights.stats}
 
-    def evaluated(self, weights: Weights, average: Any, hyper: Hyper) -> Weights:
+    def select_eval_weights(self, weights: Weights, average: Any, hyper: Hyper) -> Weights:
         """Returns the weights to evaluate: the average (optim.average), where there is one.
 
         Validation and all readers of checkpoints (`lm.inference.load`) go through here; metrics
@@ -76,8 +76,10 @@ class Learner:
         """
         if not average:
             return weights
-        params = average_of(self.recipe, self.described, hyper).averaged(weights.params, average)
-        return weights.replace(params=self.described.after_update(params, weights.reparam)[0])
+        params = build_average(self.recipe, self.description, hyper).evaluation_weights(
+            weights.params, average
+        )
+        return weights.replace(params=self.description.after_update(params, weights.reparam)[0])
 
 
 def build_learner(recipe: Recipe, vocab_size: int, bos_id: int, platform: str) -> Learner:
@@ -90,21 +92,21 @@ def check_learner(learner: Learner) -> None:
     """Raises ValueError where an optimizer has more parameters than it serves, or where a kernel of
     these devices lacks a derivative in forward mode. Nothing is computed.
     """
-    recipe, described, kernels = learner.recipe, learner.described, learner.model.kernels
+    recipe, described, kernels = learner.recipe, learner.description, learner.model.kernels
     sizes, shapes = collections.Counter(), named_leaves(described.shapes)
     trained = named_leaves(described.trainable)
     for path, spec in named_leaves(described.specs).items():
-        name = recipe.optimizers[optimizer_of(spec)].name
+        name = recipe.optimizers[optimizer_field(spec)].name
         sizes[name] += trained[path] * math.prod(shapes[path].shape)
     for part in recipe.optimizers.values():
-        size, most = sizes[part.name], part.row.needs.most_parameters
+        size, most = sizes[part.name], part.row.needs.max_parameters
         if most is not None and size > most:
             raise ValueError(
                 f'{part} is for at most {most:,} parameters; got {size:,}. Make the '
                 'model smaller, give it to fewer (optim.name has the hidden matrices, optim.others '
                 'the rest), or choose another optimizer.'
             )
-    for asker, what in recipe.in_forward_mode.items():
+    for asker, what in recipe.forward_mode_targets.items():
         able = {
             operation: [name for name, row in OPERATIONS[operation].items() if row.is_forward_mode]
             for operation in ('rms_norm', 'softmax', 'cross_entropy')
@@ -113,7 +115,7 @@ def check_learner(learner: Learner) -> None:
             rows = ATTENTION_KERNELS.items()
             able['attention'] = [name for name, row in rows if what in row.forward_mode]
         for operation, names in able.items():
-            if (name := kernels.name_of(operation)) not in names:
+            if (name := kernels.kernel_name(operation)) not in names:
                 raise ValueError(
                     f'{asker} differentiates the {what} in forward mode, and kernels.{operation}='
                     f'{name} has no such derivative; choose kernels.{operation}={"|".join(names)}'
@@ -122,9 +124,9 @@ def check_learner(learner: Learner) -> None:
 
 def init_state(learner: Learner, hyper: Hyper, key: jax.Array) -> State:
     """Draws parameters at unit scale and multiplies matrices by init_scale * init_std."""
-    recipe, described = learner.recipe, learner.described
-    boxes, stats = initial_parameters(recipe, learner.model, key)
-    unit, _ = split(boxes)
+    recipe, described = learner.recipe, learner.description
+    boxes, stats = init_params(recipe, learner.model, key)
+    unit, _ = split_boxes(boxes)
     stds, specs = named_leaves(described.init_stds), named_leaves(described.used_specs)
 
     def scale(path, weight):
@@ -139,6 +141,6 @@ def init_state(learner: Learner, hyper: Hyper, key: jax.Array) -> State:
 
     params, reparam = described.reparam.init(jax.tree_util.tree_map_with_path(scale, unit))
     params = described.reparam.draw(params, key)
-    opt_state = unboxed(optimizer(recipe, described, hyper).init(params))
-    average = average_of(recipe, described, hyper).init(params)
+    opt_state = unbox_state(build_optimizer(recipe, described, hyper).init(params))
+    average = build_average(recipe, described, hyper).init(params)
     return State(jnp.int32(0), params, reparam, stats, opt_state, average)

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lm.model.parameters import optimizer_of
+from lm.model.parameters import optimizer_field
 from lm.training.state import Hyper, Learner, State, Weights
-from lm.training.update import average_of, numbered_rows, peaks_of, update_stages
-from modules.losses import by_chunks, logits_loss, tokens_at_a_time, with_error_probability
+from lm.training.update import bind_rows, build_average, peak_lrs, update_stages
+from modules.losses import add_error_probability, chunk_loss, logits_loss, select_chunk_size
 from modules.optim import BatchFunctions
 from modules.optim.stages import apply_stages
-from modules.parallel.axes import pieces
+from modules.parallel.axes import count_shards
 from modules.params import named_leaves
 from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
 
@@ -35,23 +35,25 @@ def make_train_step(learner: Learner) -> Callable[[State, Batch, Hyper], tuple[S
     With on_divergence = skip_step, a step whose loss or gradient is not finite changes nothing but
     the step count, and its metrics have `skipped` = 1.
     """
-    recipe, described = learner.recipe, learner.described
+    recipe, described = learner.recipe, learner.description
 
     def train_step(state: State, batch: Batch, hyper: Hyper):
         total = jnp.maximum(jnp.sum(target_weights(batch, learner.bos_id)), 1.0)
-        parts = microbatched(batch, recipe.train.microbatches)
+        parts = split_microbatches(batch, recipe.train.microbatches)
 
         def loss(used, backward, carried, part):
             variables = {'params': used, **carried, **backward}
-            sums, filled = observed_sums(learner, variables, part, hyper, mutable=TRAINING)
+            sums, filled = apply_loss(learner, variables, part, hyper, mutable=TRAINING)
             carried = {name: filled[name] for name in carried}
             return sums['objective'] / total, (sums, carried)
 
-        def use(params):
-            return described.reparam.apply(differentiated(learner, params), state.reparam, True)
+        def apply_reparam(params):
+            return described.reparam.apply(
+                stop_frozen_gradients(learner, params), state.reparam, True
+            )
 
-        used, to_stored, reparam = jax.vjp(use, state.params, has_aux=True)
-        sums, grads, stats = _sum_over_parts(loss, used, state.stats, parts)
+        used, to_stored, reparam = jax.vjp(apply_reparam, state.params, has_aux=True)
+        sums, grads, stats = _accumulate_gradients(loss, used, state.stats, parts)
         (grads,) = to_stored(grads)
         means = {name: sums[name] / total for name in sums if name != 'tokens'}
         functions = batch_functions(learner, state, hyper, parts, total)
@@ -102,7 +104,7 @@ def text_weights(batch: Batch, bos_id: int) -> jax.Array:
     return ((batch['segments'][:, 1:] > 0) & (targets_BT != bos_id)).astype(jnp.float32)
 
 
-def microbatched(batch: Batch, count: int) -> Batch:
+def split_microbatches(batch: Batch, count: int) -> Batch:
     """Returns [count, B / count, ...]; part i takes rows i, i + count, ...
 
     Strided, so that each device's contiguous rows spread evenly over the parts without moving.
@@ -112,21 +114,21 @@ def microbatched(batch: Batch, count: int) -> Batch:
     )
 
 
-def differentiated(learner: Learner, params: Any, unread: bool = False) -> Any:
+def stop_frozen_gradients(learner: Learner, params: Any, keep_unread: bool = False) -> Any:
     """Stops the gradients of weights that are not trained, so that they are never computed.
 
     unread: whether weights whose optimizer reads no gradient keep theirs.
     """
-    optimizers, described = learner.recipe.optimizers, learner.described
+    optimizers, described = learner.recipe.optimizers, learner.description
 
-    def stopped(w, spec, trained):
-        is_read = unread or optimizers[optimizer_of(spec)].row.needs.gradient
+    def stop_gradient(w, spec, trained):
+        is_read = keep_unread or optimizers[optimizer_field(spec)].row.needs.gradient
         return w if trained and is_read else jax.lax.stop_gradient(w)
 
-    return jax.tree.map(stopped, params, described.specs, described.trainable)
+    return jax.tree.map(stop_gradient, params, described.specs, described.trainable)
 
 
-def _sum_over_parts(loss, used, stats, parts):
+def _accumulate_gradients(loss, used, stats, parts):
     """Returns (sums, gradient, stats) of `loss` over microbatches, one after the other.
 
     The statistics of the backward pass come back as gradients (`modules.statistics`).
@@ -165,12 +167,12 @@ def batch_functions(
     loss = learner.recipe.loss
 
     def variables(params):
-        stored = differentiated(learner, params, unread=True)
-        used, _ = learner.described.reparam.apply(stored, state.reparam, True)
+        stored = stop_frozen_gradients(learner, params, keep_unread=True)
+        used, _ = learner.description.reparam.apply(stored, state.reparam, True)
         return {'params': used, **state.stats}
 
     def share(variables, rows):
-        sums, _ = observed_sums(learner, variables, rows, hyper, mutable=TRAINING)
+        sums, _ = apply_loss(learner, variables, rows, hyper, mutable=TRAINING)
         return sums['objective'] / total
 
     def value_fn(params):
@@ -181,7 +183,7 @@ def batch_functions(
         return jnp.sum(jax.lax.map(share_of_rows, parts))
 
     def activations_fn(params, rows):
-        return activations(learner, variables(params), rows, TRAINING, hyper)[0]
+        return compute_activations(learner, variables(params), rows, TRAINING, hyper)[0]
 
     def logits_fn(params, rows):
         x_BTD, readout = activations_fn(params, rows)
@@ -189,7 +191,7 @@ def batch_functions(
 
     def share_from_logits(logits_BTV, rows):
         weights_BT = target_weights(rows, learner.bos_id)
-        labels_BT, numbers = rows['tokens'][:, 1:], loss.numbers(hyper)
+        labels_BT, numbers = rows['tokens'][:, 1:], loss.option_values(hyper)
         sums = loss.row(logits_BTV, lambda x: x, labels_BT, weights_BT, **numbers)
         return sums['objective'] / total
 
@@ -202,7 +204,7 @@ def batch_functions(
         activations_fn=activations_fn,
         logits_fn=logits_fn,
         share_from_logits=share_from_logits,
-        tokens_at_a_time=chunk_of(learner, weights[0].shape, learner.model.vocab_size),
+        tokens_at_a_time=loss_chunk_size(learner, weights[0].shape, learner.model.vocab_size),
     )
 
 
@@ -220,8 +222,8 @@ def optimizer_step(
     (`modules.reparam`), `seen` is recorded by name. The new state keeps `stats`, and `reparam` but
     for that map. means: `objective` and the other terms of the loss, per target token of the batch.
     """
-    recipe, described, params = learner.recipe, learner.described, state.params
-    schedule = numbered_rows(recipe, hyper)['optim.schedule']
+    recipe, described, params = learner.recipe, learner.description, state.params
+    schedule = bind_rows(recipe, hyper)['optim.schedule']
     fraction = schedule(state.step, hyper['train.steps'])
     updates, opt_state, seen = apply_stages(
         update_stages(recipe, described, hyper, fraction),
@@ -233,20 +235,20 @@ def optimizer_step(
         means=means,
         **functions._asdict(),
     )
-    average = average_of(recipe, described, hyper)
-    updates, kept = average.steer(updates, params, state.average, fraction)
+    average = build_average(recipe, described, hyper)
+    updates, kept = average.adjust_updates(updates, params, state.average, fraction)
     params, reparam = described.after_update(optax.apply_updates(params, updates), state.reparam)
-    kept = average.follow(params, kept)
+    kept = average.update_average(params, kept)
     new = State(state.step + 1, params, reparam, state.stats, opt_state, kept)
-    return new, updates, seen | {'lr': peaks_of(hyper)['optim.name'] * fraction}
+    return new, updates, seen | {'lr': peak_lrs(hyper)['optim.name'] * fraction}
 
 
 def token_sums(learner: Learner, variables: Any, batch: Batch, hyper: Hyper) -> Metrics:
     """Returns sums over target tokens: `objective`, `ce`, `tokens`, and other terms of the loss."""
-    return observed_sums(learner, variables, batch, hyper, mutable=())[0]
+    return apply_loss(learner, variables, batch, hyper, mutable=())[0]
 
 
-def observed_sums(
+def apply_loss(
     learner: Learner, variables: Any, batch: Batch, hyper: Hyper, mutable: tuple[str, ...]
 ) -> tuple[Metrics, Any]:
     """Returns `token_sums`, and the Linen collections named in `mutable` as the pass filled them.
@@ -254,11 +256,11 @@ def observed_sums(
     With STATS and AUXILIARY among them the pass is one of training: layers update what they carry,
     and the auxiliary losses that they sow are in the objective, once for each target token.
     """
-    (x_BTD, readout), filled = activations(learner, variables, batch, mutable, hyper)
+    (x_BTD, readout), filled = compute_activations(learner, variables, batch, mutable, hyper)
     return loss_sums(learner, x_BTD, readout, filled, batch, hyper), filled
 
 
-def activations(
+def compute_activations(
     learner: Learner, variables: Any, batch: Batch, mutable: tuple[str, ...], hyper: Hyper
 ) -> tuple[tuple[jax.Array, Any], Any]:
     """Returns ((the last activations [B, T, D], the readout), the collections of `mutable`).
@@ -284,24 +286,24 @@ def loss_sums(
     if fused is not None and row.has_kernels:
         row = logits_loss(fused)
     if any(part.row.needs.error_probability for part in recipe.optimizers.values()):
-        row = with_error_probability(row)
-    loss = by_chunks(row, chunk_of(learner, labels_BT.shape, readout.weight_DV.shape[-1]))
-    sums = loss(x_BTD, readout, labels_BT, weights_BT, **recipe.loss.numbers(hyper))
+        row = add_error_probability(row)
+    loss = chunk_loss(row, loss_chunk_size(learner, labels_BT.shape, readout.weight_DV.shape[-1]))
+    sums = loss(x_BTD, readout, labels_BT, weights_BT, **recipe.loss.option_values(hyper))
     sums |= {'tokens': jnp.sum(weights_BT)}
     for part in recipe.auxiliaries if AUXILIARY in filled else ():
         sown = named_leaves(filled[AUXILIARY]).items()
         total = sum(jnp.sum(leaf) for path, leaf in sown if path.split('/')[-2] == part.name)
-        weighed = part.row(total, **part.numbers(hyper))
+        weighed = part.row(total, **part.option_values(hyper))
         sums[part.name] = total * sums['tokens']
         sums['objective'] += weighed * sums['tokens']
     return sums
 
 
-def chunk_of(learner: Learner, shape_BT: tuple[int, int], vocab_size: int) -> int:
+def loss_chunk_size(learner: Learner, shape_BT: tuple[int, int], vocab_size: int) -> int:
     """Returns how many tokens' logits are made at a time, on all devices together; 0: all."""
     if (chunk := learner.recipe.config.loss.chunk) is not None:
         return chunk
-    parts, platform = pieces('BTV', (*shape_BT, vocab_size)), learner.model.kernels.platform
+    parts, platform = count_shards('BTV', (*shape_BT, vocab_size)), learner.model.kernels.platform
     device = jax.sharding.get_abstract_mesh().abstract_device
     kind = device.device_kind if device else ''
-    return tokens_at_a_time(math.prod(shape_BT), vocab_size, parts, platform, kind)
+    return select_chunk_size(math.prod(shape_BT), vocab_size, parts, platform, kind)

@@ -8,21 +8,21 @@ import jax
 import optax
 
 from lm.config.recipe import Recipe
-from lm.model.parameters import Description, optimizer_of
-from modules.optim import Average, by_role, of_trained
+from lm.model.parameters import Description, optimizer_field
+from modules.optim import Average, mask_untrained, partition_by_role
 from modules.optim.stages import NO_DECAY, Stages, build_stages, stored_stages
-from modules.scaling import Decay
+from modules.scaling import DecayInputs
 
 Numbers = Mapping[str, Any]
 
 
-def numbered_rows(recipe: Recipe, hyper: Numbers) -> dict[str, Callable[..., Any]]:
+def bind_rows(recipe: Recipe, hyper: Numbers) -> dict[str, Callable[..., Any]]:
     """Returns the rows that an update applies, with their numbers, by the field that names each."""
     parts = (recipe.schedule, *recipe.optimizers.values(), recipe.decay, recipe.average)
-    return {part.path: functools.partial(part.row, **part.numbers(hyper)) for part in parts}
+    return {part.path: functools.partial(part.row, **part.option_values(hyper)) for part in parts}
 
 
-def peaks_of(rates: Numbers) -> dict[str, Any]:
+def peak_lrs(rates: Numbers) -> dict[str, Any]:
     """Returns the peak learning rate of each optimizer, by the field that names it.
 
     rates: a Hyper or a flattened config; optim.others_lr may be missing or None.
@@ -32,35 +32,35 @@ def peaks_of(rates: Numbers) -> dict[str, Any]:
     return {'optim.name': lr, 'optim.others': lr if others is None else others}
 
 
-def optimizer(
-    recipe: Recipe, described: Description, hyper: Numbers
+def build_optimizer(
+    recipe: Recipe, description: Description, hyper: Numbers
 ) -> optax.GradientTransformationExtraArgs:
     """Returns the stages from clipped gradients to a direction as one, whose state is stored."""
-    return stored_stages(update_stages(recipe, described, hyper))
+    return stored_stages(update_stages(recipe, description, hyper))
 
 
 def update_stages(
-    recipe: Recipe, described: Description, hyper: Numbers, fraction: Any = None
+    recipe: Recipe, description: Description, hyper: Numbers, fraction: Any = None
 ) -> Stages:
     """Returns the stages of an update by name.
 
     fraction: of the schedule; without it those from the learning rate on, which have no stored
     state, are left out.
     """
-    specs, scalings, trained = described.specs, described.scalings, described.trainable
+    specs, scalings, trained = description.specs, description.scalings, description.trainable
     eps_factors = jax.tree.map(lambda scaling: scaling.eps_factor, scalings)
     facts = {
         'specs': specs,
-        'optimizer': _optimizer(recipe, described, hyper),
+        'optimizer': _build_optimizers(recipe, description, hyper),
         'trainable': None if all(jax.tree.leaves(trained)) else trained,
     }
     if any(factor != 1.0 for factor in jax.tree.leaves(eps_factors)):
         facts['eps_factors'] = eps_factors
     if fraction is not None:
-        rule, peaks = numbered_rows(recipe, hyper)['optim.decay_rule'], peaks_of(hyper)
-        shares = decay_shares(described, rule, hyper, fraction, peaks)
+        rule, peaks = bind_rows(recipe, hyper)['optim.decay_rule'], peak_lrs(hyper)
+        shares = decay_shares(description, rule, hyper, fraction, peaks)
         facts['learning_rates'] = jax.tree.map(
-            lambda spec, scaling: peaks[optimizer_of(spec)] * fraction * scaling.lr_factor,
+            lambda spec, scaling: peaks[optimizer_field(spec)] * fraction * scaling.lr_factor,
             specs,
             scalings,
         )
@@ -71,35 +71,35 @@ def update_stages(
     return build_stages(facts, hyper)
 
 
-def _optimizer(recipe: Recipe, described: Description, hyper: Numbers) -> Any:
+def _build_optimizers(recipe: Recipe, description: Description, hyper: Numbers) -> Any:
     """Returns the optimizers of all parameters as one."""
-    rows, specs = numbered_rows(recipe, hyper), described.specs
-    hidden, others, trained = rows['optim.name'], rows['optim.others'], described.trainable
+    rows, specs = bind_rows(recipe, hyper), description.specs
+    hidden, others, trained = rows['optim.name'], rows['optim.others'], description.trainable
     roles = {} if recipe.optim.name == recipe.optim.others else {'hidden': hidden}
     if all(jax.tree.leaves(trained)):
-        return by_role(specs, others, **roles) if roles else hidden(specs)
-    return by_role(specs, others, trained, **roles)
+        return partition_by_role(specs, others, **roles) if roles else hidden(specs)
+    return partition_by_role(specs, others, trained, **roles)
 
 
-def average_of(recipe: Recipe, described: Description, hyper: Numbers) -> Average:
+def build_average(recipe: Recipe, description: Description, hyper: Numbers) -> Average:
     """Returns the average of stored weights that are trained (optim.average) with its numbers."""
-    average, trained = numbered_rows(recipe, hyper)['optim.average'](), described.trainable
-    return average if all(jax.tree.leaves(trained)) else of_trained(average, trained)
+    average, trained = bind_rows(recipe, hyper)['optim.average'](), description.trainable
+    return average if all(jax.tree.leaves(trained)) else mask_untrained(average, trained)
 
 
 def decay_shares(
-    described: Description, rule: Callable, hyper: Numbers, fraction: Any, peaks: Numbers
+    description: Description, rule: Callable, hyper: Numbers, fraction: Any, peaks: Numbers
 ) -> Any:
     """Returns for each weight the share that the decay rule takes off it, or adds to its gradient,
-    in one step. rule: of `numbered_rows`; fraction: what the schedule makes of `peaks_of`.
+    in one step. rule: of `bind_rows`; fraction: what the schedule makes of `peak_lrs`.
     """
 
     def share(spec, scaling, growth, trained):
         if not (trained and scaling.decay_factor):
             return NO_DECAY
-        decay = Decay(
+        decay = DecayInputs(
             weight_decay=hyper['optim.weight_decay'],
-            lr=peaks[optimizer_of(spec)] * scaling.lr_factor,
+            lr=peaks[optimizer_field(spec)] * scaling.lr_factor,
             fraction=fraction,
             steps=hyper['train.steps'],
             growth=growth,
@@ -109,5 +109,5 @@ def decay_shares(
         return rule(decay)
 
     return jax.tree.map(
-        share, described.specs, described.scalings, described.growths, described.trainable
+        share, description.specs, description.scalings, description.growths, description.trainable
     )

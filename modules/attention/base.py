@@ -14,9 +14,9 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from modules.kernels import Kernels
-from modules.numerics import OF_ATTENTION
+from modules.numerics import ATTENTION_PRODUCTS
 from modules.options import Option
-from modules.products import product, shared_input
+from modules.products import prepare_input, product
 from modules.sequence import Sequence
 from modules.statistics import DIAGNOSTICS, is_recording
 
@@ -58,7 +58,7 @@ class MultiHead(nn.Module):
     # whether slopes are added to them; whether rows of tokens may be cut over devices.
     has_scores: ClassVar[bool] = False
     takes_slopes: ClassVar[bool] = False
-    of_cut_rows: ClassVar[bool] = False
+    supports_context_axis: ClassVar[bool] = False
 
     @classmethod
     def check(cls, recipe: Any, part: Any) -> None:
@@ -79,13 +79,17 @@ class MultiHead(nn.Module):
     @nn.compact
     def __call__(self, x_BTD, sequence: Sequence):
         d_model = x_BTD.shape[-1]
-        x_BTD = shared_input(self, 'input', x_BTD, matmul=self.kernels.matmul, dtype=self.dtype)
-        q_BNTH = self.normed('query_norm', self.heads('query', x_BTD, self.n_heads))
-        k_BKTH = self.normed('key_norm', self.heads('key', x_BTD, self.n_kv_heads))
-        v_BTKH = self.heads('value', x_BTD, self.n_kv_heads, self.init_gain)
-        v_BKTH = self.normed('value_norm', v_BTKH) if self.norm_values else heads_first(v_BTKH)
-        mixed_BTNH = heads_first(self.mix(x_BTD, q_BNTH, k_BKTH, v_BKTH, sequence))
-        axes, gated_BTNH = ('heads', 'head_dim', 'embed'), self.gated(x_BTD, mixed_BTNH)
+        x_BTD = prepare_input(self, 'input', x_BTD, matmul=self.kernels.matmul, dtype=self.dtype)
+        q_BNTH = self.normalize_heads(
+            'query_norm', self.project_heads('query', x_BTD, self.n_heads)
+        )
+        k_BKTH = self.normalize_heads('key_norm', self.project_heads('key', x_BTD, self.n_kv_heads))
+        v_BTKH = self.project_heads('value', x_BTD, self.n_kv_heads, self.init_gain)
+        v_BKTH = (
+            self.normalize_heads('value_norm', v_BTKH) if self.norm_values else swap_heads(v_BTKH)
+        )
+        mixed_BTNH = swap_heads(self.mix(x_BTD, q_BNTH, k_BKTH, v_BKTH, sequence))
+        axes, gated_BTNH = ('heads', 'head_dim', 'embed'), self.apply_gate(x_BTD, mixed_BTNH)
         return self.project('out', gated_BTNH, axes, d_model, self.init_gain, fan_in=axes[:2])
 
     def mix(self, x_BTD, q_BNTH, k_BKTH, v_BKTH, sequence):
@@ -93,37 +97,37 @@ class MultiHead(nn.Module):
         raise NotImplementedError
 
     @classmethod
-    def tokens_mixed(cls, length: int, head_dim: int, block: int, **options) -> float:
+    def attended_tokens(cls, length: int, head_dim: int, block: int, **options) -> float:
         """Returns how many pairs of a query and a key cost as much as one token in a row of
         `length`, in layer `block` (from 1), with the options of the config (`lm.training.flops`).
         """
         raise NotImplementedError
 
     @classmethod
-    def tokens_in_full(cls, length: int, head_dim: int, block: int, **options) -> float:
-        """Returns `tokens_mixed` where no mask leaves pairs of tokens out."""
-        return cls.tokens_mixed(length, head_dim, block, **options)
+    def attended_tokens_unmasked(cls, length: int, head_dim: int, block: int, **options) -> float:
+        """Returns `attended_tokens` where no mask leaves pairs of tokens out."""
+        return cls.attended_tokens(length, head_dim, block, **options)
 
-    def heads(self, name, x_BTD, n_heads, init_gain=1.0):
+    def project_heads(self, name, x_BTD, n_heads, init_gain=1.0):
         """Projects x to [B, T, heads, H]."""
         axes = ('embed', 'heads' if name == 'query' else 'kv_heads', 'head_dim')
         return self.project(name, x_BTD, axes, (n_heads, self.head_dim), init_gain)
 
-    def normed(self, name, y_BTNH):
+    def normalize_heads(self, name, y_BTNH):
         """Normalizes [B, T, N, H] and returns [B, N, T, H]."""
         norm = self.qk_norm(name, self.qk_norm_over)
         if self.qk_norm_over == 'head':
-            return norm(heads_first(y_BTNH))
+            return norm(swap_heads(y_BTNH))
         y_BTD = norm(y_BTNH.reshape(*y_BTNH.shape[:2], -1))
-        return heads_first(y_BTD.reshape(y_BTNH.shape))
+        return swap_heads(y_BTD.reshape(y_BTNH.shape))
 
-    def turned(self, y_BNTH, sequence):
+    def apply_positions(self, y_BNTH, sequence):
         """Turns [B, N, T, H] by its positions; a cache may hold more tokens than are read here."""
         if self.is_initializing():
             return y_BNTH
         return self.rotate(y_BNTH, sequence.positions_BT, capacity=sequence.capacity)
 
-    def gated(self, x_BTD, mixed_BTNH):
+    def apply_gate(self, x_BTD, mixed_BTNH):
         if self.gate == 'none':
             return mixed_BTNH
         axes, features = ('embed', 'heads', 'head_dim'), (self.n_heads, self.head_dim)
@@ -139,7 +143,7 @@ class MultiHead(nn.Module):
         biased = self.bias or (self.qkv_bias and name in QKV)
         options = {'matmul': self.kernels.matmul, 'dtype': self.dtype, 'bias': biased}
         y = product(self, name, x, axes, fan_in, features, init_gain=init_gain, **options)
-        return checkpoint_name(y, OF_ATTENTION)
+        return checkpoint_name(y, ATTENTION_PRODUCTS)
 
     def record(self, statistics: Callable[[], dict[str, jax.Array]]) -> None:
         """Sows diagnostics of the weights, {name: [N]}, where they are asked for."""
@@ -147,7 +151,7 @@ class MultiHead(nn.Module):
             for name, value_N in statistics().items():
                 self.sow(DIAGNOSTICS, name, value_N)
 
-    def remember(self, name: str, x_BKTH: jax.Array, sequence: Sequence) -> jax.Array:
+    def update_cache(self, name: str, x_BKTH: jax.Array, sequence: Sequence) -> jax.Array:
         """Caches x, and returns that of all tokens so far by position, [B, K, S, H]; S: capacity,
         or as many as the cache that is given has room for.
 
@@ -167,6 +171,6 @@ class MultiHead(nn.Module):
         return kept.value
 
 
-def heads_first(x: jax.Array) -> jax.Array:
+def swap_heads(x: jax.Array) -> jax.Array:
     """Swaps [B, T, N, H] to [B, N, T, H], or back."""
     return jnp.swapaxes(x, 1, 2)

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from modules.attention.base import CACHE, MultiHead
-from modules.kernels.attention.base import MASKED, share_heads
-from modules.kernels.attention.observed import statistics_of
+from modules.kernels.attention.base import MASKED, repeat_kv_heads
+from modules.kernels.attention.observed import weight_statistics
 from modules.kernels.linear_attention.base import AttentionSums
 from modules.sequence import Sequence
 from modules.statistics import at_least_float32
@@ -35,11 +35,11 @@ def nala_query_features(q: jax.Array) -> Features:
     norm = jnp.sqrt(jnp.sum(jnp.square(q), -1, keepdims=True) + NORM_EPS)
     power = jnp.broadcast_to(POWER * (0.5 + jnp.tanh(norm)), q.shape)
 
-    def powered(x):  # x^power for x >= 0; at 0, where log x has no slope, all slopes are 0
+    def raise_to_power(x):  # x^power for x >= 0; at 0, where log x has no slope, all slopes are 0
         positive = x > 0
         return jnp.where(positive, jnp.exp(power * jnp.log(jnp.where(positive, x, 1.0))), 0.0)
 
-    return tuple(powered(x) for x in split_signs(q / norm))
+    return tuple(raise_to_power(x) for x in split_signs(q / norm))
 
 
 def nala_key_features(k: jax.Array) -> Features:
@@ -63,7 +63,7 @@ class LinearAttention(MultiHead):
     features_per_width = 1  # how many features a head has for each of its dimensions
 
     @classmethod
-    def tokens_mixed(cls, length, head_dim, block, **options):
+    def attended_tokens(cls, length, head_dim, block, **options):
         """Returns F: each feature is added to the state, and read; pairs in a chunk not counted."""
         return cls.features_per_width * head_dim
 
@@ -75,7 +75,8 @@ class LinearAttention(MultiHead):
             valid_BT = sequence.valid_BT.astype(keys[0].dtype)
             keys = tuple(jnp.einsum('bt,bkth->bkth', valid_BT, k_BKTH) for k_BKTH in keys)
         turned_queries, turned_keys = (
-            tuple(self.turned(y, sequence) for y in features) for features in (queries, keys)
+            tuple(self.apply_positions(y, sequence) for y in features)
+            for features in (queries, keys)
         )
         features = (
             jnp.concatenate(parts, -1) for parts in (turned_queries, turned_keys, queries, keys)
@@ -87,17 +88,17 @@ class LinearAttention(MultiHead):
         attend = self.kernels.linear_attention
         if sequence.capacity is None:
             rows = {'segments_BT': sequence.segments_BT, 'valid_BT': sequence.valid_BT}
-            self.record(lambda: statistics_of(log_weights, q_BNTH.shape[2], **rows))
+            self.record(lambda: weight_statistics(log_weights, q_BNTH.shape[2], **rows))
             mixed_BNTH, _ = attend(*features, v_BKTH, EPS, sequence.segments_BT)
             return mixed_BNTH
-        kept = self.kept(v_BKTH)
-        state = since_first(AttentionSums(*(one.value for one in kept)), sequence)
+        kept = self.cache_variables(v_BKTH)
+        state = reset_state(AttentionSums(*(one.value for one in kept)), sequence)
         mixed_BNTH, state = attend(*features, v_BKTH, EPS, state=state)
         for one, value in zip(kept, (state.products_BKFH, state.keys_BKF), strict=True):
             one.value = value
         return mixed_BNTH
 
-    def kept(self, v_BKTH):
+    def cache_variables(self, v_BKTH):
         """Returns the variables `state` [B, K, F, H] and `normalizer` [B, K, F] of the cache."""
         batch, n_heads, _, head_dim = v_BKTH.shape
         dtype = at_least_float32(v_BKTH).dtype
@@ -116,7 +117,7 @@ class LinearAttention(MultiHead):
         n_heads = q_BNTH.shape[1]
         q_BNTF = jnp.concatenate(cls.query_features(at_least_float32(q_BNTH)), -1)
         k_BKSF = jnp.concatenate(cls.key_features(at_least_float32(k_BKSH)), -1)
-        weights_BNTS = jnp.einsum('bntf,bnsf->bnts', q_BNTF, share_heads(k_BKSF, n_heads))
+        weights_BNTS = jnp.einsum('bntf,bnsf->bnts', q_BNTF, repeat_kv_heads(k_BKSF, n_heads))
         positive = weights_BNTS > 0
         return jnp.where(positive, jnp.log(jnp.where(positive, weights_BNTS, 1.0)), MASKED)
 
@@ -142,7 +143,7 @@ class NaLaAttention(LinearAttention):
     features_per_width = 2
 
 
-def since_first(state: AttentionSums, sequence: Sequence) -> AttentionSums:
+def reset_state(state: AttentionSums, sequence: Sequence) -> AttentionSums:
     """Zeroes the state of rows that are read from their first token on."""
     goes_on_B = (sequence.positions_BT[:, 0] > 0).astype(state.keys_BKF.dtype)
     goes_on_B = jnp.broadcast_to(goes_on_B, state.keys_BKF.shape[:1])

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from modules.attention.base import MultiHead
-from modules.kernels.attention.base import Scores, attend_from, sees, share_heads
+from modules.kernels.attention.base import Scores, attend_at_positions, is_visible, repeat_kv_heads
 from modules.kernels.attention.observed import attention_statistics
 from modules.options import Option
-from modules.parallel.axes import parts_of
-from modules.parallel.kernel_calls import of_all_tokens, over_devices
+from modules.parallel.axes import count_axis_shards
+from modules.parallel.kernel_calls import gather_tokens, map_shards
 from modules.params import declare
-from modules.sequence import Sequence, start_of
+from modules.sequence import Sequence, segment_starts
 from modules.statistics import STATS, at_least_float32, is_training, token_mean
 
 AFFINE_DECAY = 0.9  # share of the running mean of affine-scaled attention that an update keeps
@@ -59,7 +59,7 @@ class SoftmaxAttention(MultiHead):
 
     has_scores = True
     takes_slopes = True
-    of_cut_rows = True
+    supports_context_axis = True
 
     @classmethod
     def check(cls, recipe, part):
@@ -81,14 +81,14 @@ class SoftmaxAttention(MultiHead):
                 )
 
     @classmethod
-    def tokens_mixed(cls, length, head_dim, block, *, window, full_every, **options):
+    def attended_tokens(cls, length, head_dim, block, *, window, full_every, **options):
         """Returns T / 2, as half of the pairs are causal; W - W^2 / 2 T in a window of W < T."""
         if window is None or window >= length or (full_every and block % full_every == 0):
             return length / 2
         return window - window**2 / (2 * length)
 
     @classmethod
-    def tokens_in_full(cls, length, head_dim, block, **options):
+    def attended_tokens_unmasked(cls, length, head_dim, block, **options):
         return length
 
     def scores(self) -> Scores:
@@ -110,25 +110,25 @@ class SoftmaxAttention(MultiHead):
         return math.sqrt(self.base_head_dim) / self.head_dim
 
     def mix(self, x_BTD, q_BNTH, k_BKTH, v_BKTH, sequence):
-        q_BNTH, k_BKTH = (self.turned(y, sequence) for y in (q_BNTH, k_BKTH))
+        q_BNTH, k_BKTH = (self.apply_positions(y, sequence) for y in (q_BNTH, k_BKTH))
         temperature_N = self.temperature()
         if temperature_N is not None:
             by_head = jnp.broadcast_to(temperature_N[None, :, None, None], q_BNTH.shape)
             q_BNTH = (q_BNTH * by_head).astype(q_BNTH.dtype)
         if sequence.capacity is not None:
-            k_BKTH = self.remember('key', k_BKTH, sequence)
-            v_BKTH = self.remember('value', v_BKTH, sequence)
-        arrays = self.arrays(k_BKTH, temperature_N)
+            k_BKTH = self.update_cache('key', k_BKTH, sequence)
+            v_BKTH = self.update_cache('value', v_BKTH, sequence)
+        arrays = self.score_arrays(k_BKTH, temperature_N)
         mixed_BNTH = self.attend(q_BNTH, k_BKTH, v_BKTH, sequence, arrays)
         if not self.affine_scaled:
             return mixed_BNTH
         alpha_BTN = self.project('affine', x_BTD, ('embed', 'heads'), self.n_heads)
         if sequence.capacity is None:
-            mean_BKTH = mean_seen(v_BKTH, sequence, self.window, self.is_full())
+            mean_BKTH = visible_mean(v_BKTH, sequence, self.window, self.is_full())
         else:
             places_BT = sequence.positions_BT
-            mean_BKTH = mean_seen_from(v_BKTH, places_BT, self.window, self.is_full())
-        mean_BNTH = share_heads(mean_BKTH, self.n_heads)
+            mean_BKTH = visible_mean_at(v_BKTH, places_BT, self.window, self.is_full())
+        mean_BNTH = repeat_kv_heads(mean_BKTH, self.n_heads)
         alpha_BTN = jax.nn.sigmoid(at_least_float32(alpha_BTN))
         return scale_affinely(self, alpha_BTN, mixed_BNTH, mean_BNTH, sequence.valid_BT1)
 
@@ -139,7 +139,9 @@ class SoftmaxAttention(MultiHead):
         scores, is_full = self.scores(), self.is_full()
         if sequence.capacity is not None:
             arrays = arrays | {'is_full': is_full}
-            return attend_from(q_BNTH, k_BKSH, v_BKSH, scores, sequence.positions_BT, **arrays)
+            return attend_at_positions(
+                q_BNTH, k_BKSH, v_BKSH, scores, sequence.positions_BT, **arrays
+            )
         segments_BT = sequence.segments_BT
 
         def statistics():
@@ -168,7 +170,7 @@ class SoftmaxAttention(MultiHead):
         ones = declare(nn.initializers.ones, 'vector', ('heads',))
         return self.param('temperature', ones, (self.n_heads,))
 
-    def arrays(self, k_BKSH, temperature_N) -> dict[str, jax.Array]:
+    def score_arrays(self, k_BKSH, temperature_N) -> dict[str, jax.Array]:
         """Returns the arrays that go with `scores`."""
         found = {}
         if self.sinks == 'off_by_one':
@@ -198,13 +200,13 @@ class L2Attention(SoftmaxAttention):
         scale = 1.0 if self.l2_scaled == 'key' else scores.scale
         return dataclasses.replace(scores, scale=scale, key_bias=True)
 
-    def arrays(self, k_BKSH, temperature_N):
-        scale = Scores(super().scores().scale).scale_of(self.head_dim)
+    def score_arrays(self, k_BKSH, temperature_N):
+        scale = Scores(super().scores().scale).compute_scale(self.head_dim)
         bias_BKS = -0.5 * scale * jnp.sum(jnp.square(at_least_float32(k_BKSH)), -1)
         if temperature_N is not None:
-            bias_BNS = share_heads(bias_BKS[..., None], self.n_heads)[..., 0]
+            bias_BNS = repeat_kv_heads(bias_BKS[..., None], self.n_heads)[..., 0]
             bias_BKS = bias_BNS * jnp.broadcast_to(temperature_N[None, :, None], bias_BNS.shape)
-        return super().arrays(k_BKSH, temperature_N) | {'key_bias_BKS': bias_BKS}
+        return super().score_arrays(k_BKSH, temperature_N) | {'key_bias_BKS': bias_BKS}
 
 
 def is_full(
@@ -237,7 +239,7 @@ def scale_affinely(module: nn.Module, alpha_BTN, mixed_BNTH, mean_BNTH, valid_BT
     return out.astype(mixed_BNTH.dtype)
 
 
-def mean_seen(
+def visible_mean(
     v_BKTH: jax.Array, sequence: Sequence, window: int | None, is_full: jax.Array | None
 ) -> jax.Array:
     """Returns the mean of v over the tokens that each one sees, itself included, [B, K, T, H].
@@ -254,20 +256,20 @@ def mean_seen(
       window: tokens that one sees, itself included; None: all before it in its document.
       is_full: turns the window off where it is true; it may be traced.
     """
-    parts = parts_of('T')
+    parts = count_axis_shards('T')
     is_cut = parts > 1 and v_BKTH.shape[2] % parts == 0
     compute = functools.partial(_mean_on_device, window, 'context' if is_cut else None)
-    return over_devices(compute, (v_BKTH, sequence.segments_BT, is_full), ('BKT', 'B', ''), 'BKT')
+    return map_shards(compute, (v_BKTH, sequence.segments_BT, is_full), ('BKT', 'B', ''), 'BKT')
 
 
 def _mean_on_device(window, axis_name, v_BKTH, segments_BT, is_full):
-    """Computes `mean_seen`; axis_name: the mesh axis that tokens are cut over, or None."""
+    """Computes `visible_mean`; axis_name: the mesh axis that tokens are cut over, or None."""
     own, v_BKSH = v_BKTH.shape[2], at_least_float32(v_BKTH)
     if axis_name is not None:
-        v_BKSH = of_all_tokens(v_BKSH, axis_name)
+        v_BKSH = gather_tokens(v_BKSH, axis_name)
     length = v_BKSH.shape[2]
     place_1T = jnp.arange(length, dtype=jnp.int32)[None]
-    start_BT = jnp.zeros_like(place_1T) if segments_BT is None else start_of(segments_BT)
+    start_BT = jnp.zeros_like(place_1T) if segments_BT is None else segment_starts(segments_BT)
     place_BT = jnp.broadcast_to(place_1T, start_BT.shape)
     if window is None or window >= length:
         sums = segmented_sum(v_BKSH, place_BT == start_BT)
@@ -312,13 +314,13 @@ def segmented_sum(x_BKTH: jax.Array, opens_BT: jax.Array, reverse: bool = False)
     return jax.lax.associative_scan(add, pieces, reverse=reverse, axis=2)[1]
 
 
-def mean_seen_from(
+def visible_mean_at(
     v_BKSH: jax.Array, positions_BT: jax.Array, window: int | None, is_full: jax.Array | None
 ) -> jax.Array:
-    """Computes `mean_seen` for queries at `positions_BT` among the values of tokens 0 to S - 1."""
+    """Computes `visible_mean` for queries at `positions_BT` among the values of tokens 0 to S - 1."""
     back_BTS = positions_BT[..., None] - jnp.arange(v_BKSH.shape[2], dtype=jnp.int32)[None, None]
     v_BKSH = at_least_float32(v_BKSH)
-    seen_BTS = sees(back_BTS, window, is_full).astype(v_BKSH.dtype)
+    seen_BTS = is_visible(back_BTS, window, is_full).astype(v_BKSH.dtype)
     exact = jax.lax.Precision.HIGHEST  # a mean, not a layer's product
     sums_BKTH = jnp.einsum('bts,bksh->bkth', seen_BTS, v_BKSH, precision=exact)
     return sums_BKTH / jnp.sum(seen_BTS, -1)[:, None, :, None]

@@ -72,7 +72,7 @@ class Kernels:
     matmul_options: tuple[tuple[str, Any], ...] = ()  #: (name, value), of the row `matmul`
     attention_options: tuple[tuple[str, Any], ...] = ()  #: the same of the row `attention`
 
-    def name_of(self, operation: str) -> str:
+    def kernel_name(self, operation: str) -> str:
         """Returns the name of the kernel that is chosen for an operation.
 
         Args:
@@ -81,16 +81,16 @@ class Kernels:
         return dict(self.names)[operation]
 
     def _row(self, operation: str) -> Any:
-        return OPERATIONS[operation][self.name_of(operation)]
+        return OPERATIONS[operation][self.kernel_name(operation)]
 
     @property
     def attention(self) -> Callable[..., jax.Array]:
         """Returns `attend` without its first argument."""
-        kernel = functools.partial(attend, self.name_of('attention'))
+        kernel = functools.partial(attend, self.kernel_name('attention'))
         if self.attention_options:
             kernel = functools.partial(kernel, options=dict(self.attention_options))
         holds_scores = self._row('attention').holds_scores
-        if not holds_scores or self.name_of('softmax') == 'reference':
+        if not holds_scores or self.kernel_name('softmax') == 'reference':
             return kernel
         return functools.partial(kernel, softmax=self.softmax)
 
@@ -133,7 +133,7 @@ def kernels_for(
     *,
     matmul_options: Mapping[str, Any] | None = None,
     attention_options: Mapping[str, Any] | None = None,
-    **named: str,
+    **kernel_names: str,
 ) -> Kernels:
     """Chooses a kernel for each operation.
 
@@ -153,7 +153,7 @@ def kernels_for(
     if implementation == 'auto':
         implementation = {'cpu': 'xla_cpu', 'tpu': 'xla_tpu'}.get(platform, 'xla')
     names = dict(choose(IMPLEMENTATIONS, implementation, 'kernels.implementation'))
-    for operation, name in named.items():
+    for operation, name in kernel_names.items():
         if name != 'auto':
             choose(OPERATIONS[operation], name, f'kernels.{operation}')
             names[operation] = name

@@ -6,8 +6,8 @@ term is recorded. `logits_loss` makes a loss of a function of logits. A row of `
 what layers sow under its name.
 """
 
-from modules.losses.base import balance_loss, cross_entropy, logits_loss, with_error_probability
-from modules.losses.chunked import by_chunks, chunks_of, cut, tokens_at_a_time
+from modules.losses.base import add_error_probability, balance_loss, cross_entropy, logits_loss
+from modules.losses.chunked import chunk_loss, count_chunks, select_chunk_size, split_chunks
 from modules.losses.label_probability import comp_sum, dco, dice, focal
 from modules.losses.ldr import aldr_kl, ldr_kl
 from modules.losses.linear_readout import adversarial_comp_sum, spherical_z, taylor_softmax
@@ -15,12 +15,12 @@ from modules.losses.linear_readout import adversarial_comp_sum, spherical_z, tay
 __all__ = [
     'AUXILIARIES',
     'LOSSES',
-    'by_chunks',
-    'chunks_of',
-    'cut',
+    'add_error_probability',
+    'chunk_loss',
+    'count_chunks',
     'logits_loss',
-    'tokens_at_a_time',
-    'with_error_probability',
+    'select_chunk_size',
+    'split_chunks',
 ]
 
 LOSSES = {

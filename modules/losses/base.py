@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from modules.facts import demands_nothing, marks
-from modules.kernels.cross_entropy.base import terms
+from modules.facts import accept_any, row_decorator
+from modules.kernels.cross_entropy.base import loss_terms
 from modules.options import Option
-from modules.parallel.axes import parts_of, sharded
+from modules.parallel.axes import count_axis_shards, shard_activation
 from modules.statistics import at_least_float32
 
 FINITE = sys.float_info.max
@@ -19,7 +19,7 @@ Sums = dict[str, jax.Array]
 Loss = Callable[..., Sums]
 
 
-def no_softcap(recipe: Any, part: Any) -> None:
+def check_no_softcap(recipe: Any, part: Any) -> None:
     """Raises ValueError for a softcap on logits whose sums the loss uses."""
     if recipe.model.logit_softcap and part.row.linear_readout:
         raise ValueError(
@@ -30,10 +30,10 @@ def no_softcap(recipe: Any, part: Any) -> None:
 
 # linear_readout: uses sums of logits, which a softcap would bend. by_rows: needs whole rows of
 # tokens. convex: in the logits. has_kernels: rows of CROSS_ENTROPY_KERNELS compute it too.
-loss_row = marks(
-    linear_readout=False, by_rows=False, convex=False, has_kernels=False, check=no_softcap
+loss_row = row_decorator(
+    linear_readout=False, by_rows=False, convex=False, has_kernels=False, check=check_no_softcap
 )
-auxiliary_row = marks(check=demands_nothing)
+auxiliary_row = row_decorator(check=accept_any)
 
 
 def logits_loss(per_token: Callable[..., Sums]) -> Loss:
@@ -50,22 +50,22 @@ def logits_loss(per_token: Callable[..., Sums]) -> Loss:
     @loss_row()
     @functools.wraps(per_token)
     def loss(x, readout: Callable[[Any], jax.Array], labels, weights, **numbers) -> Sums:
-        logits = sharded(readout(x), {1: 'MV', 2: 'BTV'}[labels.ndim])
+        logits = shard_activation(readout(x), {1: 'MV', 2: 'BTV'}[labels.ndim])
         compute = functools.partial(per_token, **numbers)
-        if parts_of('T') > 1 and labels.ndim == 2:  # B and T could not be cut as one axis
-            return weighted(jax.vmap(compute)(logits, labels), weights)
+        if count_axis_shards('T') > 1 and labels.ndim == 2:  # B and T could not be cut as one axis
+            return sum_weighted(jax.vmap(compute)(logits, labels), weights)
         flat = compute(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
-        return weighted(flat, weights)
+        return sum_weighted(flat, weights)
 
     return loss
 
 
-def weighted(terms: Sums, weights: jax.Array) -> Sums:
+def sum_weighted(terms: Sums, weights: jax.Array) -> Sums:
     """Sums weight * term over tokens, by the name of the term."""
     return {name: jnp.sum(weights * term.reshape(weights.shape)) for name, term in terms.items()}
 
 
-def with_error_probability(loss: Loss) -> Loss:
+def add_error_probability(loss: Loss) -> Loss:
     """Adds the sum `error_probability` of 1 - p, p the label's probability, without a gradient.
 
     The logits are those that the loss makes: XLA computes equal products once.
@@ -122,7 +122,7 @@ def cross_entropy(
     logits_MV = at_least_float32(logits_MV)
     log_z_M = jax.nn.logsumexp(logits_MV, axis=-1)
     statistics = log_z_M, label_logits(logits_MV, labels_M), jnp.mean(logits_MV, axis=-1)
-    return terms(statistics, z_loss, label_smoothing)
+    return loss_terms(statistics, z_loss, label_smoothing)
 
 
 @auxiliary_row()

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 from modules.statistics import at_least_float32
 
-TEMPERATURES = 1.0, 10.0  # the least and the largest of `balanced_temperatures`
+TEMPERATURE_BOUNDS = 1.0, 10.0  # the least and the largest of `balanced_temperatures`
 
 
-def divergence(student_MV: jax.Array, teacher_MV: jax.Array, temperature: float) -> jax.Array:
+def kl_divergence(student_MV: jax.Array, teacher_MV: jax.Array, temperature: float) -> jax.Array:
     """T^2 KL(softmax(t / T) | softmax(s / T)) in nats, [M], float32 at least.
 
     T = temperature; with T^2 the gradient in student_MV has a size that hardly depends on T. The
@@ -33,14 +33,14 @@ def log_cosh(student_MV: jax.Array, teacher_MV: jax.Array, temperature: float) -
     model are free up to a number a token, which would count V times. The sum over words makes it
     about V times as large as `divergence`.
     """
-    s_MV, t_MV = (centred(at_least_float32(z_MV)) for z_MV in (student_MV, teacher_MV))
+    s_MV, t_MV = (center_logits(at_least_float32(z_MV)) for z_MV in (student_MV, teacher_MV))
     apart_MV = jnp.abs(s_MV - t_MV) / (2 * temperature)
     # log cosh x = |x| + log(1 + e^(-2|x|)) - log 2, which does not overflow
     each_MV = apart_MV + jnp.log1p(jnp.exp(-2 * apart_MV)) - jnp.log(2.0)
     return temperature**2 * jnp.sum(each_MV, -1)
 
 
-def centred(logits_MV: jax.Array) -> jax.Array:
+def center_logits(logits_MV: jax.Array) -> jax.Array:
     """Takes the mean over words off."""
     return logits_MV - jnp.mean(logits_MV, -1, keepdims=True)
 
@@ -56,7 +56,7 @@ def balanced_temperatures(
     Source: arXiv:2306.16170, and https://github.com/zhaoshiji123/MTARD-extension.
     """
     moved_2 = temperatures_2 - rate * jnp.sign(entropies_2 / entropies_2[::-1] - 1)
-    return jnp.clip(moved_2, *TEMPERATURES)
+    return jnp.clip(moved_2, *TEMPERATURE_BOUNDS)
 
 
 def balanced_weights(

@@ -9,11 +9,11 @@ from modules.losses.base import Sums, cross_entropies, logits_loss, loss_row
 from modules.options import Option
 from modules.statistics import at_least_float32
 
-TAU_WORDS = '1: cross-entropy; 2: mean absolute error; below 1: hard tokens count more'
-Tau = Annotated[float, Option(TAU_WORDS, 0, 10, traced=True)]
+TAU_DESCRIPTION = '1: cross-entropy; 2: mean absolute error; below 1: hard tokens count more'
+Tau = Annotated[float, Option(TAU_DESCRIPTION, 0, 10, traced=True)]
 # Of the log of a token's factor p^(tau - 1): the square of e^40, as a gradient norm has it, and the
 # sum of a thousand of them are in float32, whose largest number is e^88.
-MOST_POWER = 40.0
+MAX_POWER = 40.0
 
 
 @logits_loss
@@ -27,12 +27,12 @@ def comp_sum(logits_MV: jax.Array, labels_M: jax.Array, *, tau: Tau = 1.0) -> di
     so that no token alone overflows float32. Source: arXiv:2304.07288, equation 2.
     """
     ce_M = cross_entropies(logits_MV, labels_M)
-    return {'objective': of_cross_entropy(ce_M, tau), 'ce': ce_M}
+    return {'objective': comp_sum_from_ce(ce_M, tau), 'ce': ce_M}
 
 
-def of_cross_entropy(ce_M: jax.Array, tau: Any) -> jax.Array:
+def comp_sum_from_ce(ce_M: jax.Array, tau: Any) -> jax.Array:
     """(1 - p^(tau - 1)) / (tau - 1) for ce = -log p, exact near tau = 1 too, up to MOST_POWER."""
-    kept_M = jnp.minimum(ce_M, MOST_POWER / jnp.maximum(1 - tau, 1e-6))
+    kept_M = jnp.minimum(ce_M, MAX_POWER / jnp.maximum(1 - tau, 1e-6))
     power_M = (1 - tau) * kept_M  # exp(power) = p^(tau - 1)
     some_M = power_M != 0
     safe_M = jnp.where(some_M, power_M, 1.0)
@@ -112,7 +112,7 @@ def dco(
     ce_M = cross_entropies(readout(x).reshape(-1, readout.weight_DV.shape[-1]), labels.reshape(-1))
     ce_RT = weights * ce_M.reshape(labels.shape)
     log_p_R = -jnp.sum(ce_RT, -1)
-    factor_R = _factor(jax.lax.stop_gradient(jnp.exp(log_p_R)), dco_tries)
+    factor_R = _dco_factor(jax.lax.stop_gradient(jnp.exp(log_p_R)), dco_tries)
     return {
         'objective': jnp.sum(factor_R * -log_p_R),
         'ce': jnp.sum(ce_RT),
@@ -120,7 +120,7 @@ def dco(
     }
 
 
-def _factor(p: jax.Array, tries: Any) -> jax.Array:
+def _dco_factor(p: jax.Array, tries: Any) -> jax.Array:
     """F of `dco`, exact for all p; F(0) = 1, where the fraction is 0 / 0."""
     n = jnp.asarray(tries, p.dtype)
     some = jnp.where(p > 0, p, 0.5)

@@ -9,12 +9,12 @@ from modules.losses.base import FINITE, cross_entropies, label_logits, logits_lo
 from modules.options import Option
 from modules.statistics import at_least_float32
 
-ABOVE_0 = 1e-3  # least lambda, which is divided by
-LAMBDA_WORDS = 'how far from uniform: near 0 the largest margin, large the mean'
-SCORE_WORDS = 'logits as they are, or over their mean size, or softplus of them over its mean'
-Lambda = Annotated[float, Option(LAMBDA_WORDS, ABOVE_0, FINITE, traced=True)]
+MIN_LAMBDA = 1e-3  # least lambda, which is divided by
+LAMBDA_DESCRIPTION = 'how far from uniform: near 0 the largest margin, large the mean'
+SCORE_DESCRIPTION = 'logits as they are, or over their mean size, or softplus of them over its mean'
+Lambda = Annotated[float, Option(LAMBDA_DESCRIPTION, MIN_LAMBDA, FINITE, traced=True)]
 Margin = Annotated[float, Option('by which the label shall lead', 0, FINITE, traced=True)]
-Scores = Annotated[str, Option(SCORE_WORDS, choices=('plain', 'l1', 'softplus'))]
+Scores = Annotated[str, Option(SCORE_DESCRIPTION, choices=('plain', 'l1', 'softplus'))]
 
 
 @logits_loss
@@ -66,7 +66,7 @@ def aldr_kl(
     log_v = jnp.log(jnp.array(logits_MV.shape[-1], lead_MV.dtype))
     log_p_MV = jax.nn.log_softmax(scores_MV / ldr_lambda)
     divergence_M = log_v + jnp.sum(jnp.exp(log_p_MV) * log_p_MV, -1)
-    share_M = jnp.maximum(1 - divergence_M / (ldr_alpha * log_v), ABOVE_0)
+    share_M = jnp.maximum(1 - divergence_M / (ldr_alpha * log_v), MIN_LAMBDA)
     lambda_M = jax.lax.stop_gradient(ldr_lambda * share_M)
     apart_M = ldr_alpha * log_v * jnp.square(lambda_M - ldr_lambda) / (2 * ldr_lambda)
     objective_M = _log_mean(lead_MV, lambda_M) - apart_M
@@ -80,18 +80,18 @@ def _margins(logits_MV, labels_M, margin, kind):
         scores_MV = jax.nn.softplus(scores_MV)
     if kind != 'plain':
         size_M = jnp.mean(jnp.abs(scores_MV), -1)
-        scores_MV = scores_MV / _columns(jnp.maximum(size_M, 1e-12), scores_MV)
+        scores_MV = scores_MV / _broadcast_columns(jnp.maximum(size_M, 1e-12), scores_MV)
     is_other_MV = jnp.arange(scores_MV.shape[-1])[None] != labels_M[:, None]
-    lead_MV = scores_MV - _columns(label_logits(scores_MV, labels_M), scores_MV)
+    lead_MV = scores_MV - _broadcast_columns(label_logits(scores_MV, labels_M), scores_MV)
     return lead_MV + jnp.where(is_other_MV, margin, 0.0), scores_MV
 
 
 def _log_mean(lead_MV, lambda_M):
     """l log mean_v exp(lead / l); l may be a number for all tokens."""
     lambda_M = jnp.broadcast_to(lambda_M, lead_MV.shape[:1])
-    log_total_M = jax.nn.logsumexp(lead_MV / _columns(lambda_M, lead_MV), axis=-1)
+    log_total_M = jax.nn.logsumexp(lead_MV / _broadcast_columns(lambda_M, lead_MV), axis=-1)
     return lambda_M * (log_total_M - jnp.log(jnp.array(lead_MV.shape[-1], lead_MV.dtype)))
 
 
-def _columns(x_M, like_MV):
+def _broadcast_columns(x_M, like_MV):
     return jnp.broadcast_to(x_M[:, None], like_MV.shape)

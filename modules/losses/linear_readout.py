@@ -10,16 +10,16 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from modules.losses.base import FINITE, Loss, Sums, cross_entropies, loss_row, weighted
-from modules.losses.label_probability import Tau, of_cross_entropy
+from modules.losses.base import FINITE, Loss, Sums, cross_entropies, loss_row, sum_weighted
+from modules.losses.label_probability import Tau, comp_sum_from_ce
 from modules.options import Option
 from modules.statistics import at_least_float32
 
-LEAST_VARIANCE = 1e-12  # logits may all be 0 at the start
+MIN_VARIANCE = 1e-12  # logits may all be 0 at the start
 TINY = 1e-30  # added to squares, so that lengths of 0 have a gradient
 
 
-def spherical(of_statistics: Callable[..., jax.Array]) -> Loss:
+def spherical_loss(statistics_fn: Callable[..., jax.Array]) -> Loss:
     """Makes a loss of of_statistics(sum, sum of squares, label's logit, vocabulary, **numbers).
 
     The sums are of the logits z = x W + b over the vocabulary: x w + sum b and x Q x + 2 x W b +
@@ -32,35 +32,35 @@ def spherical(of_statistics: Callable[..., jax.Array]) -> Loss:
     """
 
     @loss_row(linear_readout=True)
-    @functools.wraps(of_statistics)
+    @functools.wraps(statistics_fn)
     def loss(x, readout: Any, labels, weights, **numbers) -> Sums:
         vocab = readout.weight_DV.shape[-1]
         x_MD = at_least_float32(x.reshape(-1, x.shape[-1]).astype(readout.dtype))
         labels_M, weights_M = labels.reshape(-1), weights.reshape(-1)
         weight_DV = at_least_float32(readout.weight_DV.astype(readout.dtype))
-        square_DD = _product(weight_DV, weight_DV.T)
-        sum_M = _product(x_MD, jnp.sum(weight_DV, 1))
-        squares_M = jnp.sum(_product(x_MD, square_DD) * x_MD, -1)
+        square_DD = _precise_matmul(weight_DV, weight_DV.T)
+        sum_M = _precise_matmul(x_MD, jnp.sum(weight_DV, 1))
+        squares_M = jnp.sum(_precise_matmul(x_MD, square_DD) * x_MD, -1)
         label_M = jnp.sum(x_MD * weight_DV.T[labels_M], -1)
         if readout.bias_V is not None:
             bias_V = at_least_float32(readout.bias_V)
             sum_M = sum_M + jnp.sum(bias_V)
             squares_M = squares_M + jnp.sum(jnp.square(bias_V))
-            squares_M = squares_M + 2 * _product(x_MD, _product(weight_DV, bias_V))
+            squares_M = squares_M + 2 * _precise_matmul(x_MD, _precise_matmul(weight_DV, bias_V))
             label_M = label_M + bias_V[labels_M]
-        objective_M = of_statistics(sum_M, squares_M, label_M, vocab, **numbers)
+        objective_M = statistics_fn(sum_M, squares_M, label_M, vocab, **numbers)
         fixed_x, fixed = jax.lax.stop_gradient((x.reshape(-1, x.shape[-1]), readout))
         ce_M = cross_entropies(fixed(fixed_x), labels_M)
-        return weighted({'objective': objective_M, 'ce': ce_M}, weights_M)
+        return sum_weighted({'objective': objective_M, 'ce': ce_M}, weights_M)
 
     return loss
 
 
-def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+def _precise_matmul(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
-@spherical
+@spherical_loss
 def spherical_z(
     sum_M: jax.Array,
     squares_M: jax.Array,
@@ -79,12 +79,12 @@ def spherical_z(
     these are ours. Not the z-loss of `cross_entropy`. Source: arXiv:1604.08859, section 3.
     """
     mean_M = sum_M / vocab
-    variance_M = jnp.maximum(squares_M / vocab - jnp.square(mean_M), LEAST_VARIANCE)
+    variance_M = jnp.maximum(squares_M / vocab - jnp.square(mean_M), MIN_VARIANCE)
     lead_M = (label_M - mean_M) * jax.lax.rsqrt(variance_M)
     return jax.nn.softplus(spherical_a * (spherical_b - lead_M)) / spherical_a
 
 
-@spherical
+@spherical_loss
 def taylor_softmax(
     sum_M: jax.Array, squares_M: jax.Array, label_M: jax.Array, vocab: int
 ) -> jax.Array:
@@ -128,10 +128,10 @@ def adversarial_comp_sum(
     logits_MV = at_least_float32(readout(x).reshape(-1, readout.weight_DV.shape[-1]))
     labels_M, weights_M = labels.reshape(-1), weights.reshape(-1)
     sigma_M = worst_shift(readout, labels_M, adversarial_steps)
-    smooth_M = of_cross_entropy(cross_entropies(logits_MV / comp_sum_rho, labels_M), tau)
+    smooth_M = comp_sum_from_ce(cross_entropies(logits_MV / comp_sum_rho, labels_M), tau)
     objective_M = smooth_M + adversarial_weight * sigma_M
     ce_M = cross_entropies(logits_MV, labels_M)
-    return weighted({'objective': objective_M, 'ce': ce_M, 'adversarial': sigma_M}, weights_M)
+    return sum_weighted({'objective': objective_M, 'ce': ce_M, 'adversarial': sigma_M}, weights_M)
 
 
 def worst_shift(readout: Any, labels_M: jax.Array, steps: int) -> jax.Array:
@@ -142,13 +142,13 @@ def worst_shift(readout: Any, labels_M: jax.Array, steps: int) -> jax.Array:
     """
     weight_DV = at_least_float32(readout.weight_DV.astype(readout.dtype))
     weight_DV = weight_DV - jnp.mean(weight_DV, 1, keepdims=True)
-    scatter_DD = _product(weight_DV, weight_DV.T)
+    scatter_DD = _precise_matmul(weight_DV, weight_DV.T)
     from_mean_MD = weight_DV.T[labels_M]
     vocab = weight_DV.shape[-1]
 
     def times(scatter_DD, u_MD, v_MD):
         along_M1 = jnp.sum(u_MD * v_MD, -1, keepdims=True)
-        return _product(v_MD, scatter_DD) + vocab * along_M1 * u_MD
+        return _precise_matmul(v_MD, scatter_DD) + vocab * along_M1 * u_MD
 
     def unit(x_MD):
         return x_MD * jax.lax.rsqrt(jnp.sum(jnp.square(x_MD), -1, keepdims=True) + TINY)

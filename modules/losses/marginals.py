@@ -18,7 +18,7 @@ from modules.losses.base import cross_entropies
 Conditionals = Callable[[jax.Array], jax.Array]
 
 
-class Cut(NamedTuple):
+class RandomCut(NamedTuple):
     """A cut of rows in an order: which places are known, and which one is next; both bool."""
 
     known_BT: jax.Array
@@ -31,15 +31,15 @@ def random_ranks(key: jax.Array, rows: int, length: int) -> jax.Array:
     return jax.random.permutation(key, places_BT, axis=1, independent=True)
 
 
-def random_cut(key: jax.Array, rows: int, length: int) -> Cut:
+def random_cut(key: jax.Array, rows: int, length: int) -> RandomCut:
     """Draws an order a row, and how many places are known, uniform from 0 to length - 1."""
     of_order, of_cut = jax.random.split(key)
     ranks_BT = random_ranks(of_order, rows, length)
     count_B1 = jax.random.randint(of_cut, (rows, 1), 0, length)
-    return Cut(ranks_BT < count_B1, ranks_BT == count_B1)
+    return RandomCut(ranks_BT < count_B1, ranks_BT == count_B1)
 
 
-def hidden(tokens_BT: jax.Array, known_BT: jax.Array, mask: int) -> jax.Array:
+def hide_tokens(tokens_BT: jax.Array, known_BT: jax.Array, mask: int) -> jax.Array:
     """Returns the rows with the token `mask` in places that are not known."""
     return jnp.where(known_BT, tokens_BT, mask)
 
@@ -75,7 +75,7 @@ def consistency_losses(
     before_B: jax.Array,
     log_p_B: jax.Array,
     after_B: jax.Array,
-    of_nothing: jax.Array,
+    empty: jax.Array,
     length: int,
 ) -> jax.Array:
     """T (f(x_S and x_i) - f(x_S) - log p(x_i | x_S))^2 + f(nothing)^2, [B], in nats^2.
@@ -96,10 +96,10 @@ def consistency_losses(
     Source: arXiv:2310.12920, and https://github.com/PrincetonLIPS/MaM, for the factor T.
     """
     apart_B = after_B - before_B - jax.lax.stop_gradient(log_p_B)
-    return length * apart_B**2 + of_nothing**2
+    return length * apart_B**2 + empty**2
 
 
-def chained(
+def chain_conditionals(
     conditionals: Conditionals, tokens_BT: jax.Array, ranks_BT: jax.Array, count: int, mask: int
 ) -> jax.Array:
     """Returns log p of the first `count` places of an order, the sum of their conditionals, [B].
@@ -124,7 +124,7 @@ def chained(
         raise ValueError(f'a part of rows of {length} has 1 to {length} places; got {count=}')
 
     def log_p(rank):
-        logits_BTV = conditionals(hidden(tokens_BT, ranks_BT < rank, mask))
+        logits_BTV = conditionals(hide_tokens(tokens_BT, ranks_BT < rank, mask))
         return log_conditionals(logits_BTV, tokens_BT, ranks_BT == rank)
 
     return jnp.sum(jax.lax.map(log_p, jnp.arange(count)), 0)

@@ -14,11 +14,11 @@ import optax
 from modules.choices import choose
 
 FEATURES = 19  # of a row, from `row_features`
-LEAST = 1e-8  # of a deviation that something is divided by, as in the authors' code
-ADDED = 1e-5  # to variances, as PyTorch's BatchNorm1d adds it
+MIN_DEVIATION = 1e-8  # of a deviation that something is divided by, as in the authors' code
+VARIANCE_EPS = 1e-5  # to variances, as PyTorch's BatchNorm1d adds it
 
 Rescaler = dict[str, jax.Array]
-Rows = Callable[[Any, Any], tuple[jax.Array, jax.Array]]
+RowsFn = Callable[[Any, Any], tuple[jax.Array, jax.Array]]
 
 FORMS = {
     'published': lambda weights_R: weights_R,
@@ -57,17 +57,17 @@ def row_weights(rescaler: Rescaler, features_RF: jax.Array, form: str = 'publish
     Source: arXiv:2412.12955, the rescaler that all classes share.
     """
     scale = choose(FORMS, form, 'form of weights')
-    hidden_RF = jax.nn.relu(_standard(features_RF @ rescaler['first_FF']))
-    logits_RK = _standard(hidden_RF @ rescaler['second_FK'])
+    hidden_RF = jax.nn.relu(_standardize(features_RF @ rescaler['first_FF']))
+    logits_RK = _standardize(hidden_RF @ rescaler['second_FK'])
     return scale(jax.nn.softmax(logits_RK, -1)[:, 1])
 
 
-def _standard(x_RF: jax.Array) -> jax.Array:
+def _standardize(x_RF: jax.Array) -> jax.Array:
     mean_1F, var_1F = (f(x_RF, 0, keepdims=True) for f in (jnp.mean, jnp.var))
-    return (x_RF - mean_1F) / jnp.sqrt(var_1F + ADDED)
+    return (x_RF - mean_1F) / jnp.sqrt(var_1F + VARIANCE_EPS)
 
 
-class Rescaled(NamedTuple):
+class RescaledStep(NamedTuple):
     """A step of `rescaled_step`: parameters and state of the optimizer behind it, the gradient in
     the rescaler, the weights of the batch.
     """
@@ -79,14 +79,14 @@ class Rescaled(NamedTuple):
 
 
 def rescaled_step(
-    rows: Rows,
+    rows_fn: RowsFn,
     transform: optax.GradientTransformation,
     rescaler: Rescaler,
     params: Any,
     state: Any,
     batches: tuple[Any, Any],
     form: str = 'published',
-) -> Rescaled:
+) -> RescaledStep:
     """Takes a step on the rescaled loss of one batch, and differentiates that of another behind it.
 
     With w the weights of a rescaler o and l the losses of rows, the step is that of `transform` on
@@ -111,7 +111,7 @@ def rescaled_step(
     batch, other = batches
 
     def mean_loss(params, rescaler, batch):
-        losses_R, features_RF = rows(params, batch)
+        losses_R, features_RF = rows_fn(params, batch)
         weights_R = row_weights(rescaler, jax.lax.stop_gradient(features_RF), form)
         return jnp.mean(weights_R * losses_R), weights_R
 
@@ -122,7 +122,7 @@ def rescaled_step(
         return mean_loss(moved, rescaler, other)[0], (moved, after, weights_R)
 
     gradient, (moved, after, weights_R) = jax.grad(behind, has_aux=True)(rescaler)
-    return Rescaled(moved, after, gradient, weights_R)
+    return RescaledStep(moved, after, gradient, weights_R)
 
 
 def row_features(losses_GR: jax.Array, logits_GRV: jax.Array, labels_R: jax.Array) -> jax.Array:
@@ -153,7 +153,7 @@ def row_features(losses_GR: jax.Array, logits_GRV: jax.Array, labels_R: jax.Arra
             'with other dropout masks'
         )
     tops_GR = jnp.max(jax.nn.softmax(logits_GRV, -1), -1)
-    agrees_R1 = _agrees(logits_GRV, labels_R)[:, None]
+    agrees_R1 = _passes_agree(logits_GRV, labels_R)[:, None]
     own_R2 = jnp.concatenate([~agrees_R1, agrees_R1], 1).astype(losses_GR.dtype)
     count_12 = jnp.sum(own_R2, 0, keepdims=True)
 
@@ -170,7 +170,7 @@ def row_features(losses_GR: jax.Array, logits_GRV: jax.Array, labels_R: jax.Arra
     return jnp.concatenate([every_R, own_R2[:, 1:]], 1)
 
 
-def _agrees(logits_GRV: jax.Array, labels_R: jax.Array) -> jax.Array:
+def _passes_agree(logits_GRV: jax.Array, labels_R: jax.Array) -> jax.Array:
     """Whether most passes have the label on top; of as many as not, whether the first has, [R]."""
     right_GR = jnp.argmax(logits_GRV, -1) == labels_R[None]
     share_R = jnp.mean(right_GR, 0)
@@ -196,7 +196,7 @@ def normal_overlap(
     minus infinity as both deviations become one; the other is computed from it without a difference
     of near numbers. Deviations are at least LEAST.
     """
-    std, other_std = (jnp.maximum(x, LEAST) for x in (std, other_std))
+    std, other_std = (jnp.maximum(x, MIN_DEVIATION) for x in (std, other_std))
     narrow, wide = jnp.minimum(std, other_std), jnp.maximum(std, other_std)
     apart = jnp.abs(mean - other_mean)  # from the narrow one, which is put at 0
     logs = 2 * jnp.log(wide / narrow)

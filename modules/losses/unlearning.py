@@ -33,7 +33,7 @@ DIVERGENCES = {
 }
 
 
-def flat(
+def flat_loss(
     preferred: jax.Array, forgotten: jax.Array, divergence: str = 'total_variation'
 ) -> jax.Array:
     """Returns -g(P) + f*(g(P')), small where a model prefers one answer to the other.
@@ -74,7 +74,7 @@ def answer_losses(logits_RTV: jax.Array, labels_RT: jax.Array) -> jax.Array:
     return cross_entropies(flat_MV, labels_RT.reshape(-1)).reshape(labels_RT.shape)
 
 
-def npo(losses_R: jax.Array, before_R: jax.Array, beta: float = 0.1) -> jax.Array:
+def npo_loss(losses_R: jax.Array, before_R: jax.Array, beta: float = 0.1) -> jax.Array:
     """(2 / beta) log(1 + exp(-beta (l - l'))), negative preference optimisation, [R].
 
     losses_R, l: sums of -log p over the tokens of each answer to forget; before_R, l': those of the

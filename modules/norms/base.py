@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from modules.choices import check_divides
-from modules.facts import longest
+from modules.facts import longest_horizon
 from modules.options import Option
 from modules.params import NORM, declare
 
@@ -19,7 +19,7 @@ Groups = Annotated[int | None, Option('of features, each with statistics of its 
 EmaDecay = Annotated[float, Option('share of a running statistic that an update keeps', 0, 1)]
 Momentum = Annotated[float, Option('share by which an update moves a running statistic', 0, 1)]
 WarmupUpdates = Annotated[
-    int, Option('updates as a norm over the batch alone', 0, counted_in='updates')
+    int, Option('updates as a norm over the batch alone', 0, time_unit='updates')
 ]
 
 
@@ -36,19 +36,19 @@ class Norm(nn.Module):
     #: What the value of a token depends on in training, besides the token itself.
     leaks: ClassVar[str] = ''
     #: How many coordinates of the stream the norm does without.
-    drops: ClassVar[int] = 0
+    dropped_coordinates: ClassVar[int] = 0
     #: Whether it has a derivative in forward mode.
     forward_mode: ClassVar[bool] = True
     #: Whether the embeddings are multiplied by a learned number, sqrt(D) at the start.
     scales_embedding: ClassVar[bool] = False
     #: Whether it divides by the root mean square, for which there are kernels.
-    over_rms: ClassVar[bool] = False
+    divides_by_rms: ClassVar[bool] = False
     #: Options that must divide the width.
     divide_width: ClassVar[tuple[str, ...]] = ('groups',)
     #: Options that must divide a microbatch's sequences.
     divide_sequences: ClassVar[tuple[str, ...]] = ()
 
-    lasts = staticmethod(longest)
+    lasts = staticmethod(longest_horizon)
 
     @classmethod
     def check(cls, recipe: Any, part: Any) -> None:
@@ -58,17 +58,17 @@ class Norm(nn.Module):
           recipe: the resolved config (`lm.config.recipe`).
           part: the norm at this place, with its options.
         """
-        if cls.drops and recipe.model.d_model % 2 and part is recipe.norm:
+        if cls.dropped_coordinates and recipe.model.d_model % 2 and part is recipe.norm:
             raise ValueError(
-                f'{part} keeps d_model - {cls.drops} coordinates of a stream whose width '
+                f'{part} keeps d_model - {cls.dropped_coordinates} coordinates of a stream whose width '
                 f'model.d_model must be even; got {recipe.model.d_model}. Nearest that works: '
                 f'{recipe.model.d_model + 1}.'
             )
         given = {name: size for name, size in part.options.items() if size is not None}
         for name in given.keys() & cls.divide_sequences:
             what = 'the sequences of a microbatch'
-            check_divides(f'norm.{name}', given[name], what, recipe.microbatch)
-        for width in recipe.widths_at(part.path):
+            check_divides(f'norm.{name}', given[name], what, recipe.microbatch_size)
+        for width in recipe.norm_widths(part.path):
             for name in given.keys() & cls.divide_width:
                 what = f'the width {width} that {part} normalizes'
                 check_divides(f'norm.{name}', given[name], what, width)
@@ -95,17 +95,17 @@ class Norm(nn.Module):
         return self.param(name, init, (features,) if features else ())
 
 
-def along(vector: jax.Array, x: jax.Array) -> jax.Array:
+def broadcast_like(vector: jax.Array, x: jax.Array) -> jax.Array:
     """Broadcasts [D] or a scalar to the shape of x [..., D]."""
     return jnp.broadcast_to(vector, x.shape)
 
 
-def affine(norm: Norm, y: jax.Array, scale: bool = True, bias: bool = True) -> jax.Array:
+def apply_affine(norm: Norm, y: jax.Array, scale: bool = True, bias: bool = True) -> jax.Array:
     """Returns y * scale + bias, either of which can be left out; they start at 1 and 0."""
     if scale:
-        y = y * along(norm.vector('scale', y.shape[-1], 1.0), y)
+        y = y * broadcast_like(norm.vector('scale', y.shape[-1], 1.0), y)
     if bias:
-        y = y + along(norm.vector('bias', y.shape[-1], 0.0), y)
+        y = y + broadcast_like(norm.vector('bias', y.shape[-1], 0.0), y)
     return y
 
 
@@ -114,7 +114,7 @@ def default_groups(features: int) -> int:
     return max(n for n in range(1, 33) if features % n == 0 and (n == 1 or features >= 8 * n))
 
 
-def in_groups(x: jax.Array, groups: int | None) -> jax.Array:
+def reshape_groups(x: jax.Array, groups: int | None) -> jax.Array:
     """Splits [..., D] into [..., groups, D / groups], by default into `default_groups` of them;
     raises ValueError where these do not divide D.
     """

@@ -18,9 +18,9 @@ from modules.norms.base import (
     HasScale,
     Momentum,
     Norm,
-    affine,
-    along,
-    in_groups,
+    apply_affine,
+    broadcast_like,
+    reshape_groups,
 )
 from modules.norms.layernorm import standardize
 from modules.options import Option
@@ -30,21 +30,21 @@ from modules.statistics import STATS, at_least_float32, is_training, token_mean
 def moments(x: jax.Array, valid: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """Returns (mean, biased variance), [D] each, of the tokens that count."""
     mean = token_mean(x, valid)
-    return mean, token_mean((x - along(mean, x)) ** 2, valid)
+    return mean, token_mean((x - broadcast_like(mean, x)) ** 2, valid)
 
 
 def normalize(x: jax.Array, mean: jax.Array, variance: jax.Array, eps: float) -> jax.Array:
-    return (x - along(mean, x)) * jax.lax.rsqrt(along(variance, x) + eps)
+    return (x - broadcast_like(mean, x)) * jax.lax.rsqrt(broadcast_like(variance, x) + eps)
 
 
-def unbiased(variance: jax.Array, x: jax.Array, valid: jax.Array | None) -> jax.Array:
+def unbiased_variance(variance: jax.Array, x: jax.Array, valid: jax.Array | None) -> jax.Array:
     """variance * n / (n - 1) with n the number of tokens."""
     tokens = jnp.ones((*x.shape[:-1], 1), x.dtype)
     n = jnp.sum(tokens if valid is None else tokens * valid)
     return variance * n / jnp.maximum(n - 1, 1.0)
 
 
-class OverBatch(Norm):
+class BatchStatisticsNorm(Norm):
     """A norm with running averages, the variance unbiased, moved by `momentum` of the way."""
 
     eps: Eps = 1e-5
@@ -58,11 +58,11 @@ class OverBatch(Norm):
         mean = self.variable(STATS, 'mean', jnp.zeros, x.shape[-1:])
         return mean, self.variable(STATS, 'variance', jnp.ones, x.shape[-1:])
 
-    def move(self, running: Any, seen: jax.Array) -> None:
-        running.value = running.value + self.momentum * (seen - running.value)
+    def update_average(self, running: Any, batch_average: jax.Array) -> None:
+        running.value = running.value + self.momentum * (batch_average - running.value)
 
 
-class BatchNorm(OverBatch):
+class BatchNorm(BatchStatisticsNorm):
     """y = (x - mean) / sqrt(variance + eps) * scale + bias, over the tokens of a batch.
 
     Evaluation takes the running averages. Source: arXiv:1502.03167, algorithm 1.
@@ -76,19 +76,19 @@ class BatchNorm(OverBatch):
         x32 = at_least_float32(x)
         mean, variance = self.running_moments(x)
         if is_training(self):
-            y, means, variances = self.batch(x32)
+            y, means, variances = self.normalize_batch(x32)
             for seen_mean, seen_variance in zip(means, variances, strict=True):
-                self.move(mean, seen_mean)
-                self.move(variance, seen_variance)
+                self.update_average(mean, seen_mean)
+                self.update_average(variance, seen_variance)
         else:
             y = normalize(x32, mean.value, variance.value, self.eps)
-        return affine(self, y, self.scale, self.bias).astype(x.dtype)
+        return apply_affine(self, y, self.scale, self.bias).astype(x.dtype)
 
-    def batch(self, x):
+    def normalize_batch(self, x):
         """Returns (normalized x, means, variances): one update of the running averages for each."""
         mean, variance = moments(x, self.valid)
         y = normalize(x, mean, variance, self.eps)
-        return y, [mean], [unbiased(variance, x, self.valid)]
+        return y, [mean], [unbiased_variance(variance, x, self.valid)]
 
 
 class GhostBatchNorm(BatchNorm):
@@ -103,19 +103,23 @@ class GhostBatchNorm(BatchNorm):
     divide_sequences = ('ghost_batches',)
     leaks = 'statistics over all tokens of its ghost batch'
 
-    def batch(self, x):
-        def part(values):
+    def normalize_batch(self, x):
+        def split_batch(values):
             values = jnp.broadcast_to(values, (*x.shape[:-1], values.shape[-1]))
             return values.reshape(self.ghost_batches, -1, values.shape[-1])
 
         valid = jnp.ones((1,) * x.ndim, x.dtype) if self.valid is None else self.valid
-        parts, valid = part(x), part(valid)
+        parts, valid = split_batch(x), split_batch(valid)
         means, variances = jax.vmap(moments)(parts, valid)
         y = jax.vmap(lambda x, m, v: normalize(x, m, v, self.eps))(parts, means, variances)
-        return y.reshape(x.shape), list(means), list(jax.vmap(unbiased)(variances, parts, valid))
+        return (
+            y.reshape(x.shape),
+            list(means),
+            list(jax.vmap(unbiased_variance)(variances, parts, valid)),
+        )
 
 
-class BatchChannelNorm(OverBatch):
+class BatchChannelNorm(BatchStatisticsNorm):
     """standardize(BatchNorm(x)) in `groups` groups of channels, then a gain and bias a group.
 
     With `estimated` the first norm is the paper's for small batches: it normalizes by the running
@@ -135,23 +139,29 @@ class BatchChannelNorm(OverBatch):
         mean, variance = self.running_moments(x)
         if is_training(self) and not self.estimated:
             used = moments(x32, self.valid)
-            seen_variance = unbiased(used[1], x32, self.valid)
-            self.move(mean, used[0])
-            self.move(variance, seen_variance)
+            seen_variance = unbiased_variance(used[1], x32, self.valid)
+            self.update_average(mean, used[0])
+            self.update_average(variance, seen_variance)
         else:
             if is_training(self):
                 seen = jax.lax.stop_gradient(x32)
-                about_running = token_mean((seen - along(mean.value, seen)) ** 2, self.valid)
-                self.move(mean, token_mean(seen, self.valid))
-                self.move(variance, about_running)
+                about_running = token_mean(
+                    (seen - broadcast_like(mean.value, seen)) ** 2, self.valid
+                )
+                self.update_average(mean, token_mean(seen, self.valid))
+                self.update_average(variance, about_running)
             used = mean.value, variance.value
-        y = affine(self, normalize(x32, *used, self.eps))
-        y = standardize(in_groups(y, self.groups), self.eps)
+        y = apply_affine(self, normalize(x32, *used, self.eps))
+        y = standardize(reshape_groups(y, self.groups), self.eps)
         gain, shift = (
             self.vector(name, y.shape[-2], value, axis='group')[:, None]
             for name, value in (('group_scale', 1.0), ('group_bias', 0.0))
         )
-        return (y * along(gain, y) + along(shift, y)).reshape(x.shape).astype(x.dtype)
+        return (
+            (y * broadcast_like(gain, y) + broadcast_like(shift, y))
+            .reshape(x.shape)
+            .astype(x.dtype)
+        )
 
 
 class EvoNormS0(Norm):
@@ -168,14 +178,14 @@ class EvoNormS0(Norm):
     @nn.compact
     def __call__(self, x):
         x32 = at_least_float32(x)
-        v = along(self.vector('v', x.shape[-1], 1.0), x)
-        grouped = in_groups(x32, self.groups)
+        v = broadcast_like(self.vector('v', x.shape[-1], 1.0), x)
+        grouped = reshape_groups(x32, self.groups)
         inv_std = jax.lax.rsqrt(jnp.var(grouped, -1, keepdims=True) + self.eps)
-        y = x32 * nn.sigmoid(v * x32) * along(inv_std, grouped).reshape(x.shape)
-        return affine(self, y).astype(x.dtype)
+        y = x32 * nn.sigmoid(v * x32) * broadcast_like(inv_std, grouped).reshape(x.shape)
+        return apply_affine(self, y).astype(x.dtype)
 
 
-class EvoNormB0(OverBatch):
+class EvoNormB0(BatchStatisticsNorm):
     """y = x / max(sqrt(var_batch + eps), v x + sqrt(var_token + eps)) * scale + bias.
 
     var_batch [D] is over the tokens of the batch, in evaluation its running average; var_token is
@@ -188,13 +198,13 @@ class EvoNormB0(OverBatch):
     @nn.compact
     def __call__(self, x):
         x32 = at_least_float32(x)
-        v = along(self.vector('v', x.shape[-1], 1.0), x)
+        v = broadcast_like(self.vector('v', x.shape[-1], 1.0), x)
         variance = self.variable(STATS, 'variance', jnp.ones, x.shape[-1:])
         over_batch = variance.value
         if is_training(self):
             _, over_batch = moments(x32, self.valid)
-            self.move(variance, unbiased(over_batch, x32, self.valid))
-        over_token = along(jnp.sqrt(jnp.var(x32, -1, keepdims=True) + self.eps), x)
-        over_batch = along(jnp.sqrt(over_batch + self.eps), x)
+            self.update_average(variance, unbiased_variance(over_batch, x32, self.valid))
+        over_token = broadcast_like(jnp.sqrt(jnp.var(x32, -1, keepdims=True) + self.eps), x)
+        over_batch = broadcast_like(jnp.sqrt(over_batch + self.eps), x)
         y = x32 / jnp.maximum(over_batch, v * x32 + over_token)
-        return affine(self, y).astype(x.dtype)
+        return apply_affine(self, y).astype(x.dtype)

@@ -54,36 +54,36 @@ def compress_reader(kernel_DO: Any) -> Any:
     return kernel_DO[..., :-1, :] - kernel_DO[..., -1:, :]
 
 
-def learned(params: Arrays, stats: Arrays, eps: float) -> Affine:
+def learned_affine(params: Arrays, stats: Arrays, eps: float) -> Affine:
     return Affine(params.get('scale'), params.get('bias'))
 
 
-def batch_statistics(params: Arrays, stats: Arrays, eps: float) -> Affine:
+def batch_affine(params: Arrays, stats: Arrays, eps: float) -> Affine:
     """(x - mean) / sqrt(variance + eps) * scale + bias."""
     scale = params.get('scale', 1.0) / (stats['variance'] + eps) ** 0.5
     return Affine(scale, params.get('bias', 0.0) - stats['mean'] * scale)
 
 
-def unified(params: Arrays, stats: Arrays, eps: float) -> Affine:
+def unified_affine(params: Arrays, stats: Arrays, eps: float) -> Affine:
     """x / sqrt(mean_square + eps) * scale + bias."""
     return Affine(params['scale'] / (stats['mean_square'] + eps) ** 0.5, params['bias'])
 
 
-def removed(params: Arrays, stats: Arrays, eps: float) -> Affine:
+def removal_affine(params: Arrays, stats: Arrays, eps: float) -> Affine:
     """x / deviation * scale + bias, the deviation one number a norm."""
     per_channel = stats['deviation'][..., None]
     return Affine(params.get('scale', 1.0) / per_channel, params.get('bias'))
 
 
-AffineOf = Callable[[Arrays, Arrays, float], Affine]
+AffineFunction = Callable[[Arrays, Arrays, float], Affine]
 
 # Norm -> the affine map that follows x / rms(x) or standardize(x).
-LEARNED: dict[str, AffineOf] = {'layernorm': learned, 'rmsnorm': learned}
+LEARNED_AFFINE: dict[str, AffineFunction] = {'layernorm': learned_affine, 'rmsnorm': learned_affine}
 # Norm -> the affine map that it is in evaluation.
-CONSTANT: dict[str, AffineOf] = {
-    'batchnorm': batch_statistics,
-    'ghost_batchnorm': batch_statistics,
-    'layernorm_removal': lambda *given: removed(*given)._replace(centred=True),
-    'rmsnorm_removal': removed,
-    'unified': unified,
+CONSTANT_AFFINE: dict[str, AffineFunction] = {
+    'batchnorm': batch_affine,
+    'ghost_batchnorm': batch_affine,
+    'layernorm_removal': lambda *given: removal_affine(*given)._replace(centred=True),
+    'rmsnorm_removal': removal_affine,
+    'unified': unified_affine,
 }

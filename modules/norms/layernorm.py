@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from modules.norms.base import Eps, HasBias, HasScale, Norm, affine
+from modules.norms.base import Eps, HasBias, HasScale, Norm, apply_affine
 from modules.options import Option
 from modules.statistics import at_least_float32
 
@@ -35,9 +35,9 @@ class LayerNorm(Norm):
 
     @nn.compact
     def __call__(self, x):
-        return affine(self, self.standardized(x), self.scale, self.bias).astype(x.dtype)
+        return apply_affine(self, self.center_and_scale(x), self.scale, self.bias).astype(x.dtype)
 
-    def standardized(self, x):
+    def center_and_scale(self, x):
         return standardize(x, self.eps)
 
 
@@ -53,7 +53,7 @@ class L1Norm(LayerNorm):
     eps: Eps = 1e-5
     rescale: Annotated[bool, Option('whether a Gaussian input gets unit variance')] = False
 
-    def standardized(self, x):
+    def center_and_scale(self, x):
         x = at_least_float32(x)
         centred = x - jnp.mean(x, -1, keepdims=True)
         y = centred / (jnp.mean(jnp.abs(centred), -1, keepdims=True) + self.eps)
@@ -84,4 +84,4 @@ class DyT(Norm):
         at_attention = self.site == 'attention' and self.alpha_attention is not None
         alpha = self.vector('alpha', 0, self.alpha_attention if at_attention else self.alpha)
         y = jnp.tanh(alpha * at_least_float32(x))
-        return affine(self, y, bias=self.bias).astype(x.dtype)
+        return apply_affine(self, y, bias=self.bias).astype(x.dtype)

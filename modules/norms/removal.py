@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from modules.norms.base import EmaDecay, Eps, HasBias, HasScale, Norm, affine
+from modules.norms.base import EmaDecay, Eps, HasBias, HasScale, Norm, apply_affine
 from modules.options import Option
 from modules.statistics import STATS, at_least_float32, is_training, token_mean
 
@@ -42,10 +42,10 @@ class _Removal(Norm):
     bias: HasBias = True
     ema_decay: EmaDecay = 0.9
     removal_start: Annotated[
-        int, Option('updates before the first norm is removed', 1, counted_in='updates')
+        int, Option('updates before the first norm is removed', 1, time_unit='updates')
     ] = 20
     removal_gap: Annotated[
-        int, Option('updates from one removal to the next', 0, counted_in='updates')
+        int, Option('updates from one removal to the next', 0, time_unit='updates')
     ] = 2
     order: jax.Array | int = 0
     valid: jax.Array | None = None
@@ -75,7 +75,7 @@ class _Removal(Norm):
         else:
             before = constant.value
         y = x32 / jnp.where(removed, before, deviation)
-        return affine(self, y, self.scale, self.bias).astype(x.dtype)
+        return apply_affine(self, y, self.scale, self.bias).astype(x.dtype)
 
 
 class LayerNormRemoval(_Removal):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from modules.kernels.rms_norm import inverse_rms, reference
-from modules.norms.base import Eps, HasScale, Norm, along, in_groups
+from modules.norms.base import Eps, HasScale, Norm, broadcast_like, reshape_groups
 from modules.options import Option
 from modules.params import NORM, declare
 from modules.statistics import at_least_float32
@@ -19,30 +19,30 @@ def rms_normalize(x: jax.Array, eps: float) -> jax.Array:
     return reference(at_least_float32(x), None, eps)
 
 
-class OverRMS(Norm):
+class RMSNormBase(Norm):
     """A norm that divides by the root mean square, by a kernel that the model fills in."""
 
     eps: Eps = 1e-6
     rms_norm: Callable[..., jax.Array] = reference
 
-    over_rms = True
+    divides_by_rms = True
 
-    def normalized(self, x: jax.Array, scale_D: jax.Array | None = None) -> jax.Array:
+    def normalize(self, x: jax.Array, scale_D: jax.Array | None = None) -> jax.Array:
         """rms_normalize(x) * scale, in float32 at least."""
         return self.rms_norm(x, scale_D, self.eps, at_least_float32(x).dtype)
 
-    def scale_of(self, x: jax.Array) -> jax.Array:
+    def scale_parameter(self, x: jax.Array) -> jax.Array:
         return self.vector('scale', x.shape[-1], 1.0)
 
 
-class RMSNorm(OverRMS):
+class RMSNorm(RMSNormBase):
     """y = rms_normalize(x) * scale, which can be left out (arXiv:1910.07467)."""
 
     scale: HasScale = True
 
     @nn.compact
     def __call__(self, x):
-        return self.rms_norm(x, self.scale_of(x) if self.scale else None, self.eps)
+        return self.rms_norm(x, self.scale_parameter(x) if self.scale else None, self.eps)
 
 
 def crms_normalize(x: jax.Array, eps: float) -> jax.Array:
@@ -65,14 +65,14 @@ class CRMSNorm(Norm):
 
     eps: Eps = 1e-6
 
-    drops = 1
+    dropped_coordinates = 1
 
     @nn.compact
     def __call__(self, x):
         return crms_normalize(x, self.eps).astype(x.dtype)
 
 
-class PreAffineRMSNorm(OverRMS):
+class PreAffineRMSNorm(RMSNormBase):
     """y = rms_normalize(x * pre_scale) * scale, both 1 at the start.
 
     Source: arXiv:2601.22966, which does not say where pre_scale starts; the re-implementations
@@ -81,11 +81,11 @@ class PreAffineRMSNorm(OverRMS):
 
     @nn.compact
     def __call__(self, x):
-        scaled = at_least_float32(x) * along(self.vector('pre_scale', x.shape[-1], 1.0), x)
-        return self.rms_norm(scaled, self.scale_of(x), self.eps, x.dtype)
+        scaled = at_least_float32(x) * broadcast_like(self.vector('pre_scale', x.shape[-1], 1.0), x)
+        return self.rms_norm(scaled, self.scale_parameter(x), self.eps, x.dtype)
 
 
-class GatedRMSNorm(OverRMS):
+class GatedRMSNorm(RMSNormBase):
     """y = n * sigmoid(swish(n W_down) W_up) with n = rms_normalize(x) * scale; rank r inside.
 
     W_down [D, r] and W_up [r, D] are initialised, scaled and decayed like other matrices (the paper
@@ -97,7 +97,7 @@ class GatedRMSNorm(OverRMS):
 
     @nn.compact
     def __call__(self, x):
-        y = self.normalized(x, self.scale_of(x))
+        y = self.normalize(x, self.scale_parameter(x))
         hidden = nn.swish(y @ self.matrix('down', (self.axis, 'rank'), (x.shape[-1], self.rank)))
         gate = hidden @ self.matrix('up', ('rank', self.axis), (self.rank, x.shape[-1]))
         return (y * nn.sigmoid(gate)).astype(x.dtype)
@@ -107,7 +107,7 @@ class GatedRMSNorm(OverRMS):
         return self.param(name, declare(normal, 'hidden', axes, fan_in=axes[:1], part=NORM), shape)
 
 
-class SeeDNorm(OverRMS):
+class SeeDNorm(RMSNormBase):
     """y = rms_normalize(x) * (scale + alpha * tanh(<x, beta>)): a gain that depends on x itself.
 
     x is cut into `heads` slices with an inner product each. scale = 1, alpha = 1 and beta = 0 at
@@ -124,13 +124,17 @@ class SeeDNorm(OverRMS):
         x32 = at_least_float32(x)
         beta = self.vector('beta', features, 0.0, decayed=True)
         alpha = self.vector('alpha', features, 1.0, decayed=True)
-        inner = jnp.sum(in_groups(x32 * along(beta, x), self.heads), -1, keepdims=True)
-        dynamic = (in_groups(along(alpha, x), self.heads) * jnp.tanh(inner)).reshape(x.shape)
-        gain = along(self.scale_of(x), x) + dynamic
-        return (self.normalized(x32) * gain).astype(x.dtype)
+        inner = jnp.sum(
+            reshape_groups(x32 * broadcast_like(beta, x), self.heads), -1, keepdims=True
+        )
+        dynamic = (reshape_groups(broadcast_like(alpha, x), self.heads) * jnp.tanh(inner)).reshape(
+            x.shape
+        )
+        gain = broadcast_like(self.scale_parameter(x), x) + dynamic
+        return (self.normalize(x32) * gain).astype(x.dtype)
 
 
-class AdaRMSNorm(OverRMS):
+class AdaRMSNorm(RMSNormBase):
     """y = rms_normalize(x) * rms(alpha * x + beta): one number a token carries its size over.
 
     alpha = 0 and beta = 1 at the start: RMSNorm without a gain. alpha = 1 and beta = 0 would be the
@@ -141,5 +145,5 @@ class AdaRMSNorm(OverRMS):
     def __call__(self, x):
         alpha, beta = (self.vector(n, x.shape[-1], v) for n, v in (('alpha', 0.0), ('beta', 1.0)))
         x32 = at_least_float32(x)
-        mapped = x32 * along(alpha, x) + along(beta, x)
-        return (self.normalized(x32) / inverse_rms(mapped, self.eps)).astype(x.dtype)
+        mapped = x32 * broadcast_like(alpha, x) + broadcast_like(beta, x)
+        return (self.normalize(x32) / inverse_rms(mapped, self.eps)).astype(x.dtype)

@@ -12,15 +12,26 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from modules.norms.base import EmaDecay, Eps, Groups, Norm, WarmupUpdates, affine, along, in_groups
-from modules.norms.batchnorm import OverBatch
+from modules.norms.base import (
+    EmaDecay,
+    Eps,
+    Groups,
+    Norm,
+    WarmupUpdates,
+    apply_affine,
+    broadcast_like,
+    reshape_groups,
+)
+from modules.norms.batchnorm import BatchStatisticsNorm
 from modules.norms.rmsnorm import rms_normalize
 from modules.options import Option
 from modules.statistics import BACKWARD_STATS, STATS, at_least_float32, is_training, token_mean
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def power_scale(eps: float, ema_decay: float, x, running_gz, used, seen) -> jax.Array:
+def power_scale(
+    eps: float, ema_decay: float, x, running_gz, mean_square, batch_mean_square
+) -> jax.Array:
     """z = x / sqrt(used + eps), with PowerNorm's backward pass in place of the exact one.
 
     Given g = dL/dz [..., D]: h = g - (1 - ema_decay) e z with e = running_gz [D];
@@ -29,20 +40,20 @@ def power_scale(eps: float, ema_decay: float, x, running_gz, used, seen) -> jax.
     and of this batch, constants here. The code divides by that of the batch; arXiv:2003.07845,
     algorithm 2, by the running one. With ema_decay = 1, dx = g / sqrt(seen + eps).
     """
-    return x * along(jax.lax.rsqrt(used + eps), x)
+    return x * broadcast_like(jax.lax.rsqrt(mean_square + eps), x)
 
 
-def _power_forward(eps, ema_decay, x, running_gz, used, seen):
-    z = power_scale(eps, ema_decay, x, running_gz, used, seen)
-    return z, (z, running_gz, seen)
+def _power_forward(eps, ema_decay, x, running_gz, mean_square, batch_mean_square):
+    z = power_scale(eps, ema_decay, x, running_gz, mean_square, batch_mean_square)
+    return z, (z, running_gz, batch_mean_square)
 
 
 def _power_backward(eps, ema_decay, residuals, g):
     z, running_gz, seen = residuals
-    h = g - (1 - ema_decay) * along(running_gz, g) * z
+    h = g - (1 - ema_decay) * broadcast_like(running_gz, g) * z
     next_gz = running_gz + token_mean(h * z, None)
     zero = jnp.zeros_like(seen)
-    return h * along(jax.lax.rsqrt(seen + eps), g), next_gz, zero, zero
+    return h * broadcast_like(jax.lax.rsqrt(seen + eps), g), next_gz, zero, zero
 
 
 power_scale.defvjp(_power_forward, _power_backward)
@@ -64,7 +75,7 @@ class PowerNorm(Norm):
     ema_decay: EmaDecay = 0.9
     valid: jax.Array | None = None
 
-    leaks = OverBatch.leaks
+    leaks = BatchStatisticsNorm.leaks
     forward_mode = False
 
     @nn.compact
@@ -73,7 +84,7 @@ class PowerNorm(Norm):
         phi = self.variable(STATS, 'mean_square', jnp.ones, features)
         count = self.variable(STATS, 'updates', jnp.zeros, (), jnp.int32)
         running_gz = self.variable(BACKWARD_STATS, 'running_gz', jnp.zeros, features)
-        s = rms_normalize(in_groups(x, self.groups), self.eps).reshape(x.shape)
+        s = rms_normalize(reshape_groups(x, self.groups), self.eps).reshape(x.shape)
         if is_training(self):
             update = count.value + 1
             seen = jax.lax.stop_gradient(token_mean(s**2, self.valid))
@@ -84,8 +95,8 @@ class PowerNorm(Norm):
             phi.value = self.ema_decay * kept + (1 - self.ema_decay) * seen
             count.value = update
         else:
-            z = s * along(jax.lax.rsqrt(phi.value + self.eps), s)
-        return affine(self, z).astype(x.dtype)
+            z = s * broadcast_like(jax.lax.rsqrt(phi.value + self.eps), s)
+        return apply_affine(self, z).astype(x.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -103,27 +114,27 @@ def unified_scale(
     statistics: (window, e), whose cotangents are their next values. constants: (used [D],
     compensation [D], update, skip), through which no gradient flows.
     """
-    return x * along(jax.lax.rsqrt(constants[0] + eps) * scale, x)
+    return x * broadcast_like(jax.lax.rsqrt(constants[0] + eps) * scale, x)
 
 
 def _unified_forward(eps, ema_decay, warmup, x, scale, statistics, constants):
-    z = x * along(jax.lax.rsqrt(constants[0] + eps), x)
-    return z * along(scale, x), (z, scale, statistics, constants)
+    z = x * broadcast_like(jax.lax.rsqrt(constants[0] + eps), x)
+    return z * broadcast_like(scale, x), (z, scale, statistics, constants)
 
 
 def _unified_backward(eps, ema_decay, warmup, residuals, dy):
     z, scale, (window, running), constants = residuals
     used, compensation, update, skip = constants
     length = window.shape[0]
-    g = dy * along(scale * compensation, dy)
+    g = dy * broadcast_like(scale * compensation, dy)
     seen = token_mean(g * z, None)
     slot = jnp.mod(update, length).astype(jnp.int32)
     window = jnp.asarray(window).at[slot].set(jnp.where(skip > 0, running, seen))
     alone = (update <= length) | (update < warmup) | (skip > 0)
     mean = jnp.where(alone, seen, jnp.mean(window, 0))
     running = ema_decay * running + (1 - ema_decay) * mean
-    correction = along(jnp.where(skip > 0, mean, running), z)
-    dx = (g - correction * z) * along(jax.lax.rsqrt(used + eps), z)
+    correction = broadcast_like(jnp.where(skip > 0, mean, running), z)
+    dx = (g - correction * z) * broadcast_like(jax.lax.rsqrt(used + eps), z)
     axes = tuple(range(dy.ndim - 1))
     dscale = jnp.sum(dy * z, axes) * compensation
     return dx, dscale, (window, running), jax.tree.map(jnp.zeros_like, constants)
@@ -156,7 +167,7 @@ class UnifiedNorm(Norm):
     filter_outliers: Annotated[bool, Option('whether outlying batches do not count')] = False
     valid: jax.Array | None = None
 
-    leaks = OverBatch.leaks
+    leaks = BatchStatisticsNorm.leaks
     forward_mode = False
 
     @nn.compact
@@ -185,8 +196,8 @@ class UnifiedNorm(Norm):
             options = self.eps, self.ema_decay, self.warmup
             y = unified_scale(*options, x32, scale, statistics, constants)
         else:
-            y = x32 * along(jax.lax.rsqrt(running.value + self.eps) * scale, x)
-        return (y + along(self.vector('bias', features, 0.0), y)).astype(x.dtype)
+            y = x32 * broadcast_like(jax.lax.rsqrt(running.value + self.eps) * scale, x)
+        return (y + broadcast_like(self.vector('bias', features, 0.0), y)).astype(x.dtype)
 
     def mean_square(self, x, window, running, update):
         """Returns (m [D], the next window, whether the batch is an outlier)."""

@@ -9,7 +9,7 @@ the mean of each of its terms over the target tokens; `grad`, the gradient befor
 fields of `BatchFunctions`, functions that cost nothing if they are not called.
 
 Names of functions of parameters end with `_fn`; an optimizer of some roles gets them as functions
-of its own parameters (`by_role`). `of_family` states what an optimizer needs of a model, and what
+of its own parameters (`by_role`). `optimizer_row` states what an optimizer needs of a model, and what
 it does without. A leaf of its state that is not shaped like its parameter is described by a box
 (`modules.optim.base.state_specs`).
 The stages of an update, of which the optimizer is one, are rows of `modules.optim.stages.STAGES`.
@@ -17,14 +17,14 @@ A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fracti
 A row of `AVERAGES` says which weights evaluation uses (`modules.optim.averages`).
 """
 
-from modules.optim.averages import AVERAGES, Average, of_trained
+from modules.optim.averages import AVERAGES, Average, mask_untrained
 from modules.optim.base import (
     BatchFunctions,
     Direction,
-    by_role,
+    as_direction,
+    partition_by_role,
     state_specs,
-    unboxed,
-    with_share,
+    unbox_state,
 )
 from modules.optim.beyond_gradients import cge, gauss_newton, sophia, sven
 from modules.optim.classic import adamw, scale, sgd
@@ -41,11 +41,11 @@ __all__ = [
     'Average',
     'BatchFunctions',
     'Direction',
-    'by_role',
-    'of_trained',
+    'as_direction',
+    'mask_untrained',
+    'partition_by_role',
     'state_specs',
-    'unboxed',
-    'with_share',
+    'unbox_state',
 ]
 
 OPTIMIZERS = {

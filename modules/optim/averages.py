@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from modules.facts import demands_nothing, marks
+from modules.facts import accept_any, row_decorator
 from modules.optim.base import below_1, divide_or_zero
 from modules.options import Option
 
-Kept = dict[str, Any]  # by name: a tree like the parameters, or a scalar
+AverageState = dict[str, Any]  # by name: a tree like the parameters, or a scalar
 
 
 # moves_weights: it cannot be combined with a map of stored parameters after updates
 #   (`modules.reparam`).
 # notes(recipe, part): lines on what it is allowed with but not published with.
-average_row = marks(moves_weights=False, notes=lambda recipe, part: (), check=demands_nothing)
+average_row = row_decorator(moves_weights=False, notes=lambda recipe, part: (), check=accept_any)
 
 
 class Average(NamedTuple):
@@ -32,12 +32,16 @@ class Average(NamedTuple):
     behind it.
     """
 
-    init: Callable[[Any], Kept]  #: (params) -> kept, its own state
-    averaged: Callable[[Any, Kept], Any]  #: (params, kept) -> the weights that evaluation uses
+    init: Callable[[Any], AverageState]  #: (params) -> kept, its own state
+    evaluation_weights: Callable[
+        [Any, AverageState], Any
+    ]  #: (params, kept) -> the weights that evaluation uses
     #: (updates, params, kept, fraction) -> (updates, kept)
-    steer: Callable[[Any, Any, Kept, Any], tuple[Any, Kept]] = lambda u, params, kept, _: (u, kept)
+    adjust_updates: Callable[[Any, Any, AverageState, Any], tuple[Any, AverageState]] = (
+        lambda u, params, kept, _: (u, kept)
+    )
     #: (params, kept) -> kept
-    follow: Callable[[Any, Kept], Kept] = lambda params, kept: kept
+    update_average: Callable[[Any, AverageState], AverageState] = lambda params, kept: kept
 
 
 @average_row()
@@ -68,10 +72,10 @@ def ema(
         average = jax.tree.map(lambda x, w: x + share * (w - x), kept['average'], params)
         return {'updates': updates, 'average': average}
 
-    return Average(init, lambda params, kept: kept['average'], follow=follow)
+    return Average(init, lambda params, kept: kept['average'], update_average=follow)
 
 
-def of_trained(average: Average, trained: Any) -> Average:
+def mask_untrained(average: Average, trained: Any) -> Average:
     """Returns an average that keeps nothing of weights that training leaves as they are.
 
     Args:
@@ -89,18 +93,20 @@ def of_trained(average: Average, trained: Any) -> Average:
         return jax.tree.map(lambda t, new, x: new if t else x, trained, found, tree)
 
     def steer(updates, params, kept, fraction):
-        moves, kept = average.steer(only(updates), only(params), kept, fraction)
+        moves, kept = average.adjust_updates(only(updates), only(params), kept, fraction)
         return with_others(moves, updates), kept
 
     return Average(
         init=lambda params: average.init(only(params)),
-        averaged=lambda params, kept: with_others(average.averaged(only(params), kept), params),
-        steer=steer,
-        follow=lambda params, kept: average.follow(only(params), kept),
+        evaluation_weights=lambda params, kept: with_others(
+            average.evaluation_weights(only(params), kept), params
+        ),
+        adjust_updates=steer,
+        update_average=lambda params, kept: average.update_average(only(params), kept),
     )
 
 
-def not_published_with(recipe: Any, part: Any) -> Iterator[str]:
+def schedule_free_notes(recipe: Any, part: Any) -> Iterator[str]:
     """Yields notes on what Schedule-Free is published without: rate decay and momentum."""
     schedule = recipe.schedule
     if schedule.row.decays:
@@ -117,11 +123,11 @@ def not_published_with(recipe: Any, part: Any) -> Iterator[str]:
                 )
 
 
-@average_row(moves_weights=True, notes=not_published_with)
+@average_row(moves_weights=True, notes=schedule_free_notes)
 def schedule_free(
     *,
     schedule_free_beta: Annotated[
-        float, below_1('share of the mean where gradients are taken', least=0.01)
+        float, below_1('share of the mean where gradients are taken', minimum=0.01)
     ] = 0.9,
     schedule_free_power: Annotated[
         float, Option('power of the step in its weight in the mean', 0, 6, traced=True)
@@ -165,7 +171,7 @@ def schedule_free(
         beyond = 1 - 1 / schedule_free_beta
         return jax.tree.map(lambda y, z: y + beyond * (z - y), params, kept['z'])
 
-    return Average(init, averaged, steer=steer)
+    return Average(init, averaged, adjust_updates=steer)
 
 
 AVERAGES = {'none': none, 'ema': ema, 'schedule_free': schedule_free}

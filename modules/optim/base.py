@@ -11,19 +11,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from modules.facts import demands_nothing, longest, marks
+from modules.facts import accept_any, longest_horizon, row_decorator
 from modules.losses import LOSSES
 from modules.options import Option
-from modules.params import ROLES, Described, ParamSpec, batch_axes, is_box, named_leaves, path_name
+from modules.params import ROLES, ParamBox, ParamSpec, batch_axes, is_box, named_leaves, path_name
 
 # Bounds are included, so these stand in for 0 and 1 that are not; float32 tells them apart.
 ABOVE_0, BELOW_1 = 1e-37, 1 - 1e-7
 
-below_1 = functools.partial(Option, least=0, most=BELOW_1, traced=True)
-up_to_1 = functools.partial(Option, least=0, most=1, traced=True)
-from_0 = functools.partial(Option, least=0, most=sys.float_info.max, traced=True)
-above_0 = functools.partial(Option, least=ABOVE_0, most=sys.float_info.max, traced=True)
-steps_between = functools.partial(Option, least=1, counted_in='steps')
+below_1 = functools.partial(Option, minimum=0, maximum=BELOW_1, traced=True)
+up_to_1 = functools.partial(Option, minimum=0, maximum=1, traced=True)
+from_0 = functools.partial(Option, minimum=0, maximum=sys.float_info.max, traced=True)
+above_0 = functools.partial(Option, minimum=ABOVE_0, maximum=sys.float_info.max, traced=True)
+steps_between = functools.partial(Option, minimum=1, time_unit='steps')
 
 B1 = Annotated[float, below_1('share of the first moment that is kept')]
 B2 = Annotated[float, below_1('share of the second moment that is kept')]
@@ -39,16 +39,16 @@ FAMILIES = ('adam', 'sgd', 'spectral')  # how the size of an update follows from
 class Needs:
     """Requirements of an optimizer beyond a gradient, and what it does without."""
 
-    most_parameters: int | None = None  # that it serves; None: any number
+    max_parameters: int | None = None  # that it serves; None: any number
     gradient: bool = True  # whether it reads the gradient of its parameters
     forward_mode: str = ''  # differentiated in it: 'logits', their 'gradient', or nothing
     error_probability: bool = False  # whether it reads the mean of that name
     convex_loss: bool = False  # whether it is only for losses that are convex in the logits
     # Whether it reads the loss itself, so that no penalty or factor may be in the gradient alone.
-    own_loss: bool = False
+    evaluates_loss: bool = False
 
 
-def needs_are_met(recipe: Any, part: Any) -> None:
+def check_needs(recipe: Any, part: Any) -> None:
     """Raises ValueError where an optimizer does not get the parameters or the loss it needs."""
     missing = sorted(set(ROLES) - {'hidden'} - set(part.row.roles))
     if part is recipe.others and missing:
@@ -64,24 +64,24 @@ def needs_are_met(recipe: Any, part: Any) -> None:
             f'{part} needs a loss that is convex in the logits: loss.name={"|".join(able)}; got '
             f'{recipe.loss.name}'
         )
-    if needs.own_loss and recipe.decay.row.in_gradient and recipe.optim.weight_decay:
+    if needs.evaluates_loss and recipe.decay.row.in_gradient and recipe.optim.weight_decay:
         raise ValueError(
             f'{recipe.decay} adds weight decay to the gradient, and {part} measures the loss '
             'itself, without it. Choose optim.decay_rule=decoupled.'
         )
     shrinks = recipe.optim.embedding_gradient_shrink is not None
-    if needs.own_loss and part is recipe.others and shrinks:
+    if needs.evaluates_loss and part is recipe.others and shrinks:
         raise ValueError(
             f'optim.embedding_gradient_shrink makes a gradient smaller, and {part} measures the '
             'loss itself, which stays as it is. Leave one of them out.'
         )
 
 
-def of_family(
+def optimizer_row(
     family: str,
     roles: tuple[str, ...] = ROLES,
     other_sizes: Mapping[str, Any] = MappingProxyType({}),
-    check: Callable[[Any, Any], None] = demands_nothing,
+    check: Callable[[Any, Any], None] = accept_any,
     **needs: Any,
 ) -> Callable[[Callable], Callable]:
     """Decorates an optimizer with facts that other code reads.
@@ -93,13 +93,13 @@ def of_family(
     """
     if family not in FAMILIES:
         raise ValueError(f'family must be one of {", ".join(FAMILIES)}; got {family!r}')
-    facts = {'family': family, 'roles': roles, 'needs': Needs(**needs), 'lasts': longest}
+    facts = {'family': family, 'roles': roles, 'needs': Needs(**needs), 'lasts': longest_horizon}
 
     def both(recipe, part):
-        needs_are_met(recipe, part)
+        check_needs(recipe, part)
         check(recipe, part)
 
-    return marks(**facts, other_sizes=other_sizes, check=both)()
+    return row_decorator(**facts, other_sizes=other_sizes, check=both)()
 
 
 class PerParameter(NamedTuple):
@@ -116,7 +116,7 @@ class Direction(NamedTuple):
     decay_share: Any = 1.0  #: broadcasts with the weight
 
 
-def with_share(direction: jax.Array | Direction) -> Direction:
+def as_direction(direction: jax.Array | Direction) -> Direction:
     """Returns a Direction; one made from an array takes all of the weight decay.
 
     Args:
@@ -163,18 +163,20 @@ class BatchFunctions(NamedTuple):
     tokens_at_a_time: int  #: how many tokens' logits shall be made at most; 0: all
 
 
-Kept = dict[str, Any]  # what is stored for one parameter: {name: an array like it, or one in a box}
+ParamState = dict[
+    str, Any
+]  # what is stored for one parameter: {name: an array like it, or one in a box}
 
 
-def zeros(*names: str) -> Callable[[ParamSpec, jax.Array], Kept]:
+def init_zeros(*names: str) -> Callable[[ParamSpec, jax.Array], ParamState]:
     """Returns the `init` of `per_parameter` that stores zeros like the parameter by each name."""
     return lambda spec, weight: {name: jnp.zeros_like(weight) for name in names}
 
 
 def per_parameter(
     specs: Any,
-    init: Callable[[ParamSpec, jax.Array], Kept],
-    update: Callable[..., tuple[jax.Array | Direction, Kept]],
+    init: Callable[[ParamSpec, jax.Array], ParamState],
+    update: Callable[..., tuple[jax.Array | Direction, ParamState]],
 ) -> optax.GradientTransformationExtraArgs:
     """Makes an optimizer that treats each parameter on its own.
 
@@ -207,10 +209,10 @@ def per_parameter(
     return optax.GradientTransformationExtraArgs(init_all, update_all)
 
 
-def boxed(spec: ParamSpec, value: jax.Array, *axes: str) -> Described:
+def box_state(spec: ParamSpec, value: jax.Array, *axes: str) -> ParamBox:
     """Returns an array [batch axes of the parameter, *axes] in a box that names its axes."""
     batch = tuple(spec.axes[i] for i in batch_axes(spec))
-    return Described(value, ParamSpec('vector', (*batch, *axes)))
+    return ParamBox(value, ParamSpec('vector', (*batch, *axes)))
 
 
 @jax.custom_batching.custom_vmap
@@ -223,7 +225,7 @@ def _any_run_vmap(size, is_mapped, due):
     return jnp.any(due), False
 
 
-def when(due: jax.Array, compute: Callable[[], Any], otherwise: Any) -> Any:
+def compute_if(due: jax.Array, compute: Callable[[], Any], otherwise: Any) -> Any:
     """Returns compute() where `due`, and `otherwise`, a tree like it, elsewhere.
 
     Under `vmap` over runs, compute runs for all if any run is due, and for none if none is.
@@ -236,12 +238,12 @@ def when(due: jax.Array, compute: Callable[[], Any], otherwise: Any) -> Any:
     return jax.lax.cond(_any_run(due), chosen, lambda: otherwise)
 
 
-Make = Callable[[Any], optax.GradientTransformation]  # from specs
+MakeOptimizer = Callable[[Any], optax.GradientTransformation]  # from specs
 FROZEN = 'frozen'  # the label of parameters that are not trained
 
 
-def by_role(
-    specs: Any, others: Make | None = None, trained: Any = None, **roles: Make
+def partition_by_role(
+    specs: Any, default: MakeOptimizer | None = None, trained: Any = None, **roles: MakeOptimizer
 ) -> optax.GradientTransformationExtraArgs:
     """Partitions the parameters: one optimizer for each role, `others` for roles not named.
 
@@ -266,7 +268,7 @@ def by_role(
     if unused := sorted(set(roles) - present):
         raise ValueError(f'an optimizer is given for {unused}, and no parameter has that role')
     uncovered = [path for path, spec in by_path.items() if spec.role not in roles]
-    if uncovered and others is None:
+    if uncovered and default is None:
         raise ValueError(f'no optimizer covers {", ".join(uncovered)}; name its role, or others')
     labels = jax.tree.map(lambda spec: spec.role if spec.role in roles else 'others', specs)
     if trained is not None:
@@ -275,7 +277,7 @@ def by_role(
     def labelled(label):
         return jax.tree.map(lambda s, of: s if of == label else optax.MaskedNode(), specs, labels)
 
-    makers = dict(roles) | ({} if others is None else {'others': others})
+    makers = dict(roles) | ({} if default is None else {'others': default})
     if trained is not None:
         makers = {label: make for label, make in makers.items() if label in jax.tree.leaves(labels)}
     transforms = {label: make(labelled(label)) for label, make in makers.items()}
@@ -286,7 +288,7 @@ def by_role(
         def take_part(name, value):
             if not name.endswith('_fn'):
                 return value
-            return lambda part, *rest: value(filled(part, params), *rest)
+            return lambda part, *rest: value(fill_masked(part, params), *rest)
 
         batch = {name: take_part(name, value) for name, value in batch.items()}
         return partition.update(grads, state, params, **batch)
@@ -298,18 +300,22 @@ def _is_masked(leaf: Any) -> bool:
     return isinstance(leaf, optax.MaskedNode)
 
 
-def filled(part: Any, whole: Any) -> Any:
+def fill_masked(part: Any, whole: Any) -> Any:
     """Returns `part` with the leaves of `whole` in place of its optax.MaskedNodes."""
     return jax.tree.map(lambda p, w: w if _is_masked(p) else p, part, whole, is_leaf=_is_masked)
 
 
-def restricted(whole: Any, part: Any) -> Any:
+def mask_like(whole: Any, part: Any) -> Any:
     """Returns `whole` with optax.MaskedNode wherever `part` has it."""
     return jax.tree.map(lambda p, w: p if _is_masked(p) else w, part, whole, is_leaf=_is_masked)
 
 
-def along(
-    function: Callable, params: Any, direction: Any, name='logits of this model', able='reference'
+def jvp_along(
+    function: Callable,
+    params: Any,
+    direction: Any,
+    name='logits of this model',
+    supported='reference',
 ) -> tuple[Any, Any]:
     """Returns (function(params), its derivative along a direction), in forward mode.
 
@@ -321,7 +327,7 @@ def along(
     except (NotImplementedError, TypeError) as error:
         raise ValueError(
             f'the {name} cannot be differentiated in forward mode, which is asked for; choose '
-            f'kernels.attention={able}. JAX says: {error}'
+            f'kernels.attention={supported}. JAX says: {error}'
         ) from error
 
 
@@ -331,7 +337,7 @@ def divide_or_zero(numerator: Any, denominator: jax.Array) -> jax.Array:
     return jnp.where(is_positive, numerator / jnp.where(is_positive, denominator, 1.0), 0.0)
 
 
-def unboxed(opt_state: Any) -> Any:
+def unbox_state(opt_state: Any) -> Any:
     """Returns a state without the boxes that describe its leaves.
 
     Args:

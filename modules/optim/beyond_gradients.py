@@ -15,24 +15,24 @@ from modules.optim.base import (
     B2,
     PerParameter,
     above_0,
-    along,
+    compute_if,
     from_0,
-    of_family,
-    restricted,
+    jvp_along,
+    mask_like,
+    optimizer_row,
     steps_between,
     up_to_1,
-    when,
 )
 from modules.options import Option
-from modules.spectrum import product
+from modules.spectrum import precise_einsum
 
 # As in the authors' code of Gauss-Newton: added to gamma, and the least gamma.
-BESIDE_GAMMA, LEAST_GAMMA = 1e-8, 1e-9
+GAMMA_OFFSET, MIN_GAMMA = 1e-8, 1e-9
 TOLERANCE = 1e-5  # of conjugate gradients: residual over gradient
-LEAST_SINGULAR_VALUE = 1e-10  # the absolute bound in the authors' code of Sven
+MIN_SINGULAR_VALUE = 1e-10  # the absolute bound in the authors' code of Sven
 
 
-@of_family('adam', forward_mode='gradient', own_loss=True)
+@optimizer_row('adam', forward_mode='gradient', evaluates_loss=True)
 def sophia(
     specs: Any,
     *,
@@ -72,10 +72,10 @@ def sophia(
         m = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.of['momentum'], grads)
 
         def look():
-            found = curvature_estimate(value_fn, params, random_like(params, count))
+            found = estimate_curvature(value_fn, params, random_like(params, count))
             return jax.tree.map(lambda h, e: b2 * h + (1 - b2) * e, h, found)
 
-        h = when((count - 1) % sophia_every == 0, look, h)
+        h = compute_if((count - 1) % sophia_every == 0, look, h)
         directions = jax.tree.map(
             lambda m, h: jnp.clip(m / jnp.maximum(sophia_gamma * h, sophia_eps), -1, 1), m, h
         )
@@ -84,10 +84,10 @@ def sophia(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def curvature_estimate(value_fn: Callable[[Any], jax.Array], params: Any, u: Any) -> Any:
+def estimate_curvature(value_fn: Callable[[Any], jax.Array], params: Any, u: Any) -> Any:
     """Returns u * (H u), whose mean over u is the Hessian's diagonal (Hutchinson's estimate)."""
     able = 'reference or blocked'
-    _, slope = along(jax.grad(value_fn), params, u, 'gradient of this loss', able)
+    _, slope = jvp_along(jax.grad(value_fn), params, u, 'gradient of this loss', able)
     return jax.tree.map(jnp.multiply, u, slope)
 
 
@@ -104,7 +104,7 @@ class GaussNewtonState(NamedTuple):
     gamma: jax.Array  # of the last step that was tried
 
 
-@of_family('adam', forward_mode='logits', convex_loss=True, own_loss=True)
+@optimizer_row('adam', forward_mode='logits', convex_loss=True, evaluates_loss=True)
 def gauss_newton(
     specs: Any,
     *,
@@ -139,12 +139,12 @@ def gauss_newton(
             raise ValueError(
                 f'gauss_newton looks at the loss and the logits; give `update` {", ".join(missing)}'
             )
-        gradient = restricted(more['grad'], params)
+        gradient = mask_like(more['grad'], params)
         size = optax.tree.norm(gradient)
 
         def attempt(carry):
             gamma, _, tries, _ = carry
-            damping = size / (gamma + BESIDE_GAMMA)
+            damping = size / (gamma + GAMMA_OFFSET)
 
             def product(v):
                 return optax.tree.add_scale(gauss_newton_product(params, v, more), damping, v)
@@ -156,7 +156,7 @@ def gauss_newton(
             value, slope = jax.value_and_grad(more['value_fn'])(beyond)
             gain = 8 * damping * (more['value'] - value)
             accepted = gain >= optax.tree.norm(slope, squared=True)
-            gamma = jnp.where(accepted, jnp.maximum(2 * gamma, LEAST_GAMMA), gamma / 2)
+            gamma = jnp.where(accepted, jnp.maximum(2 * gamma, MIN_GAMMA), gamma / 2)
             return gamma, delta, tries + 1, accepted
 
         def goes_on(carry):
@@ -180,7 +180,7 @@ def gauss_newton_product(params: Any, v: Any, batch: dict[str, Any]) -> Any:
         def slope(logits):
             return jax.grad(batch['share_from_logits'])(logits, rows)
 
-        logits, moved = along(logits_fn, params, v)
+        logits, moved = jvp_along(logits_fn, params, v)
         _, bent = jax.jvp(slope, (logits,), (moved,))
         (found,) = jax.vjp(logits_fn, params)[1](bent)
         return optax.tree.add(total, found), None
@@ -188,13 +188,13 @@ def gauss_newton_product(params: Any, v: Any, batch: dict[str, Any]) -> Any:
     return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, v), batch['rows'])[0]
 
 
-def whole_groups(recipe: Any, part: Any) -> None:
+def check_group_size(recipe: Any, part: Any) -> None:
     """Raises ValueError where sequences do not make groups of one size."""
     group = part.options['sven_group']
     check_divides('optim.sven_group', group, 'data.batch_size', recipe.data.batch_size)
 
 
-@of_family('adam', most_parameters=5_000_000, own_loss=True, check=whole_groups)
+@optimizer_row('adam', max_parameters=5_000_000, evaluates_loss=True, check=check_group_size)
 def sven(
     specs: Any,
     *,
@@ -227,12 +227,12 @@ def sven(
                 'b, ...], and share_fn(params, some of the rows), what they add to the loss'
             )
         values_B, jacobian = sequence_jacobian(share_fn, params, rows)
-        values_G, jacobian = grouped((values_B, jacobian), sven_group)
+        values_G, jacobian = average_groups((values_B, jacobian), sven_group)
         sizes_G = jnp.abs(values_G)
         residuals_G = jnp.sign(values_G) * sizes_G ** (sven_kappa / 2)
         slopes_G = sven_kappa / 2 * sizes_G ** (sven_kappa / 2 - 1)
         slopes_G = jnp.where(sizes_G > 0, slopes_G, 0.0)  # all tokens may be padding
-        jacobian = jax.tree.map(lambda j: _weighted(slopes_G, j), jacobian)
+        jacobian = jax.tree.map(lambda j: _weight_rows(slopes_G, j), jacobian)
         return pseudo_inverse(jacobian, residuals_G, sven_k, sven_rtol), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
@@ -256,7 +256,7 @@ def sequence_jacobian(share_fn: Callable[..., jax.Array], params: Any, rows: Any
     )
 
 
-def grouped(tree: Any, size: int) -> Any:
+def average_groups(tree: Any, size: int) -> Any:
     """Returns means of `size` consecutive entries: [B, ...] -> [B / size, ...]."""
     if size == 1:
         return tree
@@ -267,18 +267,18 @@ def pseudo_inverse(jacobian: Any, residuals_G: jax.Array, k: int, rtol: Any) -> 
     """Returns J^T K^+ r, like the parameters, of a Jacobian whose leaves are [G, ...]."""
     groups = residuals_G.shape[0]
     flat = [leaf.reshape(groups, -1) for leaf in jax.tree.leaves(jacobian)]
-    gram_GG = sum(product('gp,hp->gh', j, j) for j in flat)
+    gram_GG = sum(precise_einsum('gp,hp->gh', j, j) for j in flat)
     squares_G, vectors_GG = jnp.linalg.eigh(gram_GG)  # ascending
     singular_G = jnp.sqrt(jnp.maximum(squares_G, 0.0))
-    kept_G = (singular_G > rtol * singular_G[-1]) & (singular_G > LEAST_SINGULAR_VALUE)
+    kept_G = (singular_G > rtol * singular_G[-1]) & (singular_G > MIN_SINGULAR_VALUE)
     if k:
         kept_G = kept_G & (jnp.arange(groups) >= groups - k)
     inverse_G = jnp.where(kept_G, 1 / jnp.where(kept_G, squares_G, 1.0), 0.0)
     weights_G = vectors_GG @ (inverse_G * (vectors_GG.T @ residuals_G))
-    return jax.tree.map(lambda leaf: jnp.sum(_weighted(weights_G, leaf), 0), jacobian)
+    return jax.tree.map(lambda leaf: jnp.sum(_weight_rows(weights_G, leaf), 0), jacobian)
 
 
-def _weighted(weights_G: jax.Array, leaf: jax.Array) -> jax.Array:
+def _weight_rows(weights_G: jax.Array, leaf: jax.Array) -> jax.Array:
     return weights_G.reshape(-1, *(1,) * (leaf.ndim - 1)) * leaf
 
 
@@ -286,7 +286,7 @@ class CGEState(NamedTuple):
     count: jax.Array  # updates done
 
 
-@of_family('sgd', most_parameters=100_000, gradient=False, own_loss=True)
+@optimizer_row('sgd', max_parameters=100_000, gradient=False, evaluates_loss=True)
 def cge(
     specs: Any,
     *,

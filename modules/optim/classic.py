@@ -11,20 +11,20 @@ from modules.optim.base import (
     B2,
     Dampening,
     Eps,
-    Kept,
     Momentum,
     Nesterov,
+    ParamState,
     above_0,
-    of_family,
+    init_zeros,
+    optimizer_row,
     per_parameter,
-    zeros,
 )
 from modules.params import as_matrices, from_matrices
 
-SMALLEST_RMS = 1e-8  # a smaller column is not scaled up to the size of the others
+MIN_RMS = 1e-8  # a smaller column is not scaled up to the size of the others
 
 
-@of_family('sgd')
+@optimizer_row('sgd')
 def sgd(
     specs: Any, *, momentum: Momentum = 0.9, dampening: Dampening = 0.0, nesterov: Nesterov = False
 ) -> optax.GradientTransformation:
@@ -39,10 +39,10 @@ def sgd(
         moved = momentum * kept['momentum'] + share * grad
         return (grad + momentum * moved if nesterov else moved), {'momentum': moved}
 
-    return per_parameter(specs, zeros('momentum'), update)
+    return per_parameter(specs, init_zeros('momentum'), update)
 
 
-@of_family('adam')
+@optimizer_row('adam')
 def adamw(
     specs: Any, *, b1: B1 = 0.9, b2: B2 = 0.95, eps: Eps = 1e-8
 ) -> optax.GradientTransformation:
@@ -53,16 +53,18 @@ def adamw(
     return optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
 
 
-def adam_direction(grad, kept: Kept, b1, b2, eps, count, nesterov=False) -> tuple[jax.Array, Kept]:
+def adam_direction(
+    grad, moments: ParamState, b1, b2, eps, count, nesterov=False
+) -> tuple[jax.Array, ParamState]:
     """Returns (m_hat / (sqrt(v_hat) + eps), both moments); with Nesterov m is moved once more."""
-    m = b1 * kept['momentum'] + (1 - b1) * grad
-    v = b2 * kept['second'] + (1 - b2) * grad**2
+    m = b1 * moments['momentum'] + (1 - b1) * grad
+    v = b2 * moments['second'] + (1 - b2) * grad**2
     moved = b1 * m + (1 - b1) * grad if nesterov else m
     direction = moved / (1 - b1**count) / (jnp.sqrt(v / (1 - b2**count)) + eps)
     return direction, {'momentum': m, 'second': v}
 
 
-@of_family('adam')
+@optimizer_row('adam')
 def scale(
     specs: Any,
     *,
@@ -90,8 +92,8 @@ def scale(
 
     def init(spec, weight):
         if spec.role == 'vector':
-            return zeros('momentum', 'second')(spec, weight)
-        return zeros('momentum')(spec, weight) if spec.role == 'readout' else {}
+            return init_zeros('momentum', 'second')(spec, weight)
+        return init_zeros('momentum')(spec, weight) if spec.role == 'readout' else {}
 
     def update(spec, grad, kept, weight, count):
         if spec.role == 'vector':
@@ -102,7 +104,7 @@ def scale(
             later['momentum'] = momentum * kept['momentum'] + (1 - momentum) * grad
         m_IO = as_matrices(spec, later.get('momentum', grad))
         rms_1O = jnp.sqrt(jnp.mean(jnp.square(m_IO), -2, keepdims=True))
-        found_IO = m_IO / jnp.maximum(rms_1O, SMALLEST_RMS)
+        found_IO = m_IO / jnp.maximum(rms_1O, MIN_RMS)
         return from_matrices(spec, found_IO, weight.shape), later
 
     return per_parameter(specs, init, update)

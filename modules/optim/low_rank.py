@@ -19,14 +19,14 @@ from modules.optim.base import (
     B1,
     B2,
     Eps,
-    Kept,
+    ParamState,
     above_0,
-    boxed,
+    box_state,
+    compute_if,
     from_0,
-    of_family,
+    optimizer_row,
     per_parameter,
     steps_between,
-    when,
 )
 from modules.optim.matrices import rotate, rotate_back
 from modules.options import Option
@@ -35,16 +35,16 @@ from modules.params import ParamSpec, as_matrices, from_matrices
 Rank = Annotated[int, Option('of the projected gradient; the shorter side of a matrix at most', 1)]
 ProjectionEvery = Annotated[int, steps_between('steps that a projection is kept for')]
 GrowthLimit = Annotated[
-    float, above_0('times the norm before it that the norm of an update may have', most=math.inf)
+    float, above_0('times the norm before it that the norm of an update may have', maximum=math.inf)
 ]
 GaloreScale = Annotated[float, from_0('factor of the update within the subspace')]
 
 EPS = 1e-8  # added to the norms that are divided by, in the code of Fira and APOLLO
 # Axes of [..., r, N] that one factor of APOLLO covers: an index of the longer side, or all.
-OVER = {'channel': -2, 'tensor': (-2, -1)}
+FACTOR_AXES = {'channel': -2, 'tensor': (-2, -1)}
 
 
-@of_family('adam', roles=('hidden',))
+@optimizer_row('adam', roles=('hidden',))
 def galore(
     specs: Any,
     *,
@@ -70,16 +70,16 @@ def galore(
     """
 
     def update(spec, grad, kept, weight, count):
-        basis, low = _into_subspace(short_side_first(spec, grad), kept, count, projection_every)
+        basis, low = _project_gradient(short_side_first(spec, grad), kept, count, projection_every)
         adam, moments = uncorrected_adam(low, kept, b1, b2, eps)
         factor = galore_scale * bias_factor(b1, b2, count, grad.dtype)
         found = factor * rotate_back(adam, {'left': basis})
-        return as_parameter(spec, found, grad), moments | {'basis': basis}
+        return from_short_side_first(spec, found, grad), moments | {'basis': basis}
 
-    return per_parameter(specs, projected_zeros(rank, 'basis'), update)
+    return per_parameter(specs, init_projected(rank, 'basis'), update)
 
 
-@of_family('adam', roles=('hidden',))
+@optimizer_row('adam', roles=('hidden',))
 def fira(
     specs: Any,
     *,
@@ -102,19 +102,19 @@ def fira(
 
     def update(spec, grad, kept, weight, count):
         g = short_side_first(spec, grad)
-        basis, low = _into_subspace(g, kept, count, projection_every)
+        basis, low = _project_gradient(g, kept, count, projection_every)
         adam, moments = uncorrected_adam(low, kept, b1, b2, eps)
         rest = g - galore_scale * rotate_back(low, {'left': basis})
-        rest, norm = limited(norm_ratio(adam, low, -2) * rest, kept['norm'], growth_limit)
+        rest, norm = limit_growth(norm_ratio(adam, low, -2) * rest, kept['norm'], growth_limit)
         found = bias_factor(b1, b2, count, grad.dtype) * (
             galore_scale * rotate_back(adam, {'left': basis}) + rest
         )
-        return as_parameter(spec, found, grad), moments | {'basis': basis, 'norm': norm}
+        return from_short_side_first(spec, found, grad), moments | {'basis': basis, 'norm': norm}
 
-    return per_parameter(specs, projected_zeros(rank, 'basis', 'norm'), update)
+    return per_parameter(specs, init_projected(rank, 'basis', 'norm'), update)
 
 
-@of_family('adam', roles=('hidden',))
+@optimizer_row('adam', roles=('hidden',))
 def apollo(
     specs: Any,
     *,
@@ -124,7 +124,10 @@ def apollo(
     rank: Rank = 128,
     projection_every: ProjectionEvery = 200,
     apollo_factors: Annotated[
-        str, Option('one for each channel of the longer side, or one a tensor', choices=tuple(OVER))
+        str,
+        Option(
+            'one for each channel of the longer side, or one a tensor', choices=tuple(FACTOR_AXES)
+        ),
     ] = 'channel',
     apollo_scale: Annotated[float, from_0('whose root multiplies the update')] = 1.0,
     growth_limit: GrowthLimit = 1.01,
@@ -145,13 +148,13 @@ def apollo(
         period = (count - 1) // projection_every
         low = rotate(g, {'left': random_projection(leaf.number, period, shape, g.dtype)})
         adam, moments = uncorrected_adam(low, kept, b1, b2, eps)
-        factors = norm_ratio(adam, low, OVER[apollo_factors])
-        found, norm = limited(factors * g, kept['norm'], growth_limit)
+        factors = norm_ratio(adam, low, FACTOR_AXES[apollo_factors])
+        found, norm = limit_growth(factors * g, kept['norm'], growth_limit)
         found = jnp.sqrt(apollo_scale) * bias_factor(b1, b2, count, grad.dtype) * found
-        return as_parameter(spec, found, grad), moments | {'norm': norm}
+        return from_short_side_first(spec, found, grad), moments | {'norm': norm}
 
-    init = projected_zeros(rank, 'norm')
-    return per_parameter(numbered(specs), lambda leaf, weight: init(leaf.spec, weight), update)
+    init = init_projected(rank, 'norm')
+    return per_parameter(number_specs(specs), lambda leaf, weight: init(leaf.spec, weight), update)
 
 
 def random_projection(number: int, period: jax.Array, shape: tuple[int, ...], dtype: Any):
@@ -161,17 +164,17 @@ def random_projection(number: int, period: jax.Array, shape: tuple[int, ...], dt
 
 
 @dataclasses.dataclass(frozen=True)
-class Numbered:
+class SeededSpec:
     """A leaf: the spec of a parameter, and the number that seeds what is drawn for it."""
 
     spec: ParamSpec
     number: int
 
 
-def numbered(specs: Any) -> Any:
+def number_specs(specs: Any) -> Any:
     """Numbers the specs in the order of the tree."""
     leaves, tree = jax.tree.flatten(specs)
-    return tree.unflatten([Numbered(spec, number) for number, spec in enumerate(leaves)])
+    return tree.unflatten([SeededSpec(spec, number) for number, spec in enumerate(leaves)])
 
 
 def short_side_first(spec: ParamSpec, x: jax.Array) -> jax.Array:
@@ -181,14 +184,14 @@ def short_side_first(spec: ParamSpec, x: jax.Array) -> jax.Array:
     return jnp.swapaxes(matrices, -2, -1) if rows > columns else matrices
 
 
-def as_parameter(spec: ParamSpec, matrices: jax.Array, like: jax.Array) -> jax.Array:
+def from_short_side_first(spec: ParamSpec, matrices: jax.Array, like: jax.Array) -> jax.Array:
     """Returns the parameter shaped as `like` whose `short_side_first` these are."""
     rows, columns = jax.eval_shape(lambda x: as_matrices(spec, x), like).shape[-2:]
     matrices = jnp.swapaxes(matrices, -2, -1) if rows > columns else matrices
     return from_matrices(spec, matrices, like.shape)
 
 
-def projected_zeros(rank: int, *more: str) -> Callable[[ParamSpec, jax.Array], Kept]:
+def init_projected(rank: int, *extra: str) -> Callable[[ParamSpec, jax.Array], ParamState]:
     """Returns the `init` of `per_parameter` that stores zeros, each in its box.
 
     They are Adam's moments [..., r, N] of the projected gradient, and `more`: the projection
@@ -200,19 +203,19 @@ def projected_zeros(rank: int, *more: str) -> Callable[[ParamSpec, jax.Array], K
         sizes = {'rank': min(rank, short), 'short_side': short, 'long_side': long}
         axes = {'basis': ('short_side', 'rank'), 'norm': ()}
         kept = {}
-        for name in ('momentum', 'second', *more):
+        for name in ('momentum', 'second', *extra):
             names = axes.get(name, ('rank', 'long_side'))
             zeros = jnp.zeros((*batch, *(sizes[n] for n in names)), weight.dtype)
-            kept[name] = boxed(spec, zeros, *names)
+            kept[name] = box_state(spec, zeros, *names)
         return kept
 
     return init
 
 
-def _into_subspace(g, kept, count, every):
+def _project_gradient(g, state, count, period):
     """Returns (basis [..., K, r], the gradient g [..., K, N] in it)."""
-    old = kept['basis']
-    basis = when((count - 1) % every == 0, lambda: singular_basis(g, old.shape[-1]), old)
+    old = state['basis']
+    basis = compute_if((count - 1) % period == 0, lambda: singular_basis(g, old.shape[-1]), old)
     return basis, rotate(g, {'left': basis})
 
 
@@ -228,11 +231,13 @@ def singular_basis(x: jax.Array, rank: int) -> jax.Array:
     return vectors * sign.astype(vectors.dtype)
 
 
-def uncorrected_adam(low: jax.Array, kept: Kept, b1, b2, eps) -> tuple[jax.Array, Kept]:
+def uncorrected_adam(
+    low: jax.Array, moments: ParamState, b1, b2, eps
+) -> tuple[jax.Array, ParamState]:
     """Returns (m / (sqrt(v) + eps), {'momentum': m, 'second': v}), without bias correction."""
     b1, b2 = (jnp.asarray(b, low.dtype) for b in (b1, b2))  # rounded alike in what must cancel
-    m = b1 * kept['momentum'] + (1 - b1) * low
-    v = b2 * kept['second'] + (1 - b2) * jnp.square(low)
+    m = b1 * moments['momentum'] + (1 - b1) * low
+    v = b2 * moments['second'] + (1 - b2) * jnp.square(low)
     return m / (jnp.sqrt(v) + eps), {'momentum': m, 'second': v}
 
 
@@ -248,13 +253,15 @@ def norm_ratio(adam: jax.Array, low: jax.Array, axes: int | tuple[int, int]) -> 
     return adam / (low + EPS)
 
 
-def limited(update: jax.Array, before: jax.Array, most: Any) -> tuple[jax.Array, jax.Array]:
+def limit_growth(
+    update: jax.Array, previous_norm: jax.Array, limit: Any
+) -> tuple[jax.Array, jax.Array]:
     """Limits the norm of an update [..., K, N] to `most` times the norm `before` [...].
 
     Returns (the update, its norm [...]). Nothing is limited after an update of 0, such as the first
     `before` or after zero gradients: in the published code such a matrix could hardly move again.
     """
     norm = jnp.linalg.norm(update, axis=(-2, -1))
-    ratio = norm / (before + EPS)
-    divisor = jnp.where(before > 0, jnp.maximum(ratio / most, 1.0), 1.0)
+    ratio = norm / (previous_norm + EPS)
+    divisor = jnp.where(previous_norm > 0, jnp.maximum(ratio / limit, 1.0), 1.0)
     return update / divisor[..., None, None], norm / divisor

@@ -15,16 +15,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from modules.optim.base import Kept, boxed
+from modules.optim.base import ParamState, box_state
 from modules.parallel.axes import (
-    are_apart,
-    as_parameter,
-    cuts_parameters,
-    matrices_apart,
-    of_own_matrices,
+    shard_map_matrices,
+    shard_matrices,
+    shard_parameter,
+    shards_matrices,
+    shards_parameters,
 )
-from modules.params import Described, ParamSpec, as_matrices, from_matrices, matrix_axes
-from modules.spectrum import product
+from modules.params import ParamBox, ParamSpec, as_matrices, from_matrices, matrix_axes
+from modules.spectrum import precise_einsum
 from modules.statistics import at_least_float32
 
 SIDES = {'left': -2, 'right': -1}  # the axes of rows, the summed side, and of columns
@@ -37,9 +37,9 @@ def rotate(matrices: jax.Array, bases: Bases) -> jax.Array:
     """Returns left^T M right: coordinates in the bases."""
     for side, basis in bases.items():
         if side == 'left':
-            matrices = product('...ij,...io->...jo', basis, matrices)
+            matrices = precise_einsum('...ij,...io->...jo', basis, matrices)
         else:
-            matrices = product('...io,...op->...ip', matrices, basis)
+            matrices = precise_einsum('...io,...op->...ip', matrices, basis)
     return matrices
 
 
@@ -47,16 +47,16 @@ def rotate_back(matrices: jax.Array, bases: Bases) -> jax.Array:
     """Returns left M right^T, the inverse of `rotate`."""
     for side, basis in bases.items():
         if side == 'left':
-            matrices = product('...ji,...io->...jo', basis, matrices)
+            matrices = precise_einsum('...ji,...io->...jo', basis, matrices)
         else:
-            matrices = product('...io,...po->...ip', matrices, basis)
+            matrices = precise_einsum('...io,...po->...ip', matrices, basis)
     return matrices
 
 
 def gram(matrices: jax.Array, side: str) -> jax.Array:
     """Returns M M^T [..., I, I] for the left side, M^T M [..., O, O] for the right one."""
     subscripts = {'left': '...io,...jo->...ij', 'right': '...io,...ip->...op'}
-    return product(subscripts[side], matrices, matrices)
+    return precise_einsum(subscripts[side], matrices, matrices)
 
 
 def smaller_side(matrices: jax.Array) -> str:
@@ -76,9 +76,9 @@ def float_matrices(spec: ParamSpec, x: jax.Array) -> jax.Array:
     return at_least_float32(as_matrices(spec, x))
 
 
-def boxed_identity(spec: ParamSpec, matrices: jax.Array, side: str, diagonal=1.0) -> Described:
+def boxed_identity(spec: ParamSpec, matrices: jax.Array, side: str, diagonal=1.0) -> ParamBox:
     """Returns the `identity` that belongs to the matrices of a parameter, in its box."""
-    return boxed(spec, identity(matrices, side, diagonal), 'basis', 'basis')
+    return box_state(spec, identity(matrices, side, diagonal), 'basis', 'basis')
 
 
 def whole_matrices(spec: ParamSpec, x: jax.Array) -> jax.Array:
@@ -86,21 +86,21 @@ def whole_matrices(spec: ParamSpec, x: jax.Array) -> jax.Array:
 
     x itself stays laid out as the parameter; otherwise what x is made of would be exchanged.
     """
-    if not cuts_parameters():
+    if not shards_parameters():
         return as_matrices(spec, x)
     n_batch = len(matrix_axes(spec)[0])
-    return as_matrices(spec, matrices_apart(as_parameter(x, spec.axes), n_batch))
+    return as_matrices(spec, shard_matrices(shard_parameter(x, spec.axes), n_batch))
 
 
 def from_whole_matrices(spec: ParamSpec, matrices: jax.Array, grad: jax.Array) -> jax.Array:
     """Returns `from_matrices` with the shape and type of a gradient, laid out as the parameter."""
     direction = from_matrices(spec, matrices, grad.shape).astype(grad.dtype)
-    if not cuts_parameters():
+    if not shards_parameters():
         return direction
-    return as_parameter(matrices_apart(direction, len(matrix_axes(spec)[0])), spec.axes)
+    return shard_parameter(shard_matrices(direction, len(matrix_axes(spec)[0])), spec.axes)
 
 
-def laid_out_whole(spec: ParamSpec, kept: Kept) -> Kept:
+def lay_out_whole(spec: ParamSpec, state: ParamState) -> ParamState:
     """Returns state in boxes that lay it where the matrices of the parameter are whole.
 
     `kept` holds moments, and arrays [batch axes, ...] in their boxes. If the number of matrices
@@ -109,16 +109,16 @@ def laid_out_whole(spec: ParamSpec, kept: Kept) -> Kept:
     n_batch = len(matrix_axes(spec)[0])
 
     def whole(one):
-        box = one if isinstance(one, Described) else Described(one, spec)
+        box = one if isinstance(one, ParamBox) else ParamBox(one, spec)
         axes = ('matrix',) * n_batch + box.spec.axes[n_batch:]
         return box.replace(spec=dataclasses.replace(box.spec, axes=axes))
 
-    return {name: whole(one) for name, one in kept.items()}
+    return {name: whole(one) for name, one in state.items()}
 
 
-def update_whole(
-    spec: ParamSpec, update: Callable, grad: jax.Array, kept: Kept, shared: Sequence[Any]
-) -> tuple[jax.Array, Kept]:
+def update_whole_matrices(
+    spec: ParamSpec, update: Callable, grad: jax.Array, state: ParamState, shared: Sequence[Any]
+) -> tuple[jax.Array, ParamState]:
     """Returns (direction, what is stored next) of update((grads, kept), *shared).
 
     Gradients, `MOMENTS` and directions are matrices [..., I, O] there. `update` runs on each device
@@ -127,11 +127,11 @@ def update_whole(
     """
     lengths = [grad.shape[i] for i in matrix_axes(spec)[0]]
     of_matrices = {
-        name: as_matrices(spec, one) if name in MOMENTS else one for name, one in kept.items()
+        name: as_matrices(spec, one) if name in MOMENTS else one for name, one in state.items()
     }
-    if are_apart(lengths):
+    if shards_matrices(lengths):
         given = whole_matrices(spec, grad), of_matrices
-        direction, later = of_own_matrices(update, lengths, given, shared)
+        direction, later = shard_map_matrices(update, lengths, given, shared)
         direction = from_whole_matrices(spec, direction, grad)
     else:
         direction, later = update((as_matrices(spec, grad), of_matrices), *shared)

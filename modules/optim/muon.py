@@ -12,16 +12,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from modules.optim.base import Eps, Momentum, Nesterov, of_family, per_parameter, zeros
+from modules.optim.base import Eps, Momentum, Nesterov, init_zeros, optimizer_row, per_parameter
 from modules.optim.matrices import from_whole_matrices, whole_matrices
 from modules.options import Option
-from modules.params import Described, ParamSpec, matrix_axes
+from modules.params import ParamBox, ParamSpec, matrix_axes
 from modules.spectrum import power_iteration
 from modules.statistics import at_least_float32
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315  # of x, x^3 and x^5
 ADAMW_RMS = 0.2  # of AdamW's updates, arXiv:2502.16982, section 2.2
-LEAST = 1e-7  # added to the norm inside of AuON's cosh
+NORM_EPS = 1e-7  # added to the norm inside of AuON's cosh
 
 MuonSteps = Annotated[int, Option('Newton-Schulz iterations', 1, 100)]
 
@@ -49,23 +49,23 @@ def newton_schulz(matrices: jax.Array, steps: int, eps: Any) -> jax.Array:
     return jnp.matrix_transpose(x) if tall else x
 
 
-def averaged(mean: jax.Array, grad: jax.Array, momentum, nesterov: bool):
+def average_gradient(mean: jax.Array, grad: jax.Array, momentum, nesterov: bool):
     """Returns (n, m): m = momentum m + (1 - momentum) g; n is m, moved once more with Nesterov."""
     mean = momentum * mean + (1 - momentum) * grad
     return (momentum * mean + (1 - momentum) * grad if nesterov else mean), mean
 
 
-def on_average(
+def map_average(
     specs: Any, momentum: Any, nesterov: bool, map_matrices: Callable[[jax.Array], jax.Array]
 ) -> optax.GradientTransformation:
     """Makes an optimizer whose direction is map_matrices(averaged gradients [..., I, O])."""
 
     def update(spec, grad, kept, weight, count):
-        followed, mean = averaged(kept['momentum'], grad, momentum, nesterov)
+        followed, mean = average_gradient(kept['momentum'], grad, momentum, nesterov)
         direction = map_matrices(whole_matrices(spec, followed))
         return from_whole_matrices(spec, direction, grad), {'momentum': mean}
 
-    return per_parameter(specs, zeros('momentum'), update)
+    return per_parameter(specs, init_zeros('momentum'), update)
 
 
 SCALES = {  # (fan_in, fan_out) -> factor
@@ -75,7 +75,7 @@ SCALES = {  # (fan_in, fan_out) -> factor
 }
 
 
-@of_family('spectral', roles=('hidden',), other_sizes={'muon_scale': 'rms'})
+@optimizer_row('spectral', roles=('hidden',), other_sizes={'muon_scale': 'rms'})
 def muon(
     specs: Any,
     *,
@@ -104,10 +104,10 @@ def muon(
         factor = SCALES[muon_scale](*matrices.shape[-2:])
         return factor * newton_schulz(matrices, muon_steps, eps)
 
-    return on_average(specs, momentum, nesterov, direction)
+    return map_average(specs, momentum, nesterov, direction)
 
 
-@of_family('spectral', roles=('hidden',))
+@optimizer_row('spectral', roles=('hidden',))
 def muon_spectral(
     specs: Any,
     *,
@@ -132,11 +132,11 @@ def muon_spectral(
         axes = (*batch, *columns)
         # Drawn: the gradient behind a layer norm is orthogonal to a vector of ones.
         u = jax.random.normal(jax.random.key(0), [weight.shape[i] for i in axes], weight.dtype)
-        described = Described(u, ParamSpec('vector', tuple(spec.axes[i] for i in axes)))
+        described = ParamBox(u, ParamSpec('vector', tuple(spec.axes[i] for i in axes)))
         return {'momentum': jnp.zeros_like(weight), 'right': described}
 
     def update(spec, grad, kept, weight, count):
-        followed, mean = averaged(kept['momentum'], grad, momentum, nesterov)
+        followed, mean = average_gradient(kept['momentum'], grad, momentum, nesterov)
         x = newton_schulz(whole_matrices(spec, followed), muon_steps, eps)
         u = kept['right']
         largest, later = power_iteration(
@@ -161,12 +161,12 @@ def cosh_rms(matrices: jax.Array, gamma: Any) -> tuple[jax.Array, jax.Array]:
     1 <= R <= 1 + sinh(gamma)^2 / (2 I O), which a matrix of a single entry comes close to; others
     are near 1 + gamma^2 / (2 I O): 1.004 for 16 x 16 and 1.00002 for 256 x 256 at gamma 1.5.
     """
-    x = matrices / (jnp.linalg.norm(matrices, axis=(-2, -1), keepdims=True) + LEAST)
+    x = matrices / (jnp.linalg.norm(matrices, axis=(-2, -1), keepdims=True) + NORM_EPS)
     squares = jnp.square(jnp.cosh(gamma * x))
     return jnp.sqrt(jnp.mean(squares, (-2, -1), keepdims=True)), x
 
 
-@of_family('sgd', roles=('hidden',), other_sizes={'auon_form': 'paper'})
+@optimizer_row('sgd', roles=('hidden',), other_sizes={'auon_form': 'paper'})
 def auon(
     specs: Any,
     *,
@@ -197,10 +197,10 @@ def auon(
         rows, columns = matrices.shape[-2:]
         return math.sqrt(max(1.0, columns / rows)) * unit / brake
 
-    return on_average(specs, momentum, nesterov, direction)
+    return map_average(specs, momentum, nesterov, direction)
 
 
-@of_family('spectral', roles=('hidden',))
+@optimizer_row('spectral', roles=('hidden',))
 def hybrid_auon(
     specs: Any,
     *,
@@ -220,4 +220,4 @@ def hybrid_auon(
         x = newton_schulz(matrices, muon_steps, eps)
         return x / cosh_rms(x, auon_gamma)[0]
 
-    return on_average(specs, momentum, nesterov, direction)
+    return map_average(specs, momentum, nesterov, direction)

@@ -14,12 +14,12 @@ from modules.optim.base import (
     B2,
     Eps,
     Momentum,
+    compute_if,
     divide_or_zero,
     from_0,
-    of_family,
+    optimizer_row,
     per_parameter,
     steps_between,
-    when,
 )
 from modules.optim.matrices import (
     SIDES,
@@ -27,24 +27,24 @@ from modules.optim.matrices import (
     float_matrices,
     gram,
     identity,
-    laid_out_whole,
+    lay_out_whole,
     rotate,
     rotate_back,
     smaller_side,
-    update_whole,
+    update_whole_matrices,
 )
 from modules.options import Option
 from modules.params import as_matrices, from_matrices, matrix_axes
-from modules.spectrum import product
+from modules.spectrum import precise_einsum
 from modules.statistics import at_least_float32
 
 STREAM = 'embed'  # the axis of the residual stream
 SHIFT = 1e-7  # of the Gram matrix, in the square of the Frobenius norm
-LEAST_NORM = 1e-8
-LEAST_EIGENVALUE = 1e-32  # where all gradients were zero
+MIN_NORM = 1e-8
+MIN_EIGENVALUE = 1e-32  # where all gradients were zero
 
 
-@of_family('adam', roles=('hidden',))
+@optimizer_row('adam', roles=('hidden',))
 def aro(
     specs: Any,
     *,
@@ -68,56 +68,62 @@ def aro(
     Their code rotates the output side, and multiplies by 0.2 sqrt(max(I, O)), as for orthogonal
     updates; this uses the paper's side and its root mean square, 0.2.
     """
-    f = {'sink': functools.partial(_sink, steps=aro_steps), 'row': _rows, 'sign': jnp.sign}[aro_map]
+    f = {
+        'sink': functools.partial(_sinkhorn, steps=aro_steps),
+        'row': _normalize_rows,
+        'sign': jnp.sign,
+    }[aro_map]
 
     def init(spec, weight):
-        matrices = _stream_in_rows(spec, float_matrices(spec, weight))
+        matrices = _orient_stream(spec, float_matrices(spec, weight))
         rotation = boxed_identity(spec, matrices, 'left')
         return {'momentum': jnp.zeros_like(weight), 'rotation': rotation}
 
     def update(spec, grad, kept, weight, count):
         moved = momentum * kept['momentum'] + (1 - momentum) * grad
-        m = _stream_in_rows(spec, float_matrices(spec, moved))
-        aligned = product('...io,...jo->...ij', m, f(rotate(m, {'left': kept['rotation']})))
-        rotation = {'left': _orthogonal(aligned)}
+        m = _orient_stream(spec, float_matrices(spec, moved))
+        aligned = precise_einsum('...io,...jo->...ij', m, f(rotate(m, {'left': kept['rotation']})))
+        rotation = {'left': _orthogonalize(aligned)}
         direction = aro_scale * rotate_back(f(rotate(m, rotation)), rotation)
-        direction = from_matrices(spec, _stream_in_rows(spec, direction), grad.shape)
+        direction = from_matrices(spec, _orient_stream(spec, direction), grad.shape)
         return direction, {'momentum': moved, 'rotation': rotation['left']}
 
     return per_parameter(specs, init, update)
 
 
-def _stream_in_rows(spec, matrices):
+def _orient_stream(spec, matrices):
     """Transposes matrices whose output is the residual stream; its own inverse."""
     _, rows, columns = matrix_axes(spec)
     in_rows, in_columns = (any(spec.axes[i] == STREAM for i in axes) for axes in (rows, columns))
     return jnp.swapaxes(matrices, -2, -1) if in_columns and not in_rows else matrices
 
 
-def _rows(matrices):
+def _normalize_rows(matrices):
     norms = jnp.linalg.norm(matrices, axis=-1, keepdims=True)
-    return math.sqrt(matrices.shape[-1]) * matrices / jnp.maximum(norms, LEAST_NORM)
+    return math.sqrt(matrices.shape[-1]) * matrices / jnp.maximum(norms, MIN_NORM)
 
 
-def _sink(matrices, steps):
+def _sinkhorn(matrices, steps):
     def both(matrices, _):
-        of_rows = _rows(matrices)
-        return jnp.swapaxes(_rows(jnp.swapaxes(of_rows, -2, -1)), -2, -1), None
+        of_rows = _normalize_rows(matrices)
+        return jnp.swapaxes(_normalize_rows(jnp.swapaxes(of_rows, -2, -1)), -2, -1), None
 
     return jax.lax.scan(both, matrices, None, length=steps)[0]
 
 
-def _orthogonal(square):
+def _orthogonalize(square):
     """Returns Q of the QR decomposition of [..., n, n], with the diagonal of R positive."""
     size = jnp.sum(jnp.square(square), (-2, -1), keepdims=True)
     shifted = gram(square, 'right') + SHIFT * size * identity(square, 'right')
     lower = jnp.linalg.cholesky(shifted)
     found = jax.lax.linalg.triangular_solve(lower, square, lower=True, transpose_a=True)
     failed = ~jnp.all(jnp.isfinite(found), (-2, -1), keepdims=True)
-    return when(jnp.any(failed), lambda: jnp.where(failed, jnp.linalg.qr(square)[0], found), found)
+    return compute_if(
+        jnp.any(failed), lambda: jnp.where(failed, jnp.linalg.qr(square)[0], found), found
+    )
 
 
-@of_family('adam', roles=('hidden',))
+@optimizer_row('adam', roles=('hidden',))
 def conda(
     specs: Any,
     *,
@@ -153,7 +159,7 @@ def conda(
             left, _, right = jnp.linalg.svd(matrices, full_matrices=False)
             return left if side == 'left' else jnp.swapaxes(right, -2, -1)
 
-        bases = {side: when((count - 1) % conda_every == 0, singular_vectors, kept['basis'])}
+        bases = {side: compute_if((count - 1) % conda_every == 0, singular_vectors, kept['basis'])}
         rotated = rotate(float_matrices(spec, grad), bases)
         second = b2 * as_matrices(spec, kept['second']) + (1 - b2) * jnp.square(rotated)
         adam = rotate(matrices, bases) / (jnp.sqrt(second) + eps)
@@ -166,7 +172,7 @@ def conda(
     return per_parameter(specs, init, update)
 
 
-@of_family('adam', roles=('hidden',), other_sizes={'shampoo_graft': False})
+@optimizer_row('adam', roles=('hidden',), other_sizes={'shampoo_graft': False})
 def shampoo(
     specs: Any,
     *,
@@ -200,26 +206,28 @@ def shampoo(
         for side in SIDES:
             kept[f'{side}_products'] = boxed_identity(spec, matrices, side, 0.0)
             kept[f'{side}_root'] = boxed_identity(spec, matrices, side)
-        return laid_out_whole(spec, kept)
+        return lay_out_whole(spec, kept)
 
     def update(spec, grad, kept, weight, count):
-        compute = functools.partial(_shampoo, every=shampoo_every)
-        return update_whole(spec, compute, grad, kept, (count, b1, b2, eps, shampoo_eps))
+        compute = functools.partial(_update_shampoo, period=shampoo_every)
+        return update_whole_matrices(spec, compute, grad, kept, (count, b1, b2, eps, shampoo_eps))
 
     return per_parameter(specs, init, update)
 
 
-def _shampoo(given, count, b1, b2, eps, root_eps, every):
+def _update_shampoo(inputs, count, b1, b2, eps, root_eps, period):
     """Computes an update of matrices [..., I, O]; grafts if a second moment is stored."""
-    grads, kept = given
+    grads, kept = inputs
     g = at_least_float32(grads)
     moved = b1 * kept['momentum'] + (1 - b1) * grads
     m = moved * (1 / (1 - b1**count))
     correction = 1 / (1 - b2**count)
     products = {side: b2 * kept[f'{side}_products'] + (1 - b2) * gram(g, side) for side in SIDES}
-    roots = when(
-        count % every == 0,
-        lambda: {side: _root(p * correction, root_eps) for side, p in products.items()},
+    roots = compute_if(
+        count % period == 0,
+        lambda: {
+            side: _inverse_fourth_root(p * correction, root_eps) for side, p in products.items()
+        },
         {side: kept[f'{side}_root'] for side in SIDES},
     )
     directions = rotate(m, roots)  # the roots are symmetric
@@ -229,29 +237,29 @@ def _shampoo(given, count, b1, b2, eps, root_eps, every):
     if 'second' in kept:
         second = b2 * kept['second'] + (1 - b2) * jnp.square(grads)
         adam = m / (jnp.sqrt(second * correction) + eps)
-        directions = jnp.where(count < every, adam, _with_norms_of(adam, directions))
+        directions = jnp.where(count < period, adam, _graft_norms(adam, directions))
         later['second'] = second
     return directions, later
 
 
-def _root(square, eps):
+def _inverse_fourth_root(square, eps):
     """Returns (P + eps |P| I)^(-1/4) of P [..., n, n]; eigenvalues below 0 count as 0."""
     values, vectors = jnp.linalg.eigh(square)
     values = jnp.maximum(values, 0.0) + eps * values[..., -1:]
-    values = jnp.maximum(values, LEAST_EIGENVALUE)
+    values = jnp.maximum(values, MIN_EIGENVALUE)
     scaled = vectors / jnp.sqrt(jnp.sqrt(values))[..., None, :]
-    return product('...ik,...jk->...ij', scaled, vectors)
+    return precise_einsum('...ik,...jk->...ij', scaled, vectors)
 
 
-def _with_norms_of(others, matrices):
+def _graft_norms(references, matrices):
     """Scales each matrix to the Frobenius norm of the one in `others`."""
     norm, wanted = (
-        jnp.linalg.norm(one, axis=(-2, -1), keepdims=True) for one in (matrices, others)
+        jnp.linalg.norm(one, axis=(-2, -1), keepdims=True) for one in (matrices, references)
     )
     return matrices * divide_or_zero(wanted, norm)
 
 
-@of_family('adam', roles=('hidden',))
+@optimizer_row('adam', roles=('hidden',))
 def soap(
     specs: Any,
     *,
@@ -291,18 +299,18 @@ def soap(
             if matrices.shape[SIDES[side]] <= soap_max_dim:
                 kept[f'{side}_products'] = boxed_identity(spec, matrices, side, 0.0)
                 kept[f'{side}_basis'] = boxed_identity(spec, matrices, side)
-        return laid_out_whole(spec, kept)
+        return lay_out_whole(spec, kept)
 
     def update(spec, grad, kept, weight, count):
-        compute = functools.partial(_soap, every=soap_every)
-        return update_whole(spec, compute, grad, kept, (count, b1, b2, eps))
+        compute = functools.partial(_update_soap, period=soap_every)
+        return update_whole_matrices(spec, compute, grad, kept, (count, b1, b2, eps))
 
     return per_parameter(specs, init, update)
 
 
-def _soap(given, count, b1, b2, eps, every):
+def _update_soap(inputs, count, b1, b2, eps, period):
     """Computes an update of matrices [..., I, O]."""
-    grads, kept = given
+    grads, kept = inputs
     g = at_least_float32(grads)
     bases = {side: kept[f'{side}_basis'] for side in SIDES if f'{side}_basis' in kept}
     products = {side: b2 * kept[f'{side}_products'] + (1 - b2) * gram(g, side) for side in bases}
@@ -314,14 +322,14 @@ def _soap(given, count, b1, b2, eps, every):
     adam = rotate(m, bases) / (jnp.sqrt(second) + eps)
     factor = jnp.sqrt(1 - b2**t) / (1 - b1**t)
     directions = factor * rotate_back(adam, bases)
-    second, bases = _refreshed(count, every, second, products, bases)
+    second, bases = _refresh_bases(count, period, second, products, bases)
     later = {'momentum': m, 'second': second}
     for side in bases:
         later |= {f'{side}_products': products[side], f'{side}_basis': bases[side]}
     return directions, later
 
 
-def _refreshed(count, every, second, products, bases):
+def _refresh_bases(count, period, second, products, bases):
     """Returns (second, bases) after update `count`."""
 
     def first():
@@ -333,15 +341,15 @@ def _refreshed(count, every, second, products, bases):
         ordered, found = second, {}
         for side, square in products.items():
             basis = bases[side]
-            values = jnp.sum(basis * product('...ij,...jk->...ik', square, basis), axis=-2)
+            values = jnp.sum(basis * precise_einsum('...ij,...jk->...ik', square, basis), axis=-2)
             order = jnp.argsort(-values, axis=-1)
             by_column = order[..., None, :]
             basis = jnp.take_along_axis(basis, by_column, axis=-1)
             along = order[..., :, None] if side == 'left' else by_column
             ordered = jnp.take_along_axis(ordered, along, axis=SIDES[side])
-            found[side], _ = jnp.linalg.qr(product('...ij,...jk->...ik', square, basis))
+            found[side], _ = jnp.linalg.qr(precise_einsum('...ij,...jk->...ik', square, basis))
         return ordered, found
 
-    due = (count > 1) & ((count - 1) % every == 0)
-    later = when(due, iterated, (second, bases))
-    return when(count == 1, first, later)
+    due = (count > 1) & ((count - 1) % period == 0)
+    later = compute_if(due, iterated, (second, bases))
+    return compute_if(count == 1, first, later)

@@ -15,18 +15,18 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from modules.facts import demands_nothing, longest, marks
+from modules.facts import accept_any, longest_horizon, row_decorator
 from modules.optim.base import up_to_1
 from modules.options import Option
 
 Warmup = Annotated[
-    int, Option('steps of linear warm-up', 0, math.inf, counted_in='steps', traced=True)
+    int, Option('steps of linear warm-up', 0, math.inf, time_unit='steps', traced=True)
 ]
 Cycles = Annotated[int, Option('decays of equal length, each from the peak', 1, traced=True)]
 End = Annotated[float, up_to_1('of the peak, at the last step')]
 
 # decays: whether the rate falls before the end. lasts: see `modules.facts.longest`.
-schedule_row = marks(decays=True, lasts=longest, check=demands_nothing)
+schedule_row = row_decorator(decays=True, lasts=longest_horizon, check=accept_any)
 
 
 def _warmup(step, warmup_steps):
@@ -48,7 +48,7 @@ def constant(step: jax.Array, steps: Any, *, warmup_steps: Warmup = 0) -> jax.Ar
     return _warmup(step, warmup_steps)
 
 
-def two_steps_a_cycle(recipe: Any, part: Any) -> None:
+def check_cycles(recipe: Any, part: Any) -> None:
     """Raises ValueError if a cycle would have less than two steps."""
     cycles, steps = part.options['cycles'], recipe.train.steps - part.options['warmup_steps']
     if 2 * cycles > max(steps, 2):
@@ -58,7 +58,7 @@ def two_steps_a_cycle(recipe: Any, part: Any) -> None:
         )
 
 
-@schedule_row(check=two_steps_a_cycle)
+@schedule_row(check=check_cycles)
 def cyclic(
     step: jax.Array,
     steps: Any,
@@ -79,7 +79,7 @@ def cyclic(
     return _warmup(step, warmup_steps) * _cosine(progress, final_lr_fraction)
 
 
-def ends_above_0(recipe: Any, part: Any) -> None:
+def check_final_lr(recipe: Any, part: Any) -> None:
     """Raises ValueError for an end of 0, which no factor reaches."""
     if part.options['final_lr_fraction'] == 0:
         raise ValueError(
@@ -89,7 +89,7 @@ def ends_above_0(recipe: Any, part: Any) -> None:
         )
 
 
-@schedule_row(check=ends_above_0)
+@schedule_row(check=check_final_lr)
 def exponential(
     step: jax.Array, steps: Any, *, warmup_steps: Warmup = 0, final_lr_fraction: End = 0.1
 ) -> jax.Array:
@@ -109,7 +109,7 @@ def inverse_sqrt(
     warmup_steps: Warmup = 0,
     inverse_sqrt_steps: Annotated[
         int,
-        Option('first steps without decay', 1, math.inf, counted_in='steps', traced=True),
+        Option('first steps without decay', 1, math.inf, time_unit='steps', traced=True),
     ] = 10_000,
 ) -> jax.Array:
     """Linear warm-up, 1 for k = inverse_sqrt_steps in all, then sqrt(k / t) (T5, arXiv:1910.10683).
@@ -155,7 +155,7 @@ def warmup_cosine(
     return _warmup(step, warmup_steps) * _cosine(progress, final_lr_fraction)
 
 
-DECAYED = {'linear': lambda progress: progress, 'sqrt': jnp.sqrt}  # of the way to the end
+DECAY_SHAPES = {'linear': lambda progress: progress, 'sqrt': jnp.sqrt}  # of the way to the end
 
 
 @schedule_row()
@@ -166,7 +166,9 @@ def warmup_stable_decay(
     warmup_steps: Warmup = 0,
     final_lr_fraction: End = 0.0,
     decay_fraction: Annotated[float, up_to_1('of the steps, the last ones')] = 0.2,
-    decay_shape: Annotated[str, Option('1 - p, or 1 - sqrt(p)', choices=tuple(DECAYED))] = 'linear',
+    decay_shape: Annotated[
+        str, Option('1 - p, or 1 - sqrt(p)', choices=tuple(DECAY_SHAPES))
+    ] = 'linear',
 ) -> jax.Array:
     """Linear warm-up, 1, then a decay to r (WSD, arXiv:2404.06395).
 
@@ -174,7 +176,7 @@ def warmup_stable_decay(
     1 - (1 - r) sqrt(p) with sqrt (arXiv:2405.18392).
     """
     progress = _progress(step, steps * (1 - decay_fraction), steps)
-    decayed = DECAYED[decay_shape](progress)
+    decayed = DECAY_SHAPES[decay_shape](progress)
     return _warmup(step, warmup_steps) * (1 - (1 - final_lr_fraction) * decayed)
 
 

@@ -8,7 +8,7 @@ where a fact is missing, or where it has options and none is given.
 Up to `apply_decay` an update may be a Direction, which `map_updates` looks into. The extra
 arguments of `update` are those of an optimizer (`modules.optim`). What a stage returns as its
 state is recorded with the metrics of the step, by field; one that reads its state again has to be
-in `STORED`.
+in `STORED_STAGES`.
 """
 
 import inspect
@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from modules.losses import chunks_of, cut
-from modules.optim.base import BatchFunctions, along, divide_or_zero, map_updates, with_share
+from modules.losses import count_chunks, split_chunks
+from modules.optim.base import BatchFunctions, as_direction, divide_or_zero, jvp_along, map_updates
 from modules.params import root_mean_square
 
 
@@ -55,7 +55,7 @@ def add_penalty(penalty_shares: Any) -> optax.GradientTransformation:
     """
 
     def add(share, grad, weight):
-        return grad if is_off(share) else grad + share * weight
+        return grad if is_no_decay(share) else grad + share * weight
 
     return optax.stateless(lambda grads, params: jax.tree.map(add, penalty_shares, grads, params))
 
@@ -143,8 +143,8 @@ def apply_decay(decay_shares: Any) -> optax.GradientTransformation:
     """
 
     def decay(share, update, weight):
-        value, decay_share = with_share(update)
-        return value if is_off(share) else value - share * decay_share * weight
+        value, decay_share = as_direction(update)
+        return value if is_no_decay(share) else value - share * decay_share * weight
 
     return optax.stateless(
         lambda updates, params: jax.tree.map(decay, decay_shares, updates, params)
@@ -154,7 +154,7 @@ def apply_decay(decay_shares: Any) -> optax.GradientTransformation:
 NO_DECAY = 0.0  # of a parameter: other shares are arrays
 
 
-def is_off(share: Any) -> bool:
+def is_no_decay(share: Any) -> bool:
     """Whether a share is NO_DECAY, which is in no program."""
     return isinstance(share, float) and share == NO_DECAY
 
@@ -217,7 +217,7 @@ def measure_ghost_radius(functions: BatchFunctions, params: Any, change: Any) ->
 
     def radius_of_rows(part):
         rows, weights_BT = part
-        (x_BTD, readout), (moved_BTD, moved) = along(
+        (x_BTD, readout), (moved_BTD, moved) = jvp_along(
             lambda params: functions.activations_fn(params, rows), params, change
         )
 
@@ -227,8 +227,8 @@ def measure_ghost_radius(functions: BatchFunctions, params: Any, change: Any) ->
             spread_BT = jnp.max(a_BTV, -1) - jnp.min(a_BTV, -1)
             return jnp.max(jnp.where(weights_BT > 0, spread_BT, 0.0))
 
-        count = chunks_of(weights_BT.shape, 1, functions.tokens_at_a_time)
-        parts = jax.tree.map(lambda x: cut(x, 1, count), (x_BTD, moved_BTD, weights_BT))
+        count = count_chunks(weights_BT.shape, 1, functions.tokens_at_a_time)
+        parts = jax.tree.map(lambda x: split_chunks(x, 1, count), (x_BTD, moved_BTD, weights_BT))
         return jnp.max(jax.lax.map(spread_of_chunk, parts))
 
     return jnp.max(jax.lax.map(radius_of_rows, (functions.rows, functions.weights))) / math.pi
@@ -248,7 +248,7 @@ STAGES = {
 }
 # Stages with a place in the stored state, whether or not they keep something, in the order of their
 # places. Checkpoints have it: a new stage that keeps something comes last.
-STORED = ('clip', 'divide_by_eps_factor', 'optimize')
+STORED_STAGES = ('clip', 'divide_by_eps_factor', 'optimize')
 
 Stages = dict[str, optax.GradientTransformation]
 
@@ -279,7 +279,7 @@ def build_stages(facts: Mapping[str, Any], numbers: Mapping[str, Any]) -> Stages
 
 def stored_stages(stages: Stages) -> optax.GradientTransformationExtraArgs:
     """Returns the stages with a place in the stored state as one, whose `init` makes that state."""
-    return optax.chain(*(stages[name] for name in STORED if name in stages))
+    return optax.chain(*(stages[name] for name in STORED_STAGES if name in stages))
 
 
 def apply_stages(
@@ -297,7 +297,7 @@ def apply_stages(
     Returns:
       (what is added to the parameters, the state that is stored next, what is recorded by name).
     """
-    places = [name for name in STORED if name in stages]
+    places = [name for name in STORED_STAGES if name in stages]
     before = dict.fromkeys(stages, optax.EmptyState()) | dict(zip(places, stored, strict=True))
     chain = optax.chain(*stages.values())
     updates, states = chain.update(grads, tuple(before.values()), params, **batch)

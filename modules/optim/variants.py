@@ -18,15 +18,15 @@ from modules.optim.base import (
     Nesterov,
     above_0,
     divide_or_zero,
-    of_family,
+    init_zeros,
+    optimizer_row,
     per_parameter,
     up_to_1,
-    zeros,
 )
 from modules.optim.classic import adam_direction
 from modules.options import Option
 from modules.params import (
-    Described,
+    ParamBox,
     ParamSpec,
     as_matrices,
     from_matrices,
@@ -34,15 +34,17 @@ from modules.params import (
     root_mean_square,
 )
 
-SMALLEST_SCALE = 1e-3  # Adafactor multiplies an update by at least this
+MIN_SCALE = 1e-3  # Adafactor multiplies an update by at least this
 SGDP_EPS = 1e-8  # of the norms in the projection; SGDP has no other denominator
 
-PROJECTED = 'cosine of gradient and weight, times the root of their size, below which is projected'
-Delta = Annotated[float, above_0(PROJECTED)]
+DELTA_DESCRIPTION = (
+    'cosine of gradient and weight, times the root of their size, below which is projected'
+)
+Delta = Annotated[float, above_0(DELTA_DESCRIPTION)]
 DecayRatio = Annotated[float, up_to_1('share of the weight decay where it is projected')]
 
 
-@of_family('sgd', error_probability=True)
+@optimizer_row('sgd', error_probability=True)
 def normalized_gd(specs: Any) -> optax.GradientTransformationExtraArgs:
     """g / q, with q the mean over the target tokens of 1 - p, p the label's probability.
 
@@ -67,7 +69,7 @@ def normalized_gd(specs: Any) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-@of_family('adam')
+@optimizer_row('adam')
 def lion(specs: Any, *, b1: B1 = 0.9, b2: B2 = 0.99) -> optax.GradientTransformation:
     """sign(b1 m + (1 - b1) g), then m = b2 m + (1 - b2) g (arXiv:2302.06675, algorithm 2).
 
@@ -79,10 +81,10 @@ def lion(specs: Any, *, b1: B1 = 0.9, b2: B2 = 0.99) -> optax.GradientTransforma
         m = kept['momentum']
         return jnp.sign(b1 * m + (1 - b1) * grad), {'momentum': b2 * m + (1 - b2) * grad}
 
-    return per_parameter(specs, zeros('momentum'), update)
+    return per_parameter(specs, init_zeros('momentum'), update)
 
 
-@of_family('adam', other_sizes={'adafactor_absolute': False})
+@optimizer_row('adam', other_sizes={'adafactor_absolute': False})
 def adafactor(
     specs: Any,
     *,
@@ -118,7 +120,7 @@ def adafactor(
 
     def means(spec, weight, axes):
         names = tuple(name for i, name in enumerate(spec.axes) if i not in axes)
-        return Described(jnp.mean(jnp.zeros_like(weight), axes), ParamSpec('vector', names))
+        return ParamBox(jnp.mean(jnp.zeros_like(weight), axes), ParamSpec('vector', names))
 
     def init(spec, weight):
         if not is_factored(spec, weight.shape):
@@ -143,13 +145,13 @@ def adafactor(
             direction = grad * jax.lax.rsqrt(relative) * jax.lax.rsqrt(v['columns'])
         direction /= jnp.maximum(1.0, root_mean_square(spec, direction) / adafactor_clip)
         if not adafactor_absolute:
-            direction *= jnp.maximum(SMALLEST_SCALE, root_mean_square(spec, weight))
+            direction *= jnp.maximum(MIN_SCALE, root_mean_square(spec, weight))
         return direction, later
 
     return per_parameter(specs, init, update)
 
 
-def decay_is_taken_off(recipe: Any, part: Any) -> None:
+def check_decay_ratio(recipe: Any, part: Any) -> None:
     """Raises ValueError if weight decay is in the gradient, which no share can be taken from."""
     is_penalty = recipe.decay.row.in_gradient and recipe.optim.weight_decay
     if is_penalty and part.options['adamp_decay_ratio'] != 1.0:
@@ -159,7 +161,7 @@ def decay_is_taken_off(recipe: Any, part: Any) -> None:
         )
 
 
-@of_family('adam', check=decay_is_taken_off)
+@optimizer_row('adam', check=check_decay_ratio)
 def adamp(
     specs: Any,
     *,
@@ -170,7 +172,7 @@ def adamp(
     adamp_delta: Delta = 0.1,
     adamp_decay_ratio: DecayRatio = 0.1,
 ) -> optax.GradientTransformation:
-    """Adam's direction, `without_radial` for matrices (arXiv:2006.08217, algorithm 2).
+    """Adam's direction, `remove_radial` for matrices (arXiv:2006.08217, algorithm 2).
 
     Follows the PyPI package adamp 0.3.0: with `nesterov` the first moment is moved once more,
     b1 m + (1 - b1) g, and still divided by 1 - b1^t. A matrix that is projected gets only
@@ -179,15 +181,15 @@ def adamp(
 
     def update(spec, grad, kept, weight, count):
         direction, later = adam_direction(grad, kept, b1, b2, eps, count, nesterov)
-        direction = without_radial(
+        direction = remove_radial(
             spec, direction, grad, weight, adamp_delta, eps, adamp_decay_ratio
         )
         return direction, later
 
-    return per_parameter(specs, zeros('momentum', 'second'), update)
+    return per_parameter(specs, init_zeros('momentum', 'second'), update)
 
 
-@of_family('sgd', check=decay_is_taken_off)
+@optimizer_row('sgd', check=check_decay_ratio)
 def sgdp(
     specs: Any,
     *,
@@ -197,7 +199,7 @@ def sgdp(
     adamp_delta: Delta = 0.1,
     adamp_decay_ratio: DecayRatio = 0.1,
 ) -> optax.GradientTransformation:
-    """SGD's direction, `without_radial` for matrices (arXiv:2006.08217, algorithm 1).
+    """SGD's direction, `remove_radial` for matrices (arXiv:2006.08217, algorithm 1).
 
     The stored sum of gradients is not projected, as in the paper; the PyPI package adamp projects
     it in place unless `nesterov` is set. The first gradient is dampened too, as in that package;
@@ -209,15 +211,15 @@ def sgdp(
     def update(spec, grad, kept, weight, count):
         moved = momentum * kept['momentum'] + (1 - dampening) * grad
         direction = grad + momentum * moved if nesterov else moved
-        direction = without_radial(
+        direction = remove_radial(
             spec, direction, grad, weight, adamp_delta, SGDP_EPS, adamp_decay_ratio
         )
         return direction, {'momentum': moved}
 
-    return per_parameter(specs, zeros('momentum'), update)
+    return per_parameter(specs, init_zeros('momentum'), update)
 
 
-def without_radial(
+def remove_radial(
     spec: ParamSpec, direction: jax.Array, grad: jax.Array, weight: jax.Array, delta, eps, ratio
 ) -> jax.Array | Direction:
     """Projects a direction orthogonally to the weight where the gradient almost is orthogonal.

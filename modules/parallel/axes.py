@@ -1,7 +1,7 @@
 """Rules that say over which axes of the mesh each axis of a parameter or activation is cut.
 
 Programs are traced under their mesh (`jax.sharding.use_abstract_mesh`). XLA's partitioner cuts them
-by the shardings of their inputs; `sharded` constrains the arrays in between.
+by the shardings of their inputs; `shard_activation` constrains the arrays in between.
 """
 
 import functools
@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 # Slow links first: `tensor` is on neighbouring devices, `data` reaches over slices of a pod.
 AXES = ('run', 'data', 'fsdp', 'expert', 'context', 'tensor')
-OF_PARAMETERS = ('fsdp', 'tensor', 'expert')  # what parameters are cut over
+PARAMETER_AXES = ('fsdp', 'tensor', 'expert')  # what parameters are cut over
 BATCH = ('data', 'fsdp', 'expert')  # what rows of a batch are cut over
 
 # Logical axis of a parameter -> the mesh axes it is cut over; (): every device holds all of it.
@@ -31,7 +31,7 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     'kv_heads': ('tensor', 'fsdp'),
     'layer': (),
     'long_side': ('fsdp',),
-    'matrix': OF_PARAMETERS,  # each index a matrix, whole on one device
+    'matrix': PARAMETER_AXES,  # each index a matrix, whole on one device
     'mlp': ('tensor', 'fsdp'),
     'position': (),
     'qk_features': (),
@@ -81,30 +81,30 @@ def partition(
     return PartitionSpec(*parts)
 
 
-def names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
+def part_axes(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """Returns the mesh axes that one axis of an array is cut over."""
     return (part,) if isinstance(part, str) else part or ()
 
 
-def axes_of(spec: PartitionSpec) -> tuple[str, ...]:
+def spec_axes(spec: PartitionSpec) -> tuple[str, ...]:
     """Returns the mesh axes that an array is cut over."""
-    return tuple(axis for part in spec for axis in names(part))
+    return tuple(axis for part in spec for axis in part_axes(part))
 
 
-def pieces(letters: str, shape: Sequence[int]) -> int:
-    """Returns into how many parts `sharded` cuts an array of this shape, on the traced mesh."""
+def count_shards(letters: str, shape: Sequence[int]) -> int:
+    """Returns into how many parts `shard_activation` cuts an array of this shape, on the traced mesh."""
     mesh = jax.sharding.get_abstract_mesh()
-    return math.prod(mesh.shape[a] for a in axes_of(partition(mesh, ACTIVATIONS, letters, shape)))
+    return math.prod(mesh.shape[a] for a in spec_axes(partition(mesh, ACTIVATIONS, letters, shape)))
 
 
-def parts_of(letter: str) -> int:
+def count_axis_shards(letter: str) -> int:
     """Returns into how many parts an axis of activations is cut, on the traced mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     over = [axis for axis in ACTIVATIONS[letter] if axis not in mesh.manual_axes]
     return math.prod(mesh.shape.get(axis, 1) for axis in over)
 
 
-def sharded(x: jax.Array, letters: str) -> jax.Array:
+def shard_activation(x: jax.Array, letters: str) -> jax.Array:
     """Cuts x over the devices by the letters of its shape, such as 'BTD'.
 
     x stays as it is on a mesh that cuts rows alone, which XLA finds by itself, and where the code
@@ -119,8 +119,8 @@ def sharded(x: jax.Array, letters: str) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, partition(mesh, ACTIVATIONS, letters, x.shape))
 
 
-def on_each_device(
-    compute: Callable[..., Any], in_specs: Any, out_specs: Any, but: str = ''
+def map_devices(
+    compute: Callable[..., Any], in_specs: Any, out_specs: Any, except_axis: str = ''
 ) -> Callable[..., Any]:
     """Maps `compute` over the axes of the traced mesh that no caller has taken, but for one, `but`,
     if it cuts something.
@@ -129,25 +129,25 @@ def on_each_device(
     under a `vmap` over runs the check refuses a `cond` whose branches vary.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    left = {but} if mesh.shape.get(but, 1) > 1 else set()
+    left = {except_axis} if mesh.shape.get(except_axis, 1) > 1 else set()
     axis_names = {*mesh.axis_names} - {*mesh.manual_axes} - left
     how = {'in_specs': in_specs, 'out_specs': out_specs, 'axis_names': axis_names}
     return jax.shard_map(compute, **how, check_vma=False)
 
 
-def cuts_parameters() -> bool:
+def shards_parameters() -> bool:
     """Whether the traced mesh cuts parameters."""
     mesh = jax.sharding.get_abstract_mesh()
-    return any(mesh.shape.get(axis, 1) > 1 for axis in OF_PARAMETERS)
+    return any(mesh.shape.get(axis, 1) > 1 for axis in PARAMETER_AXES)
 
 
-def as_parameter(x: jax.Array, axes: Sequence[str]) -> jax.Array:
+def shard_parameter(x: jax.Array, axes: Sequence[str]) -> jax.Array:
     """Cuts x over the devices as a parameter with these axes."""
     mesh = jax.sharding.get_abstract_mesh()
     return jax.lax.with_sharding_constraint(x, partition(mesh, PARAMETERS, axes, x.shape))
 
 
-def of_gathered(
+def gather_weights(
     product: Callable[..., jax.Array], groups: Sequence[Sequence[str]]
 ) -> Callable[..., jax.Array]:
     """Makes product(x, w, ...) gather w over `fsdp`, once forward and once backward.
@@ -160,50 +160,54 @@ def of_gathered(
     if mesh.shape.get('fsdp', 1) == 1 or set(mesh.manual_axes) - {'run'}:
         return product
 
-    def of_whole(x, w, *rows):
+    def multiply_whole(x, w, *rows):
         over = partition(mesh, PARAMETERS, [group[0] for group in groups], w.shape)
-        kept = (tuple(axis for axis in names(part) if axis != 'fsdp') or None for part in over)
-        return product(x, _gathered(w, PartitionSpec(*kept)), *rows)
+        kept = (tuple(axis for axis in part_axes(part) if axis != 'fsdp') or None for part in over)
+        return product(x, _constrain_weight(w, PartitionSpec(*kept)), *rows)
 
     # A whole weight is not kept for the backward pass.
-    return jax.checkpoint(of_whole, policy=jax.checkpoint_policies.dots_saveable, prevent_cse=False)
+    return jax.checkpoint(
+        multiply_whole, policy=jax.checkpoint_policies.dots_saveable, prevent_cse=False
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _gathered(w, over):
+def _constrain_weight(w, over):
     return jax.lax.with_sharding_constraint(w, over)
 
 
-_gathered.defvjp(lambda w, over: (_gathered(w, over), None), lambda over, _, grad: (grad,))
+_constrain_weight.defvjp(
+    lambda w, over: (_constrain_weight(w, over), None), lambda over, _, grad: (grad,)
+)
 
 
-def matrices_apart(x: jax.Array, n_batch: int) -> jax.Array:
+def shard_matrices(x: jax.Array, n_batch: int) -> jax.Array:
     """Cuts x by whole matrices, one for each index of its first `n_batch` axes; every device has
     all of them where their number does not divide.
     """
-    return jax.lax.with_sharding_constraint(x, _apart(x.shape[:n_batch]))
+    return jax.lax.with_sharding_constraint(x, _matrix_spec(x.shape[:n_batch]))
 
 
-def _apart(lengths: Sequence[int]) -> PartitionSpec:
+def _matrix_spec(lengths: Sequence[int]) -> PartitionSpec:
     mesh = jax.sharding.get_abstract_mesh()
     return partition(mesh, PARAMETERS, ('matrix',) * len(lengths), lengths)
 
 
-def are_apart(lengths: Sequence[int]) -> bool:
-    """Whether `matrices_apart` cuts axes of these lengths."""
-    return any(over is not None for over in _apart(lengths))
+def shards_matrices(lengths: Sequence[int]) -> bool:
+    """Whether `shard_matrices` cuts axes of these lengths."""
+    return any(over is not None for over in _matrix_spec(lengths))
 
 
-def of_own_matrices(
+def shard_map_matrices(
     compute: Callable[..., Any], lengths: Sequence[int], stacked: Any, shared: Sequence[Any]
 ) -> Any:
-    """Computes compute(stacked, *shared), on each device for its matrices by `matrices_apart`.
+    """Computes compute(stacked, *shared), on each device for its matrices by `shard_matrices`.
 
     The arrays of the tree `stacked`, and those of the result, begin with axes of these lengths;
     each device has all of `shared`. XLA's partitioner for TPUs would gather the arguments of `eigh`
     and `qr`. Traced values, such as the count of updates or a number of the optimizer, must be in
     `shared`: a `vmap` over runs does not see what `compute` closes over.
     """
-    apart = _apart(lengths)
+    apart = _matrix_spec(lengths)
     in_specs = (apart, *[PartitionSpec()] * len(shared))
-    return on_each_device(compute, in_specs, apart)(stacked, *shared)
+    return map_devices(compute, in_specs, apart)(stacked, *shared)

@@ -8,18 +8,18 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from modules.parallel.axes import ACTIVATIONS, on_each_device
+from modules.parallel.axes import ACTIVATIONS, map_devices
 
 PARTS = 'A'  # the letter of an axis with one place for each device that has rows of its own
 LEADING = {2: 'M', 3: 'BT', 4: 'BNT'}  # letters of the rows of activations, by their rank
 
 
-def letters_of(x: jax.Array) -> str:
+def row_letters(x: jax.Array) -> str:
     """Returns the letters of all axes but the last: rows are [M], [B, T] or [B, N, T]."""
     return LEADING.get(x.ndim, '')
 
 
-def over_devices(
+def map_shards(
     compute: Callable[..., Any],
     arrays: Sequence[Any],
     letters: Sequence[str | None],
@@ -42,14 +42,14 @@ def over_devices(
         for leaf in jax.tree.leaves(array):
             for letter, length in zip(own or '', leaf.shape, strict=False):
                 lengths.setdefault(letter, set()).update({length} - {1})
-    over = _cut_axes(lengths, {name: mesh.shape[name] for name in free})
+    over = _assign_axes(lengths, {name: mesh.shape[name] for name in free})
 
-    def spec_of(leaf, own):
-        pairs = zip(own, leaf.shape, strict=False)
+    def leaf_spec(leaf, leaf_letters):
+        pairs = zip(leaf_letters, leaf.shape, strict=False)
         return PartitionSpec(*(over[one] if length > 1 else None for one, length in pairs))
 
     in_specs = tuple(
-        jax.tree.map(lambda leaf, own=own: spec_of(leaf, own or ''), array)
+        jax.tree.map(lambda leaf, own=own: leaf_spec(leaf, own or ''), array)
         for array, own in zip(arrays, letters, strict=True)
     )
     used = tuple(axis for axes in over.values() if axes for axis in axes)
@@ -57,13 +57,13 @@ def over_devices(
     out_specs = jax.tree.map(
         lambda own: PartitionSpec(*(over.get(letter) for letter in own)), out_letters
     )
-    on_own = on_each_device(compute, in_specs, out_specs)
+    on_own = map_devices(compute, in_specs, out_specs)
     if set(mesh.manual_axes) - {'run'}:
-        on_own = _unnamed(on_own)
+        on_own = _map_unnamed(on_own)
     return on_own(*arrays)
 
 
-def of_all_tokens(x_BKT_: jax.Array, axis_name: str) -> jax.Array:
+def gather_tokens(x_BKT_: jax.Array, axis_name: str) -> jax.Array:
     """Gathers the tokens of all devices along a mesh axis.
 
     The axis of devices is at first in front of all others, so that the gradient is scattered along
@@ -73,7 +73,7 @@ def of_all_tokens(x_BKT_: jax.Array, axis_name: str) -> jax.Array:
     return of_devices.reshape(*x_BKT_.shape[:2], -1, *x_BKT_.shape[3:])
 
 
-def _unnamed(function: Callable[..., Any]) -> Callable[..., Any]:
+def _map_unnamed(function: Callable[..., Any]) -> Callable[..., Any]:
     """Maps without a mesh axis, where each device has its own runs already.
 
     A `vmap` that names `run` would cut them once more. There is no reverse mode through it.
@@ -84,7 +84,7 @@ def _unnamed(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*arrays)
 
     @call.def_vmap
-    def of_runs(runs, mapped, *arrays):
+    def batch_rule(runs, mapped, *arrays):
         axes = jax.tree.map(lambda is_mapped: 0 if is_mapped else None, tuple(mapped))
         found = jax.vmap(function, axes, axis_size=runs)(*arrays)
         return found, jax.tree.map(lambda _: True, found)
@@ -92,7 +92,7 @@ def _unnamed(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _cut_axes(
+def _assign_axes(
     lengths: Mapping[str, set[int]], sizes: Mapping[str, int]
 ) -> dict[str, tuple[str, ...] | None]:
     """Returns the mesh axes of these sizes that each letter is cut over; None for a whole one.

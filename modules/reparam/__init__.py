@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from modules.reparam.base import Reparam, chain, multiplied, none, shared
+from modules.reparam.base import Reparam, chain, multiply_weights, none, shared
 from modules.reparam.low_rank import lora
 from modules.reparam.magnitude import (
     normalize_and_project,
@@ -20,7 +20,7 @@ from modules.reparam.magnitude import (
 )
 from modules.reparam.spectral import sigma, spectral_cap, spectral_norm
 
-__all__ = ['REPARAMS', 'Reparam', 'chain', 'multiplied', 'reparametrise']
+__all__ = ['REPARAMS', 'Reparam', 'chain', 'multiply_weights', 'reparametrise']
 
 REPARAMS: dict[str, Callable[..., Reparam]] = {
     'none': none,

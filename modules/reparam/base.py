@@ -7,28 +7,28 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from modules.facts import demands_nothing, marks
+from modules.facts import accept_any, row_decorator
 from modules.params import LAYER, NORM, ParamSpec, named_leaves
 
 # least_init_scale: for a row that divides by norms of the initial matrices, whose squares are 0 in
 # float32 below it. maps_after_update: has `after_update`. shares_blocks: blocks have one matrix.
 # reads_names: takes `names`, all rows of the chain that it is in.
-reparam_row = marks(
+reparam_row = row_decorator(
     least_init_scale=0.0,
     maps_after_update=False,
     shares_blocks=False,
     reads_names=False,
-    check=demands_nothing,
+    check=accept_any,
 )
-LEAST_NORM = 1e-15
+MIN_NORM = 1e-15
 
 
-def unchanged(stored: Any, state: Any) -> tuple[Any, Any]:
+def keep_after_update(stored: Any, state: Any) -> tuple[Any, Any]:
     """Returns both as they are: no map after the update."""
     return stored, state
 
 
-def as_init_made_it(stored: Any, key: jax.Array) -> Any:
+def keep_init(stored: Any, key: jax.Array) -> Any:
     """Returns what is stored as it is: nothing of it is random."""
     return stored
 
@@ -44,12 +44,12 @@ class Reparam(NamedTuple):
     apply: Callable[[Any, Any, bool], tuple[Any, Any]]  #: (stored, state, train) -> (used, state)
     specs: Any  #: describes each stored array, as `modules.params` does each parameter
     #: (stored, state) -> (stored, state) of an optimizer step's result, such as back onto a sphere.
-    after_update: Callable[[Any, Any], tuple[Any, Any]] = unchanged
+    after_update: Callable[[Any, Any], tuple[Any, Any]] = keep_after_update
     #: (stored, state) -> {'sigma': {path of a used weight: [...]}, ...}: numbers of a parameter's
     #: matrices, one for each (`modules.params.matrix_axes`).
     measures: Callable[[Any, Any], dict[str, dict[str, jax.Array]]] = lambda stored, state: {}
     #: (stored, key) -> stored: draws what `init` leaves at 0 and training has to start off 0.
-    draw: Callable[[Any, jax.Array], Any] = as_init_made_it
+    draw: Callable[[Any, jax.Array], Any] = keep_init
 
 
 @reparam_row()
@@ -82,7 +82,7 @@ def shared(specs: Any, shapes: Any) -> Reparam:
     return Reparam(
         init=lambda params: (jax.tree.map(first, specs, params), ()),
         apply=lambda stored, state, train: (jax.tree.map(repeat, specs, stored, shapes), state),
-        specs=jax.tree.map(lambda spec: spec.without(LAYER) if is_shared(spec) else spec, specs),
+        specs=jax.tree.map(lambda spec: spec.drop_axis(LAYER) if is_shared(spec) else spec, specs),
     )
 
 
@@ -126,11 +126,11 @@ def chain(near: Reparam, far: Reparam) -> Reparam:
         found = {n: {used_path(p): value for p, value in found[n].items()} for n in found}
         return {n: found.get(n, {}) | of_near.get(n, {}) for n in (found | of_near)}
 
-    after = unchanged if far.after_update is unchanged else after_update
+    after = keep_after_update if far.after_update is keep_after_update else after_update
     return Reparam(init, apply, far.specs, after, measures, far.draw)
 
 
-def multiplied(specs: Any, factors: Any) -> Reparam:
+def multiply_weights(specs: Any, factors: Any) -> Reparam:
     """Multiplies each weight where it is used: W_used = factor * W.
 
     Args:

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from modules.options import Option
 from modules.params import LORA, ParamSpec, as_matrices, from_matrices, matrix_axes, path_name
 from modules.reparam.base import Reparam, reparam_row
-from modules.reparam.matrices import Roles, known_roles, on_matrices
+from modules.reparam.matrices import Roles, check_roles, map_matrices
 
 RANK = 'factor'  # the axis that the two factors share
 
 
-def is_last(recipe: Any, part: Any) -> None:
-    """Raises ValueError as `known_roles`, and where another row would map the factors."""
-    known_roles(recipe, part)
+def check_last(recipe: Any, part: Any) -> None:
+    """Raises ValueError as `check_roles`, and where another row would map the factors."""
+    check_roles(recipe, part)
     *near, last = recipe.reparam
     if last.row is not part.row:
         others = [one.name for one in recipe.reparam if one.row is not part.row]
@@ -33,7 +33,7 @@ def is_last(recipe: Any, part: Any) -> None:
             )
 
 
-@reparam_row(check=is_last)
+@reparam_row(check=check_last)
 def lora(
     specs: Any,
     shapes: Any,
@@ -92,5 +92,5 @@ def lora(
 
         return jax.tree_util.tree_map_with_path(drawn, made.specs, stored)
 
-    made = on_matrices(roles, specs, init, apply, describe)
+    made = map_matrices(roles, specs, init, apply, describe)
     return made._replace(draw=draw)

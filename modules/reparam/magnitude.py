@@ -9,14 +9,14 @@ import jax.numpy as jnp
 
 from modules.options import Option
 from modules.params import ParamSpec, as_matrices, matrix_axes, named_leaves
-from modules.reparam.base import LEAST_NORM, Reparam
-from modules.reparam.matrices import Roles, matrix_row, on_matrices, parse_roles, per_matrix
+from modules.reparam.base import MIN_NORM, Reparam
+from modules.reparam.matrices import Roles, expand_per_matrix, map_matrices, matrix_row, parse_roles
 
 STANDARDIZATION_EPS = 1e-5  # as published
 NEAR_BOUND = 0.99  # largest weight, as a share of the compander's bound, that is inverted
 
 
-def _gains_of_columns(
+def _column_gains(
     roles: str,
     specs: Any,
     name: str,
@@ -44,10 +44,10 @@ def _gains_of_columns(
         kept = tuple(axis for i, axis in enumerate(spec.axes) if i not in rows)
         return {name: spec, 'gain': ParamSpec('vector', kept, part=spec.part)}
 
-    return on_matrices(roles, specs, init, apply, describe)
+    return map_matrices(roles, specs, init, apply, describe)
 
 
-@matrix_row(least_init_scale=LEAST_NORM, reads_names=True)
+@matrix_row(least_init_scale=MIN_NORM, reads_names=True)
 def weight_norm(
     specs: Any,
     shapes: Any,
@@ -79,7 +79,7 @@ def weight_norm(
         length = jnp.sqrt(jnp.sum(jnp.square(weight), rows, keepdims=True))
         return weight, jax.lax.stop_gradient(length) if is_constant else length
 
-    return _gains_of_columns(roles, specs, 'direction', columns)
+    return _column_gains(roles, specs, 'direction', columns)
 
 
 @matrix_row()
@@ -110,10 +110,10 @@ def weight_standardization(specs: Any, shapes: Any, *, roles: Roles = 'hidden') 
         length = jnp.sqrt(terms * (variance + STANDARDIZATION_EPS))
         return weight - mean, length
 
-    return _gains_of_columns(roles, specs, 'matrix', columns)
+    return _column_gains(roles, specs, 'matrix', columns)
 
 
-@matrix_row(least_init_scale=LEAST_NORM, maps_after_update=True)
+@matrix_row(least_init_scale=MIN_NORM, maps_after_update=True)
 def normalize_and_project(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -> Reparam:
     """W <- W ||W_0||_F / ||W||_F after each optimizer step, for every matrix.
 
@@ -130,12 +130,12 @@ def normalize_and_project(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -
         return weight, frobenius_norm(spec, weight)
 
     def after_update(spec, weight, start):
-        return weight * per_matrix(start / frobenius_norm(spec, weight), spec), start
+        return weight * expand_per_matrix(start / frobenius_norm(spec, weight), spec), start
 
-    return on_matrices(roles, specs, init, lambda spec, *both: both, after_update=after_update)
+    return map_matrices(roles, specs, init, lambda spec, *both: both, after_update=after_update)
 
 
-@matrix_row(least_init_scale=LEAST_NORM)
+@matrix_row(least_init_scale=MIN_NORM)
 def weight_compander(
     specs: Any,
     shapes: Any,
@@ -159,11 +159,15 @@ def weight_compander(
     def init(spec, weight):
         squares = jnp.square(as_matrices(spec, weight))
         a = compander_width * jnp.sqrt(jnp.mean(squares, (-2, -1)))
-        angle = weight / per_matrix(a, spec)
+        angle = weight / expand_per_matrix(a, spec)
         bound = NEAR_BOUND * math.pi / 2
-        return jnp.tan(jnp.clip(angle, -bound, bound)) * per_matrix(a / compander_slope, spec), a
+        return jnp.tan(jnp.clip(angle, -bound, bound)) * expand_per_matrix(
+            a / compander_slope, spec
+        ), a
 
     def apply(spec, stored, a):
-        return per_matrix(a, spec) * jnp.arctan(stored / per_matrix(a / compander_slope, spec)), a
+        return expand_per_matrix(a, spec) * jnp.arctan(
+            stored / expand_per_matrix(a / compander_slope, spec)
+        ), a
 
-    return on_matrices(roles, specs, init, apply)
+    return map_matrices(roles, specs, init, apply)

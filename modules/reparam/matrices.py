@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import jax
 
-from modules.choices import nearest
+from modules.choices import suggest_nearest
 from modules.options import Option
 from modules.params import ROLES, ParamSpec, matrix_axes, named_leaves
-from modules.reparam.base import Reparam, reparam_row, unchanged
+from modules.reparam.base import Reparam, keep_after_update, reparam_row
 
 MATRIX_ROLES = tuple(role for role in ROLES if role != 'vector')
 
@@ -27,14 +27,14 @@ def parse_roles(text: str) -> tuple[str, ...]:
             what = 'has no matrices' if role == 'vector' else 'is no role'
             raise ValueError(
                 f'reparam.roles={text!r}: {role!r} {what}; give one or several of '
-                f'{", ".join(MATRIX_ROLES)}, joined by +.{nearest(role, MATRIX_ROLES)}'
+                f'{", ".join(MATRIX_ROLES)}, joined by +.{suggest_nearest(role, MATRIX_ROLES)}'
             )
     if len(set(roles)) < len(roles):
         raise ValueError(f'reparam.roles={text!r} names a role twice; give each once')
     return roles
 
 
-def known_roles(recipe: Any, part: Any) -> None:
+def check_roles(recipe: Any, part: Any) -> None:
     """Raises ValueError for unknown roles, and for initial matrices too small to divide by."""
     roles = parse_roles(part.options['roles'])
     zeros = recipe.zero_starts if part.row.least_init_scale else ()
@@ -53,10 +53,10 @@ def known_roles(recipe: Any, part: Any) -> None:
         )
 
 
-matrix_row = functools.partial(reparam_row, check=known_roles)  # marks a row with that option
+matrix_row = functools.partial(reparam_row, check=check_roles)  # marks a row with that option
 
 
-def on_matrices(
+def map_matrices(
     roles: str,
     specs: Any,
     init: Callable[[ParamSpec, jax.Array], tuple[Any, Any]],
@@ -112,7 +112,9 @@ def on_matrices(
         init=functools.partial(pairs, init),
         apply=apply_all,
         specs=jax.tree.map(lambda s: describe(s) if is_mapped(s) else s, specs),
-        after_update=unchanged if after_update is None else functools.partial(pairs, after_update),
+        after_update=keep_after_update
+        if after_update is None
+        else functools.partial(pairs, after_update),
         measures=measures,
     )
 
@@ -123,6 +125,6 @@ def batch_spec(spec: ParamSpec) -> ParamSpec:
     return ParamSpec('vector', tuple(spec.axes[i] for i in batch), part=spec.part)
 
 
-def per_matrix(numbers: jax.Array, spec: ParamSpec) -> jax.Array:
+def expand_per_matrix(numbers: jax.Array, spec: ParamSpec) -> jax.Array:
     """Appends axes of size 1 to numbers [...], one a matrix, to multiply a parameter by them."""
     return numbers.reshape(*numbers.shape, *(1,) * (len(spec.axes) - numbers.ndim))

@@ -14,33 +14,35 @@ import jax.numpy as jnp
 from modules.options import Option
 from modules.params import ParamSpec, as_matrices
 from modules.reparam.base import Reparam
-from modules.reparam.matrices import Roles, batch_spec, matrix_row, on_matrices, per_matrix
+from modules.reparam.matrices import Roles, batch_spec, expand_per_matrix, map_matrices, matrix_row
 from modules.spectrum import first_right_vector, power_iteration
 
-LEAST_SCALE = 1e-9  # least init_scale: products with unit vectors are then well above spectrum.EPS
+MIN_INIT_SCALE = (
+    1e-9  # least init_scale: products with unit vectors are then well above spectrum.EPS
+)
 
 
-def _sigma(spec: ParamSpec, weight: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _power_iterate(spec: ParamSpec, weight: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
     return power_iteration(as_matrices(spec, weight), u)
 
 
-def _scaled(roles: str, specs: Any, factor: Callable[[jax.Array], jax.Array]) -> Reparam:
+def _scale_by_sigma(roles: str, specs: Any, factor: Callable[[jax.Array], jax.Array]) -> Reparam:
     """W_used = factor(sigma(W)) W."""
 
     def init(spec, weight):
         return weight, first_right_vector(as_matrices(spec, weight))
 
     def apply(spec, weight, u):
-        largest, u = _sigma(spec, weight, u)
-        return weight * per_matrix(factor(largest), spec), u
+        largest, u = _power_iterate(spec, weight, u)
+        return weight * expand_per_matrix(factor(largest), spec), u
 
     def measure(spec, weight, u):
-        return {'sigma': _sigma(spec, weight, u)[0]}
+        return {'sigma': _power_iterate(spec, weight, u)[0]}
 
-    return on_matrices(roles, specs, init, apply, measure=measure)
+    return map_matrices(roles, specs, init, apply, measure=measure)
 
 
-@matrix_row(least_init_scale=LEAST_SCALE)
+@matrix_row(least_init_scale=MIN_INIT_SCALE)
 def sigma(
     specs: Any,
     shapes: Any,
@@ -61,30 +63,30 @@ def sigma(
 
     def init(spec, weight):
         u = first_right_vector(as_matrices(spec, weight))
-        largest, _ = _sigma(spec, weight, u)
+        largest, _ = _power_iterate(spec, weight, u)
         gain = jnp.ones_like(largest) if gamma_start == 'one' else largest
         return {'matrix': weight, 'gain': gain}, u
 
     def apply(spec, stored, u):
-        largest, u = _sigma(spec, stored['matrix'], u)
-        return stored['matrix'] * per_matrix(stored['gain'] / largest, spec), u
+        largest, u = _power_iterate(spec, stored['matrix'], u)
+        return stored['matrix'] * expand_per_matrix(stored['gain'] / largest, spec), u
 
     def describe(spec):
         return {'matrix': spec, 'gain': batch_spec(spec)}
 
     def measure(spec, stored, u):
-        return {'sigma': _sigma(spec, stored['matrix'], u)[0], 'gamma': stored['gain']}
+        return {'sigma': _power_iterate(spec, stored['matrix'], u)[0], 'gamma': stored['gain']}
 
-    return on_matrices(roles, specs, init, apply, describe, measure=measure)
+    return map_matrices(roles, specs, init, apply, describe, measure=measure)
 
 
-@matrix_row(least_init_scale=LEAST_SCALE)
+@matrix_row(least_init_scale=MIN_INIT_SCALE)
 def spectral_norm(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -> Reparam:
     """W_used = W / sigma(W): `sigma` without its gain, so that every matrix has spectral norm 1.
 
     This changes matrices at the start. Source: arXiv:1802.05957, equation 8.
     """
-    return _scaled(roles, specs, lambda largest: 1 / largest)
+    return _scale_by_sigma(roles, specs, lambda largest: 1 / largest)
 
 
 @matrix_row()
@@ -105,6 +107,6 @@ def spectral_cap(
     flows.
     """
     # Not min(1, bound / largest), whose gradient is not finite where the largest is 0.
-    return _scaled(
+    return _scale_by_sigma(
         roles, specs, lambda largest: spectral_bound / jnp.maximum(largest, spectral_bound)
     )

@@ -6,27 +6,27 @@ used, and of its learning rate. A decay rule maps a Decay to the share of a weig
 removes.
 """
 
-from modules.scaling.decay import DECAY_RULES, Decay
+from modules.scaling.decay import DECAY_RULES, DecayInputs
 from modules.scaling.init import INITS
 from modules.scaling.parametrization import (
     PARAMETRIZATIONS,
     Factors,
     Growth,
     Scaling,
-    growth_of,
-    of_one_channel,
-    scaling_of,
+    compute_growth,
+    compute_scaling,
+    one_channel_shape,
 )
 
 __all__ = [
     'DECAY_RULES',
     'INITS',
     'PARAMETRIZATIONS',
-    'Decay',
+    'DecayInputs',
     'Factors',
     'Growth',
     'Scaling',
-    'growth_of',
-    'of_one_channel',
-    'scaling_of',
+    'compute_growth',
+    'compute_scaling',
+    'one_channel_shape',
 ]

@@ -10,14 +10,14 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from modules.facts import demands_nothing, marks
+from modules.facts import accept_any, row_decorator
 from modules.options import Option
 from modules.scaling.parametrization import Growth
 
-decay_row = marks(in_gradient=False, times_lr=True, check=demands_nothing)
+decay_row = row_decorator(in_gradient=False, times_lr=True, check=accept_any)
 
 
-class Decay(NamedTuple):
+class DecayInputs(NamedTuple):
     """Inputs of a rule, for one parameter; numbers may be tracers."""
 
     weight_decay: Any  #: as configured
@@ -30,7 +30,7 @@ class Decay(NamedTuple):
 
 
 @decay_row()
-def decoupled(decay: Decay) -> jax.Array:
+def decoupled(decay: DecayInputs) -> jax.Array:
     """lr * fraction * weight_decay * factor, as PyTorch and optax have AdamW where the factor is 1.
 
     The factor is the parametrisation's, against its factor of the learning rate. AdamW's paper
@@ -40,7 +40,7 @@ def decoupled(decay: Decay) -> jax.Array:
 
 
 @decay_row(times_lr=False)
-def independent(decay: Decay) -> jax.Array:
+def independent(decay: DecayInputs) -> jax.Array:
     """fraction * weight_decay: with the schedule, whatever the learning rate.
 
     Algorithm 2 of arXiv:1711.05101, w -= eta_t (alpha m / (sqrt(v) + eps) + lambda w), with the
@@ -50,7 +50,7 @@ def independent(decay: Decay) -> jax.Array:
 
 
 @decay_row()
-def constant(decay: Decay) -> jax.Array:
+def constant(decay: DecayInputs) -> jax.Array:
     """lr * fraction * weight_decay, whatever the parametrisation asks.
 
     lr is the parameter's own: under muP the share falls with width (arXiv:2510.15262 compares it).
@@ -59,7 +59,7 @@ def constant(decay: Decay) -> jax.Array:
 
 
 @decay_row()
-def sqrt_width(decay: Decay) -> jax.Array:
+def sqrt_width(decay: DecayInputs) -> jax.Array:
     """`constant`, of hidden matrices times sqrt(m), m the growth of fan_in (arXiv:2510.15262).
 
     With learning rates of 1 / m, as muP has them for hidden matrices, the largest singular value of
@@ -70,7 +70,7 @@ def sqrt_width(decay: Decay) -> jax.Array:
 
 
 @decay_row()
-def linear_width(decay: Decay) -> jax.Array:
+def linear_width(decay: DecayInputs) -> jax.Array:
     """`constant`, of hidden matrices times m, the growth of fan_in (compared in arXiv:2510.15262).
 
     With rates of 1 / m the share of a weight does not change with width.
@@ -80,7 +80,7 @@ def linear_width(decay: Decay) -> jax.Array:
 
 @decay_row(times_lr=False)
 def timescale(
-    decay: Decay,
+    decay: DecayInputs,
     *,
     decay_timescale: Annotated[
         float, Option('that weights are averages over, in runs', 1e-6, sys.float_info.max)
@@ -97,7 +97,7 @@ def timescale(
 
 
 @decay_row()
-def adamc(decay: Decay) -> jax.Array:
+def adamc(decay: DecayInputs) -> jax.Array:
     """lr * fraction^2 * weight_decay of hidden matrices, `decoupled` of the others.
 
     The second factor of the schedule's fraction keeps the ratio of gradient to weight the same to
@@ -108,7 +108,7 @@ def adamc(decay: Decay) -> jax.Array:
 
 
 @decay_row(in_gradient=True, times_lr=False)
-def l2(decay: Decay) -> jax.Array:
+def l2(decay: DecayInputs) -> jax.Array:
     """weight_decay, in the gradient: Adam divides it as it divides the gradient.
 
     This is the penalty weight_decay / 2 |w|^2, from which AdamW is decoupled (arXiv:1711.05101).

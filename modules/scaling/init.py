@@ -5,14 +5,14 @@ import math
 import jax
 import jax.numpy as jnp
 
-from modules.facts import marks
+from modules.facts import row_decorator
 from modules.params import ParamSpec, as_matrices, from_matrices
-from modules.scaling.parametrization import sizes, writes_to_stream
+from modules.scaling.parametrization import fan_sizes, writes_to_stream
 
 SMALL = 0.02
 
 
-def with_equal_singular_values(spec: ParamSpec, unit: jax.Array) -> jax.Array:
+def orthogonalize(spec: ParamSpec, unit: jax.Array) -> jax.Array:
     """Replaces hidden matrices by their orthogonal factors times sqrt(max(I, O)); frozen ones stay.
 
     The factors of matrices of normal entries are uniformly distributed, and the root mean square of
@@ -30,7 +30,7 @@ def with_equal_singular_values(spec: ParamSpec, unit: jax.Array) -> jax.Array:
 
 
 # arranged(spec, unit) -> entries of the same root mean square, from independent normal ones.
-init_row = marks(arranged=lambda spec, unit: unit)
+init_row = row_decorator(arranged=lambda spec, unit: unit)
 
 
 @init_row()
@@ -40,9 +40,9 @@ def fan_in(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
     return 1 / math.sqrt(terms)
 
 
-def _sides(spec, shape):
+def _fans(spec, shape):
     """Returns (fan_in, fan_out) of one matrix, with heads merged."""
-    terms, outputs = sizes(spec, shape)
+    terms, outputs = fan_sizes(spec, shape)
     experts = math.prod(n for n, a in zip(shape, spec.axes, strict=True) if a == 'expert')
     return terms, outputs // experts
 
@@ -56,7 +56,7 @@ def xavier(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
     """
     if spec.role != 'hidden':
         return fan_in(spec, shape, blocks)
-    return math.sqrt(2 / sum(_sides(spec, shape)))
+    return math.sqrt(2 / sum(_fans(spec, shape)))
 
 
 @init_row()
@@ -75,7 +75,7 @@ def depth_scaled(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
     return SMALL / math.sqrt(2 * blocks) if writes_to_stream(spec) else SMALL
 
 
-@init_row(arranged=with_equal_singular_values)
+@init_row(arranged=orthogonalize)
 def orthogonal(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
     """Hidden matrices with all singular values 1 (arXiv:1312.6120).
 
@@ -84,7 +84,7 @@ def orthogonal(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
     """
     if spec.role != 'hidden':
         return fan_in(spec, shape, blocks)
-    return 1 / math.sqrt(max(_sides(spec, shape)))
+    return 1 / math.sqrt(max(_fans(spec, shape)))
 
 
 INITS = {

@@ -17,12 +17,12 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from modules.facts import demands_nothing, marks
+from modules.facts import accept_any, row_decorator
 from modules.options import Option
 from modules.params import LAYER, NORM, ParamSpec
 
 WIDTH, DEPTH = 'width', 'depth'
-OF_WIDTH = ('embed', 'head_dim', 'heads', 'kv_heads', 'mlp', 'qk_features')
+WIDTH_AXES = ('embed', 'head_dim', 'heads', 'kv_heads', 'mlp', 'qk_features')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Growth:
     width: float = 1.0  #: of the residual stream
 
 
-def growth_of(
+def compute_growth(
     spec: ParamSpec, shape: tuple[int, ...], base: tuple[int, ...], depth=1.0, width=1.0
 ) -> Growth:
     """Returns the `Growth` of a parameter.
@@ -47,12 +47,12 @@ def growth_of(
       depth: blocks, over those of the base model.
       width: of the residual stream, over that of the base model.
     """
-    both = zip(sizes(spec, shape), sizes(spec, base), strict=True)
+    both = zip(fan_sizes(spec, shape), fan_sizes(spec, base), strict=True)
     fan_in, fan_out = (own / old for own, old in both)
     return Growth(fan_in, fan_out, depth, width)
 
 
-def sizes(spec: ParamSpec, shape: tuple[int, ...]) -> tuple[int, int]:
+def fan_sizes(spec: ParamSpec, shape: tuple[int, ...]) -> tuple[int, int]:
     """Returns (terms of each sum, the number of other entries of one layer)."""
 
     def size(summed):
@@ -62,7 +62,7 @@ def sizes(spec: ParamSpec, shape: tuple[int, ...]) -> tuple[int, int]:
     return size(True), size(False)
 
 
-def of_one_channel(spec: ParamSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+def one_channel_shape(spec: ParamSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the shape in a model of one channel: sizes that grow with the width are 1.
 
     Args:
@@ -70,7 +70,7 @@ def of_one_channel(spec: ParamSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
       shape: of the parameter.
     """
     named = zip(shape, spec.axes, strict=True)
-    return tuple(1 if axis in OF_WIDTH else n for n, axis in named)
+    return tuple(1 if axis in WIDTH_AXES else n for n, axis in named)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Factors:
     lr: float = 1.0  #: of the learning rate
     decay: float = 1.0  #: of the weight decay, if the decay rule reads it
     eps: float = 1.0  #: of the optimizer's epsilon
-    init_of_own_size: bool = False  #: the deviation is the parameter's own, not the base model's
+    has_own_init: bool = False  #: the deviation is the parameter's own, not the base model's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +103,8 @@ def writes_to_stream(spec: ParamSpec) -> bool:
     return spec.role == 'vector' or (spec.role == 'hidden' and 'embed' not in spec.fan_in)
 
 
-_row = marks(
-    families=(), grows=(), logits_per_width=False, zero=(), against_one=False, check=demands_nothing
+_parametrization_row = row_decorator(
+    families=(), grows=(), logits_per_width=False, zero=(), against_one=False, check=accept_any
 )
 
 
@@ -118,17 +118,17 @@ def parametrization(
     the base model's head width. zero: the matrices that are 0 at the start. against_one: whether
     there is no base model, or one of a single block and channel, so that growths are sizes.
     """
-    return _row(families=families, grows=grows, **facts)
+    return _parametrization_row(families=families, grows=grows, **facts)
 
 
-def kind(growth: Growth) -> str:
+def growth_kind(growth: Growth) -> str:
     """Returns 'hidden', 'input', 'output', or 'fixed' if neither side has grown."""
     if growth.fan_in != 1:
         return 'hidden' if growth.fan_out != 1 else 'output'
     return 'input' if growth.fan_out != 1 else 'fixed'
 
 
-def at_one_rate(**factors: float) -> Factors:
+def equal_decay_factors(**factors: float) -> Factors:
     """Returns Factors whose decay is 1 / lr: the same share of a weight decays at each width."""
     return Factors(decay=1 / factors.get('lr', 1.0), **factors)
 
@@ -139,7 +139,7 @@ def standard(spec: ParamSpec, growth: Growth, family: str) -> Factors:
 
     There is no base model. Source: the baseline of arXiv:2309.14322, section 2.
     """
-    return Factors(init_of_own_size=True)
+    return Factors(has_own_init=True)
 
 
 @parametrization(('adam', 'sgd'))
@@ -152,7 +152,7 @@ def ntk(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     if growth.fan_in == 1:
         return Factors()
     root = 1 / math.sqrt(growth.fan_in)
-    return at_one_rate(forward=root, lr=root if family == 'adam' else 1.0)
+    return equal_decay_factors(forward=root, lr=root if family == 'adam' else 1.0)
 
 
 @parametrization(('adam', 'sgd'))
@@ -162,11 +162,11 @@ def mean_field(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     Adam's rate is 1 / sqrt(m) for hidden matrices and 1 for the others. Sources: arXiv:2011.14522,
     table 1, for one hidden layer (c = -1); arXiv:2407.05872, table 1.
     """
-    of = kind(growth)
+    of = growth_kind(growth)
     forward = {'hidden': growth.fan_in**-0.5, 'output': 1 / growth.fan_in}.get(of, 1.0)
     if family == 'sgd':
-        return at_one_rate(forward=forward, lr=max(growth.fan_in, growth.fan_out))
-    return at_one_rate(forward=forward, lr=forward if of == 'hidden' else 1.0)
+        return equal_decay_factors(forward=forward, lr=max(growth.fan_in, growth.fan_out))
+    return equal_decay_factors(forward=forward, lr=forward if of == 'hidden' else 1.0)
 
 
 @parametrization(('adam', 'sgd', 'spectral'), logits_per_width=True)
@@ -181,7 +181,7 @@ def mup(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     Attention's logits are q k / H. A spectral update has singular values of one size, which its
     optimizer scales by fan_out / fan_in, the same at each width: it needs no factor.
     """
-    m, n, of = growth.fan_in, growth.fan_out, kind(growth)
+    m, n, of = growth.fan_in, growth.fan_out, growth_kind(growth)
     rates = {
         'hidden': {'adam': 1 / m, 'sgd': n / m, 'spectral': 1.0},
         'input': {'adam': 1.0, 'sgd': n},
@@ -190,7 +190,7 @@ def mup(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     }
     forward = 1 / m if of == 'output' else 1.0
     init = m**-0.5 if of == 'hidden' else 1.0
-    return at_one_rate(forward=forward, init=init, lr=rates[of].get(family, 1.0))
+    return equal_decay_factors(forward=forward, init=init, lr=rates[of].get(family, 1.0))
 
 
 @parametrization(('adam', 'sgd', 'spectral'), logits_per_width=True)
@@ -201,9 +201,9 @@ def spectral(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     with Adam and SGD: the same functions without a factor in the forward pass.
     """
     found = mup(spec, growth, family)
-    if kind(growth) != 'output':
+    if growth_kind(growth) != 'output':
         return found
-    return at_one_rate(init=1 / growth.fan_in, lr=1 / growth.fan_in)
+    return equal_decay_factors(init=1 / growth.fan_in, lr=1 / growth.fan_in)
 
 
 @parametrization(('adam',))
@@ -212,7 +212,7 @@ def mup_simple(spec: ParamSpec, growth: Growth, family: str) -> Factors:
 
     The factor of decay is 1; the paper's decay is `independent`.
     """
-    return Factors(lr=1 / growth.fan_in, init_of_own_size=True)
+    return Factors(lr=1 / growth.fan_in, has_own_init=True)
 
 
 @parametrization(('adam',))
@@ -230,7 +230,7 @@ def mup_full(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     return mup_intermediate(spec, growth, family)
 
 
-def scales_blocks(recipe: Any, part: Any) -> None:
+def check_block_scaling(recipe: Any, part: Any) -> None:
     """Raises ValueError where factors of blocks would be undone by a norm, or blocks are shared."""
     if recipe.placement.row.norms_updates:
         raise ValueError(
@@ -244,11 +244,11 @@ def scales_blocks(recipe: Any, part: Any) -> None:
         )
 
 
-def scales_epsilons(recipe: Any, part: Any) -> None:
-    """Raises ValueError as `scales_blocks`, and for epsilons that are not for gradients alone."""
-    scales_blocks(recipe, part)
+def check_eps_scaling(recipe: Any, part: Any) -> None:
+    """Raises ValueError as `check_block_scaling`, and for epsilons that are not for gradients alone."""
+    check_block_scaling(recipe, part)
     for chosen in recipe.optimizers.values():
-        if chosen.row.needs.own_loss:
+        if chosen.row.needs.evaluates_loss:
             raise ValueError(
                 f'{part} scales epsilons, and {chosen} compares gradients with what it measures of '
                 'the loss itself. Choose another optimizer, or another parametrisation, such as '
@@ -256,9 +256,9 @@ def scales_epsilons(recipe: Any, part: Any) -> None:
             )
 
 
-def draws_at_unit_scale(recipe: Any, part: Any) -> None:
-    """Raises ValueError as `scales_blocks`, and for an initialisation with its own deviation."""
-    scales_blocks(recipe, part)
+def check_unit_init(recipe: Any, part: Any) -> None:
+    """Raises ValueError as `check_block_scaling`, and for an initialisation with its own deviation."""
+    check_block_scaling(recipe, part)
     matrix = ParamSpec('hidden', ('layer', 'embed', 'mlp'), ('embed',))
     if recipe.init.row(matrix, (1, 1, 1), 1) != 1:
         raise ValueError(
@@ -267,7 +267,7 @@ def draws_at_unit_scale(recipe: Any, part: Any) -> None:
         )
 
 
-def by_depth(spec: ParamSpec, growth: Growth, alpha: float) -> Factors:
+def depth_factors(spec: ParamSpec, growth: Growth, alpha: float) -> Factors:
     """`mup` for Adam, with x + l^-alpha F(x) and rates l^(alpha - 1), l the growth in depth."""
     found = mup(spec, growth, 'adam')
     branch = growth.depth**-alpha
@@ -279,7 +279,7 @@ def by_depth(spec: ParamSpec, growth: Growth, alpha: float) -> Factors:
     )
 
 
-@parametrization(('adam',), grows=(WIDTH, DEPTH), logits_per_width=True, check=scales_epsilons)
+@parametrization(('adam',), grows=(WIDTH, DEPTH), logits_per_width=True, check=check_eps_scaling)
 def complete_p(
     spec: ParamSpec,
     growth: Growth,
@@ -295,13 +295,13 @@ def complete_p(
     matrix of each sublayer and its bias. As in the authors' minimal code (EleutherAI/nanoGPT-mup,
     branch completep), every epsilon has the factor, and the factor of decay is m, as in `mup`.
     """
-    return by_depth(spec, growth, depth_alpha)
+    return depth_factors(spec, growth, depth_alpha)
 
 
-@parametrization(('adam',), grows=(WIDTH, DEPTH), logits_per_width=True, check=scales_epsilons)
+@parametrization(('adam',), grows=(WIDTH, DEPTH), logits_per_width=True, check=check_eps_scaling)
 def depth_mup(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     """`complete_p` with a = 1/2 (Depth-muP, arXiv:2310.02244)."""
-    return by_depth(spec, growth, 0.5)
+    return depth_factors(spec, growth, 0.5)
 
 
 @parametrization(
@@ -309,7 +309,7 @@ def depth_mup(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     grows=(WIDTH, DEPTH),
     logits_per_width=True,
     against_one=True,
-    check=draws_at_unit_scale,
+    check=check_unit_init,
 )
 def unit(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     """Weights drawn with deviation 1, whatever their size (u-muP, arXiv:2407.17465, table 2).
@@ -326,13 +326,13 @@ def unit(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     output and backward passes in narrow types are left out; gains do not depend on these, and what
     a block adds differs by a constant.
     """
-    of, m = kind(growth), growth.fan_in
+    of, m = growth_kind(growth), growth.fan_in
     forward = {'hidden': m**-0.5, 'output': 1 / m}.get(of, 1.0)
     rate = m**-0.5 if of == 'hidden' else 1.0
     if spec.role == 'embedding':
         rate = growth.fan_out**-0.5
     branch = growth.depth**-0.5
-    return at_one_rate(
+    return equal_decay_factors(
         forward=forward * (branch if writes_to_stream(spec) else 1.0),
         lr=rate * (branch if LAYER in spec.axes else 1.0),
     )
@@ -353,7 +353,7 @@ PARAMETRIZATIONS = {
 }
 
 
-def scaling_of(
+def compute_scaling(
     row: Callable[..., Factors],
     init: Callable[[ParamSpec, tuple[int, ...], int], float],
     spec: ParamSpec,
@@ -386,6 +386,6 @@ def scaling_of(
     if spec.role == 'vector':
         decays = spec.decayed
     else:
-        which = 0 if factors.init_of_own_size else 1
+        which = 0 if factors.has_own_init else 1
         std = factors.init * init(spec, shapes[which], blocks[which]) * spec.init_gain
     return Scaling(std, factors.forward, factors.lr, factors.decay * decays, factors.eps)

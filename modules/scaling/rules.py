@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-FLOPS_OF_A_PF_DAY = 1e15 * 24 * 3600
+FLOPS_PER_PF_DAY = 1e15 * 24 * 3600
 
 
 class Origin(NamedTuple):
@@ -23,7 +23,7 @@ class Origin(NamedTuple):
     read_in: str  # where its constants were read
     # {quantity: (least, most)} of parameters, tokens, batch_tokens, or batch_ratio, the batch over
     # the one that the learning rate was found with; empty if unknown.
-    on: Mapping[str, tuple[float, float]] = {}
+    ranges: Mapping[str, tuple[float, float]] = {}
 
 
 class Allocation(NamedTuple):
@@ -85,7 +85,9 @@ BESIROGLU = Origin(
     "the authors' notebook and data (github epoch-research/analyzing-chinchilla)",
     {'parameters': (5.7e7, 1.62e10), 'tokens': (8.1e8, 3.2e11)},
 )
-TWENTY = Origin('arXiv:2203.15556', 'the text of the paper, table 3 (approach 1)', CHINCHILLA_RANGE)
+TWENTY_TOKENS = Origin(
+    'arXiv:2203.15556', 'the text of the paper, table 3 (approach 1)', CHINCHILLA_RANGE
+)
 ONE_EPOCH = Origin('arXiv:1906.06669', 'others that cite it, not the paper: not checked')
 
 
@@ -160,14 +162,14 @@ def kaplan_allocation(flops: float) -> Allocation:
     one, 2 C / (6 N) (arXiv:2001.08361, table 6; its equation 6.7 has 4e10 C^0.26).
     """
     check_positive(flops=flops)
-    days = flops / FLOPS_OF_A_PF_DAY
+    days = flops / FLOPS_PER_PF_DAY
     return Allocation(1.3e9 * days**0.73, 2e10 * days**0.27)
 
 
 def kaplan_batch(flops: float) -> float:
     """2e6 C^0.24 tokens: the critical batch at the loss that `kaplan_allocation` ends with."""
     check_positive(flops=flops)
-    return 2e6 * (flops / FLOPS_OF_A_PF_DAY) ** 0.24
+    return 2e6 * (flops / FLOPS_PER_PF_DAY) ** 0.24
 
 
 def chinchilla_allocation(flops: float, surface: LossSurface) -> Allocation:

@@ -26,14 +26,14 @@ from jax.experimental.pallas import tpu as pltpu
 
 from configs import default
 from lm.config.recipe import Recipe
-from lm.config.resolve import replaced, resolve
+from lm.config.resolve import resolve, update_recipe
 from lm.devices.run_axis import SINGLE
 from lm.devices.shardings import jit_init
 from lm.record.machine import peak_memory_bytes
 from lm.training.flops import flops_per_token, peak_flops
-from lm.training.state import hyper_from
+from lm.training.state import make_hyper
 from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend
-from modules.kernels.attention.base import attend_from
+from modules.kernels.attention.base import attend_at_positions
 from modules.kernels.cross_entropy import tpu
 from modules.numerics import REMAT_POLICIES
 from tests.bench import row_kernels
@@ -41,8 +41,8 @@ from tests.bench.plan import measured
 from tests.bench.row_kernels import CLOSE, NORM_CASES, ROW_CASES, distance, time_of
 from tests.bench.step import evenkeel_step, plain_step
 from tests.bench.sweep import SHAPE
-from tpu.chips import CHIPS, Topology, chips_of, open_topology, shapes_of
-from tpu.compiled_step import CompiledStep, blueprint_of, compile_step, estimate
+from tpu.chips import CHIPS, Topology, count_chips, list_shapes, open_topology
+from tpu.compiled_step import CompiledStep, build_blueprint, compile_step, estimate_step
 from tpu.environment import HERE
 
 PLATFORM = jax.default_backend()
@@ -94,7 +94,7 @@ def attention_rows(tiny: bool) -> Iterator[Row]:
     changes += [{'heads': heads} for heads in ((3, 1, 80), (4, 4, 64), (2, 1, 256))]
     for name, kernel in SERVED.items():
         for change in changes:
-            serves = kernel.serves >= change.get('asked', {}).keys()
+            serves = kernel.supports >= change.get('asked', {}).keys()
             if serves and not (kernel.holds_scores and change.get('length', 0) > DENSE):
                 words = f'{name}: {words_of(change)}'
                 yield Row(words, functools.partial(attention, name, **usual | change))
@@ -121,7 +121,9 @@ def attention(name, length, heads, dtype, documents, asked=None) -> dict[str, An
     of_heads = random.standard_normal(heads[0]).astype(np.float32)
     arrays = {'sinks_N': of_heads, 'slopes_N': np.abs(of_heads)}
     arrays['key_bias_BKS'] = random.standard_normal(k.shape[:3]).astype(np.float32)
-    arrays = {key: x for key, x in arrays.items() if key.rpartition('_')[0] in scores.asked()}
+    arrays = {
+        key: x for key, x in arrays.items() if key.rpartition('_')[0] in scores.changed_fields()
+    }
 
     def ours(q, k, v):
         return attend(name, q, k, v, scores, segments, **arrays)
@@ -157,7 +159,7 @@ def attention_in_pieces(scores, segments, arrays, q, k, v):
         if segments is not None:
             padded = jnp.pad(segments, ((0, 0), (0, missing)), mode='edge')
             same = own(padded, 1)[..., None] == segments[:, None]
-        return attend_from(own(q, 2), k, v, scores, own(places, 1), same, **arrays)
+        return attend_at_positions(own(q, 2), k, v, scores, own(places, 1), same, **arrays)
 
     pieces = jax.lax.map(piece, jnp.arange(count))
     return jnp.moveaxis(pieces, 0, 2).reshape(q.shape)[:, :, :length]
@@ -201,7 +203,7 @@ def kernels_here() -> Iterator[str]:
         yield PLATFORM
         return
     # The interpreter cannot write in place where blocks do not divide an array.
-    with pltpu.force_tpu_interpret_mode(), mock.patch.object(tpu, 'IN_PLACE', {}):
+    with pltpu.force_tpu_interpret_mode(), mock.patch.object(tpu, 'ALIASES', {}):
         yield 'tpu'
 
 
@@ -222,7 +224,7 @@ def recipe_of(name: str, tiny: bool, **changes: Any) -> Recipe:
 def step_of(recipe: Recipe) -> CompiledStep:
     """The step, compiled for the devices here."""
     here = open_topology(HERE)
-    return compile_step(blueprint_of(recipe, here, print), here)
+    return compile_step(build_blueprint(recipe, here, print), here)
 
 
 def step_against_cpu_rows(tiny: bool) -> Iterator[Row]:
@@ -231,14 +233,14 @@ def step_against_cpu_rows(tiny: bool) -> Iterator[Row]:
 
 def step_against_cpu(recipe: Recipe) -> dict[str, Any]:
     """One step of gradient descent in bfloat16, from the same parameters and tokens."""
-    recipe = replaced(recipe, {'optim.name': 'sgd', 'optim.warmup_steps': 0})
+    recipe = update_recipe(recipe, {'optim.name': 'sgd', 'optim.warmup_steps': 0})
     shape, found, start = (recipe.data.batch_size, recipe.data.seq_len + 1), [], None
     tokens = np.random.default_rng(0).integers(0, 256, shape, np.int32)
     batch, active = {'tokens': tokens, 'segments': np.ones_like(tokens)}, np.array([True])
     for device in (jax.devices()[0], jax.devices('cpu')[-1]):
         with jax.default_device(device):
             topology = Topology(HERE, None, [device])
-            made, hyper = blueprint_of(recipe, topology, print), hyper_from(recipe)
+            made, hyper = build_blueprint(recipe, topology, print), make_hyper(recipe)
             step = compile_step(made, topology)
             state = jit_init(made.learner, made.mesh)(jax.random.key(0), hyper)
             start = start or jax.device_get(state)
@@ -314,7 +316,9 @@ def sweep(tiny: bool, how: str, runs: int, dtype: str) -> dict[str, float]:
     small = TINY_MODEL | {'data.batch_size': 2} if tiny else {}
     config.update_from_flattened_dict(SHAPE | {'model.dtype': dtype} | small)
     topology = dataclasses.replace(topology, devices=topology.devices[:1])
-    step = compile_step(blueprint_of(resolve(config), topology, print, runs), topology, how, runs)
+    step = compile_step(
+        build_blueprint(resolve(config), topology, print, runs), topology, how, runs
+    )
     return rates(step, measured(step, how)[0])
 
 
@@ -329,10 +333,10 @@ def plan(name: str, tiny: bool) -> dict[str, Any]:
     seconds, _ = measured(step)
     chip = next((key for key, row in CHIPS.items() if row.kind == devices[0].device_kind), None)
     if chip is None:
-        least, source = estimate(step, open_topology(HERE)).step_seconds, 'rates measured here'
+        least, source = estimate_step(step, open_topology(HERE)).step_seconds, 'rates measured here'
     else:
         n = len(devices) // CHIPS[chip].devices_a_chip
-        shape = next(shape for shape in shapes_of(CHIPS[chip]) if chips_of(shape) == n)
+        shape = next(shape for shape in list_shapes(CHIPS[chip]) if count_chips(shape) == n)
         least, source = planned(name, f'{chip}:{shape}'), f'{chip}:{shape}'
     return {'ms': 1e3 * seconds, 'planned ms': 1e3 * least, 'ratio': seconds / least, 'of': source}
 

@@ -31,15 +31,15 @@ def cases(changes: dict[str, object], steps: int) -> Timed:
     from lm.devices.mesh import make_mesh, put_batch
     from lm.devices.shardings import jit_init
     from lm.inference.load import Checkpoint
-    from lm.inference.scoring import Scorer, fetched, jit_score_batch, log_probabilities
-    from lm.training.state import build_learner, hyper_from
+    from lm.inference.scoring import Scorer, fetch_pipelined, jit_score_batch, log_probabilities
+    from lm.training.state import build_learner, make_hyper
     from tests.helpers import jit_eval_step, jit_train_step
 
     config = default.get_config()
     config.update_from_flattened_dict(changes)
     recipe = resolve(config)
     learner = build_learner(recipe, VOCAB, 0, jax.devices()[0].platform)
-    hyper, mesh = hyper_from(recipe), make_mesh(recipe.mesh)
+    hyper, mesh = make_hyper(recipe), make_mesh(recipe.mesh)
     size, length = recipe.data.batch_size, recipe.data.seq_len
     rng = np.random.default_rng(0)
     tokens = rng.integers(1, VOCAB, (size, length + 1), np.int32)
@@ -60,10 +60,10 @@ def cases(changes: dict[str, object], steps: int) -> Timed:
         jax.block_until_ready(metrics)
 
     def rows() -> None:
-        list(fetched(eval_step(weights, batch, hyper) for _ in range(steps)))
+        list(fetch_pipelined(eval_step(weights, batch, hyper) for _ in range(steps)))
 
     def scores() -> None:
-        list(fetched(score(weights, batch) for _ in range(steps)))
+        list(fetch_pipelined(score(weights, batch) for _ in range(steps)))
 
     full = steps * size * length
     return {

@@ -33,12 +33,12 @@ def checkpoint_of(length: int):
     from lm.config.resolve import resolve
     from lm.data.tokenizers import TokenIds
     from lm.inference.load import Checkpoint
-    from lm.training.state import build_learner, hyper_from, init_state
+    from lm.training.state import build_learner, init_state, make_hyper
 
     raw = default.get_config()
     raw.data.seq_len = length
     recipe = resolve(raw)
-    learner, hyper = build_learner(recipe, VOCAB, 0, jax.devices()[0].platform), hyper_from(recipe)
+    learner, hyper = build_learner(recipe, VOCAB, 0, jax.devices()[0].platform), make_hyper(recipe)
     state = jax.jit(lambda key: init_state(learner, hyper, key))(jax.random.key(0))
     tokenizer = TokenIds(VOCAB + 1, 0, VOCAB)
     return Checkpoint(
@@ -57,7 +57,7 @@ def with_engine(slots: int, length: int, **sampling):
         for i in range(slots):
             tokens = tuple(range(i + 1, i + 1 + PROMPT))
             engine.admit(Request(tokens, length - PROMPT, Sampling(**sampling, seed=i)))
-        while engine.free < slots:
+        while engine.n_free < slots:
             engine.step()
 
     return run

@@ -27,7 +27,7 @@ from modules.kernels.cross_entropy import CROSS_ENTROPY_KERNELS
 from modules.kernels.matmul import direct
 from modules.kernels.rms_norm import RMS_NORM_KERNELS
 from modules.kernels.softmax import SOFTMAX_KERNELS
-from modules.losses import LOSSES, by_chunks, logits_loss, tokens_at_a_time
+from modules.losses import LOSSES, chunk_loss, logits_loss, select_chunk_size
 from modules.products import Readout
 from tests.program_text import moves
 from tests.programs import ENVIRONMENT, compiled, printed_by
@@ -80,8 +80,8 @@ def behind_a_readout_by_chunks(cross_entropy):
     """As a step has it: of some tokens at a time, logits in float32."""
 
     def total(x, weight, labels):
-        chunk = tokens_at_a_time(labels.size, weight.shape[-1])
-        loss = by_chunks(logits_loss(cross_entropy), chunk)
+        chunk = select_chunk_size(labels.size, weight.shape[-1])
+        loss = chunk_loss(logits_loss(cross_entropy), chunk)
         readout = Readout(weight, None, 0.0, direct, x.dtype)
         sums = loss(x, readout, labels, jnp.ones(labels.shape), z_loss=1e-4, label_smoothing=0.0)
         return sums['objective']
@@ -150,7 +150,10 @@ def norms(width, pair):
 
 
 def cases(platform: str) -> Iterator[Case]:
-    pair = RMS_NORM_KERNELS['reference'].on(platform), kernel_of(RMS_NORM_KERNELS, platform)
+    pair = (
+        RMS_NORM_KERNELS['reference'].for_platform(platform),
+        kernel_of(RMS_NORM_KERNELS, platform),
+    )
     for width in 'DE':
         for case in norms(width, pair):
             yield case._replace(name=f'rms_norm, 65,536 x {SIZES[width]:,}, {case.name}')

@@ -28,10 +28,10 @@ def compiled(tokens: int, vocab: int, width: int, dtype: str, chunk: int):
     import jax.numpy as jnp
 
     from modules.kernels.matmul import direct
-    from modules.losses import LOSSES, by_chunks
+    from modules.losses import LOSSES, chunk_loss
     from modules.products import Readout
 
-    loss = by_chunks(LOSSES['cross_entropy'], chunk)
+    loss = chunk_loss(LOSSES['cross_entropy'], chunk)
     shape, keys = (tokens // ROW, ROW), jax.random.split(jax.random.key(0), 3)
 
     def value_and_grads(x, weight, labels):
@@ -54,12 +54,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument('--rounds', type=int, default=3)
     rounds = parser.parse_args().rounds
-    from modules.losses import tokens_at_a_time
+    from modules.losses import select_chunk_size
 
     print('| tokens, vocabulary, width | type | tokens at a time | ms | temporaries, MB |')
     print('|---|---|---|---|---|')
     for tokens, vocab, width, dtype in SIZES:
-        chunks = sorted({0, tokens_at_a_time(tokens, vocab), tokens // 8, tokens // 16})
+        chunks = sorted({0, select_chunk_size(tokens, vocab), tokens // 8, tokens // 16})
         made = {chunk: compiled(tokens, vocab, width, dtype, chunk) for chunk in chunks}
         seconds = {chunk: [] for chunk in chunks}
         for _ in range(1 + rounds):

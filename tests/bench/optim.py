@@ -45,7 +45,7 @@ def measure(name: str, rounds: int) -> None:
     made = {
         row: evenkeel_step((SHAPES | {'study': STUDY})[name], changes(row, name))
         for row, part in OPTIMIZERS.items()
-        if part.needs.most_parameters is None and part.needs.forward_mode != 'logits'
+        if part.needs.max_parameters is None and part.needs.forward_mode != 'logits'
     }
     states = {row: state for row, (state, _, _) in made.items()}
     milliseconds = {row: [] for row in made}

@@ -19,13 +19,13 @@ import jax
 import numpy as np
 
 from configs import default
-from lm.config.resolve import replaced, resolve
+from lm.config.resolve import resolve, update_recipe
 from lm.devices.run_axis import SINGLE
 from lm.devices.shardings import jit_init
 from lm.run.program import Program
-from lm.training.state import hyper_from
+from lm.training.state import make_hyper
 from tpu.chips import open_topology
-from tpu.compiled_step import CompiledStep, blueprint_of, compile_step, estimate
+from tpu.compiled_step import CompiledStep, build_blueprint, compile_step, estimate_step
 from tpu.environment import HERE
 
 STEPS, WARMUP_STEPS = 10, 3
@@ -54,12 +54,12 @@ def measured(step: CompiledStep, how: str = SINGLE, steps: int = STEPS) -> tuple
     shape = recipe.data.batch_size, recipe.data.seq_len + 1
     tokens = random.integers(0, made.vocab_size - 2, shape, np.int32)
     segments = np.cumsum(random.random(shape) < 1 / DOCUMENT, 1, np.int32) + 1
-    batch = program.batch([{'tokens': tokens, 'segments': segments}] * step.runs)
-    init, states = jit_init(made.learner, made.mesh), program.empty(step.runs)
+    batch = program.stack_batches([{'tokens': tokens, 'segments': segments}] * step.runs)
+    init, states = jit_init(made.learner, made.mesh), program.make_buffer(step.runs)
     for run in runs:
-        state = init(jax.random.key(run), hyper_from(recipe))
+        state = init(jax.random.key(run), make_hyper(recipe))
         states = program.put(states, state, run)
-    hypers, active = program.hypers([recipe for _ in runs]), np.ones(step.runs, bool)
+    hypers, active = program.stack_hypers([recipe for _ in runs]), np.ones(step.runs, bool)
     seconds = []
     for _ in range(WARMUP_STEPS + steps):
         start = time.perf_counter()
@@ -74,10 +74,10 @@ def main() -> None:
     print('| config | parameters | predicted, ms | bound by | measured, ms | ratio |')
     print('|---|---|---|---|---|---|')
     for name, changes in CONFIGS.items():
-        config = replaced(resolve(default.get_config()), changes)
-        made = blueprint_of(config, topology, print)
+        config = update_recipe(resolve(default.get_config()), changes)
+        made = build_blueprint(config, topology, print)
         step = compile_step(made, topology)
-        found = estimate(step, topology)
+        found = estimate_step(step, topology)
         took, _ = measured(step)
         print(
             f'| {name} | {found.parameters:,} | {1e3 * found.step_seconds:,.1f} | {found.bound_by} '

@@ -16,9 +16,9 @@ import argparse
 import importlib
 
 from lm.config.fields import Config
-from lm.config.resolve import replaced, resolve
+from lm.config.resolve import resolve, update_recipe
 from tpu.chips import Topology, open_topology
-from tpu.trials import Trial, attempt
+from tpu.trials import Trial, run_trial
 
 GIB = 2**30
 # (model, topology, slices, rows a chip, the mesh by hand and what else is changed)
@@ -68,14 +68,17 @@ def planned(model: str, name: str, slices: int, rows: int, changes: dict) -> tup
     topology = open_topology(name, slices)
     config: Config = resolve(importlib.import_module(f'configs.{model}').get_config())
     changes = {'data.batch_size': rows * topology.chips, 'mesh.data': -1} | changes
-    return topology, attempt(replaced(config, changes), changes, topology)
+    return topology, run_trial(update_recipe(config, changes), changes, topology)
 
 
 def row(model: str, topology: Topology, trial: Trial) -> list[str]:
-    head = [model, topology.words, f'{trial.changes["data.batch_size"]:,}']
+    head = [model, topology.label, f'{trial.changes["data.batch_size"]:,}']
     if trial.estimate is None:
-        said = trial.refused or f'does not fit: {trial.needed / GIB:.2f} of {trial.there / GIB:.2f}'
-        return [*head, trial.words, said, *['-'] * (len(COLUMNS) - 5)]
+        said = (
+            trial.refusal
+            or f'does not fit: {trial.needed / GIB:.2f} of {trial.available / GIB:.2f}'
+        )
+        return [*head, trial.label, said, *['-'] * (len(COLUMNS) - 5)]
     found = trial.estimate
     memory = f'{found.memory_needed / GIB:.2f} of {found.memory_there / GIB:.2f}'
     times = (

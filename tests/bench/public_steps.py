@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from configs import llama_8b
 from lm.config.fields import Config
-from lm.config.resolve import replaced, resolve
+from lm.config.resolve import resolve, update_recipe
 from lm.model.check import check
 from lm.training.flops import attention_flops
 from tpu.chips import Topology, open_topology
@@ -34,11 +34,11 @@ from tpu.compiled_step import (
     CompiledStep,
     DoesNotFit,
     StepEstimate,
-    blueprint_of,
+    build_blueprint,
     compile_step,
-    estimate,
-    gib,
-    memory_of,
+    device_memory,
+    estimate_step,
+    format_gib,
     peak_bytes,
 )
 from tpu.measured import FILE
@@ -292,16 +292,16 @@ def planned(row: Row, base: Config, programs: Path | None) -> list[Planned]:
 def _planned(
     row: Row, remat: str, base: Config, topology: Topology, programs: Path | None
 ) -> Planned:
-    config = replaced(base, row.changes(remat))
+    config = update_recipe(base, row.changes(remat))
     check(config)
-    made = blueprint_of(config, topology, lambda _: None)
+    made = build_blueprint(config, topology, lambda _: None)
     file = programs and programs / f'{row.name}-{remat}.json'
     kept = json.loads(file.read_text()) if file and file.exists() else None
     if kept is None:
         try:
             step = compile_step(made, topology)
         except DoesNotFit as error:
-            kept = {'needed': error.needed, 'there': error.there}
+            kept = {'needed': error.needed, 'there': error.available}
         else:
             kept = keep(step, topology)
             if file:
@@ -313,7 +313,7 @@ def _planned(
         with gzip.open(file.with_suffix('.hlo.gz'), 'rt') as text:
             step = CompiledStep(made, Kept(text.read(), kept['memory']), 1, kept['seconds'])
     fits = kept['needed'] <= kept['there']
-    found = estimate(step, topology) if fits else None
+    found = estimate_step(step, topology) if fits else None
     return Planned(remat, kept['needed'], kept['there'], found)
 
 
@@ -321,7 +321,7 @@ def keep(step: CompiledStep, topology: Topology) -> dict[str, Any]:
     """Returns what `Kept` and the table need of a compiled step, beside its text."""
     report = step.executable.memory_analysis()
     memory = {name: getattr(report, name) for name in dir(report) if name.endswith('_in_bytes')}
-    needed, there = peak_bytes(step.executable, topology), memory_of(topology)
+    needed, there = peak_bytes(step.executable, topology), device_memory(topology)
     return {'memory': memory, 'seconds': step.seconds, 'needed': needed, 'there': there}
 
 
@@ -343,7 +343,7 @@ def seconds_at(tflops: float, tokens: float, parameters: int, attention: float) 
 def measured_seconds(row: Row, found: StepEstimate, base: Config) -> float:
     if row.measured.seconds is not None:
         return row.measured.seconds
-    attention = attention_flops(replaced(base, row.changes(row.remat[0])))
+    attention = attention_flops(update_recipe(base, row.changes(row.remat[0])))
     tokens = found.tokens / found.chips
     return seconds_at(row.measured.tflops, tokens, found.parameters, attention)
 
@@ -393,7 +393,9 @@ def cells(row: Row, found: Mapping[str, Any]) -> list[str]:
     chips = f'{row.slices} x {row.topology}' if row.slices > 1 else row.topology
     mesh = ' '.join(f'{axis}={n}' for axis, n in row.mesh.items())
     sizes = found['memory'].items()
-    memory = '; '.join(f'{name} {gib(needed)} of {gib(there)}' for name, (needed, there) in sizes)
+    memory = '; '.join(
+        f'{name} {format_gib(needed)} of {format_gib(there)}' for name, (needed, there) in sizes
+    )
     source = row.measured.source
     head = [chips, row.model, f'{row.rows:,} of {row.seq_len:,}', mesh, row.theirs, memory]
     tail = [f'[{source.name}]({source.url})']

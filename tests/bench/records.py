@@ -48,11 +48,11 @@ def seconds(act: Callable[[], None]) -> float:
 def step_seconds(wave: Wave) -> float:
     for _ in range(WARMUP_STEPS):
         wave.dispatch()
-    wave.settle()
+    wave.fetch_pending()
     start = time.perf_counter()
     for _ in range(STEPS):
         wave.dispatch()
-    wave.settle()
+    wave.fetch_pending()
     return (time.perf_counter() - start) / STEPS
 
 
@@ -67,11 +67,11 @@ def main() -> None:
             wave.compile()
             wave.slots[0].journal.open()
             step_sec = step_seconds(wave)
-            state = wave.state(0)
+            state = wave.take_state(0)
             start = time.perf_counter()
-            digests.of_arrays(state)
+            digests.hash_arrays(state)
             first = time.perf_counter() - start
-            digest = seconds(lambda: digests.of_arrays(state))
+            digest = seconds(lambda: digests.hash_arrays(state))
         recorder = Recorder(workdir, 0, None, print)
         row = seconds(lambda: recorder.write({'step': 1, **ROW}))
 

@@ -46,11 +46,11 @@ def evenkeel_step(shape, changes=None):
 
     from lm.devices.mesh import make_mesh, put_batch
     from lm.devices.shardings import abstract_state, jit_init
-    from lm.training.state import hyper_from
+    from lm.training.state import make_hyper
     from tests.helpers import jit_train_step
 
     learner, vocab = bench_learner(shape, changes), shape[5]
-    hyper, mesh = hyper_from(learner.recipe), make_mesh(learner.recipe.mesh)
+    hyper, mesh = make_hyper(learner.recipe), make_mesh(learner.recipe.mesh)
     tokens = np.random.default_rng(0).integers(0, vocab, (shape[6], shape[4] + 1), np.int32)
     batch = put_batch(mesh, {'tokens': tokens, 'segments': np.ones_like(tokens)})
     state = jit_init(learner, mesh)(jax.random.key(0), hyper)
@@ -102,19 +102,19 @@ def measure(case: str, name: str, changes: dict | None = None) -> dict[str, floa
     import jax
 
     from lm.record.machine import peak_memory_bytes
-    from lm.training.flops import flops_per_token, gemm_flops
+    from lm.training.flops import flops_per_token, measure_gemm_flops
 
     shape = SHAPES[name]
     made = evenkeel_step(shape, changes) if case == 'evenkeel' else plain_step(shape)
     state, step, compile_sec = made
-    gemm = [gemm_flops()]
+    gemm = [measure_gemm_flops()]
     seconds = []
     for _ in range(WARMUP_STEPS + STEPS):
         start = time.perf_counter()
         state, out = step(state)
         jax.block_until_ready((state, out))
         seconds.append(time.perf_counter() - start)
-    gemm.append(gemm_flops())
+    gemm.append(measure_gemm_flops())
     tokens = shape[4] * shape[6]
     sec = statistics.median(seconds[WARMUP_STEPS:])
     rate = tokens / sec

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from configs import default
 from lm.config.resolve import resolve
-from lm.study.plan.cells import cells
+from lm.study.plan.cells import expand_sweep
 
 RATES = tuple(10 ** (-4 + i / 3) for i in range(8))
 SEEDS = (0, 1)
@@ -93,7 +93,7 @@ def loop_here(folder: Path, settings: dict) -> None:
     base.update_from_flattened_dict(settings)
     tree = base.to_dict()
     tree.pop('sweep')
-    for cell in cells(tree, SWEEP):
+    for cell in expand_sweep(tree, SWEEP):
         train(cell.recipe, folder / cell.name)
 
 

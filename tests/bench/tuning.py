@@ -24,9 +24,18 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.study.plan.curve import PER_OCTAVE
-from lm.study.plan.search import EDGE, SCAN, STEPS, UNBOUNDED, Point, Search, picks, replay
+from lm.study.plan.search import (
+    EDGE,
+    SCAN,
+    STEPS,
+    UNBOUNDED,
+    Point,
+    Search,
+    compute_picks,
+    replay_waves,
+)
 from lm.study.statistics import BETTER, HOLM, UNDECIDED, WORSE
-from lm.study.verdicts import FRESH, Study
+from lm.study.verdicts import FIRST_FRESH_SEED, Study
 
 CURVATURE = 0.010  # nats an octave^2: median of 160 published curves
 EFFECT = 2.5  # deviations over seeds, of two of the arms
@@ -163,9 +172,9 @@ class Runs(Mapping):
     def __getitem__(self, point: Point) -> float:
         if point not in self.known:
             (k,), seed = point
-            normal_AKS, fresh = _normal(self.study), (seed >= FRESH) * 50
-            common = normal_AKS[-1, 0, seed % FRESH + fresh]
-            own = normal_AKS[self.arm, k % 64, seed % FRESH + fresh]
+            normal_AKS, fresh = _normal(self.study), (seed >= FIRST_FRESH_SEED) * 50
+            common = normal_AKS[-1, 0, seed % FIRST_FRESH_SEED + fresh]
+            own = normal_AKS[self.arm, k % 64, seed % FIRST_FRESH_SEED + fresh]
             sd = self.sigma * 2 ** (max(k / PER_OCTAVE - self.optimum, 0) / 2)
             noise = math.sqrt(self.rho) * common + math.sqrt(1 - self.rho) * own
             self.known[point] = self.truth(k) + sd * noise
@@ -204,10 +213,10 @@ def simulate(cell: Cell, number: int) -> dict:
     ]
     search = Search(smallest_effect=EFFECT * sigma / 2)
     study = study_of(search, arms)
-    assert study.open is None
+    assert study.next_runs is None
     true = [arm.shift - arms[0].shift for arm in arms[1:]]
-    verdicts = [c and c.verdict for c in study.confirmed[1:]]
-    said = [v.said if v else UNDECIDED for v in verdicts]
+    verdicts = [c and c.verdict for c in study.fresh_results[1:]]
+    said = [v.outcome if v else UNDECIDED for v in verdicts]
     return {
         'covered': [v.low <= t <= v.high for v, t in zip(verdicts, true, strict=True) if v],
         'wrong': any(
@@ -220,7 +229,7 @@ def simulate(cell: Cell, number: int) -> dict:
             for arm, p in zip(arms, study.picks, strict=True)
         ],
         'edge': [EDGE in pick.states for pick in study.picks],
-        'runs': study.runs[0],
+        'runs': study.tuning_runs[0],
         'allowance': [
             pick.allowance / arm.sigma for arm, pick in zip(arms, study.picks, strict=True)
         ],
@@ -239,17 +248,17 @@ def grown(whole: Study, arms: Sequence[Runs], number: int) -> list[bool]:
     whether each time the runs that come next are those of the whole study at that stage.
     """
     rng = np.random.default_rng((number, 3))
-    asked = [wave.points for wave in whole.tuned.waves] + [points for points, _ in whole.looks]
+    asked = [wave.points for wave in whole.tuning.waves] + [points for points, _ in whole.looks]
     ledger: list[dict[Point, float]] = [{} for _ in arms]
     found = []
     for points in asked:
         left = [(i, p) for i, own in enumerate(points) for p in own if p not in ledger[i]]
         while left:
-            found.append(study_of(whole.search, ledger).open[1] == points)
+            found.append(study_of(whole.search, ledger).next_runs[1] == points)
             for _ in range(int(rng.integers(1, len(left) + 1))):
                 i, p = left.pop(int(rng.integers(len(left))))
                 ledger[i] = {p: arms[i][p], **ledger[i]}
-    found.append(study_of(whole.search, ledger).open is None)
+    found.append(study_of(whole.search, ledger).next_runs is None)
     return found
 
 
@@ -293,8 +302,10 @@ def surfaces(fields: int, sigma: float, most_runs: float, numbers: range) -> tup
     regret, runs = [], []
     for number in numbers:
         arm = Surface(fields, sigma, number)
-        found = replay([arm], Search(scans, EFFECT * sigma / 2, most_runs), [(UNBOUNDED,) * fields])
-        regret.append(arm.truth(picks(found)[0].k))
+        found = replay_waves(
+            [arm], Search(scans, EFFECT * sigma / 2, most_runs), [(UNBOUNDED,) * fields]
+        )
+        regret.append(arm.truth(compute_picks(found)[0].k))
         runs.append(sum(len(wave.points[0]) for wave in found.waves))
     return float(np.mean(regret)), float(np.mean(runs))
 

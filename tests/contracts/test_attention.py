@@ -16,7 +16,7 @@ import pytest
 from lm.devices.mesh import make_mesh
 from lm.devices.shardings import abstract_state
 from lm.record.checkpoints import Checkpoints
-from lm.training.state import hyper_from
+from lm.training.state import make_hyper
 from tests.contracts.test_choices import ATTENTION_OPTIONS
 from tests.helpers import (
     assert_trees_close,
@@ -50,7 +50,7 @@ def learner_of(row: str, scanned: bool = True):
 @pytest.mark.parametrize('row', ROWS)
 def test_mapped_and_scanned_is_alone_unrolled_and_cut_over_devices(row):
     learner = learner_of(row)
-    hyper = hyper_from(learner.recipe)
+    hyper = make_hyper(learner.recipe)
     hypers = [hyper, hyper | {'optim.lr': hyper['optim.lr'] / 2}]
     many = stack([stack([packed_batch(i)] * 2) for i in range(STEPS)])
     _, states = trained(learner, runs=2)(jnp.stack([jax.random.key(0)] * 2), stack(hypers), many)
@@ -70,7 +70,7 @@ def one_device():
 def test_a_state_written_half_way_goes_on_to_the_bit(row, tmp_path):
     """What layers and reparametrisations carry included: catches vectors that are drawn anew."""
     learner = learner_of(row)
-    step, hyper = train_step(learner.recipe), hyper_from(learner.recipe)
+    step, hyper = train_step(learner.recipe), make_hyper(learner.recipe)
     half, _ = step(initial_state(learner.recipe), packed_batch(0), hyper)
     checkpoints = Checkpoints(tmp_path, 1, 0, print)
     checkpoints.save(half, {'counters': {}}, None)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from lm.config.fields import CHOICES, FIELDS
-from lm.training.state import hyper_from
+from lm.training.state import make_hyper
 from tests.helpers import (
     VOCAB,
     another,
@@ -224,7 +224,7 @@ def changed_value(path, value):
 
 def four_runs(config):
     """(keys, hypers, batches) of the plain run, of all numbers changed, of a seed, of an order."""
-    plain = hyper_from(config)
+    plain = make_hyper(config)
     changed = {path: changed_value(path, value) for path, value in plain.items()}
     keys = [jax.random.key(seed) for seed in (0, 0, 1, 0)]
     orders = (0, 0, 0, 1)
@@ -268,7 +268,7 @@ def test_each_run_is_the_run_alone(changes):
 def test_every_number_alone_changes_the_losses():
     """One run for each, mapped together: a number that no program reads would show."""
     config = checked_config(BASE | {'model.mlp': 'moe'})
-    plain = hyper_from(config)
+    plain = make_hyper(config)
     hypers = [plain, *(plain | {path: changed_value(path, plain[path])} for path in plain)]
     batches = stack([batch(i, 0) for i in range(STEPS)])
     many = jax.tree.map(lambda b: np.stack([b] * len(hypers), 1), batches)

@@ -9,7 +9,7 @@ import pytest
 
 from modules.kernels.matmul import direct
 from modules.losses import LOSSES
-from modules.options import options
+from modules.options import declared_options
 from modules.products import Readout
 from tests.helpers import another
 
@@ -27,7 +27,7 @@ def readout(weight_DV, dtype=jnp.float32):
 
 def numbers(name):
     """The published numbers of a loss that programs take as data."""
-    declared = options(LOSSES[name])
+    declared = declared_options(LOSSES[name])
     return {n: jnp.float32(d.default) for n, d in declared.items() if d.option.traced}
 
 
@@ -57,7 +57,7 @@ class TestEveryLoss:
 
     def test_mapped_over_its_numbers_is_alone_and_each_matters(self, name):
         plain = numbers(name)
-        declared = options(LOSSES[name])
+        declared = declared_options(LOSSES[name])
         others = {n: another(declared[n].option, declared[n].default) for n in plain}
         given = [plain, *(plain | {n: jnp.float32(others[n])} for n in plain)]
         alone = [sums(name, one)['objective'] for one in given]

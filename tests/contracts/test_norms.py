@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.training.state import State, build_learner, hyper_from
+from lm.training.state import State, build_learner, make_hyper
 from modules.norms import NORMS
-from modules.params import named_leaves, split
+from modules.params import named_leaves, split_boxes
 from modules.placements import PLACEMENTS
 from modules.statistics import BACKWARD_STATS, STATS
 from tests.helpers import (
@@ -45,12 +45,12 @@ def norm_facts(name: str) -> set[str]:
     """What sets a layer apart in a model: what it carries, what it leaves out, what it owns."""
     row = NORMS[name]
     found = jax.eval_shape(lambda: row().init(jax.random.key(0), jnp.zeros((2, 4, 16))))
-    _, specs = split(found.get('params', {}))
+    _, specs = split_boxes(found.get('params', {}))
     facts = {
         'carries': STATS in found,
         'carries backward': BACKWARD_STATS in found,
         'ordered': 'order' in row.__dataclass_fields__,
-        'drops a coordinate': bool(row.drops),
+        'drops a coordinate': bool(row.dropped_coordinates),
         'has matrices': any(spec.role == 'hidden' for spec in named_leaves(specs).values()),
         'scales embeddings': row.scales_embedding,
     }
@@ -117,7 +117,7 @@ def test_what_is_tried_is_not_plain():
 def test_norm_at_placement(norm, placement):
     learner = learner_of(norm, placement)
     batches = stack([batch(i) for i in range(STEPS)])
-    losses, _ = trained(learner)(jax.random.key(0), hyper_from(learner.recipe), batches)
+    losses, _ = trained(learner)(jax.random.key(0), make_hyper(learner.recipe), batches)
     fell = losses[0] - np.mean(losses[-5:])
     assert fell > FALL, fell
 
@@ -131,7 +131,7 @@ ALONE += [('rmsnorm', placement) for placement in TRIED_PLACEMENTS]
 @pytest.mark.parametrize(('norm', 'placement'), ALONE)
 def test_mapped_and_scanned_is_alone_unrolled_and_cut_over_devices(norm, placement):
     learner = learner_of(norm, placement)
-    hyper = hyper_from(learner.recipe)
+    hyper = make_hyper(learner.recipe)
     hypers = [hyper, hyper | {'optim.lr': hyper['optim.lr'] / 2}]
     keys = jnp.stack([jax.random.key(0)] * 2)
     many = stack([stack([batch(i)] * 2) for i in range(COMPARED)])

@@ -17,15 +17,22 @@ from modules.optim import (
     AVERAGES,
     OPTIMIZERS,
     SCHEDULES,
-    by_role,
+    as_direction,
+    partition_by_role,
     state_specs,
-    unboxed,
-    with_share,
+    unbox_state,
 )
 from modules.optim.base import FAMILIES
-from modules.options import options
+from modules.options import declared_options
 from modules.params import ROLES, ParamSpec, named_leaves
-from modules.scaling import DECAY_RULES, INITS, PARAMETRIZATIONS, Decay, growth_of, scaling_of
+from modules.scaling import (
+    DECAY_RULES,
+    INITS,
+    PARAMETRIZATIONS,
+    DecayInputs,
+    compute_growth,
+    compute_scaling,
+)
 from tests.helpers import another, assert_trees_close, stack
 
 LAYERS, STEPS = 2, 30
@@ -96,7 +103,7 @@ def batch_of(params, grads):
 
 def numbers(name: str) -> dict[str, jax.Array]:
     """The published numbers of an optimizer that programs take as data."""
-    declared = options(OPTIMIZERS[name])
+    declared = declared_options(OPTIMIZERS[name])
     return {n: jnp.float32(USUAL.get(n, d.default)) for n, d in declared.items() if d.option.traced}
 
 
@@ -105,7 +112,7 @@ def optimizer(name: str, given=None, specs=SPECS):
     covered = OPTIMIZERS[name].roles
     if set(ROLES) <= set(covered):
         return optax.with_extra_args_support(row(specs))
-    return by_role(specs, others=OPTIMIZERS['adamw'], **dict.fromkeys(covered, row))
+    return partition_by_role(specs, default=OPTIMIZERS['adamw'], **dict.fromkeys(covered, row))
 
 
 def descent(name: str, given, start, specs=SPECS, steps=STEPS, lr=0.1, decay=0.01):
@@ -120,11 +127,11 @@ def descent(name: str, given, start, specs=SPECS, steps=STEPS, lr=0.1, decay=0.0
         return (params, state), value
 
     def update(weight, direction):
-        direction, share = with_share(direction)
+        direction, share = as_direction(direction)
         return weight - lr * direction - lr * decay * share * weight
 
     (params, state), losses = jax.lax.scan(
-        one, (start, unboxed(tx.init(start))), None, length=steps
+        one, (start, unbox_state(tx.init(start))), None, length=steps
     )
     return params, state, losses
 
@@ -137,7 +144,7 @@ def results():
         return {name: of_one(name) for name in OPTIMIZERS}
 
     def of_one(name):
-        declared = options(OPTIMIZERS[name])
+        declared = declared_options(OPTIMIZERS[name])
         others = {n: another(declared[n].option, declared[n].default) for n in numbers(name)}
         others |= {n: value for n, value in TELLING.items() if n in others}
         changed = [numbers(name) | {n: jnp.float32(value)} for n, value in others.items()]
@@ -185,14 +192,14 @@ class TestEveryOptimizer:
     def test_every_leaf_of_its_state_is_described(self, name):
         state = jax.eval_shape(optimizer(name).init, SHAPES)
         specs = named_leaves(state_specs(state, SHAPES, SPECS))
-        for path, leaf in named_leaves(unboxed(state)).items():
+        for path, leaf in named_leaves(unbox_state(state)).items():
             assert len(specs[path].axes) == len(leaf.shape), path
 
     def test_every_axis_of_its_state_has_a_sharding_rule(self, name):
         """For all choices. Catches a row with an axis that lm.devices.mesh does not know: it
         trains here and is refused in every run, as its state cannot be laid on devices.
         """
-        declared = options(OPTIMIZERS[name])
+        declared = declared_options(OPTIMIZERS[name])
         choices = [(n, value) for n, d in declared.items() for value in d.option.choices]
         for given in ({}, *(dict([choice]) for choice in choices)):
             state = jax.eval_shape(optimizer(name, given).init, SHAPES)
@@ -208,7 +215,7 @@ def test_every_average(name):
     """Around gradient descent after a warm-up: the averaged weights descend, to where each number
     takes them; mapped over its numbers as alone; types and structure stay; all of it is described.
     """
-    declared = options(AVERAGES[name])
+    declared = declared_options(AVERAGES[name])
     plain = {n: jnp.float32(d.default) for n, d in declared.items()}
     others = {n: jnp.float32(another(d.option, d.default)) for n, d in declared.items()}
     given = [plain, *(plain | {n: others[n]} for n in plain)]
@@ -219,13 +226,13 @@ def test_every_average(name):
         def one(carry, fraction):
             params, kept = carry
             updates = jax.tree.map(lambda g: -0.1 * fraction * g, jax.grad(loss)(params))
-            updates, kept = average.steer(updates, params, kept, fraction)
+            updates, kept = average.adjust_updates(updates, params, kept, fraction)
             params = optax.apply_updates(params, updates)
-            return (params, average.follow(params, kept)), None
+            return (params, average.update_average(params, kept)), None
 
         fractions = jnp.minimum(jnp.arange(1, 61) / 20, 1.0)
         carry, _ = jax.lax.scan(one, (START, average.init(START)), fractions)
-        return average.averaged(*carry), carry[1]
+        return average.evaluation_weights(*carry), carry[1]
 
     def every():
         mapped = jax.vmap(lambda _, numbers: run(numbers))
@@ -249,10 +256,10 @@ def test_every_schedule(name):
     """From above 0, never beyond 1, never at 0 for two steps; mapped over its numbers as alone;
     each number matters, and so does each choice.
     """
-    declared, steps = options(SCHEDULES[name]), jnp.arange(20)
+    declared, steps = declared_options(SCHEDULES[name]), jnp.arange(20)
     traced = {n: d for n, d in declared.items() if d.option.traced}
     # Numbers of steps are within those of the run.
-    usual = {n: min(d.default, 5) if d.option.counted_in else d.default for n, d in traced.items()}
+    usual = {n: min(d.default, 5) if d.option.time_unit else d.default for n, d in traced.items()}
     plain = {n: jnp.float32(value) for n, value in usual.items()}
     others = {n: jnp.float32(another(d.option, usual[n])) for n, d in traced.items()}
     given = [plain, *(plain | {n: others[n]} for n in plain)]
@@ -278,13 +285,13 @@ def test_every_schedule(name):
 @pytest.mark.parametrize('name', DECAY_RULES)
 def test_every_decay_rule_follows_the_schedule_and_the_weight_decay(name):
     rule, numbers = DECAY_RULES[name], (0.1, 0.01, 0.5, 100.0)
-    share = rule(Decay(*map(jnp.float32, numbers)))
+    share = rule(DecayInputs(*map(jnp.float32, numbers)))
     assert 0 < share < 1
-    twice, later = rule(Decay(0.2, *numbers[1:])), rule(Decay(*numbers[:2], 1.0, 100.0))
+    twice, later = rule(DecayInputs(0.2, *numbers[1:])), rule(DecayInputs(*numbers[:2], 1.0, 100.0))
     np.testing.assert_allclose(twice, share if name == 'timescale' else 2 * share, rtol=1e-6)
     if not rule.in_gradient:
         np.testing.assert_allclose(later, {'adamc': 4}.get(name, 2) * share, rtol=1e-6)
-    assert rule(Decay(0.0, *numbers[1:])) == 0
+    assert rule(DecayInputs(0.0, *numbers[1:])) == 0
 
 
 @pytest.mark.parametrize('family', FAMILIES)
@@ -297,7 +304,9 @@ def test_every_parametrisation_covers_every_role(name, family):
         shape = named_leaves(SHAPES)[path].shape
         grows = ('embed', 'heads', 'mlp')
         wider = tuple(2 * SIZES[axis] if axis in grows else SIZES[axis] for axis in spec.axes)
-        growth = growth_of(spec, wider, shape, depth=3.0, width=2.0)
-        scaling = scaling_of(row, INITS['fan_in'], spec, (wider, shape), (6, 2), growth, family)
+        growth = compute_growth(spec, wider, shape, depth=3.0, width=2.0)
+        scaling = compute_scaling(
+            row, INITS['fan_in'], spec, (wider, shape), (6, 2), growth, family
+        )
         assert (scaling.init_std is None) == (spec.role == 'vector')
         assert scaling.lr_factor > 0 and scaling.forward_factor > 0 and scaling.eps_factor > 0

@@ -4,12 +4,20 @@ import math
 
 import pytest
 
-from eval.console.listings import WIDTH, bounds, first_sentence, kind, listing, rows_of, sources
+from eval.console.listings import (
+    WIDTH,
+    find_sources,
+    first_sentence,
+    format_bounds,
+    format_listing,
+    option_type,
+    part_rows,
+)
 from lm.config.fields import CHOICES, FIELDS
 from modules.numerics import DTYPES
-from modules.options import Declared, Option, typed
+from modules.options import Option, OptionDeclaration, coerce_type
 
-ROWS = [(field, row) for field in CHOICES for row in rows_of(field)]
+ROWS = [(field, row) for field in CHOICES for row in part_rows(field)]
 LONGEST_LINE = 100
 # What everybody knows, and what is a way to compute and no idea.
 WITHOUT_SOURCE = {
@@ -24,7 +32,9 @@ WITHOUT_SOURCE = {
 }
 
 
-@pytest.mark.parametrize(('field', 'row'), ROWS, ids=lambda value: getattr(value, 'name', value))
+@pytest.mark.parametrize(
+    ('field', 'row'), ROWS, ids=lambda value: getattr(value, 'folder_name', value)
+)
 def test_every_row_is_described(field, row):
     assert len(row.words) > 5
     assert len(row.words) <= LONGEST_LINE
@@ -33,12 +43,14 @@ def test_every_row_is_described(field, row):
     assert row.source or (field, row.name) in WITHOUT_SOURCE, 'name the paper, or the code'
 
 
-@pytest.mark.parametrize(('field', 'row'), ROWS, ids=lambda value: getattr(value, 'name', value))
+@pytest.mark.parametrize(
+    ('field', 'row'), ROWS, ids=lambda value: getattr(value, 'folder_name', value)
+)
 def test_every_option_has_words_a_field_and_a_default_that_may_be_given(field, row):
     for path, declared in row.options.items():
         assert declared.option.words, path
-        assert FIELDS[path].of_parts, path
-        typed(path, declared.default, declared.types)
+        assert FIELDS[path].is_part_option, path
+        coerce_type(path, declared.default, declared.types)
         if declared.default is not None:
             declared.option.check(path, declared.default)
 
@@ -46,7 +58,7 @@ def test_every_option_has_words_a_field_and_a_default_that_may_be_given(field, r
 def test_rows_of_one_table_differ():
     """Catches a line that comes from a class that several rows are instances of."""
     for field in CHOICES:
-        words = [row.words for row in rows_of(field)]
+        words = [row.summary for row in part_rows(field)]
         assert len(set(words)) == len(words), field
 
 
@@ -58,7 +70,7 @@ def block(text, name):
 
 
 def test_one_field_with_options_defaults_and_bounds():
-    text = listing('model.norm')
+    text = format_listing('model.norm')
     assert text.startswith('model.norm=NAME or NAME:OPTION=VALUE,...\n')
     lines = [' '.join(line.split()) for line in block(text, 'powernorm')]
     assert lines[0] == 'powernorm (arXiv:2003.07845, code)'
@@ -75,24 +87,27 @@ def test_one_field_with_options_defaults_and_bounds():
 
 
 def test_what_layers_sow_is_weighed_by_an_option_of_theirs():
-    (line,) = [line for line in block(listing('model.mlp'), 'moe') if 'balance' in line]
+    (line,) = [line for line in block(format_listing('model.mlp'), 'moe') if 'balance' in line]
     assert line.split()[:6] == ['loss.balance_loss=0.01', 'float,', '0', 'to', 'any', 'finite,']
     assert 'traced' in line
 
 
 def test_a_paper_stands_behind_the_name_and_not_again_at_the_end_of_the_line():
-    assert block(listing('model.placement'), 'pre') == ['pre (arXiv:2002.04745)', '  x + F(N(x))']
-    (line,) = (row.words for row in rows_of('model.placement') if row.name == 'peri')
+    assert block(format_listing('model.placement'), 'pre') == [
+        'pre (arXiv:2002.04745)',
+        '  x + F(N(x))',
+    ]
+    (line,) = (row.summary for row in part_rows('model.placement') if row.name == 'peri')
     assert line.endswith('(arXiv:2105.13290)')  # one of two, each behind what it is of
 
 
 def test_all_fields_with_their_names():
-    text = listing()
+    text = format_listing()
     for field in CHOICES:
         assert f'\n{field}=NAME' in f'\n{text}'
     for field, row in ROWS:
         lines = [line for line in text.splitlines() if line.split()[:1] == [row.name]]
-        assert any(row.words.startswith(line.split(None, 1)[1]) for line in lines), (field, row)
+        assert any(row.summary.startswith(line.split(None, 1)[1]) for line in lines), (field, row)
     assert 'model.final_norm=NAME or NAME:OPTION=VALUE,... or auto: the names of model.norm' in text
     assert 'model.reparam=NAME or NAME+NAME or auto\n' in text
     assert '--choices=model.norm' in text.splitlines()[-1]
@@ -100,12 +115,12 @@ def test_all_fields_with_their_names():
 
 @pytest.mark.parametrize('field', [None, *CHOICES])
 def test_lines_fit_a_terminal(field):
-    assert max(map(len, listing(field).splitlines())) <= WIDTH
-    assert listing(field).endswith('\n') and not listing(field).endswith('\n\n')
+    assert max(map(len, format_listing(field).splitlines())) <= WIDTH
+    assert format_listing(field).endswith('\n') and not format_listing(field).endswith('\n\n')
 
 
 def test_an_unknown_field_names_the_nearest():
-    for ask in (listing, rows_of):
+    for ask in (format_listing, part_rows):
         with pytest.raises(ValueError, match=r"--choices must be .* Did you mean 'model.norm'\?"):
             ask('model.nrom')
 
@@ -116,28 +131,28 @@ def test_an_unknown_field_names_the_nearest():
         (Option(), ''),
         (Option('', 0, 1), '0 to 1'),
         (Option('', 1), '1 to any'),
-        (Option('', most=5), 'any to 5'),
+        (Option('', maximum=5), 'any to 5'),
         (Option('', 0, 1.7976931348623157e308), '0 to any finite'),
         (Option('', -1.7976931348623157e308, 1.7976931348623157e308), 'any finite'),
         (Option(choices=('a', 'b')), 'a|b'),
     ],
 )
 def test_bounds(option, expected):
-    assert bounds(option) == expected
+    assert format_bounds(option) == expected
 
 
 def test_kind():
-    several = Declared((int, type(None)), Option('', 1, math.inf, traced=True), None)
-    assert kind(several) == 'int or None, 1 to any, traced'
-    assert kind(Declared((bool,), Option(), False)) == 'bool'
+    several = OptionDeclaration((int, type(None)), Option('', 1, math.inf, traced=True), None)
+    assert option_type(several) == 'int or None, 1 to any, traced'
+    assert option_type(OptionDeclaration((bool,), Option(), False)) == 'bool'
 
 
 def test_the_first_sentence_and_the_sources():
     text = 'x +\n    F(x) (arXiv:1111.11111, alg. 2). More of\nit.\n\nSource: arXiv:2222.22222.'
     assert first_sentence(text) == 'x + F(x) (arXiv:1111.11111, alg. 2)'
-    assert sources(text) == 'arXiv:1111.11111, arXiv:2222.22222'
-    assert sources('arXiv:2222.22222 and the code\nbeside it') == 'arXiv:2222.22222, code'
-    assert sources('no source code') == ''
+    assert find_sources(text) == 'arXiv:1111.11111, arXiv:2222.22222'
+    assert find_sources('arXiv:2222.22222 and the code\nbeside it') == 'arXiv:2222.22222, code'
+    assert find_sources('no source code') == ''
 
 
 def test_names_that_an_option_repeats_are_those_of_the_table():
@@ -155,15 +170,15 @@ def test_names_that_an_option_repeats_are_those_of_the_table():
 
 def test_a_row_is_a_card_with_all_that_is_said_of_it():
     """Catches a card of all rows, or of a first sentence."""
-    card = listing('model.norm=dyt')
+    card = format_listing('model.norm=dyt')
     assert 'y = tanh(a x)' in card and "authors'" in card and 'norm.alpha=0.5' in card
     assert 'rmsnorm' not in card and max(map(len, card.splitlines())) <= WIDTH
     with pytest.raises(ValueError, match="Did you mean 'dyt'"):
-        listing('model.norm=dytt')
+        format_listing('model.norm=dytt')
 
 
 @pytest.mark.parametrize('field', CHOICES)
 def test_every_row_has_a_card(field):
-    for row in rows_of(field):
-        card = listing(f'{field}={row.name}')
+    for row in part_rows(field):
+        card = format_listing(f'{field}={row.name}')
         assert row.text and all(path in card for path in row.options)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eval import compare as program
-from eval.compare import compare, main, said, verdict_of
+from eval.compare import compare, comparison_sentence, decide_verdict, main
 from eval.evaluation.paired import Difference
 from eval.evaluation.suite_flags import read_suites
 from eval.suites import SUITES
@@ -34,7 +34,9 @@ def documents(checkpoint) -> SuiteResult:
 @pytest.fixture
 def runs(whole, tmp_path, monkeypatch):
     """Copies of a run by name, and the suite above."""
-    suite = Suite(documents, score='nats', weight='bytes', unit='nats a byte', counted='documents')
+    suite = Suite(
+        documents, score='nats', weight='bytes', unit='nats a byte', item_noun='documents'
+    )
     monkeypatch.setitem(SUITES, 'documents', suite)
     for name in (*SHIFTS, 'few', 'others'):
         shutil.copytree(whole, tmp_path / name)
@@ -83,7 +85,7 @@ def test_what_does_not_compare_is_refused(runs, tmp_path):
 
 def test_the_program_takes_two_runs_or_a_tuned_sweep(runs, capsys, monkeypatch):
     monkeypatch.setattr(program.flags, 'FLAGS', SimpleNamespace(suite='documents', again=False))
-    monkeypatch.setattr(program, 'given_options', dict)
+    monkeypatch.setattr(program, 'read_option_flags', dict)
     main(['', str(runs / 'base'), str(runs / 'low')])
     assert f'{runs}/low is better than {runs}/base: ' in capsys.readouterr().out
     with pytest.raises(ValueError, match=r'^give two runs at least: .*, or one sweep with'):
@@ -96,18 +98,18 @@ def test_the_program_takes_two_runs_or_a_tuned_sweep(runs, capsys, monkeypatch):
 def test_the_sentence_by_hand():
     """The example of DESIGN's; and a score of which more is better."""
     one, suite = Difference(-0.012, -0.016, -0.008, 0.0004), SUITES['perplexity']
-    verdict = verdict_of(one, suite)
-    assert said('runs/b', 'runs/a', verdict, one, 412, suite) == (
+    verdict = decide_verdict(one, suite)
+    assert comparison_sentence('runs/b', 'runs/a', verdict, one, 412, suite) == (
         'runs/b is better than runs/a: 0.012 [0.008, 0.016] bits per byte lower over 412 '
         'documents, p = 0.0004'
     )
     right = Suite(documents, score='right', lower_is_better=False)
-    assert verdict_of(one, right) == 'worse'
-    assert said('b', 'a', 'worse', one, 9, right) == (
+    assert decide_verdict(one, right) == 'worse'
+    assert comparison_sentence('b', 'a', 'worse', one, 9, right) == (
         'b is worse than a: 0.012 [0.008, 0.016] right lower over 9 items, p = 0.0004'
     )
     for p in (0.051, float('nan')):
-        assert verdict_of(Difference(-1, -2, 0, p), suite) == 'within noise'
+        assert decide_verdict(Difference(-1, -2, 0, p), suite) == 'within noise'
 
 
 @pytest.mark.full

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from eval import coordinates
-from eval.charts import spec_of
+from eval.charts import chart_spec
 from eval.coordinates import (
     CHANGE,
     SIZE,
     Slope,
-    least_slope,
-    panels,
-    sized,
-    slopes,
-    too_few,
-    write,
+    build_panels,
+    fit_slopes,
+    lower_slope_limit,
+    resize_recipe,
+    size_warnings,
+    write_figures,
 )
 from tests.eval.programs import run_module
 from tests.helpers import tiny_config
@@ -46,10 +46,10 @@ def test_a_power_of_the_width_is_found(monkeypatch):
         noise = 1 + 1e-3 * rng.standard_normal(seeds)
         return {('final', SIZE): 3 * config.model.d_model**0.5 * noise}
 
-    monkeypatch.setattr(coordinates, 'sizes_of', sizes_of)
-    (found,) = slopes(tiny_config(), 'width', WIDTHS, 3, 1)
+    monkeypatch.setattr(coordinates, 'measure_sizes', sizes_of)
+    (found,) = fit_slopes(tiny_config(), 'width', WIDTHS, 3, 1)
     assert found.value == pytest.approx(0.5, abs=1e-2) and 0 < found.spread < 1e-2
-    assert found.verdict(0.05) == 'grows' and found.fails(0.05)
+    assert found.verdict(0.05) == 'grows' and found.is_failure(0.05)
 
 
 def test_verdicts():
@@ -58,13 +58,16 @@ def test_verdicts():
     """
     assert slope(0.04).verdict(0.05) == 'flat'
     assert slope(0.2, 0.16).verdict(0.05) == 'flat' and slope(0.2, 0.1).verdict(0.05) == 'grows'
-    assert slope(-0.2, 0.1).fails(0.05) and not slope(-0.2, 0.16).fails(0.05)
-    logits = slope(-0.5, of=CHANGE, least=least_slope('width', 'logits', CHANGE))
-    assert not logits.fails(0.05) and logits._replace(value=-1.0).fails(0.05)
-    assert logits._replace(value=0.5).fails(0.05)
-    assert slope(math.nan).verdict(0.05) == 'not finite' and slope(math.nan).fails(0.05)
-    assert least_slope('width', 'attention logits 1/2', SIZE) == -0.5
-    assert (least_slope('depth', 'final', SIZE), least_slope('depth', 'final', CHANGE)) == (-0.5, 0)
+    assert slope(-0.2, 0.1).is_failure(0.05) and not slope(-0.2, 0.16).is_failure(0.05)
+    logits = slope(-0.5, of=CHANGE, least=lower_slope_limit('width', 'logits', CHANGE))
+    assert not logits.is_failure(0.05) and logits._replace(value=-1.0).is_failure(0.05)
+    assert logits._replace(value=0.5).is_failure(0.05)
+    assert slope(math.nan).verdict(0.05) == 'not finite' and slope(math.nan).is_failure(0.05)
+    assert lower_slope_limit('width', 'attention logits 1/2', SIZE) == -0.5
+    assert (
+        lower_slope_limit('depth', 'final', SIZE),
+        lower_slope_limit('depth', 'final', CHANGE),
+    ) == (-0.5, 0)
 
 
 FLAT_ROWS = {
@@ -81,17 +84,23 @@ def test_stays_flat_in_width(name):
     the change of embeddings under `unit`, whose rate falls as 1 / sqrt(D).
     """
     base = {'scaling.name': name, 'model.activation': 'swiglu', **FLAT_ROWS[name]}
-    found = slopes(tiny_config(SMALL | base), 'width', WIDTHS, 2, 3)
+    found = fit_slopes(tiny_config(SMALL | base), 'width', WIDTHS, 2, 3)
     assert len(found) == 11
-    moving = {(one.activation, one.of) for one in found if not one.least - 0.15 < one.value < 0.15}
+    moving = {
+        (one.activation, one.quantity)
+        for one in found
+        if not one.lower_limit - 0.15 < one.value < 0.15
+    }
     assert moving == ({('embedding', CHANGE)} if name == 'unit' else set())
 
 
 @pytest.mark.full
 def test_standard_fails():
     """What a layer adds grows with width at one learning rate."""
-    found = slopes(tiny_config(SMALL), 'width', WIDTHS, 2, 3)
-    grown = {one.activation for one in found if one.of == CHANGE and one.verdict(0.1) == 'grows'}
+    found = fit_slopes(tiny_config(SMALL), 'width', WIDTHS, 2, 3)
+    grown = {
+        one.activation for one in found if one.quantity == CHANGE and one.verdict(0.1) == 'grows'
+    }
     assert 'after_mlp 1/1' in grown or 'after_attention 1/1' in grown
 
 
@@ -104,20 +113,20 @@ def test_depth():
     changes = {}
     for name in ('standard', 'complete_p'):
         own = SMALL | {'optim.lr': 0.01} if name == 'standard' else deep | {'scaling.name': name}
-        found = slopes(tiny_config(own), 'depth', (2, 8), 2, 3)
+        found = fit_slopes(tiny_config(own), 'depth', (2, 8), 2, 3)
         assert {one.activation for one in found} >= {'after_mlp 1/2', 'after_mlp 2/2'}
         (changes[name],) = [
-            one for one in found if one.activation == 'after_mlp 2/2' and one.of == CHANGE
+            one for one in found if one.activation == 'after_mlp 2/2' and one.quantity == CHANGE
         ]
     assert changes['standard'].value > 0.4 and changes['complete_p'].value < 0.1
 
 
 def test_heads_grow_in_number_or_in_width():
-    more = sized(tiny_config(), 'width', 32)
+    more = resize_recipe(tiny_config(), 'width', 32)
     assert (more.model.n_heads, more.model.d_ff) == (4, 64)
     asked = {'scaling.name': 'mup', 'scaling.base_width': 8, 'scaling.base_heads': 2}
-    assert sized(tiny_config(asked), 'width', 32).model.n_heads == 2
-    assert sized(tiny_config(), 'depth', 5).model.n_layers == 5
+    assert resize_recipe(tiny_config(asked), 'width', 32).model.n_heads == 2
+    assert resize_recipe(tiny_config(), 'depth', 5).model.n_layers == 5
 
 
 @pytest.mark.default_rows('html')
@@ -125,7 +134,7 @@ def test_heads_grow_in_number_or_in_width():
 def test_a_page_or_a_figure(tmp_path, ending):
     found = [slope(0.0, of=CHANGE), slope(0.5)]
     path = tmp_path / f'page.{ending}'
-    write(path, '<title>', 'about', found, 'width', (8, 16), 0.05)
+    write_figures(path, '<title>', 'about', found, 'width', (8, 16), 0.05)
     text = path.read_bytes().decode(errors='replace')
     assert ('grows (fails)' in text) == (ending == 'html') and len(text) > 1000
     if ending == 'html':
@@ -135,11 +144,13 @@ def test_a_page_or_a_figure(tmp_path, ending):
 
 def test_the_figure_has_each_seed_and_names_what_fails():
     found = [slope(0.0, of=CHANGE), slope(0.5)]
-    charts = panels(found, 'width', (8, 16), 0.05)
+    charts = build_panels(found, 'width', (8, 16), 0.05)
     for one, chart in zip(found, (charts[CHANGE], charts[SIZE]), strict=True):
-        spec = spec_of(chart)
+        spec = chart_spec(chart)
         rows = spec['data']['values']
-        assert len(rows) == one.sizes.size and {row['fails'] for row in rows} == {one.fails(0.05)}
+        assert len(rows) == one.sizes.size and {row['fails'] for row in rows} == {
+            one.is_failure(0.05)
+        }
         assert [layer['mark']['type'] for layer in spec['layer']] == ['line', 'point', 'text']
 
 
@@ -148,15 +159,15 @@ def test_the_figure_has_each_seed_and_names_what_fails():
     [((64, 128), '2 widths over a factor of 2'), ((64, 96, 128), '3 widths'), ((64, 128, 256), '')],
 )
 def test_too_few_sizes_are_said(values, said):
-    found = ''.join(too_few('width', values))
+    found = ''.join(size_warnings('width', values))
     assert said in found and bool(found) == bool(said)
 
 
 def test_sizes_that_cannot_be():
     with pytest.raises(ValueError, match=r'two widths and better four; got \[64, 64\]'):
-        slopes(tiny_config(), 'width', (64, 64), 2, 1)
+        fit_slopes(tiny_config(), 'width', (64, 64), 2, 1)
     with pytest.raises(ValueError, match=r'at a width of 20 .* 2.5 for model.n_heads=2'):
-        slopes(tiny_config(), 'width', (20, 40), 2, 1)
+        fit_slopes(tiny_config(), 'width', (20, 40), 2, 1)
 
 
 @pytest.mark.full

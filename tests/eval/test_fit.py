@@ -7,14 +7,23 @@ import shutil
 import numpy as np
 import pytest
 
-from eval.charts import spec_of
+from eval.charts import chart_spec
 from eval.fit import fitting
-from eval.fit.figures import MOST_LINES, figure, write_figures
-from eval.fit.fitting import Fitted, FittedLaw, fit, fit_points, jacobian, judged, record, text
+from eval.fit.figures import MOST_LINES, draw_panels, write_figures
+from eval.fit.fitting import (
+    FitReport,
+    FittedLaw,
+    fit,
+    fit_points,
+    format_report,
+    jacobian,
+    judge_intervals,
+    report_record,
+)
 from eval.fit.laws import (
     LAWS,
     annealing_curve,
-    effective,
+    log_effective_repeats,
     log_sum_exp,
     multi_power_curve,
     peak_step,
@@ -22,12 +31,12 @@ from eval.fit.laws import (
 from eval.fit.points import (
     PointOptions,
     Points,
-    from_table,
-    from_workdir,
-    resampled_together,
-    split,
+    points_from_table,
+    points_from_workdir,
+    resampling_groups,
+    split_held_out,
 )
-from lm.study.tables.text import number
+from lm.study.tables.text import format_number
 from tests.eval import sweep_fixture as fixture
 from tests.eval.programs import run_module
 
@@ -163,7 +172,7 @@ def count_hits(law: str, fits: int, noise: float) -> dict[str, list[bool]]:
     """Whether intervals hold the constants, and a new run four times beyond the largest, by fit."""
     columns, target, constants = known(law)
     exact = fit(LAWS[law], columns, target, STARTS)
-    x, y = LAWS[law].inputs(columns, exact.units), LAWS[law].observed(target)
+    x, y = LAWS[law].inputs(columns, exact.units), LAWS[law].from_target(target)
     at = {name: np.atleast_1d(LARGER[law](column)) for name, column in columns.items()}
     hits, widening = {}, fitting.small_sample_factor(len(y), len(y), len(exact.theta))
     for seed in range(fits):
@@ -177,7 +186,7 @@ def count_hits(law: str, fits: int, noise: float) -> dict[str, list[bool]]:
         for name, (_, low, high) in found.constants().items():
             if name in constants.keys() - GIVEN:
                 hits.setdefault(name, []).append(low <= constants[name] <= high)
-        low, high = LAWS[law].observed(found.predicted_interval(at, seed)[:, 0])
+        low, high = LAWS[law].from_target(found.predict_interval(at, seed)[:, 0])
         new = LAWS[law].value(exact.theta, LAWS[law].inputs(at, exact.units))[0]
         hits.setdefault('a larger run', []).append(low <= new + noise * draw.normal() <= high)
     return hits
@@ -222,7 +231,7 @@ def test_intervals_are_widened_for_few_runs():
     assert made.constants()['floor'] == pytest.approx((0.2, 0.0, 0.4))
     errors = np.linspace(-0.1, 0.1, 41)
     certain = FittedLaw(LAWS['downstream'], theta, {}, np.array([theta] * 4000), errors, 0.0, 2.0)
-    low, high = certain.predicted_interval({'loss': np.array([2.0])}, 0)
+    low, high = certain.predict_interval({'loss': np.array([2.0])}, 0)
     middle = certain.predict({'loss': np.array([2.0])})
     np.testing.assert_allclose([middle - low, high - middle], 0.19, atol=0.02)
 
@@ -263,7 +272,9 @@ def test_runs_held_out_of_a_table_are_the_largest(law, tmp_path):
         rows = csv.writer(file)
         rows.writerow(['run', *columns, 'loss'])
         rows.writerows(zip(range(len(loss)), *columns.values(), loss, strict=True))
-    _, held = split(from_table(LAWS[law], path, PointOptions('loss')), LAWS[law], 0.05, False)
+    _, held = split_held_out(
+        points_from_table(LAWS[law], path, PointOptions('loss')), LAWS[law], 0.05, False
+    )
     first, second = LAWS[law].axes
     largest = columns[first] == columns[first].max()
     assert (held.columns[first] == columns[first].max()).all()
@@ -287,7 +298,7 @@ def test_the_complex_step_is_the_slope(law):
     """Reference: central differences. Catches a function that takes the real part."""
     columns, target, _ = known(law)
     units = LAWS[law].units(columns)
-    x, y = LAWS[law].inputs(columns, units), LAWS[law].observed(target)
+    x, y = LAWS[law].inputs(columns, units), LAWS[law].from_target(target)
     grid = LAWS[law].starts(x, y, units)
     theta = grid[len(grid) // 2] + 0.01
     for i, slope in enumerate(jacobian(LAWS[law], theta, x).T):
@@ -299,7 +310,9 @@ def test_the_complex_step_is_the_slope(law):
 def test_parts_of_the_fit():
     """Reference: closed forms."""
     assert log_sum_exp(np.array([1000.0]), 1000.0) == pytest.approx(1000 + np.log(2))
-    np.testing.assert_allclose(effective(np.log([1.0, 1e6]), 15.0), [0, np.log(16)], atol=1e-12)
+    np.testing.assert_allclose(
+        log_effective_repeats(np.log([1.0, 1e6]), 15.0), [0, np.log(16)], atol=1e-12
+    )
     assert len(LAWS['chinchilla'].starts({}, None, {'parameters': 1, 'tokens': 1})) == 4500
 
 
@@ -367,31 +380,36 @@ def table_of_curves(path):
 @pytest.mark.full
 def test_the_largest_runs_are_held_out_and_predicted(tmp_path):
     """A quarter of the 30 by N D, to the noise; a figure and JSON of it."""
-    points = from_table(
+    points = points_from_table(
         LAWS['chinchilla'], table_of_sizes(tmp_path / 't.csv'), PointOptions('loss')
     )
     found = fit_points(LAWS['chinchilla'], points, 0.25, STARTS, BOOTS, 0)
-    assert len(found.held.runs) == 8 and found.held.size.min() >= found.fitted.size.max()
-    written = json.loads(json.dumps(record(found)))
+    assert (
+        len(found.held_out_points.runs) == 8
+        and found.held_out_points.size.min() >= found.fitted_points.size.max()
+    )
+    written = json.loads(json.dumps(report_record(found)))
     within = [row['low'] < row['measured'] < row['high'] for row in written['held_out']]
     assert sum(within) >= 6
     assert all(abs(row['relative_error']) < 0.01 for row in written['held_out'])
     assert written['constants']['alpha']['value'] == pytest.approx(0.34, rel=0.05)
-    assert 'r29' in text(found) and 'N_opt_exponent' in text(found)
+    assert 'r29' in format_report(found) and 'N_opt_exponent' in format_report(found)
     paths = write_figures(tmp_path / 'figures', found)
     assert [path.name for path in paths] == [
         f'chinchilla.{kind}' for kind in ('html', 'png', 'svg')
     ]
     assert all(path.stat().st_size > 5000 for path in paths)
     page = paths[0].read_text()
-    assert f'<div class="verdict "><p><b>{judged(found)[0]}</b></p>' in page
-    assert f'<td>{number(found.fit.constants()["alpha"][0], 6)}</td>' in page
+    assert f'<div class="verdict "><p><b>{judge_intervals(found)[0]}</b></p>' in page
+    assert f'<td>{format_number(found.fit.constants()["alpha"][0], 6)}</td>' in page
 
 
 def test_the_bootstrap_is_repeatable_by_seed():
     columns, loss, _ = known('kaplan')
     loss = loss * np.exp(1e-3 * np.random.default_rng(0).standard_normal(len(loss)))
-    each = [fit(LAWS['kaplan'], columns, loss, 1, 3, None, seed).resampled for seed in (0, 0, 1)]
+    each = [
+        fit(LAWS['kaplan'], columns, loss, 1, 3, None, seed).resampled_thetas for seed in (0, 0, 1)
+    ]
     assert (each[0] == each[1]).all() and (each[0] != each[2]).any()
 
 
@@ -417,23 +435,23 @@ def test_resamples_determine_the_constants(monkeypatch):
 def test_a_schedule_is_predicted_from_the_others(tmp_path):
     """The learning rates stand in the table; blocks of runs are resampled where these are few."""
     options = PointOptions('loss', held_out="run = 'wsd'")
-    points = from_table(LAWS['annealing'], table_of_curves(tmp_path / 't.csv'), options)
-    assert points.at['step'].min() == 20  # behind the warm-up
+    points = points_from_table(LAWS['annealing'], table_of_curves(tmp_path / 't.csv'), options)
+    assert points.figure_columns['step'].min() == 20  # behind the warm-up
     found = fit_points(LAWS['annealing'], points, None, STARTS, 3, 0)
-    (row,) = record(found)['held_out']
+    (row,) = report_record(found)['held_out']
     assert (row['run'], row['step']) == ('wsd', 400) and row['mean_relative_error'] < 1e-6
-    assert found.resampled.startswith('blocks')
-    assert len(set(resampled_together(found.fitted, LAWS['annealing'])[0])) == 20
-    lines, fitted, held = drawn(figure(found)['runs'])
+    assert found.resampling_unit.startswith('blocks')
+    assert len(set(resampling_groups(found.fitted_points, LAWS['annealing'])[0])) == 20
+    lines, fitted, held = drawn(draw_panels(found)['runs'])
     assert len(fitted) == 2 * len(held) and {row['run'] for row in held} == {'wsd'}
     assert {row['run'] for row in lines} == {*RATES} and len(lines) == len(fitted + held)
-    _, fitted, held = drawn(figure(found)['errors'])
+    _, fitted, held = drawn(draw_panels(found)['errors'])
     assert max(abs(row['y']) for row in fitted + held) < 1e-6
 
 
 def drawn(panel):
     """The rows of the lines of a panel, of its points, and of those held out."""
-    spec = spec_of(panel)
+    spec = chart_spec(panel)
     lines, fitted, held = (layer['data']['values'] for layer in spec['layer'])
     shapes = [layer['mark'].get('shape') for layer in spec['layer']]
     assert fitted == held and shapes == [None, None, 'diamond']
@@ -451,12 +469,14 @@ def test_the_figure_has_each_point_and_a_few_lines(sizes):
     found = made(
         'chinchilla', {'parameters': n.ravel(), 'tokens': d.ravel()}, np.full(4 * sizes, 3)
     )
-    panel = figure(found)['tokens']
+    panel = draw_panels(found)['tokens']
     lines, fitted, held = drawn(panel)
-    assert [row['run'] for row in fitted + held] == list(found.fitted.runs) + list(found.held.runs)
+    assert [row['run'] for row in fitted + held] == list(found.fitted_points.runs) + list(
+        found.held.runs
+    )
     assert len(held) == 2 and all(row['y'] == 3 for row in fitted + held)
     shown = sorted({row['parameters'] for row in lines})
-    colour = spec_of(panel)['layer'][0]['encoding']['color']
+    colour = chart_spec(panel)['layer'][0]['encoding']['color']
     assert colour['legend']['values'] == shown and colour['type'] == TYPE_OF_COLOUR[sizes]
     ends = pytest.approx([n.min(), n.max()])
     assert len(shown) == min(sizes, MOST_LINES) and [shown[0], shown[-1]] == ends
@@ -478,7 +498,7 @@ def made(law, columns, target, low=2.9, high=3.1):
     best = FittedLaw(law, theta, law.units(columns), theta[None], np.zeros(n - 2), 0.0)
     held = points.take(np.arange(n - 2, n))
     interval = np.repeat([[low], [high]], 2, axis=1)
-    return Fitted(best, points.take(np.arange(n - 2)), held, interval, 'runs')
+    return FitReport(best, points.take(np.arange(n - 2)), held, interval, 'runs')
 
 
 @pytest.mark.parametrize('law', ['mixture', 'two_parts'])
@@ -486,7 +506,7 @@ def test_lines_of_a_law_are_over_its_two_axes(law):
     columns, loss, _ = known(law)
     found = made(law, columns, loss)
     one, other = LAWS[law].axes
-    panels = figure(found)
+    panels = draw_panels(found)
     assert [*panels] == [one, other]
     lines, fitted, held = drawn(panels[one])
     assert len(fitted) + len(held) == len(loss) and all(np.isfinite(row['y']) for row in lines)
@@ -495,11 +515,11 @@ def test_lines_of_a_law_are_over_its_two_axes(law):
 
 def test_a_score_is_drawn_against_the_loss():
     found = made('downstream', {'loss': np.linspace(2, 4, 8)}, np.linspace(0.8, 0.3, 8))
-    lines, fitted, held = drawn(figure(found)['scores'])
+    lines, fitted, held = drawn(draw_panels(found)['scores'])
     assert [row['y'] for row in fitted + held] == pytest.approx(np.linspace(0.8, 0.3, 8))
     predicted = found.fit.predict({'loss': np.array([row['loss'] for row in lines])})
     assert [row['y'] for row in lines] == pytest.approx(predicted)
-    _, fitted, held = drawn(figure(found)['errors'])
+    _, fitted, held = drawn(draw_panels(found)['errors'])
     ratio = found.fit.predict(found.held.columns) / found.held.target - 1
     assert [row['y'] for row in held] == pytest.approx(ratio) and len(fitted) == 6
 
@@ -514,7 +534,7 @@ def test_a_score_is_drawn_against_the_loss():
 )
 def test_a_fit_is_judged_by_the_runs_held_out(low, high, words, is_bad):
     found = made('chinchilla', sizes(), np.full(30, 3), low=low, high=high)
-    said, bad = judged(found)
+    said, bad = judge_intervals(found)
     assert said.startswith(words) and bad == is_bad
 
 
@@ -537,19 +557,21 @@ def test_cells_of_one_name_in_two_sweeps_are_two_runs(sweep, tmp_path):
     """Catches runs that are held out or resampled as one."""
     for name in 'ab':
         shutil.copytree(sweep, tmp_path / name)
-    once = from_workdir(LAWS['chinchilla'], sweep, PointOptions('ce'))
-    twice = from_workdir(LAWS['chinchilla'], tmp_path, PointOptions('ce'))
+    once = points_from_workdir(LAWS['chinchilla'], sweep, PointOptions('ce'))
+    twice = points_from_workdir(LAWS['chinchilla'], tmp_path, PointOptions('ce'))
     assert len(set(twice.runs)) == 2 * len(set(once.runs)) == len(twice.runs)
 
 
 def test_runs_of_a_sweep(sweep):
     """Runs that have not ended are named and left out; `where` chooses."""
-    points = from_workdir(LAWS['chinchilla'], sweep, PointOptions('ce'))
+    points = points_from_workdir(LAWS['chinchilla'], sweep, PointOptions('ce'))
     assert len(points.runs) == 20 and len(points.left_out) == 4
     assert any(line.endswith(': diverged') for line in points.left_out)
     found = fit_points(LAWS['chinchilla'], points, 0.2, STARTS, 0, 0)
     assert found.fit.constants()['E'][0] == pytest.approx(1.69, rel=1e-3)
-    fewer = from_workdir(LAWS['chinchilla'], sweep, PointOptions('ce', where="norm = 'rmsnorm'"))
+    fewer = points_from_workdir(
+        LAWS['chinchilla'], sweep, PointOptions('ce', where="norm = 'rmsnorm'")
+    )
     assert 0 < len(fewer.runs) < 12
 
 
@@ -561,45 +583,51 @@ def test_learning_rates_of_a_sweep_are_those_of_its_configs(sweep):
 
 
 def from_workdir_curves(sweep, where):
-    return from_workdir(LAWS['annealing'], sweep, PointOptions('validation_ce', where=where))
+    return points_from_workdir(LAWS['annealing'], sweep, PointOptions('validation_ce', where=where))
 
 
 def test_input_that_cannot_be_fitted(tmp_path, sweep):
     law, options = LAWS['chinchilla'], PointOptions('loss')
 
     def points(change):
-        return from_table(law, table_of_sizes(tmp_path / 't.csv', change), options)
+        return points_from_table(law, table_of_sizes(tmp_path / 't.csv', change), options)
 
     broken = points(lambda i, row: row | ({'loss': 'nan'} if i == 3 else {}))
     assert len(broken.runs) == 29 and broken.left_out == ['r3: its loss is None']
     with pytest.raises(ValueError, match=r'more runs than that .* 6 \+ 8, got 10'):
-        split(broken.take(np.r_[0:10]), law, 0.8, False)
+        split_held_out(broken.take(np.r_[0:10]), law, 0.8, False)
     with pytest.raises(ValueError, match=r'3 different parameters'):
-        split(points(lambda i, row: row | {'parameters': 1e6 * (1 + i % 2)}), law, 0.2, False)
+        split_held_out(
+            points(lambda i, row: row | {'parameters': 1e6 * (1 + i % 2)}), law, 0.2, False
+        )
     with pytest.raises(ValueError, match=r'all 30 runs would be held out'):
-        split(points(lambda i, row: row | {'parameters': 1e6, 'tokens': 1e7}), law, 0.2, False)
+        split_held_out(
+            points(lambda i, row: row | {'parameters': 1e6, 'tokens': 1e7}), law, 0.2, False
+        )
     with pytest.raises(ValueError, match=r'holds for none of the runs \(r0, r1, r10, .*\.\.\.\)'):
-        split(points(lambda i, row: row), law, 0.0, True)
+        split_held_out(points(lambda i, row: row), law, 0.0, True)
     with pytest.raises(ValueError, match=r"needs a column 'loss'; there are run, parameters"):
         points(lambda i, row: {name: row[name] for name in row if name != 'loss'})
     with pytest.raises(ValueError, match=r'have .*, .* parameters'):
         from_workdir_curves(sweep, '')
     (tmp_path / 'x.parquet').write_text('no table')
     with pytest.raises(ValueError, match=r'is no table in CSV or Parquet'):
-        from_table(law, tmp_path / 'x.parquet', options)
+        points_from_table(law, tmp_path / 'x.parquet', options)
     (tmp_path / 'e.csv').write_text('parameters,tokens,loss\n')
     with pytest.raises(ValueError, match=r'the table has no rows'):
-        from_table(law, tmp_path / 'e.csv', options)
+        points_from_table(law, tmp_path / 'e.csv', options)
     nulls = points(lambda i, row: row | {'loss': ''})
     with pytest.raises(ValueError, match=r'got 0 \(left out: r0: its loss is None; .* and 27 more'):
-        split(nulls, law, 0.2, False)
+        split_held_out(nulls, law, 0.2, False)
     (tmp_path / 's.csv').write_text('run,step,lr,loss\na,0,0.1,2.0\n')
     with pytest.raises(ValueError, match=r'a has a row of step 0; they count from 1'):
-        from_table(LAWS['annealing'], tmp_path / 's.csv', options)
+        points_from_table(LAWS['annealing'], tmp_path / 's.csv', options)
     curves = table_of_curves(tmp_path / 'c.csv')
-    held = from_table(LAWS['annealing'], curves, PointOptions('loss', held_out="run != 'constant'"))
+    held = points_from_table(
+        LAWS['annealing'], curves, PointOptions('loss', held_out="run != 'constant'")
+    )
     with pytest.raises(ValueError, match=r'needs a run whose learning rate falls'):
-        split(held, LAWS['annealing'], 0.0, True)
+        split_held_out(held, LAWS['annealing'], 0.0, True)
 
 
 @pytest.mark.full

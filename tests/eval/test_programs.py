@@ -9,7 +9,7 @@ import pytest
 
 from eval import ngram, perplexity
 from eval.generate import converse, generate
-from eval.load import at_step, load
+from eval.load import load, load_step
 from lm.inference.sampling import Sampling
 from lm.record.metrics import read_rows
 from lm.storage.files import read_json
@@ -54,7 +54,7 @@ def test_perplexity_of_the_checkpoint_is_that_of_the_run(workdir):
 def test_an_older_checkpoint_is_named_by_its_path(workdir):
     older, newest = load(workdir / 'checkpoints' / '100'), load(workdir)
     assert (older.step, newest.step) == (100, 200)
-    beside = at_step(newest, 100)
+    beside = load_step(newest, 100)
     assert (beside.step, beside.path) == (100, older.path) and beside.learner is newest.learner
     jax.tree.map(np.testing.assert_array_equal, beside.weights, older.weights)
     written = [row for row in read_rows(workdir / 'metrics.jsonl') if 'bits_per_byte' in row]

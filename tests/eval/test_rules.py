@@ -6,7 +6,7 @@ import runpy
 
 import pytest
 
-from eval.rules import BEYOND, UNKNOWN, WITHIN, Given, as_text, published, write
+from eval.rules import BEYOND, UNKNOWN, WITHIN, RuleInputs, apply_rules, format_rules, write_rules
 from lm.config.resolve import resolve
 from modules.scaling import rules
 from tests.eval.programs import run_module
@@ -16,7 +16,7 @@ GOPHER_FLOPS = 5.76e23
 
 def found(**given):
     """{(rule, first words of what): Rule}"""
-    return {(one.name, one.what): one for one in published(Given(**given))}
+    return {(one.name, one.what): one for one in apply_rules(RuleInputs(**given))}
 
 
 # Table A3 of arXiv:2203.15556, approach 3: the rows with models of 0.4e9 to 67e9 parameters.
@@ -134,10 +134,10 @@ def test_ranges():
     assert (epoch.holds, epoch.range) == (UNKNOWN, UNKNOWN)
     inside = found(parameters=4e8, tokens=2e10)
     assert inside['step_law', 'learning rate, AdamW'].holds == WITHIN
-    text = as_text(list(small.values()))
+    text = format_rules(list(small.values()))
     assert f'beyond the range it was fitted on: {rate.outside}' in text
     assert 'arXiv:1906.06669: constants from others that cite it, not the paper' in text
-    assert 'beyond' not in as_text([inside['step_law', 'learning rate, AdamW']])
+    assert 'beyond' not in format_rules([inside['step_law', 'learning rate, AdamW']])
 
 
 def test_an_allocation_is_judged_by_what_it_allocates():
@@ -183,7 +183,7 @@ def test_a_batch_and_a_rate_add_rows():
 )
 def test_numbers_that_cannot_be(given, words):
     with pytest.raises(ValueError, match=words):
-        Given(**given)
+        RuleInputs(**given)
 
 
 def test_functions_refuse_too():
@@ -196,13 +196,13 @@ def test_functions_refuse_too():
 
 def test_written_as_json(tmp_path):
     """Every digit, and what was asked."""
-    given = Given(parameters=1e9, tokens=2e10)
-    write(tmp_path / 'rules.json', given, published(given))
+    given = RuleInputs(parameters=1e9, tokens=2e10)
+    write_rules(tmp_path / 'rules.json', given, apply_rules(given))
     read = json.loads((tmp_path / 'rules.json').read_text())
     assert read['given']['tokens'] == 2e10 and read['rules'][0]['name'] == 'step_law'
     assert read['rules'][0]['value'] == rules.step_law_rate(1e9, 2e10)
     with pytest.raises(ValueError, match=r'must end with .json, got .*rules.txt'):
-        write(tmp_path / 'rules.txt', given, published(given))
+        write_rules(tmp_path / 'rules.txt', given, apply_rules(given))
 
 
 def test_a_config_file_may_call_them(tmp_path):

@@ -13,10 +13,10 @@ from eval import runs
 from lm.config.fields import FIELDS
 from lm.config.resolve import resolve
 from lm.record.metrics import read_rows
-from lm.study.plan.cells import cells, group_by_program
+from lm.study.plan.cells import expand_sweep, group_by_program
 from lm.study.tables import results
 from lm.study.tables.columns import IDENTITY, RESULTS, SHORT, columns, schema
-from lm.study.tables.text import render
+from lm.study.tables.text import format_table
 from lm.study.train.ledger import open_sweep
 from tests.eval import sweep_fixture as fixture
 from tests.eval.programs import run_module
@@ -169,7 +169,7 @@ def test_a_run_of_an_unknown_version_has_what_it_knew(tmp_path):
 def test_a_cell_that_waits_has_what_follows_from_its_changes(tmp_path):
     """Not what its sweep's base has there."""
     raw = tiny_raw()
-    grouped = group_by_program(cells(raw, {'model.placement': ('pre', 'post', 'wide')}))
+    grouped = group_by_program(expand_sweep(raw, {'model.placement': ('pre', 'post', 'wide')}))
     open_sweep(tmp_path, resolve(raw), grouped, False)
     found = {record['placement']: record for record in runs.gather(tmp_path)}
     assert {record['status'] for record in found.values()} == {'waiting'}
@@ -287,10 +287,10 @@ def test_program_fails_in_one_line(sweep):
 
 def test_rows_as_text():
     rows = [{'norm': 'a|b', 'ce': 2.123456789}, {'norm': None, 'ce': None}]
-    assert json.loads(render(rows, ['norm', 'ce'], 'json')) == rows
-    table = render(rows, ['norm', 'ce'], 'markdown').splitlines()
+    assert json.loads(format_table(rows, ['norm', 'ce'], 'json')) == rows
+    table = format_table(rows, ['norm', 'ce'], 'markdown').splitlines()
     assert table == ['| norm | ce |', '| --- | --- |', '| a\\|b | 2.1235 |', '|  |  |']
-    assert render(rows, ['ce', 'norm'], 'table') == 'ce      norm\n2.1235  a|b\n'
+    assert format_table(rows, ['ce', 'norm'], 'table') == 'ce      norm\n2.1235  a|b\n'
 
 
 def test_options_that_may_be_none_keep_their_type():

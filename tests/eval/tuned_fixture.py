@@ -18,7 +18,7 @@ from lm.config.resolve import flatten
 from lm.study.arm import Ablation, Arm
 from lm.study.plan.curve import PER_OCTAVE
 from lm.study.plan.search import Point
-from lm.study.plan.settings import Grid, Tune, read
+from lm.study.plan.settings import Grid, Tune, parse_tune
 from lm.study.verdicts import Study
 from tests.eval import sweep_fixture as fixture
 
@@ -46,14 +46,14 @@ def diverging(above: float, loss: Loss) -> Loss:
 
 def simulate(losses: Sequence[Loss], asked: Mapping[str, Any], most: float = math.inf) -> Study:
     """Returns the study of arms by their norms, after `most` runs at least, or at its end."""
-    tune = read(asked)
+    tune = parse_tune(asked)
     known: list[dict[Point, float]] = [{} for _ in losses]
     while True:
         arms = [Arm('', {}, grid(tune), losses=own) for own in known]
         study = Ablation(tune, 'ce', arms).study
-        if study.open is None or sum(map(len, known)) >= most:
+        if study.next_runs is None or sum(map(len, known)) >= most:
             return study
-        for own, loss, points in zip(known, losses, study.open[1], strict=True):
+        for own, loss, points in zip(known, losses, study.next_runs[1], strict=True):
             own.update({p: loss(p.k[0] / PER_OCTAVE, p.seed) for p in points if p not in own})
 
 
@@ -74,7 +74,7 @@ def write_tuned(
     ended, and nobody has begun the others.
     """
     study = simulate(list(losses.values()), asked, most)
-    tune, base = read(asked), flatten(fixture.base_config())
+    tune, base = parse_tune(asked), flatten(fixture.base_config())
     cells = []
     for i, (name, own) in enumerate(zip(losses, study.stages, strict=True)):
         for j, (point, stage) in enumerate(own.items()):

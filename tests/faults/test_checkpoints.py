@@ -49,7 +49,7 @@ def test_damage_falls_back(damage, trial, intact, tmp_path):
     checkpoints = write(workdir, {}, said=said.append)
     found = checkpoints.restore(shapes())
     assert_is(found, 1 if said else 2)
-    assert checkpoints.set_aside() == ([2] if said else [])
+    assert checkpoints.damaged_steps() == ([2] if said else [])
     assert all('cannot be read' in line and len(line) < 700 for line in said), said
 
 
@@ -70,4 +70,4 @@ def test_all_damaged_is_none_left(intact, tmp_path):
         shutil.rmtree(workdir / 'checkpoints' / str(step) / 'weights')
     checkpoints = write(workdir, {})
     assert checkpoints.restore(shapes()) is None
-    assert checkpoints.set_aside() == [1, 2]
+    assert checkpoints.damaged_steps() == [1, 2]

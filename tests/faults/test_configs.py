@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from lm.config.fields import FIELDS, Config
-from lm.config.resolve import build, resolve
+from lm.config.resolve import build_config, resolve
 from lm.devices.check_mesh import check_devices
 from lm.devices.mesh import make_mesh
 from lm.model.check import check
 from lm.run.start import check_run
-from lm.training.state import check_learner, hyper_from
+from lm.training.state import check_learner, make_hyper
 from lm.training.step import MUST_BE_FINITE
-from modules.options import options
+from modules.options import declared_options
 from tests.helpers import initial_state, tiny_batch, tiny_learner, tiny_raw, train_step
 from train import DIVERGED, DONE, train
 
@@ -104,7 +104,7 @@ def drawn_name(rng: random.Random, path: str) -> str:
     name = rng.choice([*choice.table, *(['auto'] if choice.auto else [])])
     if choice.several and rng.random() < 0.3:
         return f'{name}+{rng.choice([*choice.table])}'
-    known = options(choice.table.get(name, {}))
+    known = declared_options(choice.table.get(name, {}))
     if choice.inline and known and rng.random() < 0.3:
         option = rng.choice([*known])
         return f'{name}:{option}={drawn(rng, f"{choice.section}.{option}")}'
@@ -114,7 +114,7 @@ def drawn_name(rng: random.Random, path: str) -> str:
 def draw(rng: random.Random, odd: float) -> dict[str, Any]:
     """{path: value} for some fields; each is of any kind with probability `odd`."""
     paths = [path for path in FIELDS if path not in FIXED and path != 'data.cache_dir']
-    of_parts = [path for path in paths if FIELDS[path].of_parts]
+    of_parts = [path for path in paths if FIELDS[path].is_part_option]
     chosen = rng.sample([p for p in paths if p not in of_parts], rng.randrange(1, 14))
     chosen += rng.sample(of_parts, rng.choice([0, 0, 1, 2]))
     values = {path: drawn(rng, path) for path in chosen}
@@ -155,7 +155,7 @@ def test_whatever_is_written_is_taken_or_refused_by_name(trial):
             assert names_a_field(found), (changes, found)
         else:
             taken += 1
-            assert build(tiny_raw(FIXED | changes)), changes
+            assert build_config(tiny_raw(FIXED | changes)), changes
     assert 10 < taken < 290
 
 
@@ -185,7 +185,7 @@ def test_what_is_taken_makes_steps(trial, tmp_path):
     changes, config = taken(random.Random(5000 + trial), str(tmp_path))
     with late_refusal(changes):
         check_learner(tiny_learner(config))
-        state, hyper = initial_state(config), hyper_from(config)
+        state, hyper = initial_state(config), make_hyper(config)
         rows, length = config.data.batch_size, config.data.seq_len
         for seed in range(2):
             batch = tiny_batch(seed, rows, length)

@@ -19,9 +19,9 @@ import zstandard
 from configs import default
 from lm.config.fields import DataConfig
 from lm.config.resolve import resolve
-from lm.data import Feed, Place, open_dataset, prepared
+from lm.data import Cursor, Feed, open_dataset, prepared
 from lm.data.sources import open_source
-from tests.lm.data.conftest import document, quiet
+from tests.lm.data.conftest import discard_line, document
 
 N_DOCUMENTS = 100
 
@@ -51,7 +51,7 @@ def cfg(corpus, tmp_path_factory) -> DataConfig:
 def undisturbed(cfg):
     """What is to be found, the seconds that it takes, and the folder it lies in."""
     start = time.perf_counter()
-    dataset = open_dataset(cfg, say=quiet)
+    dataset = open_dataset(cfg, say=discard_line)
     seconds = time.perf_counter() - start
     return everything(dataset), seconds, Path(cfg.cache_dir) / dataset.digest
 
@@ -119,15 +119,17 @@ def test_tokens_beyond_the_vocabulary_are_refused_by_the_feed(cfg, undisturbed, 
     copied = tmp_path / folder.name
     shutil.copytree(folder, copied)
     byte = dataclasses.replace(cfg, tokenizer='byte')
-    tokenizer = Path(cfg.cache_dir) / open_dataset(byte, say=quiet).digest / prepared.TOKENIZER
+    tokenizer = (
+        Path(cfg.cache_dir) / open_dataset(byte, say=discard_line).digest / prepared.TOKENIZER
+    )
     shutil.rmtree(copied / prepared.TOKENIZER)
     shutil.copytree(tokenizer, copied / prepared.TOKENIZER)
     (copied / prepared.CONTENTS).unlink()  # as earlier versions left it
-    rows = open_dataset(dataclasses.replace(cfg, cache_dir=str(tmp_path)), say=quiet).train
+    rows = open_dataset(dataclasses.replace(cfg, cache_dir=str(tmp_path)), say=discard_line).train
     feed = Feed(rows, batch_size=4, prefetch=1)
     says = r'train of .*, cannot be read .*holds token \d+, and data\.tokenizer has 258 .*delete'
     with pytest.raises(OSError, match=says):
-        feed.take([Place(0, 0, 9)])
+        feed.take([Cursor(0, 0, 9)])
     feed.close()
 
 
@@ -216,7 +218,7 @@ def test_prepared_again_after_an_end_at_random(sent, trial, cfg, undisturbed, tm
         assert not list(tmp_path.glob('cache/*.partial'))
         # Python says so last, or that it was ignored where it came within a finalizer.
         assert not err or 'KeyboardInterrupt' in err.splitlines()[-1]
-    assert everything(open_dataset(own, say=quiet)) == wanted
+    assert everything(open_dataset(own, say=discard_line)) == wanted
 
 
 @pytest.mark.full
@@ -249,4 +251,4 @@ def test_a_disk_that_is_full_anywhere_is_named(trial, cfg, corpus, tmp_path):
     if process.returncode:
         assert err.splitlines()[-1].startswith('OSError: a file in '), err
     assert not list(tmp_path.glob('cache/*.partial'))
-    assert open_dataset(own, say=quiet).report['train']['tokens']
+    assert open_dataset(own, say=discard_line).report['train']['tokens']

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from eval import runs
-from eval.report.page import report
+from eval.report.page import write_report
 from lm.study.tables import results
 from tests.eval import sweep_fixture as fixture
 
@@ -73,7 +73,7 @@ def test_one_damaged_file_leaves_the_other_cells(sweep, trial):
     own = {path.parent.name}
     try:
         records = {record['cell']: without_group(record) for record in runs.gather(sweep)}
-        markdown = report(sweep).with_suffix('.md').read_text()
+        markdown = write_report(sweep).with_suffix('.md').read_text()
     except (ValueError, OSError) as error:
         assert path.name == 'sweep.json'
         assert str(path if path.exists() else sweep) in str(error)

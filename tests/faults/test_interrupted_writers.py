@@ -15,7 +15,7 @@ import altair as alt
 import pytest
 
 from configs import default
-from eval.charts import save, write_page
+from eval.charts import save_chart, write_page
 from eval.convert import __main__ as convert
 from eval.convert import export_hf, export_peft, import_hf, safetensors
 from eval.convert.export_hf import OTHER_FILES, TOKENIZER_FILES
@@ -25,11 +25,11 @@ from eval.load import load
 from eval.suites.base import SuiteResult
 from lm.data import open_dataset, prepared
 from lm.data.tokenizers import load as load_tokenizer
-from lm.inference.load import find
+from lm.inference.load import find_checkpoint
 from lm.record.run import Run
 from lm.record.workdir import open_workdir
-from lm.storage.files import quiet
-from lm.storage.filling import MARK, filling
+from lm.storage.files import discard_line
+from lm.storage.filling import MARK, fill_folder
 from lm.study.tables.results import write_table
 from tests.commands import tiny
 from tests.corpora import write_corpus
@@ -82,9 +82,9 @@ def like(run, beside):
         if not out.exists() or not any(out.iterdir()):
             return ABSENT
         try:
-            find(out)
+            find_checkpoint(out)
         except ValueError:
-            with pytest.raises(ValueError), open_workdir(out, load(run).recipe, True, quiet):
+            with pytest.raises(ValueError), open_workdir(out, load(run).recipe, True, discard_line):
                 pass
             return REFUSED
         assert load(out).step == load(run).step and Run(out).read_recipe() is not None
@@ -147,7 +147,7 @@ def is_json(path):
 def write_figures(out):
     chart = alt.Chart(alt.Data(values=[{'x': 1}])).mark_point().encode(x='x:Q')
     for ending in ('.svg', '.png'):
-        save(chart, out / f'figure{ending}')
+        save_chart(chart, out / f'figure{ending}')
     about = {'title': 't', 'about': 'a', 'verdict': '', 'is_bad': False, 'notes': []}
     write_page(out / 'page.html', {'figure': chart}, **about, rows=[{'a': '1'}], failed=0)
 
@@ -162,11 +162,15 @@ ASKED, META = SuiteRequest('perplexity', 'perplexity', {}), {'config': {}}
 
 def write_kept(out):
     items = {'item': ['a', 'b'], 'nats': [1.0, 2.0], 'tokens': [1, 1], 'bytes': [2, 3]}
-    kept.write(kept.path_of(out, 4, ASKED), ASKED, META, SuiteResult({'loss': 1.5}, items, {}))
+    kept.write_result(
+        kept.result_path(out, 4, ASKED), ASKED, META, SuiteResult({'loss': 1.5}, items, {})
+    )
 
 
 def of_kept(out):
-    return ABSENT if kept.read(kept.path_of(out, 4, ASKED), ASKED, META) is None else WHOLE
+    return (
+        ABSENT if kept.read_result(kept.result_path(out, 4, ASKED), ASKED, META) is None else WHOLE
+    )
 
 
 @pytest.fixture(scope='module')
@@ -180,12 +184,12 @@ def cases(theirs, run, tmp_path_factory):
     merging = {'keep': None, 'basis': 1, 'base': str(run)}
 
     def prepare(out):
-        return open_dataset(dataclasses.replace(fields, cache_dir=str(out)), say=quiet)
+        return open_dataset(dataclasses.replace(fields, cache_dir=str(out)), say=discard_line)
 
     def of_data(out):
         """By what another process finds there: a name without an ending is whole."""
         made = [path for path in out.glob('*') if len(path.name) == 32] if out.exists() else []
-        assert [prepared.damage(path) for path in made] == [''] * len(made)
+        assert [prepared.find_damage(path) for path in made] == [''] * len(made)
         assert not made or prepare(out).digest == made[0].name
         return WHOLE if made else ABSENT
 
@@ -280,21 +284,21 @@ def test_kills_before_the_last_file(name, cases, tmp_path):
 class TestAFolderThatIsFilled:
     def test_is_marked_until_the_block_has_ended(self, tmp_path):
         out = tmp_path / 'below' / 'out'
-        with filling(out):
+        with fill_folder(out):
             assert [path.name for path in out.iterdir()] == [MARK]
         assert list(out.iterdir()) == []
 
     def test_keeps_its_mark_after_an_error_and_is_emptied_by_the_next(self, tmp_path):
-        with pytest.raises(OSError), filling(tmp_path):
+        with pytest.raises(OSError), fill_folder(tmp_path):
             (tmp_path / 'below').mkdir()
             (tmp_path / 'below' / 'file').write_text('text')
             raise OSError
         assert (tmp_path / MARK).exists() and (tmp_path / 'below' / 'file').exists()
-        with filling(tmp_path):
+        with fill_folder(tmp_path):
             assert [path.name for path in tmp_path.iterdir()] == [MARK]
 
     def test_is_refused_if_it_holds_what_is_not_ours(self, tmp_path):
         (tmp_path / 'thesis.tex').write_text('text')
-        with pytest.raises(ValueError, match='is not empty'), filling(tmp_path):
+        with pytest.raises(ValueError, match='is not empty'), fill_folder(tmp_path):
             pass
         assert [path.name for path in tmp_path.iterdir()] == ['thesis.tex']

@@ -17,7 +17,7 @@ import pytest
 
 from lm.record.metrics import read_rows
 from lm.storage.files import read_json
-from lm.study.train.groups import MOST_RUNS, OTHER_FILES
+from lm.study.train.groups import MAX_RUNS, OTHER_FILES
 from tests.commands import PATIENCE_SEC, ROOT, command, finished, log_of, start_run, start_sweep
 from tests.sweep_helpers import statuses, write_corpus
 from tests.xla import ONE_DEVICE
@@ -82,7 +82,7 @@ def test_files_and_threads_are_bounded_whatever_the_number_of_cells(is_long, cor
         time.sleep(0.05)
     assert process.returncode == DONE, log_of(workdir).read_text()
     assert statuses(workdir) == ['done'] * cells
-    assert 0 < most_files <= min(allowed, MOST_RUNS + OTHER_FILES)
+    assert 0 < most_files <= min(allowed, MAX_RUNS + OTHER_FILES)
     assert 0 < most_threads < 200
 
 

@@ -14,10 +14,10 @@ import pytest
 from eval import runs
 from eval.convert.fold import fold_checkpoint
 from eval.load import load
-from eval.report.page import report
+from eval.report.page import write_report
 from lm.config.resolve import resolve
 from lm.data import tokenizers
-from lm.record.checkpoint import FOLDER, read_meta, steps_in
+from lm.record.checkpoint import FOLDER, list_steps, read_meta
 from lm.record.metrics import Recorder
 from lm.record.run import Run
 from lm.record.workdir import (
@@ -26,8 +26,8 @@ from lm.record.workdir import (
     record_failure,
     write_config,
 )
-from lm.storage.files import Unreadable, read_json, sealed, write_json
-from lm.study.plan.cells import cells
+from lm.storage.files import UnreadableFile, read_json, seal_record, write_json
+from lm.study.plan.cells import expand_sweep
 from lm.study.train.ledger import open_sweep
 from tests.commands import TWELVE
 from tests.eval import sweep_fixture as fixture
@@ -165,7 +165,7 @@ def ask(workdir):
 
 
 def make_page(workdir):
-    page = report(workdir)
+    page = write_report(workdir)
     assert '<script>alert' not in page.read_text(errors='replace')
     assert '<script' not in page.with_suffix('.md').read_text(errors='replace')
 
@@ -174,7 +174,7 @@ def resume_sweep(workdir):
     """What a sweep reads before it trains."""
     tree = fixture.base_config()
     tree['data'] |= {'source': 'python'}
-    open_sweep(workdir, resolve(tree), [cells(tree, AXES)], True, lambda text: None)
+    open_sweep(workdir, resolve(tree), [expand_sweep(tree, AXES)], True, lambda text: None)
     for path in sorted(workdir.glob('*')):
         _ = Run(path).status
 
@@ -184,7 +184,7 @@ def resume(workdir):
     recipe = Run(workdir).read_recipe()
     with open_workdir(workdir, recipe, True, lambda text: None, wait_until=0.0):
         Recorder(workdir, 8, 3, lambda text: None)
-        for step in steps_in(workdir / FOLDER):
+        for step in list_steps(workdir / FOLDER):
             read_meta(workdir / FOLDER, step)
 
 
@@ -265,7 +265,7 @@ def test_warnings_that_are_none_are_named(sweep, tmp_path, value):
     (cell / 'summary.json').write_text(json.dumps(record))
     found = {one['cell']: one for one in runs.gather(workdir)}[cell.name]
     assert found['status'] == 'unreadable' and 'its warnings are none of ours' in found['reason']
-    report(workdir)
+    write_report(workdir)
 
 
 def test_text_of_a_record_is_text_of_the_report(sweep, tmp_path):
@@ -275,18 +275,18 @@ def test_text_of_a_record_is_text_of_the_report(sweep, tmp_path):
     record |= {'status': 'failed', 'reason': '<img src=x onerror=alert(1)> and 1 < 2'}
     record.pop('sha256', None)
     (cell / 'summary.json').write_text(json.dumps(record))
-    text = report(workdir).with_suffix('.md').read_text()
+    text = write_report(workdir).with_suffix('.md').read_text()
     assert '&lt;img src=x' in text and '<img' not in text and '1 < 2' in text
 
 
 @pytest.mark.parametrize('name', ['config.json', 'summary.json', 'sweep.json'])
 def test_one_digit_that_was_changed_is_noticed(tmp_path, name):
     record = {'model': {'d_model': 128}, 'lr': 0.003}
-    write_json(tmp_path / name, sealed(record))
+    write_json(tmp_path / name, seal_record(record))
     assert read_json(tmp_path / name) == record
     text = (tmp_path / name).read_text()
     (tmp_path / name).write_text(text.replace('0.003', '0.004'))
-    with pytest.raises(Unreadable, match='it was changed, or damaged, since it was written'):
+    with pytest.raises(UnreadableFile, match='it was changed, or damaged, since it was written'):
         read_json(tmp_path / name)
     (tmp_path / name).write_text(json.dumps(record))  # as older versions wrote it
     assert read_json(tmp_path / name) == record
@@ -303,9 +303,11 @@ def test_what_train_writes_is_sealed(tmp_path):
     assert Run(tmp_path).read_recipe() == recipe and Run(tmp_path).status == 'failed'
 
 
-@pytest.mark.parametrize('file', [tokenizers.LIBRARY_FILE, tokenizers.OWN_FILE])
+@pytest.mark.parametrize('file', [tokenizers.LIBRARY_FILE, tokenizers.TOKENIZER_FILE])
 def test_a_tokenizer_that_was_changed_is_noticed(tmp_path, file):
-    tokenizers.plan('bpe:300').build(['some text of words and words of text'] * 9).save(tmp_path)
+    tokenizers.plan_tokenizer('bpe:300').build(['some text of words and words of text'] * 9).save(
+        tmp_path
+    )
     assert tokenizers.load(tmp_path).vocab_size == 300
     path = tmp_path / file
     text = path.read_text()
@@ -317,8 +319,8 @@ def test_a_tokenizer_that_was_changed_is_noticed(tmp_path, file):
 
 @pytest.mark.parametrize('text', ['{}', '[]', '{"kind": "x"}', '{"kind": "subword"}', 'null', ''])
 def test_what_describes_no_tokenizer_is_named(tmp_path, text):
-    (tmp_path / tokenizers.OWN_FILE).write_text(text)
-    with pytest.raises(ValueError, match=tokenizers.OWN_FILE):
+    (tmp_path / tokenizers.TOKENIZER_FILE).write_text(text)
+    with pytest.raises(ValueError, match=tokenizers.TOKENIZER_FILE):
         tokenizers.load(tmp_path)
 
 

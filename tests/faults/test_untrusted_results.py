@@ -15,8 +15,8 @@ import pytest
 
 from eval.evaluation import kept
 from eval.evaluation.page import write_evaluation_page
-from eval.evaluation.paired import difference, pairs_of
-from eval.evaluation.program import of_many, of_one
+from eval.evaluation.paired import compute_difference, pair_items
+from eval.evaluation.program import summarise_many, summarise_one
 from eval.evaluation.suite_flags import SuiteRequest
 from eval.evaluation.targets import Evaluation
 from eval.suites import SUITES
@@ -24,7 +24,7 @@ from eval.suites.base import Suite, SuiteResult, Table
 from eval.sync import to_mlflow, to_wandb
 from eval.sync.follower import Follower, send_all
 from eval.sync.marks import file_name, read_mark
-from lm.storage.files import Unreadable
+from lm.storage.files import UnreadableFile
 from tests.eval.sync.fakes import Server, begin, end, on_disk, train
 from tests.faults.test_untrusted import MOST_SEC, Waits
 from tests.hostile_models import NO_JSON, STRANGE_FILES
@@ -111,22 +111,22 @@ def both(found):
 def use(found, suite):
     """Prints, traces and pairs a result."""
     one, other = both(found)
-    of_one(one)
-    of_many([one, other])
-    difference(pairs_of(found, found, suite), resamples=10)
+    summarise_one(one)
+    summarise_many([one, other])
+    compute_difference(pair_items(found, found, suite), resamples=10)
 
 
 def kept_at(tmp_path):
-    path = kept.path_of(tmp_path, 5, ASKED)
-    kept.write(path, ASKED, META, result())
+    path = kept.result_path(tmp_path, 5, ASKED)
+    kept.write_result(path, ASKED, META, result())
     return path
 
 
 def reads(path, suite):
     """Reads a kept result and uses it. Returns what is said of one that is none."""
     try:
-        found = kept.read(path, ASKED, META)
-    except Unreadable as error:
+        found = kept.read_result(path, ASKED, META)
+    except UnreadableFile as error:
         assert str(path) in str(error) and '\n' not in str(error)
         return str(error)
     if found is not None:
@@ -137,7 +137,7 @@ def reads(path, suite):
 def test_a_result_is_used_as_it_was_written(tmp_path, suite):
     path = kept_at(tmp_path)
     assert reads(path, suite) == ''
-    assert kept.read(path, ASKED, META).numbers == result().numbers
+    assert kept.read_result(path, ASKED, META).numbers == result().numbers
 
 
 def spoiled_result(tmp_path, name):
@@ -162,8 +162,8 @@ def test_a_result_of_other_types_is_none(tmp_path, suite, name):
 @pytest.mark.parametrize('name', RESULTS)
 def test_a_page_of_what_is_read_is_drawn(tmp_path, suite, name):
     path = spoiled_result(tmp_path, name)
-    with contextlib.suppress(Unreadable):
-        if found := kept.read(path, ASKED, META):
+    with contextlib.suppress(UnreadableFile):
+        if found := kept.read_result(path, ASKED, META):
             write_evaluation_page(tmp_path / 'one.html', both(found)[:1], [ASKED])
             write_evaluation_page(tmp_path / 'two.html', both(found), [ASKED])
 
@@ -181,13 +181,13 @@ def test_a_file_that_is_no_result_is_computed_anew(tmp_path, suite, name):
 def kept_or_none(path):
     """Returns what eval takes for kept, as `Evaluator` reads it."""
     try:
-        return kept.read(path, ASKED, META)
-    except (Unreadable, OSError) as error:
+        return kept.read_result(path, ASKED, META)
+    except (UnreadableFile, OSError) as error:
         assert str(path) in str(error)
         return None
 
 
-MARK = file_name('fake', Server.where)
+MARK = file_name('fake', Server.destination)
 GOOD = ('a', 'z')  # before and after the spoiled cell, 'm'
 
 
@@ -381,7 +381,7 @@ def test_files_of_wandb_that_are_none_hold_no_step(tmp_path, name):
     if name in STRANGE_FILES:
         STRANGE_FILES[name](path)
     try:
-        assert to_wandb._last_step(tmp_path, 'x') == -1
+        assert to_wandb._read_last_step(tmp_path, 'x') == -1
     except (ValueError, OSError) as error:
         assert str(path) in str(error)
 

@@ -25,7 +25,7 @@ WIDTHS = {'tpu': (4096, 1000), 'gpu': (4096, 1000, 8192)}
 def cases(platform: str):
     """name, function, its arguments by the letters of their axes, which of them it may write to."""
     tables = RMS_NORM_KERNELS, SOFTMAX_KERNELS, CROSS_ENTROPY_KERNELS
-    norm, softmax, cross_entropy = (table['pallas'].on(platform) for table in tables)
+    norm, softmax, cross_entropy = (table['pallas'].for_platform(platform) for table in tables)
 
     def forward(x, scale):
         return norm(x, scale, 1e-6)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modules.norms import NORMS
-from modules.params import split
+from modules.params import split_boxes
 from modules.statistics import BACKWARD_STATS, STATS
 
 M, D = 12, 16
@@ -27,7 +27,7 @@ def build(name, seed=1, drawn=True, features=D, dtype='float32', **options) -> C
     """drawn: parameters and statistics at random rather than as they start."""
     norm = NORMS[name](**options)
     start = norm.init(jax.random.key(0), jnp.ones((M, features), dtype))
-    params = jax.device_get(split(start.pop('params', {}))[0])
+    params = jax.device_get(split_boxes(start.pop('params', {}))[0])
     stats = jax.device_get(start)
     if drawn:
         rng = np.random.default_rng(seed)

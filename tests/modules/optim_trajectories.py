@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modules.optim import unboxed, with_share
+from modules.optim import as_direction, unbox_state
 from modules.params import ParamSpec
 from tests.fixtures.optim import problem
 
@@ -26,13 +26,13 @@ def trajectory(make, shape: str, lr: float, decay: float = 0.0, spec=None, dtype
         params, state = carry
         given = {'value': 0.0, 'grad': {'w': grad}, 'value_fn': None}
         direction, state = tx.update({'w': grad}, state, params, **given)
-        direction, share = with_share(direction['w'])
+        direction, share = as_direction(direction['w'])
         params = {'w': params['w'] - lr * direction - lr * decay * share * params['w']}
         return (params, state), params['w']
 
     start = {'w': jnp.asarray(problem.start(shape), dtype)}
     run = jax.jit(
-        lambda: jax.lax.scan(step, (start, unboxed(tx.init(start))), grads)[1],
+        lambda: jax.lax.scan(step, (start, unbox_state(tx.init(start))), grads)[1],
     )
     weights = np.asarray(run())
     return {t: weights[t - 1] for t in problem.KEPT}

@@ -6,11 +6,17 @@ import numpy as np
 import pytest
 from scipy import special
 
-from modules.activations import ACTIVATIONS, SELU_ALPHA, SELU_SCALE, drop_to_least, selu_dropout
+from modules.activations import (
+    ACTIVATIONS,
+    SELU_ALPHA,
+    SELU_SCALE,
+    apply_alpha_dropout,
+    selu_dropout,
+)
 from modules.kernels import kernels_for
 from modules.mlp import MLP
-from modules.options import options
-from modules.params import ParamSpec, split
+from modules.options import declared_options
+from modules.params import ParamSpec, split_boxes
 from modules.scaling import INITS
 
 
@@ -116,7 +122,7 @@ def test_alpha_dropout_keeps_mean_and_variance(rate):
     """
     x = np.float32(np.random.default_rng(0).normal(size=200_000))
     x = (x - x.mean()) / x.std()
-    y = np.float64(drop_to_least(rate, jnp.asarray(x), jax.random.key(0)))
+    y = np.float64(apply_alpha_dropout(rate, jnp.asarray(x), jax.random.key(0)))
     assert abs(y.mean()) < 0.02 and abs(y.var() - 1) < 0.02
     q, least = 1 - rate, -1.7580993408473766
     a = (q * (1 + (1 - q) * least**2)) ** -0.5
@@ -124,11 +130,13 @@ def test_alpha_dropout_keeps_mean_and_variance(rate):
     dropped = np.isclose(y, a * least + b, atol=1e-6)
     np.testing.assert_allclose(dropped.mean(), rate, atol=0.005)
     np.testing.assert_allclose(y[~dropped], (a * x + b)[~dropped], rtol=1e-4, atol=1e-5)
-    assert drop_to_least(rate, jnp.bfloat16(x[:9]), jax.random.key(0)).dtype == jnp.bfloat16
+    assert apply_alpha_dropout(rate, jnp.bfloat16(x[:9]), jax.random.key(0)).dtype == jnp.bfloat16
 
 
 def test_alpha_dropout_is_an_option_of_selu_alone():
-    readers = [name for name, row in ACTIVATIONS.items() if 'alpha_dropout' in options(row)]
+    readers = [
+        name for name, row in ACTIVATIONS.items() if 'alpha_dropout' in declared_options(row)
+    ]
     assert readers == ['selu']
     assert selu_dropout() is None and ACTIVATIONS['relu'].dropout() is None
 
@@ -141,7 +149,7 @@ def test_mlp(name):
     fn, gated = REFERENCES[name]
     mlp = MLP(12, ACTIVATIONS[name], kernels_for('cpu', 'reference'), jnp.float32)
     x_MD = 3 * np.random.default_rng(0).normal(size=(5, 8))
-    params, specs = split(mlp.init(jax.random.key(0), jnp.float32(x_MD))['params'])
+    params, specs = split_boxes(mlp.init(jax.random.key(0), jnp.float32(x_MD))['params'])
     w = {key: np.float64(value) for key, value in params.items()}
     assert w.keys() == ({'up', 'gate', 'down'} if gated else {'up', 'down'})
     up_MF = x_MD @ w['up']

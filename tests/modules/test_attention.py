@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from modules.attention import ATTENTIONS
-from modules.attention.softmax import mean_seen
+from modules.attention.softmax import visible_mean
 from modules.kernels import kernels_for
 from modules.norms import NORMS
-from modules.options import options as options_of
-from modules.params import split
+from modules.options import declared_options as options_of
+from modules.params import split_boxes
 from modules.positions import POSITIONS
-from modules.sequence import documents, part_of_rows, whole_rows
+from modules.sequence import packed_rows, partial_rows, whole_rows
 
 D, HEADS, LENGTH = 16, 4, 6
 
@@ -51,7 +51,7 @@ def draw_x(batch=1, seed=0):
 @functools.cache
 def draw_params(module):
     init = jax.jit(module.init)
-    params, specs = split(init(jax.random.key(0), draw_x(), whole_rows(LENGTH))['params'])
+    params, specs = split_boxes(init(jax.random.key(0), draw_x(), whole_rows(LENGTH))['params'])
     return jax.tree.map(lambda w: w / 4 if w.ndim > 1 else w, params), specs
 
 
@@ -89,7 +89,7 @@ def test_no_token_sees_another_document(name):
     params, _ = draw_params(module)
     x_BTD = draw_x()
     segments = jnp.int32([[1, 1, 2, 2, 2, 3]])
-    packed = apply(module, params, x_BTD, documents(segments))
+    packed = apply(module, params, x_BTD, packed_rows(segments))
     for start, stop in ((0, 2), (2, 5), (5, 6)):
         alone = apply(module, params, x_BTD[:, start:stop], whole_rows(stop - start))
         np.testing.assert_allclose(packed[:, start:stop], alone, rtol=1e-4, atol=1e-5)
@@ -151,7 +151,7 @@ def drawn_variables(module):
     """Variables of all collections, without a program that initializes them."""
     shapes = jax.eval_shape(module.init, jax.random.key(0), draw_x(), whole_rows(LENGTH))
     rng = np.random.default_rng(3)
-    params = split(shapes['params'])[0]
+    params = split_boxes(shapes['params'])[0]
     return jax.tree.map(
         lambda leaf: jnp.float32(rng.uniform(-1, 1, leaf.shape)), {**shapes, 'params': params}
     )
@@ -164,7 +164,7 @@ def test_no_option_lets_documents_see_each_other(row, kernels):
     """
     module = layer(**row, qk_norm='rmsnorm', n_kv_heads=2, kernels=kernels)
     variables = drawn_variables(module)
-    x_BTD, sequence = draw_x(), documents(jnp.int32([[1, 1, 2, 2, 2, 3]]))
+    x_BTD, sequence = draw_x(), packed_rows(jnp.int32([[1, 1, 2, 2, 2, 3]]))
     of_document_T = jnp.int32(sequence.segments_BT[0] - 1)
     weigh_D = jnp.float32(np.random.default_rng(1).normal(size=D))
 
@@ -388,9 +388,9 @@ def test_affine_scaling_is_the_mean_of_the_tokens_seen(window):
     """
     v = jnp.float32(np.random.default_rng(0).normal(size=(2, 2, 14, 3)))
     segments = np.repeat([[1, 2, 3, 4], [5, 6, 7, 7]], [1, 4, 8, 1], axis=1)
-    sequence = documents(jnp.int32(segments))
+    sequence = packed_rows(jnp.int32(segments))
     for is_full in (None,) if window is None else (None, False, True):
-        found = jax.jit(lambda v, is_full: mean_seen(v, sequence, window, is_full))(v, is_full)
+        found = jax.jit(lambda v, is_full: visible_mean(v, sequence, window, is_full))(v, is_full)
         width = 14 if window is None or is_full else window
         np.testing.assert_allclose(found, mean_by_token(v, segments, width), rtol=0, atol=1e-6)
 
@@ -407,7 +407,7 @@ def test_affine_scaling_stays_within_documents(value, window):
     @functools.partial(jax.jit)
     def mean_and_slopes(v):
         def mean(v):
-            return mean_seen(v, documents(segments), window, None)
+            return visible_mean(v, packed_rows(segments), window, None)
 
         found, pull = jax.vjp(mean, v)
         of_second = jnp.zeros_like(found).at[:, :, 3:7].set(1.0)
@@ -433,8 +433,8 @@ def test_affine_scaling_is_precise_in_long_rows(window, dtype):
     number = np.searchsorted(starts, place, side='right')
     first = starts[number - 1] if window is None else np.maximum(starts[number - 1], place - 4999)
     wanted = (total[:, :, place + 1] - total[:, :, first]) / (place + 1 - first)[:, None]
-    sequence = documents(jnp.int32(number[None]))
-    found = jax.jit(lambda v: mean_seen(v, sequence, window, None))(v)
+    sequence = packed_rows(jnp.int32(number[None]))
+    found = jax.jit(lambda v: visible_mean(v, sequence, window, None))(v)
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6)
 
@@ -494,7 +494,7 @@ def test_a_row_read_in_parts_is_the_row_read_whole(options):
             counts = jnp.int32([columns, second])
             index = starts[:, None] + jnp.arange(columns)[None]
             own = jnp.take_along_axis(x_BTD, jnp.minimum(index, LENGTH - 1)[..., None], 1)
-            sequence = part_of_rows(starts, counts, columns, LENGTH + 1)
+            sequence = partial_rows(starts, counts, columns, LENGTH + 1)
             out, cache = module.apply(variables | cache, own, sequence, mutable=('cache',))
             parts.append(out)
             starts = starts + counts

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend, refuse_scores
+from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend, check_scores
 
 ANYWHERE = [name for name, row in ATTENTION_KERNELS.items() if row.platforms is None]
 FAST_ATTENTIONS = sorted({*ANYWHERE} - {'reference'})  # test_fused_attention.py has the others
@@ -146,7 +146,7 @@ FIELDS = [
         'prefix': True,
     },
 ]
-SERVED = [(n, f) for n in ANYWHERE for f in FIELDS if ATTENTION_KERNELS[n].serves >= f.keys()]
+SERVED = [(n, f) for n in ANYWHERE for f in FIELDS if ATTENTION_KERNELS[n].supports >= f.keys()]
 
 
 def arrays_of(scores, length, n_heads=4, n_kv_heads=2, batch=2):
@@ -255,13 +255,13 @@ def test_long_rows_need_memory_that_grows_with_them():
 def test_what_a_kernel_does_not_serve_is_refused_by_name(name, fields):
     """By the function that a check calls and by the kernel itself, which names those that do."""
     q, k, v, _ = draw(4)
-    if ATTENTION_KERNELS[name].serves >= fields.keys():
-        refuse_scores(name, Scores(**fields))
+    if ATTENTION_KERNELS[name].supports >= fields.keys():
+        check_scores(name, Scores(**fields))
         return
-    field = sorted(fields.keys() - ATTENTION_KERNELS[name].serves)[0]
+    field = sorted(fields.keys() - ATTENTION_KERNELS[name].supports)[0]
     words = rf'kernels.attention={name} does not serve .*{field}={fields[field]}.*: blocked, ref'
     with pytest.raises(ValueError, match=words):
-        refuse_scores(name, Scores(**fields))
+        check_scores(name, Scores(**fields))
     with pytest.raises(ValueError, match=words):
         attend(name, q, k, v, Scores(**fields))
 

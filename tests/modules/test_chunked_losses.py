@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from modules.kernels.matmul import direct
-from modules.losses import LOSSES, by_chunks, tokens_at_a_time
-from modules.options import options
+from modules.losses import LOSSES, chunk_loss, select_chunk_size
+from modules.options import declared_options
 from modules.products import Readout
 
 B, T, D, V = 3, 10, 8, 13
@@ -54,10 +54,10 @@ def test_chunks_equal_all_at_once(name, chunk):
         given = problem(jnp.float64, softcap=3.0, bias=True)
         numbers = {
             option: jnp.asarray(declared.default) if declared.option.traced else declared.default
-            for option, declared in options(LOSSES[name]).items()
+            for option, declared in declared_options(LOSSES[name]).items()
         }
         wanted = sums_and_grads(LOSSES[name], *given, **numbers)
-        found = sums_and_grads(by_chunks(LOSSES[name], chunk), *given, **numbers)
+        found = sums_and_grads(chunk_loss(LOSSES[name], chunk), *given, **numbers)
         for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True):
             np.testing.assert_allclose(b, a, rtol=1e-12, atol=1e-12)
 
@@ -69,7 +69,7 @@ def test_every_term_has_its_gradient():
     loss = functools.update_wrapper(functools.partial(row, z_loss=0.5), row)
     for term in ('ce', 'z_loss'):
         (_, wanted), (_, found) = (
-            sums_and_grads(one, *given, of=term) for one in (loss, by_chunks(loss, 6))
+            sums_and_grads(one, *given, of=term) for one in (loss, chunk_loss(loss, 6))
         )
         for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True):
             assert np.abs(a).max() > 0.01
@@ -82,7 +82,7 @@ def test_sums_are_exact_over_bfloat16():
     inputs. Catches a log Z in bfloat16, off by 0.01.
     """
     x, readout, labels, weights = problem(jnp.bfloat16)
-    found = by_chunks(LOSSES['cross_entropy'], 6)(x, readout, labels, weights)
+    found = chunk_loss(LOSSES['cross_entropy'], 6)(x, readout, labels, weights)
     weight_DV = np.float64(readout.weight_DV.astype(jnp.bfloat16))
     logits = np.float64(x) @ weight_DV
     log_z = np.log(np.exp(logits).sum(-1))
@@ -98,8 +98,8 @@ def test_no_array_has_all_logits():
     x, labels = shape((16, 1024, 32), jnp.float32), shape((16, 1024), jnp.int32)
     readout = Readout(shape((32, 8192), jnp.float32), None, 0.0, direct, jnp.float32)
     weights, held = shape((16, 1024), jnp.float32), {}
-    for chunk in (0, tokens_at_a_time(16 * 1024, 8192)):
-        loss = by_chunks(LOSSES['cross_entropy'], chunk)
+    for chunk in (0, select_chunk_size(16 * 1024, 8192)):
+        loss = chunk_loss(LOSSES['cross_entropy'], chunk)
         run = functools.partial(sums_and_grads, loss)
         compiled = jax.jit(run).lower(x, readout, labels, weights).compile()
         held[chunk] = compiled.memory_analysis().temp_size_in_bytes
@@ -108,10 +108,10 @@ def test_no_array_has_all_logits():
 
 def test_chosen_chunk():
     """All at once where that is little; a device has 1,024 tokens at least, a TPU 2,048."""
-    assert tokens_at_a_time(4096, 4096) == 0
-    assert tokens_at_a_time(8192, 50304) == 1024
-    assert tokens_at_a_time(8, 2**26) == 0
-    assert tokens_at_a_time(2**20, 50304, pieces=16) == 16 * 1024
-    assert tokens_at_a_time(2**20, 50304, pieces=16, platform='tpu') == 16 * 2048
+    assert select_chunk_size(4096, 4096) == 0
+    assert select_chunk_size(8192, 50304) == 1024
+    assert select_chunk_size(8, 2**26) == 0
+    assert select_chunk_size(2**20, 50304, pieces=16) == 16 * 1024
+    assert select_chunk_size(2**20, 50304, pieces=16, platform='tpu') == 16 * 2048
     v6e = {'platform': 'tpu', 'kind': 'TPU v6 lite'}
-    assert tokens_at_a_time(2**20, 50304, pieces=16, **v6e) == 16 * 4096
+    assert select_chunk_size(2**20, 50304, pieces=16, **v6e) == 16 * 4096

@@ -12,14 +12,14 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lm.config.fields import MeshConfig
-from lm.devices.mesh import make_mesh, replicated, traced_on
+from lm.devices.mesh import make_mesh, replicated_sharding, trace_on_mesh
 from modules.kernels.cross_entropy import CROSS_ENTROPY_KERNELS, tpu
 from modules.kernels.matmul import direct
-from modules.losses import LOSSES, by_chunks, logits_loss, with_error_probability
+from modules.losses import LOSSES, add_error_probability, chunk_loss, logits_loss
 from modules.parallel.axes import ACTIVATIONS, PARAMETERS, partition
-from modules.parallel.loss_sums import own_tokens
+from modules.parallel.loss_sums import token_spec
 from modules.products import Readout
-from tpu.collectives import collectives
+from tpu.collectives import list_collectives
 from tpu.hlo import Module
 
 B, T, D, V = 16, 12, 16, 64
@@ -75,13 +75,13 @@ def compiled(mesh, compute, given, tied=False):
         return NamedSharding(mesh, partition(mesh, rules, names, array.shape))
 
     of_weight = placed(PARAMETERS, ('vocab', 'embed') if tied else ('embed', 'vocab'), weight)
-    differentiated = placed(ACTIVATIONS, 'BTD', x), of_weight, replicated(mesh)
+    differentiated = placed(ACTIVATIONS, 'BTD', x), of_weight, replicated_sharding(mesh)
     of_labels = placed(ACTIVATIONS, 'BT', labels)
     return (
         jax.jit(
-            traced_on(mesh, compute),
+            trace_on_mesh(mesh, compute),
             in_shardings=(*differentiated, of_labels, of_labels),
-            out_shardings=(replicated(mesh), differentiated),
+            out_shardings=(replicated_sharding(mesh), differentiated),
         )
         .lower(x, weight, bias, labels, weights)
         .compile()
@@ -108,7 +108,7 @@ def wanted(tied):
 
 @functools.cache
 def program(tied, **sizes):
-    loss = by_chunks(LOSSES['cross_entropy'], CHUNK)
+    loss = chunk_loss(LOSSES['cross_entropy'], CHUNK)
     return compiled(mesh_of(sizes), value_and_gradients(loss, tied), wanted(tied)[0], tied)
 
 
@@ -142,7 +142,7 @@ def test_every_loss_on_a_mesh(sizes, name):
     with jax.enable_x64(True):
         given = problem('float64')
         right = on_one(value_and_gradients(LOSSES[name], softcap=softcap), given)
-        loss = value_and_gradients(by_chunks(LOSSES[name], CHUNK), softcap=softcap)
+        loss = value_and_gradients(chunk_loss(LOSSES[name], CHUNK), softcap=softcap)
         assert_close(compiled(mesh_of(sizes), loss, given)(*given), right, 1e-12)
 
 
@@ -154,8 +154,8 @@ def test_nothing_is_sent_between_chunks(sizes, tied):
     that XLA cuts.
     """
     made = program(tied, **sizes)
-    sent = [one for one in collectives(Module(made.as_text())) if one.largest > FEW]
-    assert ' while(' in made.as_text() and {one.times for one in sent} == {1}
+    sent = [one for one in list_collectives(Module(made.as_text())) if one.largest > FEW]
+    assert ' while(' in made.as_text() and {one.rounds for one in sent} == {1}
     whole, n = D * V * 4, sizes.get('fsdp', 1)
     gathered = [one.bytes for one in sent if one.kind == 'all-gather']
     scattered = [one.bytes for one in sent if one.kind == 'reduce-scatter']
@@ -166,7 +166,7 @@ def test_nothing_is_sent_between_chunks(sizes, tied):
 
 def test_the_vocabulary_stays_cut():
     """By `tensor`, inside too: catches a gather of all logits, or of the gradient."""
-    sent = collectives(Module(program(False, **VOCABULARY).as_text()))
+    sent = list_collectives(Module(program(False, **VOCABULARY).as_text()))
     assert max(one.largest for one in sent) <= D * V * 4 // VOCABULARY['tensor']
 
 
@@ -177,14 +177,14 @@ def test_products_are_narrow_and_their_sums_are_not():
     """
     x, weight, bias, labels, weights = problem('bfloat16', 8, 96)
     given = jnp.abs(x), 0.1 * weight, bias, jnp.zeros_like(labels), jnp.ones_like(weights)
-    plain, chunks = (by_chunks(LOSSES['cross_entropy'], chunk) for chunk in (0, 8))
+    plain, chunks = (chunk_loss(LOSSES['cross_entropy'], chunk) for chunk in (0, 8))
     exact = given[0].astype('float32'), given[1].astype('bfloat16').astype('float32'), *given[2:]
     _, (_, right, _) = on_one(value_and_gradients(plain, softcap=0.0), exact)
     mesh, compute = mesh_of(SHARDED), value_and_gradients(chunks, softcap=0.0)
     _, (_, found, _) = compiled(mesh, compute, given)(*given)
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, right, rtol=0, atol=1e-3 * np.abs(right).max())
-    text = jax.jit(traced_on(mesh, compute)).lower(*given).as_text()
+    text = jax.jit(trace_on_mesh(mesh, compute)).lower(*given).as_text()
     (gather,) = (line for line in text.splitlines() if 'all_gather"' in line)
     assert f'tensor<{D // 8}x{V}xbf16>' in gather and f'tensor<{D}x{V}xbf16>' in gather
 
@@ -195,7 +195,7 @@ def test_every_term_has_its_gradient(sizes):
     """Not that of the objective, which the forward pass makes."""
     given, numbers = problem(), {'of': 'z_loss', 'z_loss': 0.5}
     right = on_one(value_and_gradients(LOSSES['cross_entropy'], **numbers), given)
-    loss = by_chunks(LOSSES['cross_entropy'], CHUNK)
+    loss = chunk_loss(LOSSES['cross_entropy'], CHUNK)
     found = compiled(mesh_of(sizes), value_and_gradients(loss, **numbers), given)(*given)
     assert_close(found, right, 2e-6)
 
@@ -206,16 +206,16 @@ def test_the_kernel_of_cross_entropy_on_a_mesh(sizes, monkeypatch):
     """Inside of a device's own loop, with the error probability beside it. Catches a kernel that
     is cut over the axes that the loop has taken.
     """
-    monkeypatch.setattr(tpu, 'IN_PLACE', {})  # the interpreter's blocks must divide arrays
-    kernel = CROSS_ENTROPY_KERNELS['pallas'].on('tpu')
+    monkeypatch.setattr(tpu, 'ALIASES', {})  # the interpreter's blocks must divide arrays
+    kernel = CROSS_ENTROPY_KERNELS['pallas'].for_platform('tpu')
     given, numbers = problem(), {'z_loss': 0.1, 'label_smoothing': 0.0}
 
     def of(loss):
-        return value_and_gradients(with_error_probability(loss), **numbers)
+        return value_and_gradients(add_error_probability(loss), **numbers)
 
     right = on_one(of(LOSSES['cross_entropy']), given)
     with pltpu.force_tpu_interpret_mode():
-        loss = of(by_chunks(with_error_probability(logits_loss(kernel)), CHUNK))
+        loss = of(chunk_loss(add_error_probability(logits_loss(kernel)), CHUNK))
         found = compiled(mesh_of(sizes), loss, given)(*given)
     assert_close(found, right, 3e-6)
 
@@ -225,9 +225,9 @@ def runs_and_their_gradients(mesh, many, loss):
     given = [problem(), tuple(x[::-1] for x in problem())]
     of_both = jax.tree.map(lambda *runs: jnp.stack(runs), *given)
     numbers = {'z_loss': 0.1, 'label_smoothing': 0.0}
-    chunks = value_and_gradients(by_chunks(loss, CHUNK), **numbers)
+    chunks = value_and_gradients(chunk_loss(loss, CHUNK), **numbers)
     over = NamedSharding(mesh, PartitionSpec('run'))
-    cut = jax.jit(traced_on(mesh, many(chunks)), in_shardings=over)
+    cut = jax.jit(trace_on_mesh(mesh, many(chunks)), in_shardings=over)
     plain = value_and_gradients(LOSSES['cross_entropy'], **numbers)
     one_by_one = [on_one(plain, own) for own in given]
     return cut(*of_both), jax.tree.map(lambda *runs: jnp.stack(runs), *one_by_one)
@@ -250,13 +250,13 @@ def one_after_the_other(mesh, compute):
 @pytest.mark.parametrize('sizes', [{'data': 2, 'fsdp': 2}, {'fsdp': 2, 'tensor': 2}], ids=id_of)
 def test_runs_of_a_sweep(sizes, how, monkeypatch):
     """Catches an axis of runs that is cut twice."""
-    monkeypatch.setattr(tpu, 'IN_PLACE', {})
+    monkeypatch.setattr(tpu, 'ALIASES', {})
     mesh = make_mesh(MeshConfig(**{'data': 1, 'run': 2} | sizes), runs=2)
     many, loss = functools.partial(jax.vmap, spmd_axis_name='run'), LOSSES['cross_entropy']
     if how == 'loop':
         many = functools.partial(one_after_the_other, mesh)
     if how == 'vmap of kernels':
-        loss = logits_loss(CROSS_ENTROPY_KERNELS['pallas'].on('tpu'))
+        loss = logits_loss(CROSS_ENTROPY_KERNELS['pallas'].for_platform('tpu'))
     with pltpu.force_tpu_interpret_mode():
         assert_close(*runs_and_their_gradients(mesh, many, loss), 3e-6)
 
@@ -275,10 +275,10 @@ def test_gradients_have_derivatives(sizes):
         forward = jax.jvp(functools.partial(slope, loss), (weight,), (jnp.cos(weight),))[1]
         return forward, jax.grad(lambda w: jnp.sum(slope(loss, w) * jnp.cos(weight)))(weight)
 
-    plain, chunks = (by_chunks(LOSSES['cross_entropy'], chunk) for chunk in (0, CHUNK))
+    plain, chunks = (chunk_loss(LOSSES['cross_entropy'], chunk) for chunk in (0, CHUNK))
     right = on_one(functools.partial(both, plain), (weight,))
-    cut = traced_on(mesh_of(sizes), functools.partial(both, chunks))
-    found = jax.jit(cut, in_shardings=replicated(mesh_of(sizes)))(weight)
+    cut = trace_on_mesh(mesh_of(sizes), functools.partial(both, chunks))
+    found = jax.jit(cut, in_shardings=replicated_sharding(mesh_of(sizes)))(weight)
     assert_close(found, right, 3e-6)
 
 
@@ -296,10 +296,10 @@ def test_gradients_have_derivatives(sizes):
 def test_what_devices_cannot_go_through_alone_is_left_to_xla(sizes, rows, tokens, name):
     """Explicitly, and with the same numbers. Catches rows that are filled up or lost."""
     given = problem('float32', rows, tokens)
-    compute = value_and_gradients(by_chunks(LOSSES[name], 12))
+    compute = value_and_gradients(chunk_loss(LOSSES[name], 12))
     devices = jax.devices()[:1] if sizes == {'data': 1} else None
     mesh = make_mesh(MeshConfig(**{'data': 1} | sizes), devices)
-    cut = jax.jit(traced_on(mesh, compute), in_shardings=replicated(mesh))
+    cut = jax.jit(trace_on_mesh(mesh, compute), in_shardings=replicated_sharding(mesh))
     assert 'manual' not in cut.lower(*given).as_text()
     assert_close(cut(*given), on_one(value_and_gradients(LOSSES[name]), given), 2e-6)
 
@@ -309,7 +309,7 @@ def test_a_caller_on_each_device_has_its_tokens_alone():
     mesh, seen = mesh_of(ROWS), []
 
     def on_device(x):
-        seen.append(own_tokens(x.shape[:2], False))
+        seen.append(token_spec(x.shape[:2], False))
         return x
 
     rows = PartitionSpec('data')

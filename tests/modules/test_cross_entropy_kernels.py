@@ -12,7 +12,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
-from lm.devices.mesh import batch_sharding, traced_on
+from lm.devices.mesh import batch_sharding, trace_on_mesh
 from modules.kernels.common import tpu_rows
 from modules.kernels.cross_entropy import api, base, tpu
 from modules.losses.base import cross_entropy as loss_of_house
@@ -29,8 +29,8 @@ def interpreted(monkeypatch):
 
     Not in place, as the interpreter cannot where blocks do not divide an array.
     """
-    monkeypatch.setattr(tpu, 'IN_PLACE', {})
-    monkeypatch.setattr(tpu_rows, 'USUAL_BYTES', 2**19)
+    monkeypatch.setattr(tpu, 'ALIASES', {})
+    monkeypatch.setattr(tpu_rows, 'DEFAULT_BYTES', 2**19)
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(random_seed=3)):
         yield
 
@@ -75,7 +75,7 @@ def in_float64(logits, labels, cotangents):
 def in_form(monkeypatch, form):
     """Kernels of one form; None: the one that suits the width."""
     if form is not None:
-        monkeypatch.setattr(tpu, 'USUAL_BYTES', {'row': 2**60, 'online': 0}[form])
+        monkeypatch.setattr(tpu, 'DEFAULT_BYTES', {'row': 2**60, 'online': 0}[form])
 
 
 def statistics_and_gradient(logits, labels, cotangents):
@@ -150,7 +150,7 @@ def test_in_place(in_form, monkeypatch):
     """The gradient in the logits' memory, which the interpreter shares where blocks divide them.
     Catches one that reads a logit after it is overwritten.
     """
-    monkeypatch.setattr(tpu, 'IN_PLACE', {'logits': 'gradient'})
+    monkeypatch.setattr(tpu, 'ALIASES', {'logits': 'gradient'})
     arrays = draw(128, 768)
     found = jitted(statistics_and_gradient)(*arrays)
     right, sizes = in_float64(*arrays)
@@ -230,7 +230,7 @@ def test_rows_are_cut_over_devices():
     run = statistics_and_gradient
     rows = batch_sharding(mesh)
     over = jax.sharding.NamedSharding(mesh, PartitionSpec(None, 'data'))
-    cut = jax.jit(traced_on(mesh, run), in_shardings=(rows, rows, over))
+    cut = jax.jit(trace_on_mesh(mesh, run), in_shardings=(rows, rows, over))
     for ours, right in zip(cut(*arrays), jitted(run)(*arrays), strict=True):
         np.testing.assert_allclose(ours, right, rtol=1e-6)
     assert 'tensor<2x42xf32>' in cut.lower(*arrays).as_text()

@@ -12,8 +12,13 @@ import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as fused
 
-from modules.kernels.attention import Scores, attend, cudnn, refuse_documents
-from modules.kernels.attention.cudnn import LEAST, compile_for, lengths_and_offsets, most_documents
+from modules.kernels.attention import Scores, attend, check_documents, cudnn
+from modules.kernels.attention.cudnn import (
+    MIN_DOCUMENTS,
+    assume_capability,
+    lengths_and_offsets,
+    max_documents,
+)
 from modules.numerics import REMAT_POLICIES
 from tests.modules.test_fused_attention import assert_close, draw
 
@@ -25,7 +30,7 @@ def hopper(monkeypatch):
     """A process that compiles for Hopper."""
     for name in ASKS:
         monkeypatch.setattr(fused, name, vars(fused)[name])  # is put back afterwards
-    compile_for('9.0')
+    assume_capability('9.0')
 
 
 def same_document(lengths_BM, offsets_BM, length):
@@ -85,7 +90,7 @@ def in_plain_operations(hopper, monkeypatch):
         assert kv_seqlen is q_seqlen and kv_offsets is q_offsets
         return plain(q, k, v, of_rows(q_seqlen), q_offsets, options['scale'], window)
 
-    monkeypatch.setattr(cudnn, 'PACKED', ())
+    monkeypatch.setattr(cudnn, 'OFFSET_PARAMETERS', ())
     monkeypatch.setattr(fused, 'dot_product_attention', compute)
 
 
@@ -156,10 +161,10 @@ def test_runs_that_are_trained_together_keep_their_documents():
 @pytest.mark.usefixtures('in_plain_operations')
 def test_a_row_with_too_many_documents_is_nan():
     """Catches documents left out in silence."""
-    length = LEAST + 8
-    assert most_documents(length) == LEAST and most_documents(8192) == 128
+    length = MIN_DOCUMENTS + 8
+    assert max_documents(length) == MIN_DOCUMENTS and max_documents(8192) == 128
     q, k, v, *_ = draw(length, dtype='bfloat16')
-    rows_of = [np.minimum(np.arange(length), n - 1) for n in (LEAST, LEAST + 1)]
+    rows_of = [np.minimum(np.arange(length), n - 1) for n in (MIN_DOCUMENTS, MIN_DOCUMENTS + 1)]
     out = attend('cudnn', q, k, v, Scores(), jnp.asarray(np.stack(rows_of)))
     assert np.isfinite(np.asarray(out[0], np.float32)).all()
     assert np.isnan(np.asarray(out[1], np.float32)).any()
@@ -169,14 +174,14 @@ def test_a_row_with_too_many_documents_is_nan():
 def test_too_many_documents_are_an_error_before_a_step():
     """Runs and rows. Catches padding that is not counted, and a limit where there is none."""
     made = np.zeros((3, 2, 64), int)
-    made[2, 1] = np.minimum(np.arange(64), LEAST - 1)
-    refuse_documents('cudnn', made)
+    made[2, 1] = np.minimum(np.arange(64), MIN_DOCUMENTS - 1)
+    check_documents('cudnn', made)
     made[2, 1, -1] = 0
     with pytest.raises(ValueError, match=r'cudnn takes 32 documents, .* 64 tokens, and one .* 33;'):
-        refuse_documents('cudnn', made)
-    refuse_documents('blocked', made)
-    compile_for('8.0')
-    refuse_documents('cudnn', made)
+        check_documents('cudnn', made)
+    check_documents('blocked', made)
+    assume_capability('8.0')
+    check_documents('cudnn', made)
 
 
 @pytest.mark.usefixtures('hopper')

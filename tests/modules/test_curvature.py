@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from modules.curvature import (
+    jacobian_gains,
     lanczos,
-    largest_stretches,
     logit_curvature,
     logit_sharpness,
-    ritz,
+    ritz_values,
 )
 
 VALUES = np.array([9.0, 4.0, 3.9, 1.0, 0.5, 0.1, -0.2, -2.0])
@@ -39,7 +39,7 @@ def on_trees(matrix):
 def test_eigenvalues_of_a_quadratic_are_found_and_the_space_ends_where_it_is_whole():
     """A map of rank 8 has a Krylov space of 9: more steps find no eigenvalue twice."""
     product, start = on_trees(symmetric(VALUES))
-    values, bounds = ritz(*jax.jit(lambda v: lanczos(product, v, 20))(start))
+    values, bounds = ritz_values(*jax.jit(lambda v: lanczos(product, v, 20))(start))
     assert len(values) in (9, 10)
     nearest = np.abs(values[:, None] - np.append(VALUES, 0.0)).min(1)
     assert nearest.max() < 1e-4 and bounds.max() < 1e-3
@@ -52,7 +52,7 @@ def test_many_steps_do_not_find_an_eigenvalue_again():
     wanted = np.concatenate([[50.0], np.linspace(1, 2, 59)])
     matrix = symmetric(wanted, 60)
     product, start = on_trees(matrix)
-    values, _ = ritz(*jax.jit(lambda v: lanczos(product, v, 40))(start))
+    values, _ = ritz_values(*jax.jit(lambda v: lanczos(product, v, 40))(start))
     assert (values > 10).sum() == 1
     np.testing.assert_allclose(values[0], 50.0, rtol=1e-5)
 
@@ -62,7 +62,7 @@ def test_values_that_have_not_converged_have_the_residual_of_their_vectors():
     wanted = np.linspace(-1, 1, 24)
     matrix = symmetric(wanted)
     product, start = on_trees(matrix)
-    values, bounds = ritz(*lanczos(product, start, 4))
+    values, bounds = ritz_values(*lanczos(product, start, 4))
     v = np.concatenate([np.ravel(start['a']), start['b']])
     powers = [np.linalg.matrix_power(matrix, i) @ v for i in range(4)]
     basis, _ = np.linalg.qr(np.stack(powers, -1))
@@ -82,10 +82,10 @@ def test_each_row_is_stretched_as_far_as_its_own_matrix_allows():
         return jnp.tanh(jnp.einsum('boi,bi->bo', matrices, x_BI - 1) * 2)
 
     start = jax.random.normal(jax.random.key(0), at.shape)
-    found = largest_stretches(function, at, start, 200)
+    found = jacobian_gains(function, at, start, 200)
     wanted = [2 * np.linalg.svd(m, compute_uv=False)[0] for m in matrices]
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
-    early = largest_stretches(function, at, start, 1)
+    early = jacobian_gains(function, at, start, 1)
     assert np.all(early < np.array(wanted) * (1 - 1e-3))
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from modules.dropout import Drop
+from modules.dropout import Dropout
 from modules.kernels.attention import attend
 from modules.kernels.attention.base import Scores
 
@@ -15,7 +15,7 @@ def test_a_share_is_0_and_the_rest_is_larger_by_what_keeps_the_mean(dtype):
     """Whatever the type, which stays; a rate of 0, traced too, keeps every bit."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 64)), dtype)
     rates = jnp.float32([0.0, 0.25])
-    dropped = jax.jit(jax.vmap(lambda rate: Drop(rate, jax.random.key(1))(x)))(rates)
+    dropped = jax.jit(jax.vmap(lambda rate: Dropout(rate, jax.random.key(1))(x)))(rates)
     assert dropped.dtype == x.dtype
     np.testing.assert_array_equal(dropped[0], x)
     kept = np.float32(dropped[1]) != 0
@@ -34,7 +34,7 @@ def test_probabilities_are_dropped_behind_the_softmax(sinks):
     q, k = (jnp.float32(rng.normal(size=(2, 3, tokens, tokens))) for _ in 'qk')
     v = jnp.broadcast_to(jnp.eye(tokens), q.shape)
     given = {'sinks_N': jnp.zeros(3)} if sinks else {}
-    drop = Drop(jnp.float32(0.5), jax.random.key(0))
+    drop = Dropout(jnp.float32(0.5), jax.random.key(0))
     plain = attend('reference', q, k, v, Scores(sinks=sinks), **given)
     scores = Scores(sinks=sinks, dropout=True)
     found = attend('reference', q, k, v, scores, dropout_BNTS=drop, **given)

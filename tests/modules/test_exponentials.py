@@ -10,11 +10,11 @@ from scipy import special
 from modules.kernels.common.exponentials import (
     ONLINE,
     TWO_PASS,
-    add,
-    nothing,
-    power_of_two,
+    add_pairs,
+    add_terms,
+    empty_sum,
+    exact_exp2,
     probabilities,
-    together,
 )
 from tests.modules.test_softmax_kernels import softmax_exactly
 
@@ -35,9 +35,9 @@ def test_sums_of_blocks_are_those_of_rows(form):
     z[4], z[5] = -1e30, np.finfo(np.float32).min
     z[6:8] -= 1e4
     z[6, :32], z[7, 32:], z[8], z[9] = -np.inf, -np.inf, -np.inf, np.sort(z[1])
-    pair = nothing((10, 1))
+    pair = empty_sum((10, 1))
     for block in np.split(z, 4, axis=1):
-        pair = add(form, pair, [jnp.asarray(block)], axis=-1)
+        pair = add_terms(form, pair, [jnp.asarray(block)], axis=-1)
     p, log = probabilities(form, jnp.asarray(z), pair), log_of(form, pair)
     exact, *_ = softmax_exactly(z, np.ones_like(z))
     np.testing.assert_allclose(p, exact, rtol=0, atol=8 * 2**-23)
@@ -58,15 +58,16 @@ def test_sums_of_parts_are_put_together(form):
     z[3, 32:] += 1e4
     z[4, :32] = -np.inf
     parts = [
-        add(form, nothing((5, 1)), [jnp.asarray(part)], axis=-1) for part in np.split(z, 2, axis=1)
+        add_terms(form, empty_sum((5, 1)), [jnp.asarray(part)], axis=-1)
+        for part in np.split(z, 2, axis=1)
     ]
-    pair = functools.reduce(functools.partial(together, form), parts, nothing((5, 1)))
+    pair = functools.reduce(functools.partial(add_pairs, form), parts, empty_sum((5, 1)))
     exact = special.logsumexp(z.astype(np.float64), -1)
     np.testing.assert_allclose(log_of(form, pair)[:, 0], exact, rtol=4 * 2**-23, atol=4 * 2**-23)
-    assert log_of(form, nothing((1, 1))) == -np.inf
+    assert log_of(form, empty_sum((1, 1))) == -np.inf
 
 
 def test_powers_of_two_are_exact_down_to_the_least_normal_number():
     """Catches an end before it, which sums of logits 50 and more apart would lose."""
     n = jnp.float32([0, -1, -63, -64, -126, -127, -1e9])
-    assert power_of_two(n).tolist() == [1, 0.5, 2.0**-63, 2.0**-64, 2.0**-126, 0, 0]
+    assert exact_exp2(n).tolist() == [1, 0.5, 2.0**-63, 2.0**-64, 2.0**-126, 0, 0]

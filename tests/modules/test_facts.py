@@ -5,8 +5,8 @@ import inspect
 import pytest
 
 from lm.config.fields import CHOICES
-from modules.facts import demands_nothing, longest, marks
-from modules.options import options
+from modules.facts import accept_any, longest_horizon, row_decorator
+from modules.options import declared_options
 
 ROWS = [
     pytest.param(row, id=f'{field}={name}')
@@ -20,12 +20,12 @@ ROWS = [
 def test_a_row_has_a_rule_and_says_how_long_it_takes(row):
     """Without its mark a row would fail in the run that chooses it first."""
     assert list(inspect.signature(row.check).parameters) == ['recipe', 'part']
-    if counted := {n: d.default for n, d in options(row).items() if d.option.counted_in}:
+    if counted := {n: d.default for n, d in declared_options(row).items() if d.option.time_unit}:
         assert row.lasts(2, **counted) >= max(counted.values())
 
 
 def test_a_mark_sets_each_fact_of_its_table():
-    mark = marks(is_fast=False, check=demands_nothing)
+    mark = row_decorator(is_fast=False, check=accept_any)
 
     @mark(is_fast=True)
     def fast(): ...
@@ -33,10 +33,10 @@ def test_a_mark_sets_each_fact_of_its_table():
     @mark()
     def usual(): ...
 
-    assert (fast.is_fast, usual.is_fast, usual.check) == (True, False, demands_nothing)
+    assert (fast.is_fast, usual.is_fast, usual.check) == (True, False, accept_any)
     with pytest.raises(TypeError, match=r"declare \['check', 'is_fast'\]; got \['is_slow'\]"):
         mark(is_slow=True)
 
 
 def test_the_longest_of_several_lengths_counts():
-    assert longest(3, warmup=5, decay=40) == 40
+    assert longest_horizon(3, warmup=5, decay=40) == 40

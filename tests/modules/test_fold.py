@@ -115,18 +115,20 @@ def unboxed(drawn):
 
 
 BARE = {'scale': False, 'bias': False}
-HAVE_BARE = [name for name in fold.CONSTANT if set(BARE) <= set(NORMS[name].__dataclass_fields__)]
+HAVE_BARE = [
+    name for name in fold.CONSTANT_AFFINE if set(BARE) <= set(NORMS[name].__dataclass_fields__)
+]
 
 
 @pytest.mark.parametrize(
-    'name, options', [(n, {}) for n in fold.CONSTANT] + [(n, BARE) for n in HAVE_BARE]
+    'name, options', [(n, {}) for n in fold.CONSTANT_AFFINE] + [(n, BARE) for n in HAVE_BARE]
 )
 def test_constant_norms_are_their_affine_map(name, options):
     """Catches eps left out, a variance for a deviation, a mean that the shift forgets."""
     with jax.enable_x64(True):
         x = draw(M, D)
         params, stats, y = evaluated(name, x, **options)
-    affine = fold.CONSTANT[name](params, stats, EPS)
+    affine = fold.CONSTANT_AFFINE[name](params, stats, EPS)
     assert affine.centred == (name == 'layernorm_removal')
     whole = Affine(*(None if a is None else np.broadcast_to(a, (1, D)) for a in affine[:2]))
     whole = whole._replace(centred=affine.centred)
@@ -140,6 +142,6 @@ def test_learned_part_of_a_norm(name, normalize):
     with jax.enable_x64(True):
         x = draw(M, D)
         params, stats, y = evaluated(name, x)
-    affine = fold.LEARNED[name](params, stats, EPS)
+    affine = fold.LEARNED_AFFINE[name](params, stats, EPS)
     shift = 0 if affine.shift is None else affine.shift
     np.testing.assert_allclose(y, normalize(x) * affine.scale + shift, **EXACT)

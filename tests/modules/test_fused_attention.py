@@ -16,23 +16,23 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lm.config.fields import MeshConfig
-from lm.config.resolve import settle
+from lm.config.resolve import resolve_config
 from lm.devices.check_mesh import check_devices
-from lm.devices.mesh import batch_sharding, make_mesh, replicated, traced_on
+from lm.devices.mesh import batch_sharding, make_mesh, replicated_sharding, trace_on_mesh
 from lm.devices.shardings import batch_shapes, state_layout
-from lm.inference.load import with_kernels_of
+from lm.inference.load import replace_kernels
 from lm.model.check import check
-from lm.model.kernels import chosen_kernels, fused_attention
-from lm.training.state import build_learner, hyper_from
+from lm.model.kernels import select_fused_attention, select_kernels
+from lm.training.state import build_learner, make_hyper
 from lm.training.step import make_train_step
 from modules.kernels import kernels_for
-from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend, refuse_scores
+from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend, check_scores
 from modules.kernels.attention.splash import (
     BlockSizes,
-    blocks_of,
-    dealt_places,
-    share_computed,
-    sizes_of,
+    computed_share,
+    device_queries,
+    kernel_block_sizes,
+    select_block_sizes,
 )
 from modules.numerics import REMAT_POLICIES
 from tests.helpers import BOS, VOCAB, tiny_config
@@ -139,11 +139,11 @@ def test_blocks_of_splash_are_those_given():
     run = jax.jit(functools.partial(forward_and_gradients, 'splash', PLAIN, True, **given))
     right = jitted('reference', PLAIN, True, *arrays)
     assert_close(run(*arrays), right, ROUNDING['float32'])
-    sizes = sizes_of(blocks_of(512, given=BlockSizes(**given)), 512)
+    sizes = kernel_block_sizes(select_block_sizes(512, requested=BlockSizes(**given)), 512)
     assert [sizes[f'block_{name}'] for name in ('q', 'kv', 'kv_compute')] == [128, 256, 128]
-    assert share_computed(512, None, given=BlockSizes(**given)) == 6 / 8
-    assert share_computed(512, 129, given=BlockSizes(**given)) == 5 / 8
-    assert blocks_of(640, given=BlockSizes(**given)) == (
+    assert computed_share(512, None, requested=BlockSizes(**given)) == 6 / 8
+    assert computed_share(512, 129, requested=BlockSizes(**given)) == 5 / 8
+    assert select_block_sizes(640, requested=BlockSizes(**given)) == (
         128,
         128,
         128,
@@ -175,9 +175,9 @@ def test_splash_is_cut_over_the_devices_of_a_mesh(batch):
     """
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ('run', 'data'))
     arrays, scores = draw(128, batch=batch), Scores(sinks=True, window=9)
-    rows = batch_sharding(mesh) if batch == 4 else replicated(mesh)
-    run = traced_on(mesh, functools.partial(forward_and_gradients, 'splash', scores, True))
-    cut = jax.jit(run, in_shardings=(*[rows] * 5, replicated(mesh)))
+    rows = batch_sharding(mesh) if batch == 4 else replicated_sharding(mesh)
+    run = trace_on_mesh(mesh, functools.partial(forward_and_gradients, 'splash', scores, True))
+    cut = jax.jit(run, in_shardings=(*[rows] * 5, replicated_sharding(mesh)))
     assert_close(cut(*arrays), jitted('reference', scores, True, *arrays), 2**-23)
     text = cut.lower(*arrays).as_text()
     heads, rows_each = 4, 1 if batch == 4 else 3
@@ -199,14 +199,14 @@ def test_splash_computes_cut_rows_in_pieces_of_equal_work(sizes, length, scores)
     """
     mesh = make_mesh(MeshConfig(**sizes))
     arrays, n = draw(length), sizes['context']
-    run = traced_on(mesh, functools.partial(forward_and_gradients, 'splash', scores, True))
+    run = trace_on_mesh(mesh, functools.partial(forward_and_gradients, 'splash', scores, True))
     spec = PartitionSpec('data', 'tensor', 'context')
     cut = jax.jit(
         run,
         in_shardings=(
             *[NamedSharding(mesh, spec)] * 4,
             NamedSharding(mesh, PartitionSpec('data')),
-            replicated(mesh),
+            replicated_sharding(mesh),
         ),
     )
     assert_close(cut(*arrays), jitted('reference', scores, True, *arrays), 2**-23)
@@ -217,7 +217,7 @@ def test_splash_computes_cut_rows_in_pieces_of_equal_work(sizes, length, scores)
 @pytest.mark.parametrize('parts', [2, 3, 4, 8])
 def test_queries_are_dealt_so_that_each_device_sees_as_many_keys(parts):
     """Every query once; of an early piece and a late one together."""
-    places = dealt_places(12 * parts, parts)
+    places = device_queries(12 * parts, parts)
     assert sorted(places.ravel()) == list(range(12 * parts))
     assert len({int(own.sum()) for own in places}) == 1
 
@@ -234,7 +234,7 @@ def test_a_fused_kernel_says_which_rows_it_cannot_have_in_parts(name, words, mon
     config = tiny_config(changes | {'data.batch_size': 8})
     mesh, home = make_mesh(config.mesh), ATTENTION_KERNELS[name].platforms[0]
     monkeypatch.setattr(
-        'lm.devices.check_mesh.chosen_kernels', lambda config, platform: kernels_for(home, name)
+        'lm.devices.check_mesh.select_kernels', lambda config, platform: kernels_for(home, name)
     )
     with pytest.raises(ValueError, match=words):
         check_devices(config, mesh)
@@ -290,7 +290,7 @@ def test_splash_refuses_what_it_would_leave_out(field):
     with pytest.raises(
         ValueError, match=f'splash does not serve {field}=True; .*do: blocked, reference$'
     ):
-        refuse_scores('splash', Scores(**{field: True}))
+        check_scores('splash', Scores(**{field: True}))
     q = jax.ShapeDtypeStruct((1, 2, 128, 8), 'float64')
     with pytest.raises(ValueError, match=r'splash does not serve model.dtype=float64 \(but bf'):
         attend('splash', q, q, q, PLAIN)
@@ -304,7 +304,7 @@ def test_a_fused_kernel_runs_at_home_alone(name, home):
         words = f'kernels.attention={name} runs on {home} alone, .* cpu; choose auto, or blocked'
         with pytest.raises(ValueError, match=words):
             kernels_for('cpu', **chosen)
-    assert kernels_for('cpu', name, attention='reference').name_of('attention') == 'reference'
+    assert kernels_for('cpu', name, attention='reference').kernel_name('attention') == 'reference'
 
 
 BF16 = {'model.dtype': 'bfloat16', 'model.d_model': 32}
@@ -322,26 +322,26 @@ WHY = {
 @pytest.mark.parametrize(('name', 'home'), [('cudnn', 'gpu'), ('splash', 'tpu')])
 def test_auto_is_the_fused_kernel_of_the_platform_where_it_serves(name, home):
     """Otherwise the one that runs anywhere, and why is said. What is named stays as it is."""
-    found = chosen_kernels(tiny_config(BF16), home)
-    assert found.name_of('attention') == name
-    assert chosen_kernels(tiny_config(BF16), 'cpu').name_of('attention') == 'blocked'
+    found = select_kernels(tiny_config(BF16), home)
+    assert found.kernel_name('attention') == name
+    assert select_kernels(tiny_config(BF16), 'cpu').kernel_name('attention') == 'blocked'
     for (kernel, words), changes in WHY.items():
         if kernel == name:
             config = tiny_config(BF16 | changes)
-            fused, why = fused_attention(config, home)
+            fused, why = select_fused_attention(config, home)
             assert (fused, words in why) == ('', True), (words, why)
-            assert chosen_kernels(config, home).name_of('attention') == 'blocked'
+            assert select_kernels(config, home).kernel_name('attention') == 'blocked'
     for given in ({'kernels.attention': 'reference'}, {'kernels.implementation': 'reference'}):
         config = tiny_config(BF16 | given)
-        assert fused_attention(config, home) == ('', '')
-        assert chosen_kernels(config, home).name_of('attention') == 'reference'
-    assert fused_attention(tiny_config({'model.attention': 'linear'}), home) == ('', '')
+        assert select_fused_attention(config, home) == ('', '')
+        assert select_kernels(config, home).kernel_name('attention') == 'reference'
+    assert select_fused_attention(tiny_config({'model.attention': 'linear'}), home) == ('', '')
 
 
 def test_auto_is_the_losss_kernel_on_gpus_where_it_serves():
     config = tiny_config(BF16)
     assert [
-        chosen_kernels(config, on).name_of('cross_entropy') for on in ('gpu', 'tpu', 'cpu')
+        select_kernels(config, on).kernel_name('cross_entropy') for on in ('gpu', 'tpu', 'cpu')
     ] == ['pallas', 'reference', 'reference']
     for changes in (
         {'kernels.cross_entropy': 'reference'},
@@ -351,22 +351,24 @@ def test_auto_is_the_losss_kernel_on_gpus_where_it_serves():
         {'mesh.tensor': -1},
         {'optim.ghost_radius': 0.1},
     ):
-        found = chosen_kernels(tiny_config(BF16 | changes), 'gpu')
-        assert found.name_of('cross_entropy') == 'reference', changes
+        found = select_kernels(tiny_config(BF16 | changes), 'gpu')
+        assert found.kernel_name('cross_entropy') == 'reference', changes
 
 
 def test_a_checkpoint_is_read_where_its_kernels_do_not_run():
     """With the platform's own, and it is said; kernels that run stay."""
     chosen = {'kernels.attention': 'splash', 'kernels.splash_block_q': 128}
     said, config = [], tiny_config(chosen | {'kernels.matmul': 'direct'})
-    here = with_kernels_of('cpu', config, said.append)
-    assert settle(here.config) == here  # no option of theirs is left, which a fold would refuse
+    here = replace_kernels('cpu', config, said.append)
+    assert (
+        resolve_config(here.config) == here
+    )  # no option of theirs is left, which a fold would refuse
     assert {operation: part.name for operation, part in here.kernels.items()} == {
         'matmul': 'direct'
     }
     assert here.implementation is None
     assert len(said) == 1 and re.match('kernels.attention=splash runs on tpu alone', said[0])
-    assert with_kernels_of('tpu', config, said.append) is config
+    assert replace_kernels('tpu', config, said.append) is config
     assert len(said) == 1
 
 
@@ -402,7 +404,7 @@ def test_a_step_for_gpus_calls_cudnn(monkeypatch, mask_documents):
     config = tiny_config(changes | {'kernels.implementation': 'cudnn', 'attention.window': 3})
     check(config)
     learner = build_learner(config, VOCAB, BOS, 'gpu')
-    hyper = jax.eval_shape(lambda: hyper_from(config))
+    hyper = jax.eval_shape(lambda: make_hyper(config))
     traced = jax.jit(make_train_step(learner)).trace(
         state_layout(learner)[0], batch_shapes(config), hyper
     )

@@ -30,7 +30,7 @@ statistics = functools.partial(fused_loss.statistics, platform='gpu')
 def interpreted(monkeypatch):
     """Two programs a GPU, so that each has several rows, and the last one fewer."""
     monkeypatch.setattr(gpu_rows, 'PROCESSORS', 1)
-    monkeypatch.setattr(gpu_rows, 'MOST_EACH', 2)
+    monkeypatch.setattr(gpu_rows, 'MAX_PROGRAMS', 2)
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
         yield
 
@@ -52,7 +52,7 @@ def test_rms_norm_of_rows_and_its_gradients(shape, dtype):
     Catches columns of two slices that count twice, and rows that no program has or two have.
     """
     x, g, scale = of_norm.drawn(shape, dtype)
-    kernel = functools.partial(RMS_NORM_KERNELS['pallas'].on('gpu'), eps=of_norm.EPS)
+    kernel = functools.partial(RMS_NORM_KERNELS['pallas'].for_platform('gpu'), eps=of_norm.EPS)
     y, (dx, d_scale) = of_norm.both_ways(kernel, (x, scale), g)
     assert y.dtype == dx.dtype == jnp.dtype(dtype)
     right_y, right_dx, right_scale = of_norm.in_float64(x, scale, g)
@@ -69,7 +69,7 @@ def test_rms_norm_in_another_type(has_scale):
     x, g, scale = of_norm.drawn((5, 200), 'bfloat16')
     x = x.at[3].set(0)
     kernel = functools.partial(
-        RMS_NORM_KERNELS['pallas'].on('gpu'), eps=of_norm.EPS, out_dtype=jnp.float32
+        RMS_NORM_KERNELS['pallas'].for_platform('gpu'), eps=of_norm.EPS, out_dtype=jnp.float32
     )
     given = scale if has_scale else None
     y, (dx, d_scale) = of_norm.both_ways(kernel, (x, given), g.astype(jnp.float32))
@@ -171,9 +171,11 @@ def test_mapped_runs_have_their_own():
 
     def of(platform, name):
         def objective(x, scale, mask, labels):
-            normal = RMS_NORM_KERNELS[name].on(platform)(x, scale, of_norm.EPS)
-            p = SOFTMAX_KERNELS[name].on(platform)(normal, mask)
-            found = CROSS_ENTROPY_KERNELS[name].on(platform)(normal + p, labels, 1e-2, 0.1)
+            normal = RMS_NORM_KERNELS[name].for_platform(platform)(x, scale, of_norm.EPS)
+            p = SOFTMAX_KERNELS[name].for_platform(platform)(normal, mask)
+            found = CROSS_ENTROPY_KERNELS[name].for_platform(platform)(
+                normal + p, labels, 1e-2, 0.1
+            )
             return jnp.sum(found['objective'] * jnp.arange(3))
 
         mapped = jax.vmap(jax.value_and_grad(objective, argnums=(0, 1)))
@@ -189,7 +191,9 @@ def test_mapped_runs_have_their_own():
     [
         (lambda x: softmax(x.astype(jnp.float16)), 'bfloat16 and float32; got float16'),
         (
-            lambda x: RMS_NORM_KERNELS['pallas'].on('gpu')(jnp.zeros((2, 20_000)), None, 1e-6),
+            lambda x: RMS_NORM_KERNELS['pallas'].for_platform('gpu')(
+                jnp.zeros((2, 20_000)), None, 1e-6
+            ),
             'at most 16,384 entries of this type; got 20,000. Choose reference',
         ),
     ],

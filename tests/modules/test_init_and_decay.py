@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from modules.params import ParamSpec, as_matrices
-from modules.scaling import DECAY_RULES, INITS, Decay, Growth
-from modules.scaling.init import with_equal_singular_values
+from modules.scaling import DECAY_RULES, INITS, DecayInputs, Growth
+from modules.scaling.init import orthogonalize
 from tests.modules.test_scaling import CASES
 
 
@@ -35,7 +35,7 @@ def test_orthogonal_matrices(name):
     """All singular values are 1 after the deviation, of each layer: of wide and of tall ones."""
     spec, shape = CASES[name]
     unit = jax.random.normal(jax.random.key(0), shape)
-    drawn = INITS['orthogonal'](spec, shape, 2) * with_equal_singular_values(spec, unit)
+    drawn = INITS['orthogonal'](spec, shape, 2) * orthogonalize(spec, unit)
     values = np.linalg.svd(as_matrices(spec, drawn), compute_uv=False)
     np.testing.assert_allclose(values, 1.0, rtol=1e-5)
 
@@ -59,7 +59,7 @@ def test_decay_rule(name):
     def share_of(*numbers, hidden=True):
         growth = Growth(fan_in=4.0)
         return DECAY_RULES[name](
-            Decay(*map(jnp.float32, numbers), 100, growth, factor=3.0, hidden=hidden)
+            DecayInputs(*map(jnp.float32, numbers), 100, growth, factor=3.0, hidden=hidden)
         )
 
     np.testing.assert_allclose(share_of(0.1, 0.04, 0.5), SHARES[name], rtol=1e-6)

@@ -20,9 +20,9 @@ from modules.attention.linear import (
 )
 from modules.kernels import kernels_for
 from modules.norms import NORMS
-from modules.params import split
+from modules.params import split_boxes
 from modules.positions import POSITIONS
-from modules.sequence import documents, part_of_rows, whole_rows
+from modules.sequence import packed_rows, partial_rows, whole_rows
 from modules.statistics import DIAGNOSTICS
 from tests.helpers import assert_trees_close
 
@@ -51,7 +51,7 @@ def draw_x(batch=1, length=LENGTH, seed=0):
 @functools.cache
 def params_of(module):
     variables = jax.jit(module.init)(jax.random.key(0), draw_x(), whole_rows(LENGTH))
-    return jax.tree.map(lambda w: w / 4 if w.ndim > 1 else w, split(variables['params'])[0])
+    return jax.tree.map(lambda w: w / 4 if w.ndim > 1 else w, split_boxes(variables['params'])[0])
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -106,7 +106,7 @@ def test_a_layer_is_its_equation(name, position):
 @pytest.mark.parametrize('name', LINEAR)
 def test_both_kernels_give_one_layer(name):
     """In documents, gradients too: the layer passes the same to both."""
-    x, sequence = draw_x(2), documents(jnp.int32([[1, 1, 1, 2, 2, 2, 2, 2, 0], [5] * LENGTH]))
+    x, sequence = draw_x(2), packed_rows(jnp.int32([[1, 1, 1, 2, 2, 2, 2, 2, 0], [5] * LENGTH]))
 
     def gradients(implementation):
         module = layer(name, implementation=implementation)
@@ -135,7 +135,7 @@ def read_in_parts(module, params, x_BTD, counts):
         part = np.full((len(x_BTD), length, D), 7.0, np.float32)  # padding is not of zeros
         for row, n in enumerate(count):
             part[row, :n] = x_BTD[row, start[row] : start[row] + n]
-        sequence = part_of_rows(jnp.int32(start), jnp.int32(count), int(length), capacity=LENGTH)
+        sequence = partial_rows(jnp.int32(start), jnp.int32(count), int(length), capacity=LENGTH)
         out, filled = read_part(module, variables, part, sequence)
         variables = {'params': params} | filled
         for row, n in enumerate(count):
@@ -161,7 +161,7 @@ def test_a_row_read_in_parts_is_the_row(name):
         'state': ((2, KV_HEADS, features, HEAD_DIM), 'float32'),
         'normalizer': ((2, KV_HEADS, features), 'float32'),
     }
-    sequence = part_of_rows(jnp.int32([0, 0]), jnp.int32([3, 3]), 3, capacity=LENGTH)
+    sequence = partial_rows(jnp.int32([0, 0]), jnp.int32([3, 3]), 3, capacity=LENGTH)
     again, _ = read_part(module, {'params': params, CACHE: cache}, x[:, :3], sequence)
     np.testing.assert_allclose(again, whole[:, :3], rtol=1e-4, atol=1e-5)
 
@@ -192,7 +192,7 @@ def test_what_a_layer_records_is_of_its_weights(name):
     module, segments = layer(name), np.array([1, 1, 1, 1, 2, 2, 2, 2, 2])
     params, x = params_of(module), np.float64(draw_x()[0])
     run = jax.jit(lambda p, x, s: module.apply({'params': p}, x, s, mutable=[DIAGNOSTICS]))
-    _, filled = run(params, draw_x(), documents(jnp.int32(segments[None])))
+    _, filled = run(params, draw_x(), packed_rows(jnp.int32(segments[None])))
     w = {key: np.float64(value) for key, value in params.items()}
     seen = np.tri(LENGTH) * (segments[:, None] == segments)
     entropy, first = np.zeros(HEADS), np.zeros(HEADS)

@@ -14,7 +14,7 @@ from modules.attention.linear import (
 )
 from modules.kernels.linear_attention import LINEAR_ATTENTION_KERNELS
 from modules.kernels.linear_attention.base import AttentionSums, quadratic
-from modules.kernels.linear_attention.chunked import chunked
+from modules.kernels.linear_attention.chunked import chunked_linear_attention
 from tests.helpers import assert_trees_close
 
 LENGTH, HEADS, KV_HEADS = 9, 4, 2
@@ -150,7 +150,7 @@ def test_memory_of_chunks_grows_with_the_length_and_not_with_its_square():
     """At T = 4,096, gradients too: 1.6 times the arrays themselves. Catches the pairs of all chunks
     kept for the backward pass, by which it would be 4.2 times.
     """
-    half, whole = bytes_of(chunked, 2048), bytes_of(chunked, 4096)
+    half, whole = bytes_of(chunked_linear_attention, 2048), bytes_of(chunked_linear_attention, 4096)
     arrays, pairs = 5 * 2 * 4096 * 32 * 4, 2 * 4096**2 * 4
     assert whole < 2.2 * half
     assert whole < 2.5 * arrays

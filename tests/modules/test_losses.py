@@ -11,7 +11,7 @@ from scipy import special
 from modules.kernels.matmul import direct
 from modules.losses import AUXILIARIES, LOSSES
 from modules.losses.base import cross_entropy
-from modules.losses.label_probability import MOST_POWER, of_cross_entropy
+from modules.losses.label_probability import MAX_POWER, comp_sum_from_ce
 from modules.products import Readout
 
 RNG = np.random.default_rng(0)
@@ -199,12 +199,12 @@ def test_comp_sum_gradient_is_a_power_of_p_times_that_of_cross_entropy(tau):
 @pytest.mark.parametrize('tau', [0.0, 0.5])
 def test_comp_sum_of_a_hopeless_token_is_its_tangent(tau):
     """Finite in value and gradient, with squares that are too; as published below the bound."""
-    ce = jnp.array([0.1, 20.0, MOST_POWER, 60.0, 300.0, 1e4]) / (1 - tau)
-    found, slope = jax.vmap(jax.value_and_grad(lambda ce: of_cross_entropy(ce, tau)))(ce)
-    wanted = np.expm1(np.minimum(np.float64(ce) * (1 - tau), MOST_POWER)) / (1 - tau)
-    wanted += np.exp(MOST_POWER) * np.maximum(np.float64(ce) - MOST_POWER / (1 - tau), 0)
+    ce = jnp.array([0.1, 20.0, MAX_POWER, 60.0, 300.0, 1e4]) / (1 - tau)
+    found, slope = jax.vmap(jax.value_and_grad(lambda ce: comp_sum_from_ce(ce, tau)))(ce)
+    wanted = np.expm1(np.minimum(np.float64(ce) * (1 - tau), MAX_POWER)) / (1 - tau)
+    wanted += np.exp(MAX_POWER) * np.maximum(np.float64(ce) - MAX_POWER / (1 - tau), 0)
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
-    slopes = np.exp(np.minimum(np.float64(ce) * (1 - tau), MOST_POWER))
+    slopes = np.exp(np.minimum(np.float64(ce) * (1 - tau), MAX_POWER))
     np.testing.assert_allclose(slope, slopes, rtol=1e-5)
     assert np.isfinite(np.square(np.float32(slope)).sum())
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from modules.losses.marginals import (
-    chained,
+    chain_conditionals,
     conditional_losses,
     consistency_losses,
-    hidden,
+    hide_tokens,
     log_conditionals,
     random_cut,
     random_ranks,
@@ -78,9 +78,9 @@ def cuts():
 
 def parts_of_the_loss(cuts):
     tokens, known, following = cuts
-    before = hidden(tokens, known, MASK)
+    before = hide_tokens(tokens, known, MASK)
     log_p = log_conditionals(conditionals(before), tokens, following)
-    return before, log_p, hidden(tokens, known | following, MASK)
+    return before, log_p, hide_tokens(tokens, known | following, MASK)
 
 
 def test_the_loss_is_0_at_the_marginals_and_nowhere_near(cuts):
@@ -119,7 +119,7 @@ def test_the_losses_of_conditionals_sum_up_to_the_entropy(cuts):
 
     @jax.jit
     def mean(tokens):
-        seen = hidden(tokens[None], known, MASK)
+        seen = hide_tokens(tokens[None], known, MASK)
         rows = jnp.broadcast_to(tokens[None], seen.shape)
         return jnp.vdot(chance, conditional_losses(conditionals(seen), rows, known))
 
@@ -131,7 +131,7 @@ def test_the_losses_of_conditionals_sum_up_to_the_entropy(cuts):
 def test_a_chain_has_the_marginal_of_its_part(count):
     """All rows, each in an order of its own."""
     ranks = random_ranks(jax.random.key(1), len(ROWS), LENGTH)
-    found = jax.jit(lambda: chained(conditionals, jnp.array(ROWS), ranks, count, MASK))()
+    found = jax.jit(lambda: chain_conditionals(conditionals, jnp.array(ROWS), ranks, count, MASK))()
     wanted = TABLE[tuple(np.where(ranks < count, ROWS, MASK).T)]
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
@@ -140,7 +140,7 @@ def test_a_chain_has_the_marginal_of_its_part(count):
 def test_a_part_that_no_row_has_is_refused(count):
     ranks = random_ranks(jax.random.key(1), len(ROWS), LENGTH)
     with pytest.raises(ValueError, match=rf'1 to 5 places; got count={count}'):
-        chained(conditionals, jnp.array(ROWS), ranks, count, MASK)
+        chain_conditionals(conditionals, jnp.array(ROWS), ranks, count, MASK)
 
 
 def test_cuts_are_uniform():

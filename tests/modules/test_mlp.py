@@ -13,8 +13,8 @@ import pytest
 from modules.activations import ACTIVATIONS
 from modules.kernels import kernels_for
 from modules.mlp import FEATURES, MLP, MLPS, MoE, RandomFeatures, orthogonal_features
-from modules.params import named_leaves, split
-from modules.statistics import AUXILIARY, STATS, as_int, as_key
+from modules.params import named_leaves, split_boxes
+from modules.statistics import AUXILIARY, STATS, key_from_int, key_to_int
 from tests.helpers import assert_trees_close, checked_config, initial_state, tiny_learner
 
 TOKENS, WIDTH, HIDDEN, EXPERTS = 12, 6, 5, 4
@@ -37,7 +37,7 @@ def draw(layer, seed=0):
     """x [M, D], params scaled so that experts are neither equal nor overwhelming, and stats."""
     x = jnp.float32(np.random.default_rng(seed).normal(size=(TOKENS, WIDTH)))
     variables = jax.jit(layer.init)(jax.random.key(seed), x)
-    params, specs = split(variables['params'])
+    params, specs = split_boxes(variables['params'])
     assert all(spec.role == 'hidden' for spec in specs.values())
     return x, params, {STATS: variables[STATS]} if STATS in variables else {}
 
@@ -99,7 +99,7 @@ def test_renormalised_gates_are_a_softmax_over_the_chosen_logits():
     layer = moe('swiglu', gates='renormalised', bias=True, router_noise=0.0)
     rng = np.random.default_rng(1)
     x = jnp.float32(rng.normal(size=(TOKENS, WIDTH)))
-    params, specs = split(jax.jit(layer.init)(jax.random.key(0), x)['params'])
+    params, specs = split_boxes(jax.jit(layer.init)(jax.random.key(0), x)['params'])
     biases = {name for name, spec in specs.items() if spec.role == 'vector'}
     assert biases == {'router_bias', 'up_bias', 'gate_bias', 'down_bias'}
     params |= {name: jnp.float32(rng.normal(size=params[name].shape)) for name in biases}
@@ -135,14 +135,14 @@ def test_training_drops_what_comes_after_an_expert_is_full(expert_capacity):
     layer = moe(expert_capacity=expert_capacity)
     x, params, stats = draw(layer)
     params['router'] = params['router'].at[:, 0].set(0).at[:, 1].add(0.5)
-    now, later = jax.random.split(as_key(stats[STATS]['key']))
+    now, later = jax.random.split(key_from_int(stats[STATS]['key']))
     noise = np.asarray(jax.random.normal(now, (TOKENS, EXPERTS))) / EXPERTS
     probs = router_of(params, x, noise)
     capacity = int(np.ceil(expert_capacity * 2 * TOKENS / EXPERTS))
     wanted = mixed(probs, experts_of(params, np.float64(x), gated=False), capacity)
     y, filled = train(layer, params, stats, x)
     np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(filled[STATS]['key'], as_int(later))
+    np.testing.assert_array_equal(filled[STATS]['key'], key_to_int(later))
     shares = np.zeros(EXPERTS)
     for p in probs:
         shares[np.argsort(-p)[:2]] += 1 / (2 * TOKENS)
@@ -221,7 +221,7 @@ def test_parameters_stay_float32_and_the_stream_its_type():
 def test_dense_mlp_with_biases():
     layer = MLP(HIDDEN, ACTIVATIONS['relu'], REFERENCE, jnp.float32, bias=True)
     x = jnp.float32(np.random.default_rng(0).normal(size=(TOKENS, WIDTH)))
-    params, specs = split(layer.init(jax.random.key(0), x)['params'])
+    params, specs = split_boxes(layer.init(jax.random.key(0), x)['params'])
     assert specs['up_bias'].role == specs['down_bias'].role == 'vector'
     params |= {'up_bias': jnp.arange(5.0), 'down_bias': jnp.arange(6.0)}
     up, down = np.asarray(params['up']), np.asarray(params['down'])
@@ -265,7 +265,7 @@ def test_alpha_dropout_of_hidden_activations():
     layer = selu_layer('dense', rate)
     x, params, stats = draw(layer)
     y, _ = train(layer, params, stats, x)
-    now, _ = jax.random.split(as_key(stats[STATS]['dropout_key']))
+    now, _ = jax.random.split(key_from_int(stats[STATS]['dropout_key']))
     dropped = np.asarray(jax.random.bernoulli(now, rate, (TOKENS, HIDDEN)))
     assert 0.1 < dropped.mean() < 0.5
     hidden = np.float64(jax.nn.selu(x @ params['up']))
@@ -290,7 +290,9 @@ def test_tokens_are_those_of_all_rows(layer):
 @pytest.mark.full
 def test_only_weights_that_a_token_may_miss_have_the_axis_expert():
     """The router reads every token, so all of it counts as work and none as a share."""
-    specs = split(moe('swiglu').init(jax.random.key(0), jnp.ones((1, TOKENS, WIDTH)))['params'])[1]
+    specs = split_boxes(
+        moe('swiglu').init(jax.random.key(0), jnp.ones((1, TOKENS, WIDTH)))['params']
+    )[1]
     assert {name: spec.axes for name, spec in specs.items()} == {
         'router': ('embed', 'router'),
         'up': ('expert', 'embed', 'mlp'),
@@ -312,7 +314,7 @@ class TestRandomFeatures:
         rng, n = np.random.default_rng(0), 1 << 15
         x, w = rng.normal(size=(2, 4, 4))
         layer = RandomFeatures(n, ACTIVATIONS['relu'], REFERENCE, jnp.float32, features=name)
-        params, specs = split(layer.init(jax.random.key(0), jnp.float32(x))['params'])
+        params, specs = split_boxes(layer.init(jax.random.key(0), jnp.float32(x))['params'])
         assert specs['up'].frozen and not specs['down'].frozen
         params['down'] = np.maximum(w @ np.float64(params['up']), 0).T / n
         found = np.float64(layer.apply({'params': params}, jnp.float32(x)))
@@ -333,13 +335,13 @@ class TestRandomFeatures:
 
     def test_biases_are_those_of_the_second_product(self):
         layer = RandomFeatures(HIDDEN, ACTIVATIONS['relu'], REFERENCE, jnp.float32, bias=True)
-        params, _ = split(layer.init(jax.random.key(0), jnp.ones((TOKENS, WIDTH)))['params'])
+        params, _ = split_boxes(layer.init(jax.random.key(0), jnp.ones((TOKENS, WIDTH)))['params'])
         assert params.keys() == {'up', 'down', 'down_bias'}
 
     @pytest.mark.parametrize('reparam', ['none', 'weight_norm', 'lora'])
     def test_no_reparametrisation_trains_them(self, reparam):
         changes = {'model.mlp': 'random_features', 'model.reparam': reparam}
-        described = tiny_learner(checked_config(changes)).described
+        described = tiny_learner(checked_config(changes)).description
         trained = named_leaves(described.trainable)
         assert {path for path, one in trained.items() if not one} == {'layers/mlp/up'}
         assert ('layers/mlp/down' in trained) == (reparam == 'none')

@@ -9,7 +9,7 @@ import pytest
 
 from modules.norms import NORMS
 from modules.norms.base import default_groups
-from modules.params import NORM, named_leaves, split
+from modules.params import NORM, named_leaves, split_boxes
 from modules.statistics import STATS
 from tests.modules.norm_driver import (
     WEIGHTS,
@@ -248,7 +248,7 @@ def test_parameters(name):
     """
     ones = jnp.ones((M, D), 'bfloat16')
     variables = NORMS[name](axis='head_dim').init(jax.random.key(0), ones)
-    params, specs = split(variables.pop('params', {}))
+    params, specs = split_boxes(variables.pop('params', {}))
     assert all(leaf.dtype in (jnp.float32, jnp.int32) for leaf in jax.tree.leaves(variables))
     for key, spec in named_leaves(specs).items():
         assert params[key].dtype == jnp.float32

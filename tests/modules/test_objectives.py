@@ -9,12 +9,12 @@ import collections
 import numpy as np
 import pytest
 
-from modules.objectives import MARKS, Marks, causal, infill, prefix, span_corruption
+from modules.objectives import N_UNNUMBERED, SpecialTokens, causal, infill, prefix, span_corruption
 
 BOS, EOS, VOCAB = 90, 91, 92
-MARKS_HERE = Marks(BOS, EOS, VOCAB)
-SEP, EOM, PREFIX, SUFFIX, MIDDLE = range(VOCAB, VOCAB + MARKS)
-MASK_1, MASK_2 = VOCAB + MARKS, VOCAB + MARKS + 1
+MARKS_HERE = SpecialTokens(BOS, EOS, VOCAB)
+SEP, EOM, PREFIX, SUFFIX, MIDDLE = range(VOCAB, VOCAB + N_UNNUMBERED)
+MASK_1, MASK_2 = VOCAB + N_UNNUMBERED, VOCAB + N_UNNUMBERED + 1
 
 
 class Scripted:
@@ -209,7 +209,7 @@ def test_property_holes_end_with_the_numbers_for_them():
     given = {'mask_ratio_least': 0.9, 'mask_ratio_most': 0.9, 'span_most': 4, 'masks': 3}
     for _ in range(50):
         made = span_corruption(text(80), MARKS_HERE, rng, **given)
-        assert made.tokens.max() == VOCAB + MARKS + 2
+        assert made.tokens.max() == VOCAB + N_UNNUMBERED + 2
         lengths, _ = holes_of(made.tokens)
         assert len(lengths) == 3 and (lengths <= 4).all()
 

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.training.step import activations
+from lm.training.step import compute_activations
 from modules.attention import softmax
 from modules.kernels import Kernels
 from modules.kernels.attention import attend
 from modules.kernels.attention.base import Scores
-from modules.kernels.attention.observed import attention_statistics, statistics_of
+from modules.kernels.attention.observed import attention_statistics, weight_statistics
 from modules.statistics import DIAGNOSTICS
 from tests.helpers import checked_config, initial_state, packed_batch, tiny_learner
 
@@ -131,7 +131,7 @@ def test_large_logits_lose_nothing(size):
     """
     rng = np.random.default_rng(0)
     logits = rng.uniform(0, 1, (1, 1, T, T)).astype(np.float32) + np.float32(size)
-    found = statistics_of(lambda rows: jnp.take(jnp.asarray(logits), rows, axis=2), T)
+    found = weight_statistics(lambda rows: jnp.take(jnp.asarray(logits), rows, axis=2), T)
     wanted = dense(logits.astype(np.float64))
     for name, value in found.items():
         np.testing.assert_allclose(value, wanted[name], rtol=1e-5)
@@ -142,9 +142,9 @@ def test_weights_that_are_zero_are_no_outcome_that_counts():
     logits = np.zeros((1, 1, T, T), np.float32)
     logits[..., 1::2] = -np.inf
     logits[..., np.arange(T), np.arange(T)] = 0.0
-    found = statistics_of(lambda rows: jnp.take(jnp.asarray(logits), rows, axis=2), T)
+    found = weight_statistics(lambda rows: jnp.take(jnp.asarray(logits), rows, axis=2), T)
     assert all(np.isfinite(value).all() for value in found.values())
-    alone = statistics_of(lambda rows: jnp.zeros((1, 1, len(rows), 1)), 1)
+    alone = weight_statistics(lambda rows: jnp.zeros((1, 1, len(rows), 1)), 1)
     assert alone['attention_entropy'] == 0 and np.isnan(alone['attention_entropy_share'])
 
 
@@ -198,7 +198,7 @@ def test_a_layer_says_of_itself_what_its_kernel_gets(changes, monkeypatch):
     kernel = spied('kernel', partial(attend, 'reference'))
     monkeypatch.setattr(softmax, 'attention_statistics', spied('seen', attention_statistics))
     monkeypatch.setattr(Kernels, 'attention', property(lambda kernels: kernel))
-    activations(learner, variables, batch, (DIAGNOSTICS,), {})
+    compute_activations(learner, variables, batch, (DIAGNOSTICS,), {})
     (first, (q, k, scores), more), (second, used, given) = calls[:2]
     segments, valid = more.pop('segments_BT'), more.pop('valid_BT')
     assert (first, second) == ('seen', 'kernel')

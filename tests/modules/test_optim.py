@@ -6,10 +6,10 @@ import numpy as np
 import optax
 import pytest
 
-from modules.optim import SCHEDULES, by_role, state_specs, unboxed
+from modules.optim import SCHEDULES, partition_by_role, state_specs, unbox_state
 from modules.optim.classic import adamw, sgd
-from modules.options import options
-from modules.params import Described, ParamSpec, named_leaves
+from modules.options import declared_options
+from modules.params import ParamBox, ParamSpec, named_leaves
 
 STEPS, WARMUP, FINAL, DECAY = 20, 4, 0.1, 0.25
 
@@ -48,13 +48,13 @@ def fraction(name, step, **changes):
         'inverse_sqrt_steps': 8,
     } | changes
     steps = given.pop('steps')
-    own = {number: given[number] for number in options(SCHEDULES[name]) if number in given}
+    own = {number: given[number] for number in declared_options(SCHEDULES[name]) if number in given}
     return SCHEDULES[name](step, steps, **own)
 
 
 def reach(name):
     """Whether it has an end that it reaches."""
-    return 'final_lr_fraction' in options(SCHEDULES[name])
+    return 'final_lr_fraction' in declared_options(SCHEDULES[name])
 
 
 FRACTIONS = {  # of the peak: step -> value; first, last of the warm-up, the next, middle, last
@@ -163,8 +163,8 @@ def test_each_is_made_from_the_specs_of_its_own():
         seen.append({path: spec.role for path, spec in named_leaves(specs).items()})
         return sgd(specs, momentum=0.5)
 
-    tx = by_role(SPECS, hidden=noted, others=noted)
-    state = unboxed(tx.init(PARAMS))
+    tx = partition_by_role(SPECS, hidden=noted, default=noted)
+    state = unbox_state(tx.init(PARAMS))
     for _ in range(2):
         found, state = tx.update(PARAMS, state, PARAMS)
     jax.tree.map(lambda leaf, w: np.testing.assert_array_equal(leaf, 1.5 * w), found, PARAMS)
@@ -176,7 +176,7 @@ def test_each_is_made_from_the_specs_of_its_own():
 
 def test_each_role_has_its_own_optimizer():
     """Halved for hidden matrices, negated for the rest. Catches labels of other leaves."""
-    tx = by_role(SPECS, hidden=scaled_by(0.5), others=scaled_by(-1.0))
+    tx = partition_by_role(SPECS, hidden=scaled_by(0.5), default=scaled_by(-1.0))
     found, _ = tx.update(PARAMS, tx.init(PARAMS), PARAMS)
     wanted = {'table': -1.0, 'layers': {'up': 0.5}, 'scale': -1.0}
     jax.tree.map(lambda leaf, value: np.testing.assert_array_equal(leaf, value), found, wanted)
@@ -184,17 +184,17 @@ def test_each_role_has_its_own_optimizer():
 
 def test_a_parameter_that_no_optimizer_covers_is_named():
     with pytest.raises(ValueError, match=r'no optimizer covers scale, table; name its role'):
-        by_role(SPECS, hidden=scaled_by(0.5))
+        partition_by_role(SPECS, hidden=scaled_by(0.5))
 
 
 def test_a_role_that_no_parameter_has_is_named():
     with pytest.raises(ValueError, match=r"\['readout'\], and no parameter has that role"):
-        by_role(SPECS, readout=scaled_by(0.5), others=scaled_by(1.0))
+        partition_by_role(SPECS, readout=scaled_by(0.5), default=scaled_by(1.0))
 
 
 def test_moments_are_described_as_their_parameters():
     """Also behind a partition, which leaves some out. Catches moments without sharding."""
-    tx = by_role(SPECS, hidden=adamw, others=lambda specs: optax.trace(0.9))
+    tx = partition_by_role(SPECS, hidden=adamw, default=lambda specs: optax.trace(0.9))
     specs = named_leaves(state_specs(jax.eval_shape(tx.init, PARAMS), PARAMS, SPECS))
     of_up = [spec for path, spec in specs.items() if path.endswith('layers/up')]
     assert of_up == [SPECS['layers']['up']] * 2  # both moments
@@ -210,11 +210,11 @@ def test_a_state_of_another_shape_is_described_by_its_box():
 
     def init(params, box):
         norms = jnp.sum(params['layers']['up'], -1)
-        return {'norms': {'layers': {'up': Described(norms, rows) if box else norms}}}
+        return {'norms': {'layers': {'up': ParamBox(norms, rows) if box else norms}}}
 
     state = jax.eval_shape(lambda params: init(params, box=True), PARAMS)
     assert state_specs(state, PARAMS, SPECS) == {'norms': {'layers': {'up': rows}}}
-    assert unboxed(init(PARAMS, box=True))['norms']['layers']['up'].shape == (2, 4)
+    assert unbox_state(init(PARAMS, box=True))['norms']['layers']['up'].shape == (2, 4)
     state = jax.eval_shape(lambda params: init(params, box=False), PARAMS)
     with pytest.raises(ValueError, match=r'norms/layers/up of shape \(2, 4\) is like no parameter'):
         state_specs(state, PARAMS, SPECS)

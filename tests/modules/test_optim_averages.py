@@ -44,10 +44,10 @@ def points(average, make, shape, decay, warmup, lr=0.05):
         direction, state = tx.update({'w': grad}, state, params)
         fraction = constant(t, problem.STEPS, warmup_steps=warmup)
         updates = jax.tree.map(lambda d, w: -lr * fraction * (d + decay * w), direction, params)
-        updates, kept = average.steer(updates, params, kept, fraction)
+        updates, kept = average.adjust_updates(updates, params, kept, fraction)
         params = jax.tree.map(jnp.add, params, updates)
-        kept = average.follow(params, kept)
-        return (params, state, kept), (params['w'], average.averaged(params, kept)['w'])
+        kept = average.update_average(params, kept)
+        return (params, state, kept), (params['w'], average.evaluation_weights(params, kept)['w'])
 
     start = {'w': jnp.float32(problem.start(shape))}
 
@@ -99,14 +99,14 @@ def test_of_constant_weights_it_is_the_weights(name):
 
     def step(carry, fraction):
         params, kept = carry
-        updates, kept = average.steer(nothing, params, kept, fraction)
+        updates, kept = average.adjust_updates(nothing, params, kept, fraction)
         params = jax.tree.map(jnp.add, params, updates)
-        return (params, average.follow(params, kept)), None
+        return (params, average.update_average(params, kept)), None
 
     def run():
         carry = params, average.init(params)
         carry, _ = jax.lax.scan(step, carry, jnp.linspace(0.1, 1.0, 40))
-        return carry[0], average.averaged(*carry)
+        return carry[0], average.evaluation_weights(*carry)
 
     for found in jax.jit(run)():
         np.testing.assert_array_equal(found['w'], params['w'])

@@ -8,10 +8,10 @@ import numpy as np
 import optax
 import pytest
 
-from modules.optim import by_role, state_specs, unboxed, with_share
+from modules.optim import as_direction, partition_by_role, state_specs, unbox_state
 from modules.optim.classic import adamw, scale
 from modules.optim.stages import apply_decay
-from modules.optim.variants import adafactor, adamp, sgdp, without_radial
+from modules.optim.variants import adafactor, adamp, remove_radial, sgdp
 from modules.params import ParamSpec
 from tests.modules.optim_trajectories import assert_follows, trajectory
 
@@ -29,10 +29,10 @@ def first_step(make, spec, grad, weight):
     tx = make({'w': spec})
 
     def step(grad, weight):
-        return tx.update({'w': grad}, unboxed(tx.init({'w': weight})), {'w': weight})
+        return tx.update({'w': grad}, unbox_state(tx.init({'w': weight})), {'w': weight})
 
     direction, state = jax.jit(step)(grad, weight)
-    return with_share(direction['w']).value, state
+    return as_direction(direction['w']).value, state
 
 
 PROJECTING = {
@@ -103,7 +103,7 @@ def test_the_whole_matrix_where_the_units_do_not_fire():
     weight = jnp.float32([[1.0, 1.0], [0.0, 0.0]])
     grad = jnp.float32([[1.0, -1.0], [1.0, 1.0]])
     spec = ParamSpec('hidden', ('embed', 'mlp'), ('embed',))
-    project = jax.jit(functools.partial(without_radial, spec))
+    project = jax.jit(functools.partial(remove_radial, spec))
     found = project(grad + weight, grad, weight, 0.1, 1e-8, 0.25)
     np.testing.assert_allclose(found.value, grad, atol=1e-6)
     np.testing.assert_array_equal(found.decay_share, 0.25)
@@ -121,8 +121,8 @@ def test_a_projected_matrix_loses_a_share_of_its_decay():
             'scale': np.ones((2, 2)),
         }
         spare = functools.partial(adamp, eps=1e-30, adamp_decay_ratio=0.25)
-        tx = by_role(specs, others=adamp, hidden=spare)
-        direction, _ = tx.update(grads, unboxed(tx.init(params)), params)
+        tx = partition_by_role(specs, default=adamp, hidden=spare)
+        direction, _ = tx.update(grads, unbox_state(tx.init(params)), params)
         decay = apply_decay({name: jnp.float64(0.5) for name in specs})
         found, _ = decay.update(direction, decay.init(params), params)
     shares = np.array([0.25, 1.0]).reshape(2, 1, 1, 1)
@@ -204,14 +204,14 @@ def test_adafactor_of_a_stack_is_that_of_each_layer(spec, shape):
 
     def directions(spec, weight, *grads):
         tx = adafactor({'w': spec}, adafactor_min_size=4)
-        state = unboxed(tx.init({'w': weight}))
+        state = unbox_state(tx.init({'w': weight}))
         for grad in grads:
             direction, state = tx.update({'w': grad}, state, {'w': weight})
         return direction['w']
 
     def both(weight, *grads):
         alone = [
-            directions(spec.without('layer'), weight[i], *(g[i] for g in grads)) for i in (0, 1)
+            directions(spec.drop_axis('layer'), weight[i], *(g[i] for g in grads)) for i in (0, 1)
         ]
         return directions(spec, weight, *grads), jnp.stack(alone)
 

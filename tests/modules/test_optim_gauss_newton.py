@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from modules.optim import by_role, unboxed
-from modules.optim.base import along
+from modules.optim import partition_by_role, unbox_state
+from modules.optim.base import jvp_along
 from modules.optim.beyond_gradients import gauss_newton, gauss_newton_product
 from modules.optim.variants import normalized_gd
 from modules.params import ParamSpec
@@ -146,12 +146,12 @@ def test_the_step_is_the_dense_solution(role):
     own = np.concatenate([np.full(WIDTH * WIDTH, True), np.full(WIDTH * WORDS, role is None)])
     tx = gauss_newton(SPECS)
     if role:
-        tx = by_role(SPECS, lambda specs: optax.set_to_zero(), hidden=gauss_newton)
+        tx = partition_by_role(SPECS, lambda specs: optax.set_to_zero(), hidden=gauss_newton)
     with jax.enable_x64(True):
         params = jax.tree.map(jnp.asarray, PARAMS)
         more = extra_arguments(value_fn, logits_fn, share_from_logits, ROWS, params)
         clipped = jax.tree.map(jnp.zeros_like, params)
-        found, state = tx.update(clipped, unboxed(tx.init(params)), params, **more)
+        found, state = tx.update(clipped, unbox_state(tx.init(params)), params, **more)
         matrix, g = dense(params)[np.ix_(own, own)], flat(more['grad'])[own]
     wanted = np.linalg.solve(matrix + np.linalg.norm(g) * np.eye(len(g)), g)
     np.testing.assert_allclose(flat(found)[own], wanted, atol=1e-4 * np.abs(wanted).max())
@@ -188,7 +188,7 @@ def test_logits_without_a_forward_derivative_are_refused():
     opaque = jax.custom_vjp(jnp.sin)
     opaque.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (jnp.cos(x) * g,))
     with pytest.raises(ValueError, match=r'choose kernels.attention=reference'):
-        along(opaque, jnp.ones(3), jnp.ones(3))
+        jvp_along(opaque, jnp.ones(3), jnp.ones(3))
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from lm.devices.mesh import RULES
-from modules.optim import by_role, low_rank, state_specs, unboxed
+from modules.optim import low_rank, partition_by_role, state_specs, unbox_state
 from modules.optim.classic import adamw
-from modules.optim.low_rank import apollo, fira, galore, limited, singular_basis
+from modules.optim.low_rank import apollo, fira, galore, limit_growth, singular_basis
 from modules.params import ParamSpec, named_leaves
 from modules.reparam.magnitude import weight_norm
 from tests.fixtures.optim import make_galore
@@ -62,7 +62,7 @@ def directions(make, specs, grads):
     tx = make(specs)
 
     def run():
-        state, found = unboxed(tx.init(grads[0])), []
+        state, found = unbox_state(tx.init(grads[0])), []
         for grad in grads:
             direction, state = tx.update(grad, state, grad)
             found.append(direction)
@@ -103,7 +103,7 @@ def test_what_is_kept_is_as_large_as_published(name, basis, axes):
     specs = {'w': ParamSpec('hidden', axes, fan_in)}
     shapes = {'w': jax.ShapeDtypeStruct(shape, jnp.float32)}
     boxed = jax.eval_shape(ROWS[name](specs).init, shapes)
-    kept = named_leaves(unboxed(boxed))
+    kept = named_leaves(unbox_state(boxed))
     described = named_leaves(state_specs(boxed, shapes, specs))
     numbers = 2 * rank * long + basis * rank * short + (name != 'galore')
     assert sum(leaf.size for leaf in kept.values()) == 1 + layers * numbers
@@ -170,7 +170,7 @@ def test_projections_differ_by_parameter_layer_and_period():
     each = np.concatenate(drawn)
     assert len({one.tobytes() for one in each}) == 8
     np.testing.assert_allclose(each.var() * 16, 1.0, atol=0.05)
-    specs = low_rank.numbered({'a': MATRIX, 'b': MATRIX})
+    specs = low_rank.number_specs({'a': MATRIX, 'b': MATRIX})
     assert [leaf.number for leaf in jax.tree.leaves(specs)] == [0, 1]
 
 
@@ -179,10 +179,10 @@ def test_growth_is_limited():
     follows nothing. Catches a matrix that a first gradient of zero would hold for good.
     """
     x = np.ones((3, 2, 2), np.float32)  # of norm 2
-    found, norm = limited(jnp.asarray(x), jnp.float32([1.0, 4.0, 0.0]), 1.5)
+    found, norm = limit_growth(jnp.asarray(x), jnp.float32([1.0, 4.0, 0.0]), 1.5)
     np.testing.assert_allclose(norm, [1.5, 2.0, 2.0], rtol=1e-6)
     np.testing.assert_allclose(found, x * np.array([0.75, 1, 1])[:, None, None], rtol=1e-6)
-    unlimited, _ = limited(jnp.asarray(x), jnp.float32([1.0, 4.0, 0.0]), np.inf)
+    unlimited, _ = limit_growth(jnp.asarray(x), jnp.float32([1.0, 4.0, 0.0]), np.inf)
     np.testing.assert_array_equal(unlimited, x)
 
 
@@ -197,9 +197,9 @@ def test_galore_of_a_normalized_weight_is_gradnormlorp():
     with jax.enable_x64(True):
         map_ = weight_norm({'w': MATRIX}, None)
         row = functools.partial(galore, rank=2, projection_every=every, **given)
-        tx = by_role(map_.specs, functools.partial(adamw, **given), hidden=row)
+        tx = partition_by_role(map_.specs, functools.partial(adamw, **given), hidden=row)
         stored, carried = map_.init({'w': jnp.asarray(start)})
-        state = unboxed(tx.init(stored))
+        state = unbox_state(tx.init(stored))
 
         @jax.jit
         def step(grad, state, stored):

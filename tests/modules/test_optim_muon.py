@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from modules.optim import OPTIMIZERS, unboxed
+from modules.optim import OPTIMIZERS, unbox_state
 from modules.optim.muon import COEFFICIENTS, cosh_rms, newton_schulz
 from modules.params import ParamSpec
 from tests.modules.optim_trajectories import MATRIX, assert_follows, trajectory
@@ -89,7 +89,7 @@ def directions(name, grads, spec=MATRIX, right=None, **options):
         return state, direction['w']
 
     def run(grads):
-        state = unboxed(tx.init(params))
+        state = unbox_state(tx.init(params))
         if right is not None:
             state = state._replace(of=state.of | {'right': {'w': right}})
         return jax.lax.scan(step, state, grads)[1]
@@ -165,7 +165,7 @@ def test_a_stack_is_each_layer_with_its_heads_merged(name, part):
     spec, grads = ParamSpec('hidden', axes, fan_in), gradients(shape, 3)
     stacked, right = directions(name, grads, spec), [None, None]
     if name == 'muon_spectral':  # each layer has a first vector of its own
-        state = unboxed(OPTIMIZERS[name]({'w': spec}).init({'w': jnp.zeros(shape)}))
+        state = unbox_state(OPTIMIZERS[name]({'w': spec}).init({'w': jnp.zeros(shape)}))
         right = state.of['right']['w'].reshape(2, -1)
     for layer in range(2):
         alone = directions(name, grads[:, layer].reshape(3, *matrix), right=right[layer])

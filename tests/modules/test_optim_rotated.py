@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from modules.optim import OPTIMIZERS, unboxed
-from modules.optim.base import when
+from modules.optim import OPTIMIZERS, unbox_state
+from modules.optim.base import compute_if
 from modules.optim.rotated import aro, conda, shampoo, soap
 from modules.params import ParamSpec
 from tests.modules.optim_trajectories import MATRIX, assert_follows, trajectory
@@ -58,7 +58,7 @@ def directions(make, grads, spec=MATRIX):
             return state, (direction['w'], state)
 
         def run(grads):
-            return jax.lax.scan(step, unboxed(tx.init(weight)), grads)[1]
+            return jax.lax.scan(step, unbox_state(tx.init(weight)), grads)[1]
 
         return jax.device_get(jax.jit(run)(jnp.asarray(grads)))
 
@@ -95,7 +95,7 @@ def test_mapped_runs_decompose_when_one_is_due_alone(name):
     """
     tx = OPTIMIZERS[name]({'w': MATRIX})
     weights = {'w': jnp.zeros((2, 3, 5))}
-    states = jax.vmap(lambda weight: unboxed(tx.init(weight)))(weights)
+    states = jax.vmap(lambda weight: unbox_state(tx.init(weight)))(weights)
 
     def counted(update, *given):
         names = [equation.primitive.name for equation in jax.make_jaxpr(update)(*given).eqns]
@@ -133,7 +133,7 @@ def test_directions_do_not_depend_on_the_signs_that_a_decomposition_gives(name, 
 def test_mapped_runs_that_are_due_at_other_times_do_as_each_alone():
     """Equivalence. Catches a decomposition that all runs take over when one is due."""
     old, due = jnp.zeros((3, 2)), jnp.array([True, False, True])
-    found = jax.vmap(lambda due, old: when(due, lambda: old + 1, old))(due, old)
+    found = jax.vmap(lambda due, old: compute_if(due, lambda: old + 1, old))(due, old)
     np.testing.assert_array_equal(found, [[1, 1], [0, 0], [1, 1]])
 
 

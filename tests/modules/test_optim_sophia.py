@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from modules.optim import by_role, unboxed
-from modules.optim.beyond_gradients import curvature_estimate, random_like, sophia
+from modules.optim import partition_by_role, unbox_state
+from modules.optim.beyond_gradients import estimate_curvature, random_like, sophia
 from modules.params import ParamSpec
 
 STEPS, LR, EVERY, GAMMA, EPS = 50, 0.05, 5, 0.3, 1e-3
@@ -51,7 +51,7 @@ def followed(tx, start, steps=STEPS, lr=LR):
 
     start = jax.tree.map(jnp.asarray, start)
     run = jax.jit(
-        lambda: jax.lax.scan(one, (start, unboxed(tx.init(start))), None, length=steps)[1],
+        lambda: jax.lax.scan(one, (start, unbox_state(tx.init(start))), None, length=steps)[1],
     )
     found = run()
     return np.stack([flat(jax.tree.map(lambda leaf, t=t: leaf[t], found)) for t in range(steps)])
@@ -96,7 +96,7 @@ def test_of_one_role_it_looks_at_the_loss_of_all():
     others at 0.
     """
     with jax.enable_x64(True):
-        still = by_role(SPECS, lambda specs: optax.set_to_zero(), hidden=ROW)
+        still = partition_by_role(SPECS, lambda specs: optax.set_to_zero(), hidden=ROW)
         found = followed(still, START, steps=12)
         wanted = np.stack(list(published({'a': False, 'b': True}, steps=12)))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9)
@@ -106,7 +106,7 @@ def test_the_estimate_is_the_diagonal_on_average():
     """Over 4,000 updates, in five standard errors. Catches numbers that are drawn once for all."""
     params = jax.tree.map(jnp.float32, START)
     looks = jax.jit(
-        jax.vmap(lambda t: curvature_estimate(loss, params, random_like(params, t))),
+        jax.vmap(lambda t: estimate_curvature(loss, params, random_like(params, t))),
     )(jnp.arange(4000))
     each = np.concatenate([np.reshape(leaf, (4000, -1)) for leaf in jax.tree.leaves(looks)], 1)
     wanted = np.diag(hessian(flat(START)))
@@ -133,4 +133,4 @@ def test_a_gradient_that_has_no_derivative_is_refused():
     opaque_cos.defvjp(lambda x: (jnp.cos(x), x), lambda x, g: (-g,))
     x = jnp.ones(3)
     with pytest.raises(ValueError, match=r'choose kernels.attention=reference or blocked'):
-        curvature_estimate(lambda x: jnp.sum(opaque(x)), x, x)
+        estimate_curvature(lambda x: jnp.sum(opaque(x)), x, x)

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from modules.optim import BatchFunctions, Direction, with_share
+from modules.optim import BatchFunctions, Direction, as_direction
 from modules.optim.stages import (
     NO_DECAY,
     STAGES,
@@ -150,7 +150,7 @@ def run(name, updates, **options):
 
 def assert_same(found, wanted, rtol=1e-12):
     for name, leaf in wanted.items():
-        value = with_share(found[name]).value
+        value = as_direction(found[name]).value
         np.testing.assert_allclose(value, leaf, rtol=rtol, atol=rtol, err_msg=name)
 
 
@@ -161,7 +161,7 @@ def test_each_stage(name):
     """
     with jax.enable_x64(True):
         updates = turned(GRADS, ())[0] if name in ('resize', 'apply_decay') else GRADS
-        before = {leaf: np.asarray(with_share(u).value) for leaf, u in updates.items()}
+        before = {leaf: np.asarray(as_direction(u).value) for leaf, u in updates.items()}
         found, state = run(name, updates, **options_of(name))
         assert_same(found, REFERENCES[name](before, **options_of(name)))
         if name == 'limit_ghost_radius':

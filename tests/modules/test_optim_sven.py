@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from modules.optim import by_role, unboxed
+from modules.optim import partition_by_role, unbox_state
 from modules.optim.beyond_gradients import cge, pseudo_inverse, sven
 from modules.params import ParamSpec
 from tests.fixtures.optim import problem
@@ -56,7 +56,7 @@ def followed(tx, steps, lr=LR, n=1, start=START):
 
     start = jax.tree.map(jnp.asarray, start)
     run = jax.jit(
-        lambda: jax.lax.scan(one, (start, unboxed(tx.init(start))), None, length=steps)[1],
+        lambda: jax.lax.scan(one, (start, unbox_state(tx.init(start))), None, length=steps)[1],
     )
     return np.asarray(run())
 
@@ -175,7 +175,7 @@ def test_of_one_role_it_looks_at_the_loss_of_all(row):
         return share_fn({'first': first, 'second': START['second']}, ROWS)
 
     with jax.enable_x64(True):
-        still = by_role(SPECS, lambda specs: optax.set_to_zero(), hidden=row)
+        still = partition_by_role(SPECS, lambda specs: optax.set_to_zero(), hidden=row)
         found = followed(still, 1, lr=1.0)[0]
         alone = row({'first': SPECS['first']})
         params = {'first': jnp.asarray(START['first'])}

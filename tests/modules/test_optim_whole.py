@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 
 from lm.config.fields import MeshConfig
-from lm.devices.mesh import make_mesh, over_runs, param_sharding, replicated, traced_on
-from modules.optim import OPTIMIZERS, state_specs, unboxed
+from lm.devices.mesh import (
+    make_mesh,
+    param_sharding,
+    replicated_sharding,
+    stacked_sharding,
+    trace_on_mesh,
+)
+from modules.optim import OPTIMIZERS, state_specs, unbox_state
 from modules.params import ParamSpec
-from tpu.collectives import KINDS, collectives
+from tpu.collectives import KINDS, list_collectives
 from tpu.hlo import Module
 
 UPDATES = 4
@@ -54,7 +60,7 @@ def laid_out(name, mesh, names=tuple(SPECS)):
     shapes = {n: jax.ShapeDtypeStruct(SHAPES[n], jnp.float32) for n in names}
     tx = ROWS[name](specs)
     boxed = jax.eval_shape(tx.init, shapes)
-    kept = unboxed(boxed)
+    kept = unbox_state(boxed)
 
     def placed(shape, spec):
         return param_sharding(mesh, spec, shape.shape)
@@ -68,11 +74,11 @@ def directions(name, mesh, gradients):
     tx, of_params, of_state, _ = laid_out(name, mesh)
     weights = jax.device_put({n: g[0] for n, g in gradients.items()}, of_params)
     update = jax.jit(
-        traced_on(mesh, tx.update),
+        trace_on_mesh(mesh, tx.update),
         in_shardings=(of_params, of_state, of_params),
         out_shardings=(of_params, of_state),
     )
-    state, found = jax.device_put(unboxed(tx.init(weights)), of_state), []
+    state, found = jax.device_put(unbox_state(tx.init(weights)), of_state), []
     for i in range(UPDATES):
         direction, state = update({n: g[i] for n, g in gradients.items()}, state, weights)
         found.append(jax.device_get(direction))
@@ -121,11 +127,11 @@ def test_each_matrix_is_exchanged_once_in_and_once_out(name):
     names = 'up', 'query', 'out', 'experts'
     tx, of_params, of_state, (shapes, kept) = laid_out(name, mesh, names)
     program = jax.jit(
-        traced_on(mesh, tx.update),
+        trace_on_mesh(mesh, tx.update),
         in_shardings=(of_params, of_state, of_params),
         out_shardings=(of_params, of_state),
     )
-    found = collectives(Module(program.lower(shapes, kept, shapes).compile().as_text()))
+    found = list_collectives(Module(program.lower(shapes, kept, shapes).compile().as_text()))
     exchanged = sorted(one.bytes for one in found if one.kind == 'all-to-all')
     of_each = [4 * int(np.prod(SHAPES[n])) // 4 for n in names]
     assert exchanged == sorted(2 * of_each)
@@ -149,14 +155,14 @@ def test_runs_side_by_side_are_each_alone(name, of_float64):
         return ROWS[name](SPECS, eps=eps).update(grads, state, grads)
 
     one, of_runs = jax.jit(update), jax.vmap(update, spmd_axis_name='run')
-    of_params_R, of_state_R = jax.tree.map(over_runs, (of_params, of_state))
-    over = over_runs(replicated(mesh))
+    of_params_R, of_state_R = jax.tree.map(stacked_sharding, (of_params, of_state))
+    over = stacked_sharding(replicated_sharding(mesh))
     many = jax.jit(
-        traced_on(mesh, of_runs),
+        trace_on_mesh(mesh, of_runs),
         in_shardings=(of_params_R, of_state_R, over),
         out_shardings=(of_params_R, of_state_R),
     )
-    begun = unboxed(tx.init(jax.tree.map(lambda g: g[0], gradients)))
+    begun = unbox_state(tx.init(jax.tree.map(lambda g: g[0], gradients)))
     later = one(jax.tree.map(lambda g: -g[0], gradients), begun, eps_R[1])[1]
     states = [begun, later]  # the second run is an update ahead
     state_R = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)

@@ -9,21 +9,21 @@ from typing import Annotated
 import pytest
 
 from modules.options import (
-    Declared,
     Option,
-    build,
-    check_inline,
-    options,
-    parse,
-    section,
-    typed,
-    types_of,
+    OptionDeclaration,
+    annotation_types,
+    build_part,
+    check_inline_options,
+    coerce_type,
+    declared_options,
+    make_section,
+    parse_part,
 )
 
 RATE = Option('how fast', 0, 1, traced=True)
 MODE = Option('which way', choices=('left', 'right'))
 Rate = Annotated[float, RATE]
-DECLARED_RATE = Declared((float,), RATE, 0.5)
+DECLARED_RATE = OptionDeclaration((float,), RATE, 0.5)
 
 
 @dataclasses.dataclass
@@ -67,41 +67,41 @@ class Record:
 
 def test_of_a_class_those_annotated_so_with_their_defaults():
     """Catches fields that the model fills in taken for options."""
-    assert options(Part) == {
+    assert declared_options(Part) == {
         'rate': DECLARED_RATE,
-        'mode': Declared((str,), MODE, 'left'),
+        'mode': OptionDeclaration((str,), MODE, 'left'),
     }
 
 
 def test_a_subclass_has_those_of_its_parent_with_its_own_defaults():
-    found = options(Child)
+    found = declared_options(Child)
     assert list(found) == ['rate', 'mode', 'groups']
-    assert found['rate'] == Declared((float,), RATE, 0.25)
+    assert found['rate'] == OptionDeclaration((float,), RATE, 0.25)
     assert found['groups'].types == (int, type(None))
     assert found['groups'].default is None
-    assert options(Part)['rate'].default == 0.5
+    assert declared_options(Part)['rate'].default == 0.5
 
 
 def test_of_a_function_and_of_a_decorated_one():
-    assert options(function) == {'rate': DECLARED_RATE}
-    assert options(renamed(renamed(function))) == {'rate': DECLARED_RATE}
+    assert declared_options(function) == {'rate': DECLARED_RATE}
+    assert declared_options(renamed(renamed(function))) == {'rate': DECLARED_RATE}
 
 
 def test_of_a_record_those_of_all_it_holds():
-    found = options(Record('words', function, with_option(int, RATE, 'groups')))
-    assert found == {'rate': DECLARED_RATE, 'groups': Declared((int,), RATE, None)}
-    assert options(Record('words', function)) == {'rate': DECLARED_RATE}
+    found = declared_options(Record('words', function, with_option(int, RATE, 'groups')))
+    assert found == {'rate': DECLARED_RATE, 'groups': OptionDeclaration((int,), RATE, None)}
+    assert declared_options(Record('words', function)) == {'rate': DECLARED_RATE}
 
 
 @pytest.mark.parametrize('part', [None, 3, 'text', math.sin, lambda x: x, Record('', math.sin)])
 def test_what_declares_nothing_has_none(part):
-    assert options(part) == {}
+    assert declared_options(part) == {}
 
 
 def test_types():
-    assert types_of(float) == (float,)
-    assert types_of(Annotated[float, RATE]) == (float,)
-    assert types_of(Annotated[float | None, RATE]) == (float, type(None))
+    assert annotation_types(float) == (float,)
+    assert annotation_types(Annotated[float, RATE]) == (float,)
+    assert annotation_types(Annotated[float | None, RATE]) == (float, type(None))
 
 
 @pytest.mark.parametrize('value', [0, 1, 0.5, 0.0])
@@ -142,14 +142,14 @@ class Own:
 
 def test_a_section_has_a_field_for_each_option_which_is_none():
     """Catches a section that takes the default of the first part for all of them."""
-    made = section(Own, {'part': Part, 'child': Child}, {'function': function})
+    made = make_section(Own, {'part': Part, 'child': Child}, {'function': function})
     fields = {field.name: field for field in dataclasses.fields(made)}
     assert list(fields) == ['name', 'rate', 'mode', 'groups']
     assert {fields[name].default for name in ('rate', 'mode', 'groups')} == {None}
     assert made(name='x') == made(name='x', rate=None, mode=None, groups=None)
     assert made(name='x').rate is None
-    assert options(made)['rate'] == Declared((float, type(None)), RATE, None)
-    assert options(made)['groups'].types == (int, type(None))
+    assert declared_options(made)['rate'] == OptionDeclaration((float, type(None)), RATE, None)
+    assert declared_options(made)['groups'].types == (int, type(None))
     assert (made.__name__, made.__doc__, made.__module__) == ('Own', 'Its words.', __name__)
     with pytest.raises(dataclasses.FrozenInstanceError):
         made(name='x').rate = 1.0
@@ -168,20 +168,20 @@ def test_a_section_has_a_field_for_each_option_which_is_none():
 )
 def test_one_name_has_one_meaning(other):
     with pytest.raises(TypeError, match=r"'rate' of other means another thing than that of part"):
-        section(Own, {'part': Part, 'other': other})
+        make_section(Own, {'part': Part, 'other': other})
     with pytest.raises(TypeError, match=r"'rate' of other means another thing than that of part"):
-        section(Own, {'part': Part}, {'other': other})
+        make_section(Own, {'part': Part}, {'other': other})
 
 
 def test_an_option_that_one_part_may_leave_none_is_the_same():
-    made = section(Own, {'part': Part, 'other': with_option(float | None, RATE)})
-    assert options(made)['rate'].types == (float, type(None))
+    made = make_section(Own, {'part': Part, 'other': with_option(float | None, RATE)})
+    assert declared_options(made)['rate'].types == (float, type(None))
 
 
 def test_an_option_has_not_the_name_of_a_field_of_the_section():
     own = dataclasses.make_dataclass('Own', [('rate', Rate)], frozen=True, kw_only=True)
     with pytest.raises(TypeError, match=r"'rate' of part means another thing than that of Own"):
-        section(own, {'part': Part})
+        make_section(own, {'part': Part})
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_an_option_has_not_the_name_of_a_field_of_the_section():
     ],
 )
 def test_options_behind_a_name(text, expected):
-    assert parse('model.norm', text) == expected
+    assert parse_part('model.norm', text) == expected
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_options_behind_a_name(text, expected):
 )
 def test_another_form_is_refused(text):
     with pytest.raises(ValueError, match='NAME:OPTION=VALUE,OPTION=VALUE; got') as error:
-        parse('model.norm', text)
+        parse_part('model.norm', text)
     assert repr(text) in str(error.value)
 
 
@@ -233,7 +233,7 @@ def test_another_form_is_refused(text):
     ],
 )
 def test_a_value_of_its_type(value, allowed, expected):
-    found = typed('norm.x', value, iter(allowed))
+    found = coerce_type('norm.x', value, iter(allowed))
     assert found == expected and type(found) is type(expected)
 
 
@@ -251,13 +251,13 @@ def test_a_value_of_its_type(value, allowed, expected):
 def test_a_value_of_another_type_is_refused(value, allowed, names):
     """Catches True taken for 1."""
     with pytest.raises(ValueError, match=rf'norm.x must be {names}; got .* of type'):
-        typed('norm.x', value, allowed)
+        coerce_type('norm.x', value, allowed)
 
 
 def test_options_behind_a_name_are_typed_and_within_bounds():
-    given = check_inline('model.norm', Child, 'child', {'rate': 1, 'groups': None})
+    given = check_inline_options('model.norm', Child, 'child', {'rate': 1, 'groups': None})
     assert given == {'rate': 1.0} and type(given['rate']) is float  # None: as published
-    assert check_inline('model.norm', None, 'auto', {}) == {}
+    assert check_inline_options('model.norm', None, 'auto', {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -275,21 +275,21 @@ def test_options_behind_a_name_are_typed_and_within_bounds():
 )
 def test_options_behind_a_name_are_refused(part, given, message):
     with pytest.raises(ValueError, match=message):
-        check_inline('norm', part, 'p', given)
+        check_inline_options('norm', part, 'p', given)
 
 
 def test_a_part_is_built_with_its_options_and_what_it_has_a_field_for():
     """Catches wiring handed to a part that has no field of that name."""
-    part = build(Part, {'rate': 0.1}, width=8, site='there', order=3)
+    part = build_part(Part, {'rate': 0.1}, width=8, site='there', order=3)
     assert part == Part(width=8, rate=0.1, mode='left', site='there')
 
 
 def test_a_function_takes_its_options_alone():
     with pytest.raises(TypeError):
-        build(function, {'rate': 0.1}, x=1)  # wiring is for fields
-    assert build(functools.partial(function, 1), {'rate': 0.1}, other=7) == (1, 0.1, 3)
+        build_part(function, {'rate': 0.1}, x=1)  # wiring is for fields
+    assert build_part(functools.partial(function, 1), {'rate': 0.1}, other=7) == (1, 0.1, 3)
 
 
 def test_a_part_refuses_an_option_that_it_does_not_have():
     with pytest.raises(TypeError, match='unknown'):
-        build(Part, {'unknown': 1}, width=8)
+        build_part(Part, {'unknown': 1}, width=8)

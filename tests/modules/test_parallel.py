@@ -7,18 +7,18 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from lm.config.fields import MeshConfig
-from lm.devices.mesh import make_mesh, replicated, traced_on
-from modules.attention.softmax import mean_seen
-from modules.embedding import looked_up
+from lm.devices.mesh import make_mesh, replicated_sharding, trace_on_mesh
+from modules.attention.softmax import visible_mean
+from modules.embedding import look_up_rows
 from modules.kernels.attention.base import Scores, reference
-from modules.kernels.attention.blocked import blocked
+from modules.kernels.attention.blocked import blocked_attention
 from modules.kernels.rms_norm import RMS_NORM_KERNELS
 from modules.optim.matrices import from_whole_matrices, whole_matrices
 from modules.optim.muon import newton_schulz
-from modules.parallel.axes import as_parameter, cuts_parameters, matrices_apart
-from modules.parallel.kernel_calls import PARTS, letters_of, over_devices
+from modules.parallel.axes import shard_matrices, shard_parameter, shards_parameters
+from modules.parallel.kernel_calls import PARTS, map_shards, row_letters
 from modules.params import ParamSpec
-from modules.sequence import documents
+from modules.sequence import packed_rows
 
 RNG = np.random.default_rng(0)
 
@@ -29,8 +29,8 @@ def mesh_of(**sizes):
 
 def on(mesh, function, *arrays):
     program = jax.jit(
-        traced_on(mesh, function),
-        in_shardings=replicated(mesh),
+        trace_on_mesh(mesh, function),
+        in_shardings=replicated_sharding(mesh),
         keep_unused=True,
     )
     return program(*arrays)
@@ -48,7 +48,7 @@ def shapes_seen(mesh, letters, *arrays):
         seen.extend(x.shape for x in own)
         return own[0]
 
-    found = on(mesh, lambda *given: over_devices(compute, given, letters, letters[0]), *arrays)
+    found = on(mesh, lambda *given: map_shards(compute, given, letters, letters[0]), *arrays)
     np.testing.assert_array_equal(found, arrays[0])
     return seen
 
@@ -61,7 +61,7 @@ def test_letters_say_how_arrays_are_cut():
         (2, 1, 3, 3),  # one for all heads: whole
         (3,),
     ]
-    assert letters_of(q) == 'BNT' and letters_of(q[0]) == 'BT' and letters_of(q[0, 0]) == 'M'
+    assert row_letters(q) == 'BNT' and row_letters(q[0]) == 'BT' and row_letters(q[0, 0]) == 'M'
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_parts_of_sums_are_put_together():
     mesh, x = mesh_of(data=2, context=2, tensor=2), drawn(4, 6, 3)
     total = on(
         mesh,
-        lambda x: over_devices(lambda own: jnp.sum(own, (0, 1))[None], (x,), ('BT',), PARTS),
+        lambda x: map_shards(lambda own: jnp.sum(own, (0, 1))[None], (x,), ('BT',), PARTS),
         x,
     )
     assert total.shape == (4, 3)
@@ -104,7 +104,7 @@ def test_rms_norm_of_cut_tokens_and_heads(shape):
 
         return jax.grad(loss, (0, 1))(x, scale)
 
-    kernel, plain = (RMS_NORM_KERNELS[name].on('tpu') for name in ('pallas', 'reference'))
+    kernel, plain = (RMS_NORM_KERNELS[name].for_platform('tpu') for name in ('pallas', 'reference'))
     with pltpu.force_tpu_interpret_mode():
         found = on(mesh, lambda *given: gradients(kernel, *given), x, scale)
     for ours, right in zip(found, gradients(plain, x, scale), strict=True):
@@ -122,8 +122,8 @@ def test_means_of_values_in_cut_rows(sizes, window):
     segments = np.sort(RNG.integers(0, 3, (4, 24)).astype(np.int32), 1)
 
     def mean_and_gradient(v, is_full):
-        sequence = documents(segments)
-        mean, pull = jax.vjp(lambda v: mean_seen(v, sequence, window, is_full), v)
+        sequence = packed_rows(segments)
+        mean, pull = jax.vjp(lambda v: visible_mean(v, sequence, window, is_full), v)
         return mean, *pull(jnp.asarray(g))
 
     for is_full in (np.bool_(False), np.bool_(True)):
@@ -168,7 +168,9 @@ def test_attention_of_cut_rows_and_heads(sizes, more):
 
         return jax.grad(loss, (0, 1, 2, 3))(q, k, v, floats)
 
-    found = on(mesh_of(**sizes), lambda *given: gradients(blocked, *given), q, k, v, floats)
+    found = on(
+        mesh_of(**sizes), lambda *given: gradients(blocked_attention, *given), q, k, v, floats
+    )
     right = jax.jit(lambda *given: gradients(reference, *given))(q, k, v, floats)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, right)
 
@@ -180,7 +182,7 @@ def test_the_gradient_of_a_table_is_scattered(sizes, vocab):
     table, tokens, g = drawn(vocab, 8), RNG.integers(0, vocab, (8, 6)), drawn(8, 6, 8)
 
     def gradient(table):
-        return jax.grad(lambda table: jnp.sum(looked_up(table, tokens) * g))(table)
+        return jax.grad(lambda table: jnp.sum(look_up_rows(table, tokens) * g))(table)
 
     right = np.zeros_like(table)
     np.add.at(right, tokens, g)
@@ -199,6 +201,6 @@ def test_matrices_of_layers_lie_whole_and_come_back():
     found = on(mesh, there_and_back, x)
     assert found.sharding.shard_shape(x.shape) == (4, 2, 1, 6)
     np.testing.assert_allclose(found, there_and_back(x), rtol=1e-5, atol=1e-5)
-    apart = on(mesh, lambda x: matrices_apart(as_parameter(x, spec.axes), 1), x)
+    apart = on(mesh, lambda x: shard_matrices(shard_parameter(x, spec.axes), 1), x)
     assert apart.sharding.shard_shape(x.shape) == (1, 8, 2, 6)
-    assert not cuts_parameters()
+    assert not shards_parameters()

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from flax import linen as nn
 
-from modules.params import LAYER, ROLES, ParamSpec, declare, named_leaves, split
+from modules.params import LAYER, ROLES, ParamSpec, declare, named_leaves, split_boxes
 
 ONES = nn.initializers.ones
 
@@ -27,7 +27,7 @@ def drawn(module):
 
 
 def test_split_gives_parallel_trees():
-    params, specs = split(drawn(Layer()))
+    params, specs = split_boxes(drawn(Layer()))
     assert params['matrix'].shape == (3, 3)
     assert specs == {
         'matrix': ParamSpec('hidden', ('in', 'out'), ('in',)),
@@ -46,7 +46,7 @@ def test_scan_adds_the_layer_axis_where_it_stacks(index):
         length=5,
         metadata_params={nn.meta.PARTITION_NAME: LAYER},
     )
-    params, specs = split(drawn(stack()))
+    params, specs = split_boxes(drawn(stack()))
     for path, spec in named_leaves(specs).items():
         shape = named_leaves(params)[path].shape
         assert shape[spec.axes.index(LAYER)] == 5
@@ -65,7 +65,7 @@ def test_layer_axis_can_be_taken_off_again():
 def test_undescribed_parameter_is_named():
     outer = nn.Sequential([Layer(describe=False)])
     with pytest.raises(ValueError, match=r'parameter layers_0/vector was created without'):
-        split(drawn(outer))
+        split_boxes(drawn(outer))
 
 
 def test_axes_must_name_each_dimension():

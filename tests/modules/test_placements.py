@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from modules.options import options
+from modules.options import declared_options
 from modules.placements import PLACEMENTS, Depth
 
 X = np.float32([1.0, 2.0, 4.0])
@@ -105,5 +105,9 @@ def test_what_a_placement_needs():
     normed, shared = {'norm_values': True}, {'mlp': 'moe', 'reparam': 'shared'}
     wanted = {'hybrid': normed, 'hybrid_star': normed, 'wide': shared}
     assert {name: row.needs for name, row in PLACEMENTS.items() if row.needs} == wanted
-    with_options = {name: list(options(row)) for name, row in PLACEMENTS.items() if options(row)}
+    with_options = {
+        name: list(declared_options(row))
+        for name, row in PLACEMENTS.items()
+        if declared_options(row)
+    }
     assert with_options == {'mix': ['mix_fraction']}

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from modules.numerics import REMAT_POLICIES
-from modules.options import options
-from modules.params import split
-from modules.positions import POSITIONS, LearnedPositions, alibi_slopes, rope, scaled
-from modules.sequence import documents, whole_rows
+from modules.options import declared_options
+from modules.params import split_boxes
+from modules.positions import POSITIONS, LearnedPositions, alibi_slopes, rope, scale_frequencies
+from modules.sequence import packed_rows, whole_rows
 
-ROPE = {name: declared.default for name, declared in options(rope).items()}
+ROPE = {name: declared.default for name, declared in declared_options(rope).items()}
 
 
 def draw(*shape, seed=0):
@@ -120,7 +120,7 @@ def test_llama3_scaling_is_the_released_rule(base, head_dim, factor, length, low
     """All three cases occur. Catches low and high exchanged, and turns counted in radians."""
     plain = base ** (-2 * np.arange(head_dim // 2) / head_dim)
     wanted = llama3_frequencies(plain, factor, length, low, high)
-    ours = scaled(jnp.float32(plain), 'llama3', factor, length, low, high)
+    ours = scale_frequencies(jnp.float32(plain), 'llama3', factor, length, low, high)
     np.testing.assert_allclose(ours, wanted, rtol=1e-5)
     divided = plain / wanted
     assert divided[0] == 1 and divided[-1] == factor
@@ -259,7 +259,7 @@ def test_alibi_slopes_are_the_published_ones():
 def test_learned_positions_are_rows_of_a_table():
     module = LearnedPositions(length=6, features=4)
     positions = jnp.int32([[0, 1, 5], [2, 0, 1]])
-    params, specs = split(module.init(jax.random.key(0), positions)['params'])
+    params, specs = split_boxes(module.init(jax.random.key(0), positions)['params'])
     assert (specs['table'].role, specs['table'].axes) == ('embedding', ('position', 'embed'))
     assert params['table'].shape == (6, 4)
     np.testing.assert_array_equal(
@@ -289,7 +289,7 @@ def test_whole_rows_count_from_zero():
 def test_documents_restart_positions():
     """Also where a row begins in the middle of a document, and in the padding, segment 0."""
     segments = jnp.int32([[1, 1, 2, 2, 2, 0], [3, 3, 3, 3, 3, 3], [0, 1, 1, 4, 0, 0]])
-    sequence = documents(segments)
+    sequence = packed_rows(segments)
     wanted = [[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5], [0, 0, 1, 0, 0, 1]]
     np.testing.assert_array_equal(sequence.positions_BT, wanted)
     np.testing.assert_array_equal(sequence.segments_BT, segments)

@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from modules.kernels import kernels_for
 from modules.kernels.matmul import MATMUL_KERNELS, direct
-from modules.params import ParamSpec, split
+from modules.params import ParamSpec, split_boxes
 from modules.products import Readout, product
 
 # axes, fan_in, shape of x, features, the same in numpy, axes of the bias
@@ -44,7 +44,7 @@ class One(nn.Module):
 def draw(kind, **options):
     x = jnp.float32(np.random.default_rng(0).normal(size=KINDS[kind][2]))
     module = One(kind, **options)
-    return module, x, *split(module.init(jax.random.key(0), x)['params'])
+    return module, x, *split_boxes(module.init(jax.random.key(0), x)['params'])
 
 
 @pytest.mark.parametrize('matmul', MATMUL_KERNELS)

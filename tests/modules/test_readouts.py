@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.training.state import hyper_from
-from lm.training.update import decay_shares, optimizer, peaks_of
+from lm.training.state import make_hyper
+from lm.training.update import build_optimizer, decay_shares, peak_lrs
 from modules.params import named_leaves
-from modules.readouts import READOUTS, spread_rows, spread_start, welch_bound
+from modules.readouts import READOUTS, init_spread_rows, spread_rows, welch_bound
 from tests.helpers import (
     checked_config,
     initial_state,
@@ -58,7 +58,7 @@ def test_rows_are_spread_apart(vocab, width, most):
 
 
 def test_the_start_is_at_unit_scale():
-    weight_DV = spread_start(jax.random.key(0), (8, 20), jnp.float32)
+    weight_DV = init_spread_rows(jax.random.key(0), (8, 20), jnp.float32)
     assert weight_DV.shape == (8, 20) and np.mean(np.square(weight_DV)) == pytest.approx(1)
 
 
@@ -97,12 +97,12 @@ def test_logits_are_cosines_over_the_temperature(name):
 
 def test_frozen_rows_have_no_state_and_no_decay():
     config = checked_config({'model.readout': 'random', 'optim.weight_decay': 1.0})
-    described, hyper = tiny_learner(config).described, hyper_from(config)
-    state = jax.eval_shape(optimizer(config, described, hyper).init, described.shapes)
+    described, hyper = tiny_learner(config).description, make_hyper(config)
+    state = jax.eval_shape(build_optimizer(config, described, hyper).init, described.shapes)
     found = [path for path in named_leaves(state) if 'readout' in path or 'embedding' in path]
     assert len(found) == 2 and all('embedding' in path for path in found)  # both moments
     rule = config.decay.row
-    shares = decay_shares(described, rule, hyper, 1.0, peaks_of(hyper))
+    shares = decay_shares(described, rule, hyper, 1.0, peak_lrs(hyper))
     assert shares['readout'] == 0 < shares['embedding']
 
 
@@ -110,7 +110,7 @@ def test_frozen_rows_have_no_state_and_no_decay():
 def test_a_step_leaves_frozen_rows_and_nothing_else():
     config = checked_config({'model.readout': 'random', 'optim.weight_decay': 1.0})
     before = initial_state(config)
-    after, _ = train_step(config)(before, tiny_batch(), hyper_from(config))
+    after, _ = train_step(config)(before, tiny_batch(), make_hyper(config))
     moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), before.params, after.params)
     assert {path for path, one in named_leaves(moved).items() if not one} == {'readout'}
 

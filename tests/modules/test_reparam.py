@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from modules.params import NORM, ParamSpec, named_leaves
-from modules.reparam import REPARAMS, Reparam, chain, multiplied, reparametrise
+from modules.reparam import REPARAMS, Reparam, chain, multiply_weights, reparametrise
 from modules.reparam.base import shared
 
 SPECS = {
@@ -167,7 +167,7 @@ def test_shared_matrices_are_stored_once_and_used_by_all_layers():
     for key, value in sampled.items():
         if key in SUMMED:
             np.testing.assert_array_equal(stored[key], value[0])
-            assert reparam.specs[key] == SPECS[key].without('layer')
+            assert reparam.specs[key] == SPECS[key].drop_axis('layer')
             assert stored[key].ndim == len(reparam.specs[key].axes)
             np.testing.assert_array_equal(used[key], np.broadcast_to(value[:1], value.shape))
         else:
@@ -216,7 +216,7 @@ def test_several_are_named_nearest_to_the_model_first():
 def test_factors_multiply_where_the_weight_is_used():
     """What is stored is the weight by its factor, and its gradient comes through it."""
     factors = {key: float(i + 1) for i, key in enumerate(SPECS)}
-    reparam = multiplied(SPECS, factors)
+    reparam = multiply_weights(SPECS, factors)
     stored, state = jax.jit(reparam.init)(sample())
     for key, factor in factors.items():
         np.testing.assert_allclose(stored[key] * factor, sample()[key], rtol=1e-6)
@@ -240,7 +240,7 @@ def test_a_map_after_the_update_sees_what_is_stored():
         specs=SPECS,
         after_update=lambda stored, state: (jax.tree.map(lambda w: w / 2, stored), state + 1),
     )
-    both = chain(multiplied(SPECS, dict.fromkeys(SPECS, 4.0)), halved)
+    both = chain(multiply_weights(SPECS, dict.fromkeys(SPECS, 4.0)), halved)
     stored, state = both.init(sample())
     after, (_, count) = both.after_update(stored, state)
     assert count == 1

@@ -6,7 +6,7 @@ import pytest
 
 from modules.params import ParamSpec, as_matrices
 from modules.reparam import REPARAMS
-from modules.reparam.matrices import batch_spec, per_matrix
+from modules.reparam.matrices import batch_spec, expand_per_matrix
 from tests.modules.test_reparam import HOLDING, SPECS, sample, shapes_of
 
 READOUT = ParamSpec('readout', ('embed', 'vocab'), ('embed',))
@@ -37,7 +37,7 @@ def test_matrices_of_a_parameter(spec, shape, wanted):
     np.testing.assert_array_equal(as_matrices(spec, weight), weight.reshape(wanted))
     numbers = jnp.arange(np.prod(wanted[:-2], dtype=int)).reshape(wanted[:-2])
     assert len(batch_spec(spec).axes) == numbers.ndim
-    assert per_matrix(numbers, spec).ndim == len(shape)
+    assert expand_per_matrix(numbers, spec).ndim == len(shape)
 
 
 def test_rows_are_what_is_summed_over_wherever_it_stands():

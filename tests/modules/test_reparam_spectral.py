@@ -10,7 +10,7 @@ import pytest
 
 from modules.params import ParamSpec
 from modules.reparam import REPARAMS, reparametrise
-from modules.reparam.spectral import LEAST_SCALE
+from modules.reparam.spectral import MIN_INIT_SCALE
 from modules.spectrum import first_right_vector, power_iteration
 from tests.modules.test_reparam import SPECS, SUMMED, sample, shapes_of
 
@@ -176,7 +176,7 @@ def test_spectral_cap_leaves_matrices_below_the_bound_as_they_are():
 @pytest.mark.parametrize('name', ['sigma', 'spectral_norm'])
 def test_the_least_scale_is_large_enough_for_what_is_divided_by(name):
     """At it, singular values are those of any other scale. Catches a least scale below EPS."""
-    small = jax.tree.map(lambda w: w * np.float32(LEAST_SCALE), sample())
+    small = jax.tree.map(lambda w: w * np.float32(MIN_INIT_SCALE), sample())
     reparam, stored, state = made(name, small)
     used, _ = reparam.apply(stored, state, True)
     norms = [np.linalg.norm(m, 2) for m in matrices_of('up', used['up'])]

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import NamedSharding, PartitionSpec
 
-from lm.devices.mesh import traced_on
+from lm.devices.mesh import trace_on_mesh
 from modules.kernels.common import tpu_rows
 from modules.kernels.rms_norm import RMS_NORM_KERNELS
 
@@ -43,7 +43,7 @@ def plainly_interpreted(monkeypatch):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of 16 rows, so that few rows have several of them."""
-    monkeypatch.setattr(tpu_rows, 'MOST_ROWS', 16)
+    monkeypatch.setattr(tpu_rows, 'MAX_ROWS', 16)
 
 
 def drawn(shape, dtype, seed=0):
@@ -92,7 +92,7 @@ def close(ours, right, dtype, summed=1):
 def test_norm_and_gradients(name, shape, dtype, small_blocks):
     """Catches rows beyond the end that are summed, and blocks that are summed twice."""
     x, g, scale = drawn(shape, dtype)
-    kernel = functools.partial(RMS_NORM_KERNELS[name].on('tpu'), eps=EPS)
+    kernel = functools.partial(RMS_NORM_KERNELS[name].for_platform('tpu'), eps=EPS)
     y, (dx, d_scale) = both_ways(kernel, (x, scale), g)
     assert y.dtype == dx.dtype == jnp.dtype(dtype)
     right_y, right_dx, right_scale = in_float64(x, scale, g)
@@ -110,7 +110,9 @@ def test_norm_in_another_type(name, has_scale, dtype, small_blocks):
     """Called as layers do: float32 out of bfloat16; a row of zeros is finite."""
     x, g, scale = drawn((50, 42), dtype)
     x = x.at[3].set(0)
-    kernel = functools.partial(RMS_NORM_KERNELS[name].on('tpu'), eps=EPS, out_dtype=jnp.float32)
+    kernel = functools.partial(
+        RMS_NORM_KERNELS[name].for_platform('tpu'), eps=EPS, out_dtype=jnp.float32
+    )
     given = scale if has_scale else None
     y, (dx, d_scale) = both_ways(kernel, (x, given), g.astype(jnp.float32))
     assert y.dtype == jnp.float32 and dx.dtype == x.dtype
@@ -136,7 +138,7 @@ def test_mapped_twice_scanned_and_computed_again(small_blocks, plainly_interpret
     x, scale = drawn((2, 3, 20, 42), 'float32')[0], drawn((2, 3, 42), 'float32')[0]
 
     def of(name):
-        kernel = jax.checkpoint(RMS_NORM_KERNELS[name].on('tpu'), static_argnums=2)
+        kernel = jax.checkpoint(RMS_NORM_KERNELS[name].for_platform('tpu'), static_argnums=2)
 
         def layer(x, scale):
             dx, d_scale = jax.vmap(jax.vmap(functools.partial(gradients, kernel)))(x, scale)
@@ -159,12 +161,12 @@ def test_on_eight_devices_each_has_its_rows(rows):
     x, _, scale = drawn((rows, 5, 42), 'float32')
     cut = NamedSharding(mesh, PartitionSpec(None, None) if rows == 3 else PartitionSpec('data'))
     whole = NamedSharding(mesh, PartitionSpec())
-    of_kernel = functools.partial(gradients, RMS_NORM_KERNELS['pallas'].on('tpu'))
+    of_kernel = functools.partial(gradients, RMS_NORM_KERNELS['pallas'].for_platform('tpu'))
     program = jax.jit(
-        traced_on(mesh, of_kernel), in_shardings=(cut, whole), out_shardings=(cut, whole)
+        trace_on_mesh(mesh, of_kernel), in_shardings=(cut, whole), out_shardings=(cut, whole)
     )
     found = program(jax.device_put(x, cut), jax.device_put(scale, whole))
-    right = gradients(RMS_NORM_KERNELS['reference'].on('tpu'), x, scale)
+    right = gradients(RMS_NORM_KERNELS['reference'].for_platform('tpu'), x, scale)
     for ours, expected in zip(found, right, strict=True):
         close(ours, expected, 'float32', 42 * rows)
 
@@ -172,7 +174,9 @@ def test_on_eight_devices_each_has_its_rows(rows):
 def test_rows_are_read_by_one_kernel_forward_and_one_backward():
     x, _, scale = drawn((16, 42), 'float32')
     text = str(
-        jax.make_jaxpr(functools.partial(gradients, RMS_NORM_KERNELS['pallas'].on('tpu')))(x, scale)
+        jax.make_jaxpr(
+            functools.partial(gradients, RMS_NORM_KERNELS['pallas'].for_platform('tpu'))
+        )(x, scale)
     )
     assert text.count('pallas_call[') == 2
 
@@ -187,6 +191,6 @@ def test_rows_are_read_by_one_kernel_forward_and_one_backward():
 def test_what_the_kernel_cannot_hold_is_refused(shape, dtype, message):
     with pytest.raises(ValueError, match=f'kernels.rms_norm=pallas .*{message}.* Choose reference'):
         jax.eval_shape(
-            lambda x: RMS_NORM_KERNELS['pallas'].on('tpu')(x, None, EPS),
+            lambda x: RMS_NORM_KERNELS['pallas'].for_platform('tpu')(x, None, EPS),
             jax.ShapeDtypeStruct(shape, dtype),
         )

@@ -12,9 +12,9 @@ from modules.scaling import (
     PARAMETRIZATIONS,
     Growth,
     Scaling,
-    growth_of,
-    of_one_channel,
-    scaling_of,
+    compute_growth,
+    compute_scaling,
+    one_channel_shape,
 )
 
 FIXTURES = Path(__file__).parent.parent / 'fixtures' / 'scaling'
@@ -37,7 +37,7 @@ CASES = {  # spec, shape
 
 
 def standard(spec, shape):
-    return scaling_of(
+    return compute_scaling(
         PARAMETRIZATIONS['standard'],
         INITS['fan_in'],
         spec,
@@ -79,11 +79,11 @@ def test_standard():
 def test_growth_is_by_sums_and_by_outputs():
     """Four times the width: the terms of a sum, and what it has of outputs; layers apart."""
     spec, _ = CASES['out']
-    assert growth_of(spec, (6, 8, 9, 64), (3, 2, 9, 16), depth=2.0) == Growth(4, 4, 2)
+    assert compute_growth(spec, (6, 8, 9, 64), (3, 2, 9, 16), depth=2.0) == Growth(4, 4, 2)
     spec, _ = CASES['up']
-    assert growth_of(spec, (3, 16, 192), (3, 16, 64)) == Growth(1, 3, 1)
+    assert compute_growth(spec, (3, 16, 192), (3, 16, 64)) == Growth(1, 3, 1)
     spec, shape = CASES['embedding']
-    assert growth_of(spec, (50, 32), shape) == Growth(1, 2, 1)
+    assert compute_growth(spec, (50, 32), shape) == Growth(1, 2, 1)
 
 
 def test_roles_are_all_there():
@@ -155,14 +155,14 @@ def scaling_at(name, family, case, width, depth):
     spec, base = case
     shape, blocks, base_blocks = wider(spec, base, width), 3 * depth, 3
     if PARAMETRIZATIONS[name].against_one:
-        base, base_blocks = of_one_channel(spec, base), 1
-    return scaling_of(
+        base, base_blocks = one_channel_shape(spec, base), 1
+    return compute_scaling(
         PARAMETRIZATIONS[name],
         INITS['fan_in'],
         spec,
         (shape, base),
         (blocks, base_blocks),
-        growth_of(spec, shape, base, blocks / base_blocks, width),
+        compute_growth(spec, shape, base, blocks / base_blocks, width),
         family,
     )
 

@@ -7,7 +7,13 @@ import optax
 import pytest
 
 from modules.params import ParamSpec
-from modules.scaling import INITS, PARAMETRIZATIONS, growth_of, of_one_channel, scaling_of
+from modules.scaling import (
+    INITS,
+    PARAMETRIZATIONS,
+    compute_growth,
+    compute_scaling,
+    one_channel_shape,
+)
 
 LAYERS = (  # of an MLP whose width grows
     ParamSpec('embedding', ('vocab', 'embed')),
@@ -26,9 +32,9 @@ def mlp_run(name, family, width, steps, lr):
             tuple(VOCAB if a == 'vocab' else n for a in spec.axes) for n in (width, BASE)
         )
         if row.against_one:
-            base = of_one_channel(spec, shape)
-        growth = growth_of(spec, shape, base)
-        found = scaling_of(row, INITS['fan_in'], spec, (shape, base), (1, 1), growth, family)
+            base = one_channel_shape(spec, shape)
+        growth = compute_growth(spec, shape, base)
+        found = compute_scaling(row, INITS['fan_in'], spec, (shape, base), (1, 1), growth, family)
         draw = np.random.default_rng(i).standard_normal(shape)
         weights.append(jnp.asarray(found.init_std * draw))
         scalings.append(found)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from lm.devices.mesh import batch_sharding, replicated, traced_on
+from lm.devices.mesh import batch_sharding, replicated_sharding, trace_on_mesh
 from modules.kernels.common.tpu_rows import call_on_tpu
 from modules.kernels.softmax import api, base, tpu, tpu_blocks
 
@@ -130,7 +130,7 @@ PLAIN = [
 def in_memory(monkeypatch, held):
     """A TPU's fast memory that holds whole rows, or `blocks` of their columns alone."""
     if held == 'blocks':
-        monkeypatch.setattr(tpu, 'most_columns', lambda *_: 0)
+        monkeypatch.setattr(tpu, 'max_columns', lambda *_: 0)
 
 
 @pytest.mark.default_rows('(2, 5, 42)-bfloat16-online-rows', '(5, 4097)-float32-two_pass-blocks')
@@ -149,7 +149,7 @@ def test_softmax_is_exact(shape, dtype, form, held):
 def small_blocks(monkeypatch):
     """So that a small array has several blocks: 64 rows of 128 columns."""
     monkeypatch.setattr(tpu, 'COLUMNS', 128)
-    monkeypatch.setattr(tpu_blocks, 'MOST_ROWS', 64)
+    monkeypatch.setattr(tpu_blocks, 'MAX_ROWS', 64)
 
 
 @pytest.mark.full
@@ -197,7 +197,7 @@ def test_a_sink_of_every_row(monkeypatch):
     x, g = draw((150, 40), 'float32')
     sink = jnp.asarray(np.random.default_rng(1).normal(size=150), jnp.float32)
     assert_is_softmax(run(softmax, x, g, sink=sink), x, g, sink=sink)
-    monkeypatch.setattr(tpu_blocks, 'MOST_ROWS', 1024)
+    monkeypatch.setattr(tpu_blocks, 'MAX_ROWS', 1024)
     assert_is_softmax(run(softmax, x, g, sink=sink), x, g, sink=sink)
 
 
@@ -274,11 +274,11 @@ def test_softmax_is_cut_over_the_devices_of_a_mesh(batch):
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ('run', 'data'))
     shape = (batch, 2, 5, 40)
     (x, g), more = draw(shape, 'float32'), everything(shape)
-    compute = traced_on(
+    compute = trace_on_mesh(
         mesh, lambda x, g, sink: with_gradients(softmax, x, g, **{**more, 'sink': sink})
     )
-    rows = batch_sharding(mesh) if batch == 4 else replicated(mesh)
-    shardings = (rows, rows, replicated(mesh))
+    rows = batch_sharding(mesh) if batch == 4 else replicated_sharding(mesh)
+    shardings = (rows, rows, replicated_sharding(mesh))
     cut = jax.jit(compute, in_shardings=shardings)
     assert_is_softmax(cut(x, g, more['sink']), x, g, **more)
     rows_each = 1 if batch == 4 else 3

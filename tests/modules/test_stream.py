@@ -6,7 +6,7 @@ import pytest
 
 from modules.params import ParamSpec, as_matrices
 from modules.spectrum import largest_singular_value
-from modules.stream import moments, sink
+from modules.stream import moments, sink_share
 
 VALID = np.array([[1, 1, 1, 0], [1, 0, 0, 0]])
 
@@ -51,8 +51,8 @@ def test_sink_is_the_share_of_the_largest_coordinates(scale):
     x_BTD[..., 7], x_BTD[0, 0, 9], x_BTD[0, 1, 11] = 30, 20, 10
     energy = np.sum(np.float64(x_BTD) ** 2, (0, 1))
     wanted = (energy[7] + energy[9]) / energy.sum()
-    assert sink(jnp.asarray(scale * x_BTD)) == pytest.approx(wanted, rel=1e-5)
-    assert sink(jnp.ones((1, 3, 8))) == pytest.approx(1 / 8)
+    assert sink_share(jnp.asarray(scale * x_BTD)) == pytest.approx(wanted, rel=1e-5)
+    assert sink_share(jnp.ones((1, 3, 8))) == pytest.approx(1 / 8)
 
 
 def test_singular_values_of_stacked_matrices():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from modules.losses.unlearning import DIVERGENCES, flat, mean_probabilities, npo
+from modules.losses.unlearning import DIVERGENCES, flat_loss, mean_probabilities, npo_loss
 
 GIVEN, FORGOTTEN = np.array([0.0, 0.2, 0.9]), np.array([1.0, 0.5, 0.1])
 PUBLISHED = {  # -activation(P) + conjugate(P'), as get_contrastive_loss has them
@@ -30,15 +30,15 @@ def test_flat_is_the_published_loss(name):
     """Values, and slopes in both probabilities."""
     given, forgotten = jnp.float32(GIVEN), jnp.float32(FORGOTTEN)
     wanted = PUBLISHED[name](GIVEN, FORGOTTEN)
-    np.testing.assert_allclose(flat(given, forgotten, name), wanted, rtol=1e-5, atol=1e-6)
-    slopes = jax.grad(lambda p, q: jnp.sum(flat(p, q, name)), argnums=(0, 1))(given, forgotten)
+    np.testing.assert_allclose(flat_loss(given, forgotten, name), wanted, rtol=1e-5, atol=1e-6)
+    slopes = jax.grad(lambda p, q: jnp.sum(flat_loss(p, q, name)), argnums=(0, 1))(given, forgotten)
     for found, slope, at in zip(slopes, SLOPES[name], (GIVEN, FORGOTTEN), strict=True):
         np.testing.assert_allclose(found, slope(at), rtol=1e-5)
 
 
 def test_a_divergence_that_is_none_is_refused():
     with pytest.raises(ValueError, match=r"'pearsen'.*'pearson'"):
-        flat(jnp.ones(()), jnp.ones(()), 'pearsen')
+        flat_loss(jnp.ones(()), jnp.ones(()), 'pearsen')
 
 
 def test_mean_probabilities_are_of_what_counts():
@@ -53,8 +53,8 @@ def test_mean_probabilities_are_of_what_counts():
 
 def test_npo_is_the_published_loss_and_ascent_for_a_small_beta():
     losses, before = np.array([0.1, 3.0, 40.0]), np.array([0.1, 0.2, 0.3])
-    found = npo(jnp.float32(losses), jnp.float32(before), 0.5)
+    found = npo_loss(jnp.float32(losses), jnp.float32(before), 0.5)
     wanted = -2 / 0.5 * special.log_expit(0.5 * (losses - before))
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
-    slope = jax.grad(lambda x: jnp.sum(npo(x, jnp.float32(before), 1e-4)))(jnp.float32(losses))
+    slope = jax.grad(lambda x: jnp.sum(npo_loss(x, jnp.float32(before), 1e-4)))(jnp.float32(losses))
     np.testing.assert_allclose(slope, -1, atol=2e-3)

@@ -12,20 +12,20 @@ import pytest
 from flax import linen as nn
 
 from lm.config.fields import MeshConfig
-from lm.devices.mesh import make_mesh, traced_on
+from lm.devices.mesh import make_mesh, trace_on_mesh
 from modules.activations import ACTIVATIONS
 from modules.kernels import kernels_for
 from modules.kernels.matmul.wta_crs import (
     WTACRS,
-    choose_rows,
-    product_by_rows,
-    rows_of,
-    winners,
+    count_winners,
+    sample_indices,
+    sample_shard_rows,
+    sampled_product,
 )
 from modules.mlp import MLP
-from modules.params import split
-from modules.products import product, shared_input
-from modules.statistics import STATS, as_int
+from modules.params import split_boxes
+from modules.products import prepare_input, product
+from modules.statistics import STATS, key_to_int
 
 TOKENS, KEPT, WIDE, NARROW = 64, 20, 8, 5
 RNG = np.random.default_rng(0)
@@ -42,7 +42,7 @@ def three(kernel):
 
     def run(key):
         rows = kernel.rows(key, X)
-        y, pull = jax.vjp(lambda x, w: product_by_rows(x, w, rows), X, W)
+        y, pull = jax.vjp(lambda x, w: sampled_product(x, w, rows), X, W)
         return y, *pull(GRAD)
 
     return run
@@ -94,7 +94,7 @@ def test_how_many_are_kept_for_sure(spread):
         sizes = np.sort(np.exp(spread * np.random.default_rng(seed).normal(size=TOKENS)))[::-1]
         p = sizes / sizes.sum()
         costs = [(1 - p[:c].sum()) / (KEPT - c) for c in range(KEPT)]
-        assert winners(jnp.float32(p[:KEPT])) == np.argmin(np.round(costs, 7))
+        assert count_winners(jnp.float32(p[:KEPT])) == np.argmin(np.round(costs, 7))
         assert spread or np.argmin(np.round(costs, 7)) == 0
 
 
@@ -111,7 +111,7 @@ def test_the_result_and_the_gradient_of_the_input_are_exact(name):
 def test_all_tokens_are_the_exact_gradient():
     """By a ratio of 1, and where the fewest are more than there are."""
     for options in ({'wta_crs_ratio': 1.0}, {'wta_crs_least': TOKENS}):
-        assert WTACRS(**options).rows(jax.random.key(0), X) is None
+        assert WTACRS(**options).sample_rows(jax.random.key(0), X) is None
 
 
 @pytest.mark.default_rows('20-True')
@@ -120,7 +120,7 @@ def test_tokens_of_size_0_are_never_drawn(above_0, exact):
     """As experts have that nobody goes to. Catches 0 / 0, and draws of nothing."""
     sizes = jnp.zeros(TOKENS).at[np.arange(above_0) * 2].set(jnp.arange(1.0, above_0 + 1))
     for seed in range(5):
-        places, weights = choose_rows(jax.random.key(seed), sizes, KEPT)
+        places, weights = sample_indices(jax.random.key(seed), sizes, KEPT)
         total = jnp.zeros(TOKENS).at[places].add(weights)
         assert np.isfinite(weights).all() and not total[sizes == 0].any()
         if exact:
@@ -133,10 +133,12 @@ def test_rows_of_a_cut_batch_are_drawn_by_each_shard():
     token of the batch, a key that all shards draw by.
     """
     kernel, mesh = WTACRS(wta_crs_ratio=0.4, wta_crs_least=1), make_mesh(MeshConfig(data=4))
-    rows = traced_on(mesh, lambda: kernel.rows(jax.random.key(0), jnp.tile(X[:16], (4, 1))))()
+    rows = trace_on_mesh(
+        mesh, lambda: kernel.sample_rows(jax.random.key(0), jnp.tile(X[:16], (4, 1)))
+    )()
     assert rows.scaled_SKI.shape == (4, 6, WIDE)
     assert rows.places_SK.max() < 16 and len(np.unique(rows.places_SK, axis=0)) > 1
-    many = jax.vmap(traced_on(mesh, lambda key: three(kernel)(key)[2]))
+    many = jax.vmap(trace_on_mesh(mesh, lambda key: three(kernel)(key)[2]))
     keys = jax.random.split(jax.random.key(1), 20_000)
     assert_unbiased(np.float64(jax.jit(many)(keys)), EXACT)
 
@@ -154,7 +156,7 @@ class Two(nn.Module):
             ).matmul,
             'dtype': jnp.float32,
         }
-        shared = shared_input(self, 'input', x_BTD, **how)
+        shared = prepare_input(self, 'input', x_BTD, **how)
         a, b = (
             product(self, name, shared, ('embed', 'mlp'), ('embed',), 6, **how) for name in 'ab'
         )
@@ -173,7 +175,7 @@ def trained_loss(layer, stats, x):
 
 def made(layer, x):
     found = layer.init(jax.random.key(0), x)
-    return split(found['params'])[0], {STATS: found[STATS]}
+    return split_boxes(found['params'])[0], {STATS: found[STATS]}
 
 
 @pytest.mark.full
@@ -211,7 +213,7 @@ def test_experts_draw_their_own_rows():
     params, stats = made(Experts(), x)
 
     def gradient(key):
-        carried = jax.tree.map(lambda _: as_int(key), stats)
+        carried = jax.tree.map(lambda _: key_to_int(key), stats)
         return jax.grad(lambda p: trained_loss(Experts(), carried, x)(p)[0])(params)['up']
 
     keys = jax.random.split(jax.random.key(0), 10_000)
@@ -253,7 +255,7 @@ def test_an_mlp_keeps_less():
         kernels = kernels_for('cpu', matmul=matmul)
         layer = MLP(256, ACTIVATIONS['relu'], kernels, jnp.float32)
         found = jax.eval_shape(layer.init, jax.random.key(0), x)
-        params, stats = split(found['params'])[0], found.get(STATS, {})
+        params, stats = split_boxes(found['params'])[0], found.get(STATS, {})
 
         def kept(params, stats, x):
             run = trained_loss(layer, {STATS: stats}, x)
@@ -267,5 +269,5 @@ def test_an_mlp_keeps_less():
 
 def test_rows_are_of_the_type_of_the_input():
     """Not of the float32 that their sizes are measured in, twice the memory."""
-    rows = rows_of(jax.random.key(0), X.astype(jnp.bfloat16), KEPT)
+    rows = sample_shard_rows(jax.random.key(0), X.astype(jnp.bfloat16), KEPT)
     assert rows.scaled_SKI.dtype == jnp.bfloat16

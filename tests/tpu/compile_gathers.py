@@ -10,8 +10,8 @@ from lm.devices.run_axis import SINGLE
 from lm.run.program import Program
 from tests.lm.devices.compile_meshes import blueprint
 from tpu.chips import open_topology
-from tpu.collectives import exchanges, seconds_of
-from tpu.compiled_step import rates_of
+from tpu.collectives import collective_seconds, list_exchanges
+from tpu.compiled_step import device_rates
 from tpu.cost import operation_cost
 from tpu.hlo import Module
 from tpu.schedule import waiting_seconds
@@ -27,24 +27,24 @@ def main() -> None:
     for kind, shape in SLICES.items():
         topology = open_topology(f'{kind}:{shape}')
         made = blueprint(f'{kind}:{shape}', MESH, SMALL)
-        module = Module(Program(made, SINGLE).compiled(1).as_text())
-        devices, rates = list(made.mesh.devices.flat), rates_of(topology)
-        link = functools.partial(seconds_of, topology=topology, devices=devices)
+        module = Module(Program(made, SINGLE).compile_step(1).as_text())
+        devices, rates = list(made.mesh.devices.flat), device_rates(topology)
+        link = functools.partial(collective_seconds, topology=topology, devices=devices)
 
         def operation(computation, one, module=module, rates=rates):
             return operation_cost(module, computation, one, rates.flops, rates.bytes).seconds
 
         gathers = [
             one
-            for found in exchanges(module).values()
+            for found in list_exchanges(module).values()
             for one in found
-            if one.sent.kind == 'all-gather'
+            if one.collective.kind == 'all-gather'
         ]
         found = {
             'kind': kind,
-            'alone': sum(one.sent.times for one in gathers if one.start == one.done),
-            'beside': sum(one.sent.times for one in gathers if one.start != one.done),
-            'links': sum(one.sent.times * link(one.sent) for one in gathers),
+            'alone': sum(one.collective.rounds for one in gathers if one.start == one.done),
+            'beside': sum(one.collective.rounds for one in gathers if one.start != one.done),
+            'links': sum(one.collective.rounds * link(one.collective) for one in gathers),
             'waits': waiting_seconds(module, operation, link)['all-gather'],
         }
         print(json.dumps(found), flush=True)

@@ -17,7 +17,7 @@ def no_pauses(monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(base, 'PAUSE_SEC', 0.0)
     monkeypatch.setattr(base, 'POLL_SEC', 0.01)
-    monkeypatch.setattr(base, 'MOST_FAILURES', 10)
+    monkeypatch.setattr(base, 'MAX_FAILURES', 10)
 
 
 @pytest.fixture(autouse=True)

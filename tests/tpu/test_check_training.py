@@ -9,7 +9,7 @@ import pytest
 from lm.launch.command import ConfigParser
 from lm.launch.exit_status import BAD_INPUT, DONE
 from tpu import launch
-from tpu.check_training import check_training, stand_ins
+from tpu.check_training import check_training, placeholder_devices
 from tpu.launchers import ray, slurm, xpk
 from tpu.launchers.base import Chips
 
@@ -102,7 +102,7 @@ def test_a_start_that_is_on_the_hosts_is_left_to_them():
     ],
 )
 def test_devices_of_the_hosts_together(chips, devices, slices):
-    found = stand_ins(chips)
+    found = placeholder_devices(chips)
     assert len(found) == devices and len({one.slice_index for one in found}) == slices
 
 

@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from tpu.chips import CHIPS, GPUS, TPUS, Chip, Topology, open_topology, shapes_of, slice_named
+from tpu.chips import CHIPS, GPUS, TPUS, Chip, Topology, canonical_slice, list_shapes, open_topology
 
 
 def test_every_chip_has_a_published_peak_and_slices():
     for name, chip in CHIPS.items():
         assert chip.peak > 1e14, name
-        sizes = [math.prod(map(int, shape.split('x'))) for shape in shapes_of(chip)]
+        sizes = [math.prod(map(int, shape.split('x'))) for shape in list_shapes(chip)]
         assert sizes == sorted(sizes) and max(sizes) <= chip.largest, name
     assert set(TPUS) == {'v4', 'v5e', 'v5p', 'v6e', 'tpu7x'}
     assert all(chip.platform == 'gpu' for chip in GPUS.values())
@@ -53,12 +53,12 @@ def test_what_is_not_offered_is_answered_with_the_nearest(name, said):
 )
 def test_a_slice_has_the_name_that_google_gives_it(name, shape):
     """By chips, and by TensorCores where a chip has two (tables of axlearn, MaxText)."""
-    assert slice_named(name) == shape
+    assert canonical_slice(name) == shape
 
 
 def test_a_topology_opens_by_that_name(monkeypatch):
     monkeypatch.setattr('importlib.util.find_spec', lambda module: True)
-    monkeypatch.setattr(Chip, 'slices', lambda chip, shape, number: [shape])
+    monkeypatch.setattr(Chip, 'make_slice_devices', lambda chip, shape, number: [shape])
     opened = open_topology('v5e-16')
     assert (opened.name, opened.shape, opened.devices) == ('v5e:4x4', (4, 4), ['4x4'])
 
@@ -84,4 +84,4 @@ def test_a_dimension_is_a_ring_where_it_is_whole():
         kind, _, shape = name.partition(':')
         lengths = tuple(map(int, shape.split('x')))
         found = Topology(name, CHIPS[kind], [], lengths)
-        assert [found.wraps(i) for i in range(len(lengths))] == wanted, name
+        assert [found.is_ring(i) for i in range(len(lengths))] == wanted, name

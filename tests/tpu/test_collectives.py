@@ -6,7 +6,14 @@ from typing import NamedTuple
 import pytest
 
 from tpu.chips import CHIPS, Topology
-from tpu.collectives import Collective, _group, by_kind, collectives, link_of, seconds_of
+from tpu.collectives import (
+    Collective,
+    _parse_group,
+    collective_seconds,
+    count_by_kind,
+    link_speed,
+    list_collectives,
+)
 from tpu.hlo import Module
 
 
@@ -42,7 +49,7 @@ def topology(name, slices=1):
     ids=str,
 )
 def test_groups_are_read_however_they_are_written(text, group):
-    assert _group(text) == group
+    assert _parse_group(text) == group
 
 
 PROGRAM = """HloModule step
@@ -101,7 +108,7 @@ def test_collectives_count_once_and_by_what_they_give():
     fused and stands twice, a start whose operands count, two of one channel that count as one, and
     one of a SparseCore that is not seen.
     """
-    found = collectives(Module(PROGRAM))
+    found = list_collectives(Module(PROGRAM))
     assert sorted(found) == [
         Collective('all-gather', 32, 32, 1, (0, 1)),
         Collective('all-gather', 48, 48, 1, (0, 1, 2)),
@@ -110,7 +117,7 @@ def test_collectives_count_once_and_by_what_they_give():
         Collective('all-reduce between slices', 16, 16, 1),
         Collective('reduce-scatter', 32, 32, 1, (0, 1, 2, 3)),
     ]
-    assert list(by_kind(found)) == [
+    assert list(count_by_kind(found)) == [
         ('all-gather', 3, 144),
         ('all-reduce', 2, 40),
         ('reduce-scatter', 1, 32),
@@ -121,13 +128,13 @@ def test_collectives_count_once_and_by_what_they_give():
 def test_links_of_a_ring_carry_both_ways_and_those_of_a_line_one():
     """A row of v6e:16x16 is a ring, one of v6e:8x8 a line, and each third chip shares its links."""
     pod, part = topology('v6e:16x16'), topology('v6e:8x8')
-    assert link_of(pod.devices[:16], pod).rate == 2 * 90e9
-    assert link_of(part.devices[:8], part).rate == 90e9
-    assert link_of(pod.devices[:4], pod).rate == 90e9  # a part of the ring
-    assert link_of(pod.devices[:16:4], pod).rate == 2 * 90e9 / 4
-    assert link_of(pod.devices, pod).rate == 2 * 2 * 90e9  # both dimensions
+    assert link_speed(pod.devices[:16], pod).rate == 2 * 90e9
+    assert link_speed(part.devices[:8], part).rate == 90e9
+    assert link_speed(pod.devices[:4], pod).rate == 90e9  # a part of the ring
+    assert link_speed(pod.devices[:16:4], pod).rate == 2 * 90e9 / 4
+    assert link_speed(pod.devices, pod).rate == 2 * 2 * 90e9  # both dimensions
     cube = topology('v5p:4x4x4')
-    assert link_of(cube.devices, cube).rate == 3 * 2 * 90e9
+    assert link_speed(cube.devices, cube).rate == 3 * 2 * 90e9
 
 
 def test_seconds_are_those_of_rings():
@@ -138,7 +145,7 @@ def test_seconds_are_those_of_rings():
     row, whole, rate = tuple(range(16)), 1.6e9, 180e9
 
     def seconds(kind, size, group=row):
-        return seconds_of(Collective(kind, size, size, 1, group), pod, pod.devices)
+        return collective_seconds(Collective(kind, size, size, 1, group), pod, pod.devices)
 
     assert seconds('all-gather', whole) == pytest.approx(whole / rate * 15 / 16)
     assert seconds('reduce-scatter', whole / 16) == pytest.approx(whole / rate * 15 / 16)
@@ -157,7 +164,7 @@ def test_a_permutation_takes_as_long_as_its_busiest_link():
     def seconds(moves, where, size=9e8):
         group = tuple(itertools.chain.from_iterable(moves))
         one = Collective('collective-permute', size, size, 1, group)
-        return seconds_of(one, where, where.devices)
+        return collective_seconds(one, where, where.devices)
 
     def turned(n, by, stride=1):
         return [(stride * i, stride * ((i + by) % n)) for i in range(n)]
@@ -178,4 +185,4 @@ def test_between_slices_a_device_has_its_share_of_the_network():
     """Catches what the compiler has hosts send, which no collective is."""
     pods = topology('v6e:4x4', slices=4)
     one = Collective('all-reduce between slices', 1e8, 1e8, 1)
-    assert seconds_of(one, pods, pods.devices) == pytest.approx(2 * 1e8 * 3 / 4 / 12.5e9)
+    assert collective_seconds(one, pods, pods.devices) == pytest.approx(2 * 1e8 * 3 / 4 / 12.5e9)

@@ -4,25 +4,27 @@ from types import SimpleNamespace
 
 import pytest
 
-from eval.charts import FAILS, PASSES, spec_of
-from tpu.figures import panels, write
-from tpu.trials import TIMES, Trial
+from eval.charts import FAIL_COLOUR, PASS_COLOUR, chart_spec
+from tpu.figures import draw_panels, write_plan
+from tpu.trials import TIME_COLUMNS, Trial
 
 GIB = 2**30
 STEPS = {'step_seconds_hidden': 1.0, 'step_seconds_exposed': 3.0, 'bound_seconds': 0.5}
 SHARES = {'mfu': 0.5, 'mfu_bound': 0.6}
-FOUND = SimpleNamespace(**dict.fromkeys(TIMES.values(), 2.0) | STEPS | SHARES, bound_by='links')
+FOUND = SimpleNamespace(
+    **dict.fromkeys(TIME_COLUMNS.values(), 2.0) | STEPS | SHARES, bound_by='links'
+)
 TRIALS = {
-    'fast': Trial({}, FOUND, needed=8 * GIB, there=16 * GIB),
-    'large': Trial({}, needed=20 * GIB, there=16 * GIB),
-    'refused': Trial({}, refused='7 does not divide 8'),
+    'fast': Trial({}, FOUND, needed=8 * GIB, available=16 * GIB),
+    'large': Trial({}, needed=20 * GIB, available=16 * GIB),
+    'refused': Trial({}, refusal='7 does not divide 8'),
 }
 
 
 def test_a_figure_has_what_was_compiled():
     """Catches a program without a bar, and one that does not fit drawn as the others."""
-    for x, panel in zip(('GiB', 'ms'), panels(TRIALS).values(), strict=True):
-        spec = spec_of(panel)
+    for x, panel in zip(('GiB', 'ms'), draw_panels(TRIALS).values(), strict=True):
+        spec = chart_spec(panel)
         bars = spec['layer'][0]
         rows = {row['program']: row for row in spec['data']['values']}
         assert bars['encoding']['x']['field'] == x and rows.keys() == {'fast', 'large'}
@@ -35,27 +37,27 @@ def test_a_figure_has_what_was_compiled():
         )
         shown = bars['encoding']['color']['scale']
         assert dict(zip(shown['domain'], shown['range'], strict=True)) == {
-            True: PASSES,
-            False: FAILS,
+            True: PASS_COLOUR,
+            False: FAIL_COLOUR,
         }
 
 
 def test_a_tick_is_at_the_bound_of_what_fits():
-    step = spec_of(panels(TRIALS)['step'])
+    step = chart_spec(draw_panels(TRIALS)['step'])
     (tick,) = [one for one in step['layer'] if one['mark']['type'] == 'tick']
     assert tick['encoding']['x']['field'] == 'bound'
     assert 'fits' in str(tick['transform'])
 
 
 def test_where_nothing_fits_there_is_no_step():
-    assert list(panels({'large': TRIALS['large']})) == ['memory']
+    assert list(draw_panels({'large': TRIALS['large']})) == ['memory']
 
 
 @pytest.mark.parametrize('ending', ['html', 'svg'])
 def test_a_page_or_a_figure(tmp_path, ending):
     """Catches a row that fails behind, where the page takes it for one that passes."""
     path = tmp_path / f'plan.{ending}'
-    write(path, 'a.py on v5e:2x2', TRIALS, '1 of 3 fit', True, ['a note'])
+    write_plan(path, 'a.py on v5e:2x2', TRIALS, '1 of 3 fit', True, ['a note'])
     text = path.read_text()
     assert 'a.py on v5e:2x2' in text and 'does not fit' in text
     if ending == 'html':

@@ -123,7 +123,7 @@ def test_a_job_outlives_who_reads_the_launcher_and_its_terminal(engine, monkeypa
     Hosts on Ray end with the launcher, so there a hangup stops them after a checkpoint.
     """
     calls = []
-    monkeypatch.setattr(streams, 'outlive_output', lambda: calls.append('outlives'))
+    monkeypatch.setattr(streams, 'ignore_output_loss', lambda: calls.append('outlives'))
     monkeypatch.setattr(base, 'check_installed', lambda *_: None)
 
     def supervise(*_):
@@ -260,4 +260,4 @@ def test_a_signal_between_restarts_ends_it(monkeypatch):
     [([], 0), ([0, 0], 0), ([143, 1, 137], 1), ([0, 42, 143], 42), ([0, 143], 143), ([42, 2], 2)],
 )
 def test_the_status_of_several_hosts(statuses, status):
-    assert base.worst(statuses) == status
+    assert base.combine_statuses(statuses) == status

@@ -36,12 +36,12 @@ def test_create():
     options = gcloud.Options(**REQUIRED)
     head = 'gcloud compute tpus queued-resources create job --zone=us-east5-b'
     software = '--accelerator-type=v6e-16 --runtime-version=v2-alpha-tpuv6e'
-    said = shlex.join(gcloud.create(Job('job', ()), options))
+    said = shlex.join(gcloud.create_command(Job('job', ()), options))
     assert said == f'{head} {software} --node-id=job --async'
     options = gcloud.Options(
         **REQUIRED, slices=2, spot=True, project='p', submit_flags="--labels='a=b c' --reserved"
     )
-    assert gcloud.create(Job('job', ()), options) == [
+    assert gcloud.create_command(Job('job', ()), options) == [
         *f'{head} --project=p {software} --node-count=2 --node-prefix=job --spot'.split(),
         '--labels=a=b c',
         '--reserved',
@@ -52,10 +52,10 @@ def test_create():
 def test_every_host_of_several_slices_is_reached_at_once():
     """gcloud's default is 64 at a time, and each would wait for those that are not started."""
     one, two = (gcloud.Options(**REQUIRED, slices=n) for n in (1, 2))
-    assert gcloud.ssh(Job('job', ()), one, 'date')[:6] == [
+    assert gcloud.ssh_command(Job('job', ()), one, 'date')[:6] == [
         *('gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', 'job')
     ]
-    command = gcloud.ssh(Job('job', ()), two, 'date')
+    command = gcloud.ssh_command(Job('job', ()), two, 'date')
     assert command[:6] == ['gcloud', 'compute', 'tpus', 'queued-resources', 'ssh', 'job']
     assert {'--node=all', '--worker=all', '--batch-size=all', '--command=date'} <= set(command)
 
@@ -151,9 +151,7 @@ def test_a_refused_create_says_what_gcloud_said(fake, capfd):
     assert 'ended with status 1: ERROR: quota exceeded' in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ('failures', 'status'), [(gcloud.MOST_TRIES - 1, 0), (gcloud.MOST_TRIES, 1)]
-)
+@pytest.mark.parametrize(('failures', 'status'), [(gcloud.MAX_TRIES - 1, 0), (gcloud.MAX_TRIES, 1)])
 def test_gcloud_may_fail_for_a_while(failures, status, fake, capfd):
     """And where it fails for longer, a slice that may train is not deleted."""
     broken = 'echo "ERROR: connection reset" >&2; exit 1'

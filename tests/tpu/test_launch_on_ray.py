@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lm.record.checkpoint import steps_in
+from lm.record.checkpoint import list_steps
 from lm.record.metrics import read_rows
 from tests.commands import PATIENCE_SEC
 from tests.sweep_helpers import settings, write_corpus
@@ -56,7 +56,7 @@ def test_a_run_goes_on_after_its_host_is_lost(cluster, tmp_path, capfd, monkeypa
     def kill():
         deadline = time.monotonic() + PATIENCE_SEC
         while time.monotonic() < deadline:
-            if (workdir / 'checkpoints').exists() and steps_in(workdir / 'checkpoints'):
+            if (workdir / 'checkpoints').exists() and list_steps(workdir / 'checkpoints'):
                 return [victim.kill() for victim in actors()]
             time.sleep(0.02)
 

@@ -87,7 +87,7 @@ def cluster(monkeypatch):
     ray = Ray()
     monkeypatch.setattr(engine, '_connect', lambda address: ray)
     monkeypatch.setattr(engine, 'LOOK_SEC', 0.0)
-    monkeypatch.setattr(engine, 'address', lambda: '10.0.0.1')
+    monkeypatch.setattr(engine, 'node_address', lambda: '10.0.0.1')
     return ray
 
 
@@ -185,8 +185,8 @@ def test_slices_have_their_own_variables():
 
 def test_processes_are_numbered_as_in_their_slices():
     hosts = [{'worker': worker} for worker in (1, 0, 1, 0)]
-    assert engine.order(hosts, slices=2) == [1, 0, 3, 2]
-    assert engine.order([{'worker': None}] * 3, slices=1) == [0, 1, 2]
+    assert engine.order_bundles(hosts, slices=2) == [1, 0, 3, 2]
+    assert engine.order_bundles([{'worker': None}] * 3, slices=1) == [0, 1, 2]
 
 
 def test_an_actor_takes_its_bundle():
@@ -242,4 +242,4 @@ def test_the_extra_of_the_hosts_is_installed_unless_it_is_there(options, extra, 
     found = object() if has else None
     monkeypatch.setattr(engine.importlib.util, 'find_spec', lambda name: found)
     words = f'uv run --extra {extra}' if extra and not has else shlex.quote(sys.executable)
-    assert engine.python_of(engine.Options(**options)) == words
+    assert engine.select_python(engine.Options(**options)) == words

@@ -51,7 +51,7 @@ class Controller:
 
 
 def batch(flags, max_restarts=10, **options):
-    return slurm.batch(
+    return slurm.batch_script(
         Job('job', tuple(flags), python='python3', max_restarts=max_restarts),
         slurm.Options(nodes=2, **options),
     )
@@ -107,7 +107,9 @@ def test_the_extra_is_that_of_the_devices_of_the_first_node(
     monkeypatch.setattr(slurm, 'ACCELERATORS', rows)
     (tmp_path / (files or 'null')).touch()
     srun = fake('srun')
-    text = slurm.batch(Job('job', ('--x=a b',)), slurm.Options(nodes=2, folder=str(tmp_path)))
+    text = slurm.batch_script(
+        Job('job', ('--x=a b',)), slurm.Options(nodes=2, folder=str(tmp_path))
+    )
     subprocess.run(['bash', '-c', text], check=True)
     (call,) = srun.calls
     assert call[2:] == ['uv', 'run', *words, 'train.py', '--x=a b']
@@ -129,7 +131,7 @@ def test_a_flag_ends_no_here_document(fake, tmp_path):
         fake(name)
     job, options = Job('job', ('--x=1\nEND\nEND_\nrm -r /',)), slurm.Options(nodes=2)
     subprocess.run(['bash', '-c', slurm.script(job, options)], cwd=tmp_path, check=True)
-    assert (tmp_path / 'batch').read_text() == slurm.batch(job, options)
+    assert (tmp_path / 'batch').read_text() == slurm.batch_script(job, options)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ def test_a_flag_ends_no_here_document(fake, tmp_path):
     ],
 )
 def test_the_status_of_a_job(state, code, status):
-    assert slurm.status_of(slurm.fields_of(shown(state, code))) == status
+    assert slurm.parse_status(slurm.parse_fields(shown(state, code))) == status
 
 
 def test_a_job_is_submitted_and_followed(fake, tmp_path, capfd):

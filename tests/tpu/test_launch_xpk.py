@@ -83,7 +83,7 @@ def test_create():
     options = xpk.Options(
         **REQUIRED, zone='z', project='p', slices=2, spot=True, submit_flags='--priority=high'
     )
-    command = xpk.create(job, options)
+    command = xpk.create_command(job, options)
     places = ['--cluster=c1', '--zone=z', '--project=p']
     assert command[:3] == ['xpk', 'workload', 'create'] and command[-3:] == places
     assert set(command[3:-3]) == {
@@ -99,7 +99,7 @@ def test_create():
         f'python3 train.py --config=c.py {shlex.quote(SWEEP)}',
     }
     seven = xpk.Options(**REQUIRED | {'accelerator_type': 'tpu7x-16'})
-    assert '--no-use-parallel-containers' in xpk.create(job, seven)
+    assert '--no-use-parallel-containers' in xpk.create_command(job, seven)
 
 
 def test_the_manifest_is_xpks_own(fake, capsys):
@@ -121,7 +121,7 @@ def test_a_pod_has_the_flags_and_the_sigterm(trainer, tmp_path):
     (trainer / 'then.py').write_text(UNTIL_SIGTERM)
     flags = tuple(flag for flag in NASTY if '\n' not in flag)
     options = xpk.Options(**REQUIRED, folder=str(trainer))
-    command = xpk.container(Job('job', flags, python=sys.executable), options)
+    command = xpk.container_command(Job('job', flags, python=sys.executable), options)
     process = subprocess.Popen(
         ['bash', '-c', CONTAINER.format(command=command)], text=True, stdout=subprocess.PIPE
     )

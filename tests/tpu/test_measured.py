@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.bench.public_steps import ROWS, seconds_at
-from tpu.measured import FILE, ratio_of
+from tpu.measured import FILE, nearest_ratio
 
 V6E = (1.3, 1.1, 2.0)
 
@@ -31,9 +31,12 @@ def test_a_rate_in_flops_is_the_seconds_that_were_published_with_it(sizes, tflop
 
 
 def test_the_ratio_is_the_median_of_the_chip_s_own_steps():
-    found = ratio_of('v6e', {'v6e': V6E, 'v5e': (3.0,)})
+    found = nearest_ratio('v6e', {'v6e': V6E, 'v5e': (3.0,)})
     assert found == (1.3, 'v6e', 3, 1.1, 2.0)
-    assert found.words == '1.30 times the estimate, as 3 measured steps on v6e took, 1.10 to 2.00'
+    assert (
+        found.description
+        == '1.30 times the estimate, as 3 measured steps on v6e took, 1.10 to 2.00'
+    )
 
 
 def test_a_chip_without_steps_has_those_of_the_nearest_of_its_platform():
@@ -41,10 +44,10 @@ def test_a_chip_without_steps_has_those_of_the_nearest_of_its_platform():
     TPU7x has 1,153; a GPU of 989 lends none to it.
     """
     measured = {'v6e': V6E, 'v4': (1.5,), 'a100': (1.3,), 'h100': (1.9,)}
-    assert ratio_of('v5p', measured).chip == 'v4'
-    assert ratio_of('tpu7x', measured).chip == 'v6e'
-    assert ratio_of('h200', measured).chip == 'h100'
-    assert ratio_of('a100', {'v4': (1.5,)}) is None
+    assert nearest_ratio('v5p', measured).chip == 'v4'
+    assert nearest_ratio('tpu7x', measured).chip == 'v6e'
+    assert nearest_ratio('h200', measured).chip == 'h100'
+    assert nearest_ratio('a100', {'v4': (1.5,)}) is None
 
 
 def test_the_steps_that_plans_go_by_are_those_of_the_table():

@@ -14,7 +14,7 @@ from lm.training.state import build_learner
 from tests import ROOT
 from tests.helpers import tiny_raw
 from tests.programs import COMPILERS
-from tpu.compiled_step import vocabulary_of
+from tpu.compiled_step import nominal_vocabulary
 
 DEFAULT = '--config=configs/default.py'
 TINY = {
@@ -104,7 +104,7 @@ def test_products_of_a_plan_are_those_of_the_model(folder):
     """6 N and attention's, of all pairs of tokens here and not of half of them, and RoPE's."""
     *_, found = of_tpus(folder)
     config = resolve(tiny_raw(TINY))
-    learner = build_learner(config, *vocabulary_of(config), 'cpu')
+    learner = build_learner(config, *nominal_vocabulary(config), 'cpu')
     exact = flops_per_token(learner) * 32 * 128 / 4
     model, width = config.model, config.head_dim
     heads = model.n_heads + model.n_kv_heads  # each turned by H x H, and so is its gradient

@@ -2,9 +2,9 @@
 
 import pytest
 
-from modules.kernels.attention.splash import share_computed
+from modules.kernels.attention.splash import computed_share
 from tpu.chips import CHIPS
-from tpu.cost import cost_of
+from tpu.cost import estimate_cost
 from tpu.hlo import Module
 from tpu.rates import attention_share
 
@@ -27,8 +27,8 @@ CUDNN = (
 
 def cost(chip, a, b, result, operation, name='product'):
     text = PROGRAM.format(a=a, b=b, result=result, operation=operation, name=name)
-    given, pairs = CHIPS[chip], share_computed(8192, None)
-    return cost_of(Module(text), given.peak, FAST, pairs, given.kind)
+    given, pairs = CHIPS[chip], computed_share(8192, None)
+    return estimate_cost(Module(text), given.peak, FAST, pairs, given.kind)
 
 
 def splash(chip, head_dim, phase):
@@ -112,7 +112,7 @@ def test_a_product_is_charged_whole_tiles(chip):
     k, n = PADDED.get(chip, (K, N))
     peak = CHIPS[chip].peak
     assert found.flops == 2 * M * K * N
-    assert found.at_peak == pytest.approx(2 * M * k * n)
+    assert found.flops_at_peak == pytest.approx(2 * M * k * n)
     assert found.seconds == pytest.approx(2 * M * k * n / peak)
     assert found.bound == pytest.approx(2 * M * K * N / peak)
 
@@ -152,4 +152,4 @@ def test_a_product_is_charged_whole_tiles(chip):
     ids=['narrower', 'heads', 'batch', 'gradient'],
 )
 def test_tiles_of_a_product_of_any_form(a, b, result, operation, padded):
-    assert cost('v6e', a, b, result, operation).at_peak == pytest.approx(2 * padded)
+    assert cost('v6e', a, b, result, operation).flops_at_peak == pytest.approx(2 * padded)

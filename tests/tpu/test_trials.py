@@ -14,7 +14,13 @@ from modules.numerics import REMAT_POLICIES
 from tests.helpers import tiny_config, tiny_learner
 from tpu import compiled_step, trials
 from tpu.chips import CHIPS, Topology
-from tpu.compiled_step import DoesNotFit, Rates, StepEstimate, _needed, pairs_computed
+from tpu.compiled_step import (
+    DoesNotFit,
+    Rates,
+    StepEstimate,
+    _parse_memory_error,
+    computed_pair_share,
+)
 from tpu.rates import attention_share
 from tpu.sweep_plan import GroupPlan, SweepPlan, TunedPlan
 from tpu.trials import helpful_changes, try_changes
@@ -48,7 +54,7 @@ def compiler(monkeypatch):
             return made
 
         monkeypatch.setattr(trials, 'compile_step', compile_step)
-        monkeypatch.setattr(trials, 'estimate', lambda step, *rest: Found(step.recipe, needs))
+        monkeypatch.setattr(trials, 'estimate_step', lambda step, *rest: Found(step.recipe, needs))
         return asked
 
     return use
@@ -93,7 +99,7 @@ def test_each_way_is_compiled_until_enough_fit(compiler):
     assert len(asked) == len(rows)
     assert [row.estimate is not None for row in rows][:2] == [False, False]
     assert sum(row.estimate is not None for row in rows) == 2
-    assert 'still 14.00 GiB too many' in rows[0].line()
+    assert 'still 14.00 GiB too many' in rows[0].format_line()
     assert not said
 
 
@@ -113,12 +119,12 @@ def test_a_search_ranks_what_fits_by_its_step_and_has_what_was_given(compiler):
     said = []
     rows = trials.search(config, eight(), said.append, tries=3)
     assert [line.split(':')[0] for line in said[1:]] == [f'{k} of at most 4' for k in (1, 2, 3, 4)]
-    assert 'best' not in said[1] and said[-1].endswith(f'; best so far: {rows[0].words}')
+    assert 'best' not in said[1] and said[-1].endswith(f'; best so far: {rows[0].label}')
     assert asked[0] == config  # as it is given
     seconds = [row.estimate.step_seconds for row in rows if row.estimate]
     assert seconds == sorted(seconds) and len(seconds) >= 2
     assert rows[0].estimate and not rows[-1].estimate  # the given one does not fit
-    assert len({row.words for row in rows}) == len(rows)
+    assert len({row.label for row in rows}) == len(rows)
 
 
 def test_candidates_have_attention_at_its_rate():
@@ -152,8 +158,8 @@ def test_arms_take_the_waves_that_tuning_takes():
     plan = TunedPlan(eight(), groups, None, '3 arms of 15 runs at least', (3, 5))
     assert plan.record()['waves'] == (3, 5) and plan.device_hours == 3
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr('tpu.sweep_plan.summary', lambda estimate: 'memory')
-        *_, last = plan.lines()
+        patch.setattr('tpu.sweep_plan.format_summary', lambda estimate: 'memory')
+        *_, last = plan.format_lines()
     said = '3 arms of 15 runs at least: 3 to 5 such waves, 3.00 to 5.00 hours, 9.00 to 15.00'
     assert last.startswith(said)
 
@@ -162,12 +168,12 @@ def test_arms_take_the_waves_that_tuning_takes():
 def test_candidates_cut_evenly_and_are_those_that_may_fit(monkeypatch):
     """Catches a mesh that leaves devices idle, and memory that is not looked at."""
     config = tiny_config(LAID)
-    found = [one.changes for one in trials.candidates(config, eight())]
+    found = [one.changes for one in trials.generate_candidates(config, eight())]
     assert {'mesh.fsdp', 'mesh.tensor', 'mesh.context', 'model.remat'} <= set(found[0])
     assert {one['model.remat'] for one in found} == {*REMAT_POLICIES}
     assert len({str(one) for one in found}) == len(found)
-    monkeypatch.setattr(trials, 'memory_of', lambda topology: 1)
-    assert not list(trials.candidates(config, eight()))
+    monkeypatch.setattr(trials, 'device_memory', lambda topology: 1)
+    assert not list(trials.generate_candidates(config, eight()))
 
 
 @pytest.mark.full
@@ -176,10 +182,10 @@ def test_what_the_compiler_says_of_memory_is_read():
         'RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory '
         'required for HLO temporaries (18.50G) exceeds available HBM (15.75G). HLO module: jit_step'
     )
-    assert _needed(text) == (int(18.5 * GIB), int(15.75 * GIB))
-    assert _needed(text.replace('18.50G', '900.00M'))[0] == 900 * 2**20
+    assert _parse_memory_error(text) == (int(18.5 * GIB), int(15.75 * GIB))
+    assert _parse_memory_error(text.replace('18.50G', '900.00M'))[0] == 900 * 2**20
     with pytest.raises(ValueError, match='by how much is not said'):
-        _needed('RESOURCE_EXHAUSTED: out')
+        _parse_memory_error('RESOURCE_EXHAUSTED: out')
     error = DoesNotFit(18 * GIB, 16 * GIB)
     assert str(error) == 'needs 18.00 GiB a device, and there are 16.00: 2.00 GiB too many'
 
@@ -198,7 +204,7 @@ def test_a_program_that_the_compiler_lets_pass_is_held_against_memory(monkeypatc
             return Report()
 
     monkeypatch.setattr(Program, '__init__', lambda self, made, how: None)
-    monkeypatch.setattr(Program, 'compiled', lambda self, runs: Executable())
+    monkeypatch.setattr(Program, 'compile_step', lambda self, runs: Executable())
     gpu = Topology('h100:1', CHIPS['h100'], [], (1,))
     with pytest.raises(DoesNotFit, match=r'needs 83\.00 GiB'):
         compiled_step.compile_step(None, gpu)
@@ -229,4 +235,4 @@ def test_a_bound_has_products_at_the_peak_and_all_links(links, bound):
 def test_blocks_that_splash_attention_computes(length, window, every, parts, share):
     changes = {'model.n_layers': 2, 'data.seq_len': length, 'attention.window': window}
     changes |= {'attention.full_every': every} if every else {}
-    assert pairs_computed(tiny_config(changes), parts) == pytest.approx(share)
+    assert computed_pair_share(tiny_config(changes), parts) == pytest.approx(share)

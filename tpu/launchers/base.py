@@ -19,16 +19,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED
-from lm.launch.this_host import HOST_FLAGS, SECRET, flags_of
-from modules.choices import nearest
+from lm.launch.this_host import HOST_FLAGS, SECRET, select_flags
+from modules.choices import suggest_nearest
 
 POLL_SEC = 0.2  # between looks at local processes and at caught signals
 PAUSE_SEC = 30.0  # before the same job is submitted again
 READ_SEC = 5.0  # for the last output of a command, whose child may hold the pipe for ever
-MOST_RESTARTS = 10  # default of --max_restarts, as of a sweep's groups on Ray
-MOST_FAILURES = 60  # of a scheduler in a row, while it is asked for the state of a job
+MAX_RESTARTS = 10  # default of --max_restarts, as of a sweep's groups on Ray
+MAX_FAILURES = 60  # of a scheduler in a row, while it is asked for the state of a job
 NAME = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')
-MOST_NAME = 40
+MAX_NAME_LENGTH = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,15 +41,15 @@ class Job:
     name: str
     flags: tuple[str, ...]
     python: str = ''
-    max_restarts: int = MOST_RESTARTS
+    max_restarts: int = MAX_RESTARTS
     secret: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16), compare=False)
 
-    def words(self, python: str) -> list[str]:
+    def argv(self, python: str) -> list[str]:
         """Returns the command of a host; `python` is the engine's default."""
         return [*shlex.split(self.python or python), 'train.py', *self.flags]
 
     def command(self, python: str) -> str:
-        return shlex.join(self.words(python))
+        return shlex.join(self.argv(python))
 
     def command_with_secret(self, python: str) -> str:
         """Returns `command` for hosts that may share no disk, on which the secret could lie."""
@@ -81,7 +81,7 @@ class Launch:
     def __init__(self, job: Job, options: Any, caught: list[int], say: Callable[[str], None]):
         self.job, self.options, self.caught, self.say = job, options, caught, say
         self.stream: Stream | None = None
-        self.looked, self.failures = -math.inf, 0
+        self.last_poll, self.failures = -math.inf, 0
 
     @property
     def restarts(self) -> int:
@@ -99,7 +99,7 @@ class Launch:
     def stop(self) -> None:
         """Stops the job, whose end `poll` then reports."""
         for command in self.stop_commands():
-            run(command)
+            run_command(command)
 
     def close(self) -> None:
         """Releases what this launcher holds."""
@@ -110,20 +110,20 @@ class Launch:
     def is_due(self, seconds: float) -> bool:
         """Whether this last returned True at least `seconds` ago."""
         now = time.monotonic()
-        if now - self.looked < seconds:
+        if now - self.last_poll < seconds:
             return False
-        self.looked = now
+        self.last_poll = now
         return True
 
-    def ask(self, question: Callable[[], Any], job: str) -> Any:
+    def query(self, read_state: Callable[[], Any], job: str) -> Any:
         """Returns question(), or None where it raised ValueError, as a scheduler may for a while.
         Raises the error after MOST_FAILURES in a row.
         """
         try:
-            found = question()
+            found = read_state()
         except ValueError as error:
             self.failures += 1
-            if self.failures == MOST_FAILURES:
+            if self.failures == MAX_FAILURES:
                 advice = f'The {job} goes on, and the same command finds it.'
                 raise ValueError(f'{error}. {advice}') from None
             return None
@@ -131,13 +131,13 @@ class Launch:
         return found
 
 
-class Stopped(Exception):
+class LaunchInterrupted(Exception):
     """A signal came while the job waited for its hosts."""
 
 
-def option(words: str, default: Any = dataclasses.MISSING) -> Any:
+def option(description: str, default: Any = dataclasses.MISSING) -> Any:
     """Declares a field of an engine's options, which is a flag; one without default is required."""
-    return dataclasses.field(default=default, metadata={'words': words})
+    return dataclasses.field(default=default, metadata={'words': description})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ class SliceOptions:
     spot: bool = option('Cheaper slices, which may be preempted at any time.', False)
     submit_flags: str = option('More flags for queued-resources or xpk workload create.', '')
 
-    def place(self) -> list[str]:
+    def location_flags(self) -> list[str]:
         zone = [f'--zone={self.zone}'] if self.zone else []
         return [*zone, *([f'--project={self.project}'] if self.project else [])]
 
@@ -158,27 +158,27 @@ class SliceOptions:
         """Returns the chips of all slices."""
         return Chips(self.accelerator_type, self.slices)
 
-    def more_flags(self, *own: str) -> list[str]:
-        return [*(['--spot'] if self.spot else []), *own, *shlex.split(self.submit_flags)]
+    def extra_flags(self, *flags: str) -> list[str]:
+        return [*(['--spot'] if self.spot else []), *flags, *shlex.split(self.submit_flags)]
 
 
-def read_options(engine: str, options: type, given: Mapping[str, Any]) -> Any:
+def read_options(engine: str, options: type, flag_values: Mapping[str, Any]) -> Any:
     """Returns `options` of the given flags. Raises ValueError for a missing or an unknown one."""
     fields = {field.name: field for field in dataclasses.fields(options)}
-    for name in given:
+    for name in flag_values:
         if name not in fields:
             raise ValueError(
                 f'--{name} is not read by --engine={engine}, which reads '
-                f'{", ".join(f"--{known}" for known in fields)}.{nearest(name, fields)}'
+                f'{", ".join(f"--{known}" for known in fields)}.{suggest_nearest(name, fields)}'
             )
     missing = [
         f'--{name} ({field.metadata["words"].rstrip(".")})'
         for name, field in fields.items()
-        if field.default is dataclasses.MISSING and name not in given
+        if field.default is dataclasses.MISSING and name not in flag_values
     ]
     if missing:
         raise ValueError(f'--engine={engine} needs {", ".join(missing)}')
-    return options(**given)
+    return options(**flag_values)
 
 
 def check_installed(engine: str, launch: type[Launch]) -> None:
@@ -192,16 +192,16 @@ def check_installed(engine: str, launch: type[Launch]) -> None:
 
 def check_name(flag: str, name: str) -> None:
     """Raises ValueError for a name that some engine refuses; xpk's limit is the shortest."""
-    if not NAME.fullmatch(name) or len(name) > MOST_NAME:
+    if not NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
         raise ValueError(
-            f'{flag} must be at most {MOST_NAME} lowercase letters, digits and dashes, and begin '
+            f'{flag} must be at most {MAX_NAME_LENGTH} lowercase letters, digits and dashes, and begin '
             f'with a letter; got {name!r}.'
         )
 
 
 def check_flags(job: Job) -> None:
     """Raises ValueError where the flags of train.py name a host, which the engine does."""
-    named = sorted(flags_of(job.flags, HOST_FLAGS))
+    named = sorted(select_flags(job.flags, HOST_FLAGS))
     if named:
         raise ValueError(
             f'--{named[0]} says which host one is, and the hosts of a launch learn that from what '
@@ -224,7 +224,9 @@ def check_training(job: Job, chips: Chips, say: Callable[[str], None]) -> None:
         say('JAX is not installed here: what train.py would refuse is left to the hosts')
         return
     asked = json.dumps(dataclasses.asdict(chips))
-    status, said, error = run([sys.executable, '-m', 'tpu.check_training', asked, *job.flags])
+    status, said, error = run_command(
+        [sys.executable, '-m', 'tpu.check_training', asked, *job.flags]
+    )
     if status:
         raise ValueError(error.strip().removeprefix('error: ') or f'it ended with {status}')
     if said:
@@ -238,7 +240,7 @@ def check_positive(options: Any, *names: str) -> None:
             raise ValueError(f'--{name} must be at least 1; got {getattr(options, name)}.')
 
 
-def goes_on(status: int) -> bool:
+def is_resumable(status: int) -> bool:
     """Whether the same command may go on after this exit status: a host was lost (42), or a signal
     ended it (above 128), as in a preemption. Bad input, a diverged loss and a command that cannot
     run (126, 127) would end the same way again.
@@ -246,7 +248,7 @@ def goes_on(status: int) -> bool:
     return status == RESUME or status > SIGNALLED
 
 
-def worst(statuses: Sequence[int]) -> int:
+def combine_statuses(statuses: Sequence[int]) -> int:
     """Returns the exit status of a job from those of its hosts or containers: the smallest but 0.
     Final ones (1, 2) come before those with which hosts end because another failed (42, 128 + n).
     """
@@ -264,10 +266,10 @@ def supervise(launch: Launch, caught: list[int], say: Callable[[str], None]) -> 
             if restarts == 0:
                 command = ' && '.join(map(shlex.join, launch.stop_commands()))
                 say(f'Ctrl-C stops it after a checkpoint; so does: {command}')
-            status = attend(launch, caught, say)
+            status = wait_for_exit(launch, caught, say)
             if caught:
                 return status if status in (DONE, BAD_INPUT, DIVERGED) else SIGNALLED + caught[0]
-            if not goes_on(status):
+            if not is_resumable(status):
                 return status
             if restarts == launch.restarts:
                 if launch.restarts:
@@ -275,14 +277,14 @@ def supervise(launch: Launch, caught: list[int], say: Callable[[str], None]) -> 
                 return status
             restarts += 1
             say(f'status {status}: restart {restarts} of at most {launch.restarts}')
-            wait(PAUSE_SEC, caught)
-    except Stopped:
+            interruptible_sleep(PAUSE_SEC, caught)
+    except LaunchInterrupted:
         return SIGNALLED + caught[0]
     finally:
         launch.close()
 
 
-def attend(launch: Launch, caught: list[int], say: Callable[[str], None]) -> int:
+def wait_for_exit(launch: Launch, caught: list[int], say: Callable[[str], None]) -> int:
     """Returns the status of the submitted job once it has ended; passes a signal on once."""
     asked = False
     while (status := launch.poll()) is None:
@@ -294,13 +296,13 @@ def attend(launch: Launch, caught: list[int], say: Callable[[str], None]) -> int
     return status
 
 
-def wait(seconds: float, caught: list[int]) -> None:
+def interruptible_sleep(seconds: float, caught: list[int]) -> None:
     """Sleeps. Raises Stopped as soon as a signal came."""
     end = time.monotonic() + seconds
     while not caught and time.monotonic() < end:
         time.sleep(min(POLL_SEC, seconds))
     if caught:
-        raise Stopped
+        raise LaunchInterrupted
 
 
 def shell_lines(*lines: str | Sequence[str]) -> str:
@@ -308,7 +310,7 @@ def shell_lines(*lines: str | Sequence[str]) -> str:
     return ''.join(f'{line if isinstance(line, str) else shlex.join(line)}\n' for line in lines)
 
 
-def run(command: Sequence[str], text: str | None = None) -> tuple[int, str, str]:
+def run_command(command: Sequence[str], text: str | None = None) -> tuple[int, str, str]:
     """Returns (exit status, stdout, stderr) of a short command, which Ctrl-C does not reach."""
     done = subprocess.run(
         command, input=text or '', capture_output=True, text=True, start_new_session=True
@@ -316,9 +318,9 @@ def run(command: Sequence[str], text: str | None = None) -> tuple[int, str, str]
     return done.returncode, done.stdout, done.stderr
 
 
-def output_of(command: Sequence[str], text: str | None = None) -> str:
+def read_output(command: Sequence[str], text: str | None = None) -> str:
     """Returns the stdout of a short command. Raises ValueError with its message where it fails."""
-    status, out, error = run(command, text)
+    status, out, error = run_command(command, text)
     if status:
         said = (error or out).strip() or 'it said nothing'
         raise ValueError(f'{shlex.join(command)} ended with status {status}: {said}')
@@ -330,8 +332,10 @@ class Stream:
     True. Ctrl-C does not reach it: the engine decides what is stopped.
     """
 
-    def __init__(self, command: Sequence[str], keep: Callable[[str], bool] = lambda line: False):
-        self.keep = keep
+    def __init__(
+        self, command: Sequence[str], is_hidden: Callable[[str], bool] = lambda line: False
+    ):
+        self.is_hidden = is_hidden
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -345,7 +349,7 @@ class Stream:
 
     def _read(self) -> None:
         for line in self.process.stdout:
-            if not self.keep(line):
+            if not self.is_hidden(line):
                 sys.stdout.write(line)
                 sys.stdout.flush()
 

@@ -24,10 +24,10 @@ from tpu.launchers.base import Job, SliceOptions, Stream, option
 
 LOOK_SEC = 30.0
 HOST_SEC = 1.0  # between a host's looks at its trainer
-MOST_TRIES = 20  # of gcloud in a row to say a state, once it has said one
+MAX_TRIES = 20  # of gcloud in a row to say a state, once it has said one
 STATE = '--format=value(state.state)'
 FOLDER = '"$HOME/.evenkeel/{}"'  # of a host, for the pid, log and exit status of its trainer
-GONE = 'NOT_FOUND'
+NOT_FOUND = 'NOT_FOUND'
 WAITING = ('CREATING', 'ACCEPTED', 'WAITING_FOR_RESOURCES', 'PROVISIONING')
 LEAVING = ('SUSPENDING', 'DELETING')
 ENDED = re.compile(r'evenkeel: a host ended with status (\d+)')
@@ -42,26 +42,26 @@ class Options(SliceOptions):
     keep: bool = option('Leave a slice that this command created.', False)
 
 
-def queued(verb: str, job: Job, options: Options, *flags: str) -> list[str]:
+def queued_resource_command(verb: str, job: Job, options: Options, *flags: str) -> list[str]:
     head = ['gcloud', 'compute', 'tpus', 'queued-resources', verb, job.name]
-    return [*head, *options.place(), *flags]
+    return [*head, *options.location_flags(), *flags]
 
 
-def create(job: Job, options: Options) -> list[str]:
+def create_command(job: Job, options: Options) -> list[str]:
     kind = f'--accelerator-type={options.accelerator_type}'
     software = f'--runtime-version={options.runtime_version}'
     several = [f'--node-count={options.slices}', f'--node-prefix={job.name}']
     nodes = several if options.slices > 1 else [f'--node-id={job.name}']
-    more = options.more_flags()
-    return queued('create', job, options, kind, software, *nodes, *more, '--async')
+    more = options.extra_flags()
+    return queued_resource_command('create', job, options, kind, software, *nodes, *more, '--async')
 
 
-def delete(job: Job, options: Options) -> list[str]:
+def delete_command(job: Job, options: Options) -> list[str]:
     """Returns the command that deletes the resource with its nodes (--force) and waits for it."""
-    return queued('delete', job, options, '--force', '--quiet')
+    return queued_resource_command('delete', job, options, '--force', '--quiet')
 
 
-def ssh(job: Job, options: Options, command: str) -> list[str]:
+def ssh_command(job: Job, options: Options, command: str) -> list[str]:
     """Returns the command that runs `command` on every host of all slices at once: in gcloud's
     batches of 64 hosts the first would wait for the others without end. A host that is lost
     silently is noticed after 2 min.
@@ -69,9 +69,11 @@ def ssh(job: Job, options: Options, command: str) -> list[str]:
     alive = ['--ssh-flag=-oServerAliveInterval=30', '--ssh-flag=-oServerAliveCountMax=4']
     flags = ['--worker=all', *alive, f'--command={command}']
     if options.slices > 1:
-        return queued('ssh', job, options, '--node=all', '--batch-size=all', *flags)
+        return queued_resource_command(
+            'ssh', job, options, '--node=all', '--batch-size=all', *flags
+        )
     head = ['gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', job.name]
-    return [*head, *options.place(), *flags]
+    return [*head, *options.location_flags(), *flags]
 
 
 def host_script(job: Job, options: Options) -> str:
@@ -81,7 +83,7 @@ def host_script(job: Job, options: Options) -> str:
     connection breaks, all but the trainer ends: by the hangup or, where that is ignored as under
     nohup, when its shell is gone or its output is not read.
     """
-    enter = f'{{ {_setup(options)}cd {shlex.quote(options.folder)} || false; }}'
+    enter = f'{{ {_setup_script(options)}cd {shlex.quote(options.folder)} || false; }}'
     train = f'{{ {job.command_with_secret("uv run --extra tpu")} & echo $! > "$d/pid"; wait $!; }}'
     follow = (
         f'tail -n +1 -f -s {HOST_SEC} --pid="$(cat "$d/pid")" "$d/log" & t=$!; '
@@ -101,7 +103,7 @@ def host_script(job: Job, options: Options) -> str:
     )
 
 
-def _setup(options: Options) -> str:
+def _setup_script(options: Options) -> str:
     """Returns shell text that sets a host up once; a slice that is created again has new hosts."""
     if not options.setup:
         return ''
@@ -119,19 +121,19 @@ def script(job: Job, options: Options) -> str:
     """Returns all commands in order, as lines for a shell."""
     lines = [
         f'# creates {job.name}, unless it is ACTIVE or waits already:',
-        create(job, options),
+        create_command(job, options),
         f'# every {LOOK_SEC:.0f} s, until it is ACTIVE:',
-        queued('describe', job, options, STATE),
+        queued_resource_command('describe', job, options, STATE),
         '# on every host:',
-        ssh(job, options, host_script(job, options)),
+        ssh_command(job, options, host_script(job, options)),
         f'# at most {job.max_restarts} times more, after status 42, 128 + n or a lost connection;',
         '# where the slice is not ACTIVE any more, it is first deleted, then created:',
-        delete(job, options),
+        delete_command(job, options),
         '# to stop it after a checkpoint:',
-        ssh(job, options, stop_script(job)),
+        ssh_command(job, options, stop_script(job)),
     ]
     if not options.keep:
-        lines += ['# in the end:', delete(job, options)]
+        lines += ['# in the end:', delete_command(job, options)]
     return base.shell_lines(*lines)
 
 
@@ -148,45 +150,47 @@ class Launch(base.Launch):
     """
 
     programs = (('gcloud', 'https://cloud.google.com/sdk/docs/install'),)
-    created = left = answered = False
+    has_created = leaves_slice = has_answered = False
 
-    def state(self) -> str:
+    def read_state(self) -> str:
         """Returns the state of the resource; once gcloud has answered, it may fail for a while."""
-        for _ in range(MOST_TRIES if self.answered else 1):
-            status, out, error = base.run(queued('describe', self.job, self.options, STATE))
-            gone = status != 0 and (GONE in error or 'not found' in error)
+        for _ in range(MAX_TRIES if self.has_answered else 1):
+            status, out, error = base.run_command(
+                queued_resource_command('describe', self.job, self.options, STATE)
+            )
+            gone = status != 0 and (NOT_FOUND in error or 'not found' in error)
             if status == 0 or gone:
-                self.answered = True
-                return GONE if gone else out.strip()
-            if self.answered:
-                base.wait(LOOK_SEC, self.caught)
-        if not self.answered:
+                self.has_answered = True
+                return NOT_FOUND if gone else out.strip()
+            if self.has_answered:
+                base.interruptible_sleep(LOOK_SEC, self.caught)
+        if not self.has_answered:
             raise ValueError(f'gcloud refuses: {error.strip()}')
-        self.left = True
+        self.leaves_slice = True
         unknown = f'the state of {self.job.name} is unknown: {error.strip()}'
         raise ValueError(f'{unknown}. What runs there goes on, and the same command finds it.')
 
     def submit(self) -> None:
         said, fresh = '', False
-        while (state := self.state()) != 'ACTIVE':
+        while (state := self.read_state()) != 'ACTIVE':
             if state != said:
                 self.say(f'{self.job.name} is {state}')
                 said = state
             if state in WAITING + LEAVING:
-                base.wait(LOOK_SEC, self.caught)
+                base.interruptible_sleep(LOOK_SEC, self.caught)
                 continue
             if state == 'FAILED' and fresh:
-                reason = shlex.join(queued('describe', self.job, self.options))
+                reason = shlex.join(queued_resource_command('describe', self.job, self.options))
                 raise ValueError(f'{self.job.name} could not be created. The reason: {reason}')
-            if state != GONE:  # SUSPENDED, FAILED
-                base.output_of(delete(self.job, self.options))
-            base.output_of(create(self.job, self.options))
-            self.created = fresh = True
+            if state != NOT_FOUND:  # SUSPENDED, FAILED
+                base.read_output(delete_command(self.job, self.options))
+            base.read_output(create_command(self.job, self.options))
+            self.has_created = fresh = True
         self.statuses: list[int] = []
         command = host_script(self.job, self.options)
-        self.stream = Stream(ssh(self.job, self.options, command), self._keep_status)
+        self.stream = Stream(ssh_command(self.job, self.options, command), self._record_status)
 
-    def _keep_status(self, line: str) -> bool:
+    def _record_status(self, line: str) -> bool:
         self.statuses += [int(match[1]) for match in ENDED.finditer(line)]
         return ENDED.search(line) is not None
 
@@ -194,23 +198,23 @@ class Launch(base.Launch):
         """Returns what the hosts reported; where ssh failed, one that reported nothing is lost."""
         if (status := self.stream.poll()) is None:
             return None
-        told = base.worst(self.statuses)
+        told = base.combine_statuses(self.statuses)
         if status == DONE or told != DONE:
             return told
         self.say(f'ssh ended with status {status}: the connection to a host is lost')
         return RESUME
 
     def stop_commands(self) -> list[list[str]]:
-        return [ssh(self.job, self.options, stop_script(self.job))]
+        return [ssh_command(self.job, self.options, stop_script(self.job))]
 
     def close(self) -> None:
         super().close()
-        command = delete(self.job, self.options)
+        command = delete_command(self.job, self.options)
         left = f'{self.job.name} is left, and costs'
-        if self.created and (self.options.keep or self.left):
+        if self.has_created and (self.options.keep or self.leaves_slice):
             self.say(f'{left} until: {shlex.join(command)}')
-        elif self.created:
+        elif self.has_created:
             self.say(f'deleting {self.job.name}')
-            status, _, error = base.run(command)
+            status, _, error = base.run_command(command)
             if status:
                 self.say(f'{left}: {shlex.join(command)} ended with {error.strip()}')

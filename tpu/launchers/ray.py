@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 
 from lm.launch.before_jax import ACCELERATORS
 from lm.launch.exit_status import DONE, RESUME, SIGNALLED
-from lm.launch.signals import handlers_kept
+from lm.launch.signals import preserve_handlers
 from lm.launch.this_host import SECRET
 from tpu.launchers import base
 from tpu.launchers.base import Chips, Job, option
@@ -39,9 +39,9 @@ from tpu.launchers.base import Chips, Job, option
 LOOK_SEC = 1.0
 ANSWER_SEC = 30.0
 SAY_SEC = 60.0  # between messages on what is waited for
-LAST_WORDS = 2000  # characters of each other host, shown where the job fails
+LAST_CHARS = 2000  # characters of each other host, shown where the job fails
 PR_SET_PDEATHSIG = 1
-STALE = 'MEGASCALE_'  # of an earlier job on a host, whose slices are others or gone
+STALE_PREFIX = 'MEGASCALE_'  # of an earlier job on a host, whose slices are others or gone
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ def actor_options(bundle: dict[str, float]) -> dict:
     return {'num_cpus': 0, **known, 'resources': other}
 
 
-def python_of(options: Options) -> str:
+def select_python(options: Options) -> str:
     """Returns the words before train.py: this interpreter where it has what JAX needs for the TPUs
     or GPUs of the hosts, otherwise uv with the extra that installs it.
     """
@@ -94,7 +94,7 @@ def python_of(options: Options) -> str:
     return shlex.quote(sys.executable)
 
 
-def order(hosts: Sequence[dict], slices: int) -> list[int]:
+def order_bundles(hosts: Sequence[dict], slices: int) -> list[int]:
     """Returns the bundle of each process: slice by slice, and in each by its number there, as
     libtpu and JAX must number them alike.
     """
@@ -125,10 +125,10 @@ def child_env(env: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, s
     """Returns the environment of a trainer, without variables that an earlier job of several slices
     left: libtpu would wait for those slices without end.
     """
-    return {k: v for k, v in env.items() if not k.startswith(STALE)} | dict(changes)
+    return {k: v for k, v in env.items() if not k.startswith(STALE_PREFIX)} | dict(changes)
 
 
-def address() -> str:
+def node_address() -> str:
     """Returns the address of this node within the cluster."""
     import ray
 
@@ -140,13 +140,13 @@ class RayHost:
     process of its own, as its variables must be set before it imports JAX.
     """
 
-    def about(self) -> dict:
+    def describe(self) -> dict:
         """Returns the host's address, two free ports, and its number within its TPU slice."""
         with socket.create_server(('', 0)) as one, socket.create_server(('', 0)) as two:
             ports = one.getsockname()[1], two.getsockname()[1]
         worker = os.environ.get('TPU_WORKER_ID', '')
         number = int(worker) if worker.isdigit() else None
-        return {'address': address(), 'ports': ports, 'worker': number}
+        return {'address': node_address(), 'ports': ports, 'worker': number}
 
     def start(self, words: Sequence[str], folder: str, changes: Mapping[str, str]) -> None:
         """Starts the trainer, which gets SIGTERM where this actor is killed."""
@@ -193,7 +193,7 @@ def script(job: Job, options: Options) -> str:
         f'# {group}',
         '# in each bundle, without MEGASCALE_* of earlier jobs, once all have their nodes:',
         ['cd', options.folder or os.getcwd()],
-        [*job.words(python_of(options)), *flags],
+        [*job.argv(select_python(options)), *flags],
         f'# at most {job.max_restarts} times more, after status 42, 128 + n or a lost host',
     )
 
@@ -225,7 +225,7 @@ class Launch(base.Launch):
         self.folder = self.options.folder or os.getcwd()
         self.ray = _connect(self.options.address)
         self.group = self.slices = None
-        self.hosts, self.codes, self.last = [], [], []
+        self.hosts, self.codes, self.last_output = [], [], []
 
     def submit(self) -> None:
         self.close()
@@ -237,17 +237,17 @@ class Launch(base.Launch):
             .remote()
             for i, bundle in enumerate(self.group.bundle_specs)
         ]
-        about = self.ray.get([actor.about.remote() for actor in actors])
-        places = order(about, self.options.slices)
+        about = self.ray.get([actor.describe.remote() for actor in actors])
+        places = order_bundles(about, self.options.slices)
         first, size = about[places[0]], len(actors) // self.options.slices
         self.hosts = [actors[place] for place in places]
         secret = {SECRET: self.job.secret}
         for number, host in enumerate(self.hosts):
             flags = host_flags(first, len(places), number)
             env = slice_env(first, self.options.slices, number // size) | secret
-            words = [*self.job.words(python_of(self.options)), *flags]
+            words = [*self.job.argv(select_python(self.options)), *flags]
             self.ray.get(host.start.remote(words, self.folder, env))
-        self.codes, self.last = [None] * len(places), [''] * len(places)
+        self.codes, self.last_output = [None] * len(places), [''] * len(places)
 
     def _reserve(self) -> None:
         """Waits until every bundle has its node."""
@@ -265,7 +265,7 @@ class Launch(base.Launch):
         ready, said = self.group.ready(), 0.0
         while not self.ray.wait([ready], timeout=0.5)[0]:
             if self.caught:
-                raise base.Stopped
+                raise base.LaunchInterrupted
             if time.monotonic() - said > SAY_SEC:
                 said = time.monotonic()
                 there = self.ray.cluster_resources()
@@ -283,22 +283,22 @@ class Launch(base.Launch):
                 text, self.codes[i] = self.ray.get(host.read.remote(), timeout=ANSWER_SEC)
             except (self.ray.exceptions.RayError, TimeoutError) as error:
                 self.say(f'host {i} is lost: {str(error).splitlines()[0]}')
-                self._say_last()
+                self._show_last_output()
                 return RESUME
             if i == 0:
                 sys.stdout.write(text)
                 sys.stdout.flush()
-            self.last[i] = (self.last[i] + text)[-LAST_WORDS:]
+            self.last_output[i] = (self.last_output[i] + text)[-LAST_CHARS:]
         if None in self.codes:
             return None
-        status = base.worst(self.codes)
+        status = base.combine_statuses(self.codes)
         if status != DONE and not self.caught:
-            self._say_last()
+            self._show_last_output()
         return status
 
-    def _say_last(self) -> None:
+    def _show_last_output(self) -> None:
         """Shows the last output of the hosts whose output is not passed on."""
-        for i, text in enumerate(self.last[1:], 1):
+        for i, text in enumerate(self.last_output[1:], 1):
             if text.strip():
                 self.say(f'host {i} said last:\n{text.rstrip()}')
 
@@ -329,7 +329,7 @@ def _connect(address: str):
     import ray.util.tpu
 
     if not ray.is_initialized():
-        with handlers_kept(), warnings.catch_warnings():
+        with preserve_handlers(), warnings.catch_warnings():
             warnings.filterwarnings('ignore', category=RuntimeWarning)
             ray.init(
                 address=address or None,

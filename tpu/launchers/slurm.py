@@ -50,11 +50,11 @@ class Options:
         return Chips(devices=self.nodes * int(per_node[1]) if per_node else 0)
 
 
-def output(job: Job, options: Options, number: str = '%j') -> Path:
-    return Path(options.logs).absolute() / f'{job.name}-{number}.out'
+def output_path(job: Job, options: Options, job_id: str = '%j') -> Path:
+    return Path(options.logs).absolute() / f'{job.name}-{job_id}.out'
 
 
-def batch(job: Job, options: Options) -> str:
+def batch_script(job: Job, options: Options) -> str:
     """Returns the batch script. srun leaves the tasks to end by themselves: they watch each other,
     and if it killed one because another had failed, status 1, which is final, would become 137.
     Nodes are alike: what the first one has says which extra `uv run` installs.
@@ -68,7 +68,7 @@ def batch(job: Job, options: Options) -> str:
 #SBATCH --job-name={job.name}
 #SBATCH --nodes={options.nodes}
 #SBATCH --ntasks-per-node={options.tasks_per_node}
-#SBATCH --output={output(job, options)}
+#SBATCH --output={output_path(job, options)}
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=TERM@{LIMIT_SEC}
@@ -91,32 +91,32 @@ exit $status
 """
 
 
-def submit(options: Options) -> list[str]:
+def submit_command(options: Options) -> list[str]:
     return ['sbatch', '--parsable', *shlex.split(options.submit_flags)]
 
 
-def find(job: Job) -> list[str]:
+def find_command(job: Job) -> list[str]:
     return ['squeue', '--me', '--noheader', f'--name={job.name}', '--format=%i']
 
 
-def look(number: str) -> list[str]:
-    return ['scontrol', 'show', 'job', '--oneliner', number]
+def show_command(job_id: str) -> list[str]:
+    return ['scontrol', 'show', 'job', '--oneliner', job_id]
 
 
-def stop(number: str) -> list[list[str]]:
+def cancel_commands(job_id: str) -> list[list[str]]:
     """Returns the commands after which neither SLURM nor its script queues the job again, and which
     send SIGTERM to the tasks. The batch script gets none, as it reports their status.
     """
-    hold = ['scontrol', 'update', f'JobId={number}', 'Requeue=0']
-    return [hold, ['scancel', '--signal=TERM', number]]
+    hold = ['scontrol', 'update', f'JobId={job_id}', 'Requeue=0']
+    return [hold, ['scancel', '--signal=TERM', job_id]]
 
 
-def fields_of(said: str) -> dict[str, str]:
+def parse_fields(text: str) -> dict[str, str]:
     """Returns {'JobState': 'RUNNING', ...} from scontrol's line."""
-    return dict(re.findall(r'(\w+)=(\S*)', said))
+    return dict(re.findall(r'(\w+)=(\S*)', text))
 
 
-def status_of(fields: dict[str, str]) -> int | None:
+def parse_status(fields: dict[str, str]) -> int | None:
     """Returns the exit status of an ended job, RESUME where SLURM gave none; else None."""
     if fields.get('JobState') not in ENDED:
         return None
@@ -128,26 +128,26 @@ def status_of(fields: dict[str, str]) -> int | None:
 
 def script(job: Job, options: Options) -> str:
     """Returns all commands in order, as lines for a shell."""
-    text, mark = batch(job, options), 'END'
+    text, mark = batch_script(job, options), 'END'
     while mark in text.splitlines():  # a flag may hold any line
         mark += '_'
     return base.shell_lines(
-        ['mkdir', '-p', str(output(job, options).parent)],
+        ['mkdir', '-p', str(output_path(job, options).parent)],
         '# unless it is in the queue already:',
-        find(job),
-        f"{shlex.join(submit(options))} <<'{mark}'",
+        find_command(job),
+        f"{shlex.join(submit_command(options))} <<'{mark}'",
         text + mark,
         f'# every {LOOK_SEC:.0f} s, with the number that sbatch said:',
-        look('NUMBER'),
-        ['tail', '-F', str(output(job, options, 'NUMBER'))],
+        show_command('NUMBER'),
+        ['tail', '-F', str(output_path(job, options, 'NUMBER'))],
         '# to stop it after a checkpoint:',
-        ' && '.join(map(shlex.join, stop('NUMBER'))),
+        ' && '.join(map(shlex.join, cancel_commands('NUMBER'))),
     )
 
 
 def check(job: Job, options: Options) -> None:
     base.check_positive(options, 'nodes', 'tasks_per_node')
-    if re.search(r'[\s%\\]', str(output(job, options, '1'))):
+    if re.search(r'[\s%\\]', str(output_path(job, options, '1'))):
         raise ValueError(
             f'--logs must have no blank, % or backslash, as SLURM reads them; got {options.logs!r}.'
         )
@@ -157,51 +157,54 @@ class Launch(base.Launch):
     """A job of SLURM, which restarts by itself, and the file of its output."""
 
     programs = tuple((name, LOGIN) for name in ('sbatch', 'squeue', 'scontrol', 'scancel'))
-    restarts, number, state, offset = 0, '', '', 0
+    restarts, job_id, state, offset = 0, '', '', 0
 
     def submit(self) -> None:
-        output(self.job, self.options).parent.mkdir(parents=True, exist_ok=True)
-        if found := base.output_of(find(self.job)).split():
-            self.number = found[0]
-            self.say(f'job {self.number} of that name is there already')
+        output_path(self.job, self.options).parent.mkdir(parents=True, exist_ok=True)
+        if found := base.read_output(find_command(self.job)).split():
+            self.job_id = found[0]
+            self.say(f'job {self.job_id} of that name is there already')
             return
-        said = base.output_of(submit(self.options), batch(self.job, self.options))
-        self.number = said.strip().split(';')[0]  # NUMBER;CLUSTER where there are several
-        self.say(f'job {self.number}; it says: {output(self.job, self.options, self.number)}')
+        said = base.read_output(submit_command(self.options), batch_script(self.job, self.options))
+        self.job_id = said.strip().split(';')[0]  # NUMBER;CLUSTER where there are several
+        self.say(f'job {self.job_id}; it says: {output_path(self.job, self.options, self.job_id)}')
 
-    def _pass_on(self) -> None:
+    def _forward_output(self) -> None:
         """Prints the job's new output; there is no file before the job has begun."""
-        path = output(self.job, self.options, self.number)
+        path = output_path(self.job, self.options, self.job_id)
         with contextlib.suppress(FileNotFoundError), path.open(errors='replace') as file:
             file.seek(self.offset)
             sys.stdout.write(file.read())
             self.offset = file.tell()
             sys.stdout.flush()
 
-    close = _pass_on
+    close = _forward_output
 
     def poll(self) -> int | None:
-        self._pass_on()
+        self._forward_output()
         if not self.is_due(LOOK_SEC):
             return None
-        fields = self._look()
+        fields = self._read_fields()
         if fields.get('JobState', self.state) != self.state:
             self.state = fields['JobState']
             reason, restarts = fields.get('Reason', 'None'), fields.get('Restarts', 0)
             because = f' ({reason})' if reason != 'None' else ''
-            self.say(f'job {self.number} is {self.state}{because}, {restarts} restarts')
-        return status_of(fields)
+            self.say(f'job {self.job_id} is {self.state}{because}, {restarts} restarts')
+        return parse_status(fields)
 
-    def _look(self) -> dict[str, str]:
+    def _read_fields(self) -> dict[str, str]:
         """Returns the fields of the job; none where scontrol failed."""
-        return self.ask(lambda: fields_of(base.output_of(look(self.number))), 'job') or {}
+        return (
+            self.query(lambda: parse_fields(base.read_output(show_command(self.job_id))), 'job')
+            or {}
+        )
 
     def stop_commands(self) -> list[list[str]]:
-        return stop(self.number)
+        return cancel_commands(self.job_id)
 
     def stop(self) -> None:
         hold, signal = self.stop_commands()
-        base.run(hold)
+        base.run_command(hold)
         # A job that waits has nothing to save.
-        runs = self._look().get('JobState') == 'RUNNING'
-        base.run(signal if runs else ['scancel', self.number])
+        runs = self._read_fields().get('JobState') == 'RUNNING'
+        base.run_command(signal if runs else ['scancel', self.job_id])

@@ -40,14 +40,21 @@ class Options(SliceOptions):
     folder: str = option('Folder of this repository in the image; default its working folder.', '')
 
 
-def workload(verb: str, options: Options, *flags: str) -> list[str]:
-    return ['xpk', 'workload', verb, *flags, f'--cluster={options.cluster}', *options.place()]
+def workload_command(verb: str, options: Options, *flags: str) -> list[str]:
+    return [
+        'xpk',
+        'workload',
+        verb,
+        *flags,
+        f'--cluster={options.cluster}',
+        *options.location_flags(),
+    ]
 
 
-def create(job: Job, options: Options) -> list[str]:
+def create_command(job: Job, options: Options) -> list[str]:
     # train.py takes all chips of its host; xpk would start two containers on one of v7x.
     one = ['--no-use-parallel-containers'] if options.accelerator_type.startswith('tpu7x') else []
-    return workload(
+    return workload_command(
         'create',
         options,
         f'--workload={job.name}',
@@ -56,38 +63,38 @@ def create(job: Job, options: Options) -> list[str]:
         f'--docker-image={options.image}',
         f'--max-restarts={job.max_restarts}',
         f'--termination-grace-period-seconds={GRACE_SEC}',
-        *options.more_flags(*one),
-        f'--command={container(job, options)}',
+        *options.extra_flags(*one),
+        f'--command={container_command(job, options)}',
     )
 
 
-def container(job: Job, options: Options) -> str:
+def container_command(job: Job, options: Options) -> str:
     """Returns the command of a pod; with `exec`, as xpk sends SIGTERM to its shell alone."""
     train = f'exec {job.command_with_secret("python3")}'
     return f'cd {shlex.quote(options.folder)} && {train}' if options.folder else train
 
 
-def delete(job: Job, options: Options) -> list[str]:
+def delete_command(job: Job, options: Options) -> list[str]:
     """Returns the command that sends the pods SIGTERM, and SIGKILL after GRACE_SEC."""
-    return workload('delete', options, f'--workload={job.name}', '--force')
+    return workload_command('delete', options, f'--workload={job.name}', '--force')
 
 
-def find(job: Job, options: Options) -> list[str]:
+def list_command(job: Job, options: Options) -> list[str]:
     """Returns a command by which xpk also points kubectl at the cluster."""
-    return workload('list', options, f'--filter-by-job={job.name}')
+    return workload_command('list', options, f'--filter-by-job={job.name}')
 
 
-def looks(job: Job) -> list[list[str]]:
+def state_commands(job: Job) -> list[list[str]]:
     jobset, pods = [job.name, '--ignore-not-found'], [f'--selector={JOBSET_LABEL}={job.name}']
     get = ['kubectl', 'get']
     return [[*get, 'jobset', *jobset, '--output=json'], [*get, 'pods', *pods, '--output=json']]
 
 
-def logs(pod: str, *flags: str) -> list[str]:
+def logs_command(pod: str, *flags: str) -> list[str]:
     return ['kubectl', 'logs', '--follow', pod, *flags]
 
 
-def state_of(jobset: str) -> tuple[str, int]:
+def parse_state(jobset: str) -> tuple[str, int]:
     """Returns ('Completed', 'Failed', 'Running' or NONE, restarts so far) from kubectl's JSON."""
     if not jobset.strip():
         return NONE, 0
@@ -97,23 +104,23 @@ def state_of(jobset: str) -> tuple[str, int]:
     return (ended or ['Running'])[0], status.get('restarts', 0)
 
 
-def newest(found: list[dict]) -> list[dict]:
+def newest_pods(all_pods: list[dict]) -> list[dict]:
     """Returns the pods of the newest restart; earlier ones may be listed for a while."""
-    attempts = [int(pod['metadata'].get('labels', {}).get(ATTEMPT_LABEL, 0)) for pod in found]
-    return [pod for pod, n in zip(found, attempts, strict=True) if n == max(attempts)]
+    attempts = [int(pod['metadata'].get('labels', {}).get(ATTEMPT_LABEL, 0)) for pod in all_pods]
+    return [pod for pod, n in zip(all_pods, attempts, strict=True) if n == max(attempts)]
 
 
-def first_pod(job: Job, found: list[dict]) -> str | None:
+def first_pod(job: Job, all_pods: list[dict]) -> str | None:
     """Returns the name of the first host's pod once it has started."""
     begun = ('Running', 'Succeeded', 'Failed')
-    pods = [pod for pod in newest(found) if pod.get('status', {}).get('phase') in begun]
+    pods = [pod for pod in newest_pods(all_pods) if pod.get('status', {}).get('phase') in begun]
     names = [pod['metadata']['name'] for pod in pods]
     return next((name for name in names if name.startswith(job.name + FIRST_POD)), None)
 
 
-def exit_codes(found: list[dict]) -> list[int]:
+def exit_codes(all_pods: list[dict]) -> list[int]:
     """Returns the exit codes of the containers of the newest restart that have ended."""
-    pods = [pod.get('status', {}).get('containerStatuses', []) for pod in newest(found)]
+    pods = [pod.get('status', {}).get('containerStatuses', []) for pod in newest_pods(all_pods)]
     states = [container.get('state', {}) for containers in pods for container in containers]
     return [state['terminated']['exitCode'] for state in states if 'terminated' in state]
 
@@ -122,22 +129,22 @@ def script(job: Job, options: Options) -> str:
     """Returns all commands in order for a shell, and the JobSet where xpk is installed."""
     lines = [
         '# points kubectl at the cluster:',
-        find(job, options),
+        list_command(job, options),
         '# unless the JobSet is there already:',
-        create(job, options),
+        create_command(job, options),
         f'# every {LOOK_SEC:.0f} s, until it is Completed or Failed:',
-        *looks(job),
-        logs(f'{job.name}{FIRST_POD}...'),
+        *state_commands(job),
+        logs_command(f'{job.name}{FIRST_POD}...'),
         '# to stop it after a checkpoint:',
-        delete(job, options),
+        delete_command(job, options),
         '# the JobSet that xpk makes of this:',
     ]
-    manifest = [*create(job, options), '--dry-run', '--output-manifest-file=jobset.yaml']
+    manifest = [*create_command(job, options), '--dry-run', '--output-manifest-file=jobset.yaml']
     if shutil.which('xpk') is None:
         return base.shell_lines(*lines, manifest)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, 'jobset.yaml')
-        base.output_of([*manifest[:-1], f'--output-manifest-file={file}'])
+        base.read_output([*manifest[:-1], f'--output-manifest-file={file}'])
         return base.shell_lines(*lines, file.read_text().strip())
 
 
@@ -156,24 +163,24 @@ class Launch(base.Launch):
     restarts, pod, seen_restarts = 0, '', 0
 
     def submit(self) -> None:
-        base.output_of(find(self.job, self.options))
-        state, _ = state_of(base.output_of(looks(self.job)[0]))
+        base.read_output(list_command(self.job, self.options))
+        state, _ = parse_state(base.read_output(state_commands(self.job)[0]))
         if state in ('Completed', 'Failed'):
             self.say(f'JobSet {self.job.name} of an earlier launch is {state}: it is replaced')
-            base.output_of(delete(self.job, self.options))
+            base.read_output(delete_command(self.job, self.options))
         if state == 'Running':
             self.say(f'JobSet {self.job.name} is there already')
         else:
-            base.output_of(create(self.job, self.options))
+            base.read_output(create_command(self.job, self.options))
 
     def poll(self) -> int | None:
-        if not self.is_due(LOOK_SEC) or (seen := self.ask(self._look, 'JobSet')) is None:
+        if not self.is_due(LOOK_SEC) or (seen := self.query(self._read_state, 'JobSet')) is None:
             return None
         (state, restarts), found = seen
         if restarts > self.seen_restarts:
             self.say(f'restart {restarts} of at most {self.job.max_restarts}')
             self.seen_restarts = restarts
-        self._follow(found)
+        self._follow_log(found)
         if state == 'Running':
             return None
         if self.stream is not None:
@@ -183,26 +190,26 @@ class Launch(base.Launch):
             return RESUME
         if state == 'Completed':
             return DONE
-        status = base.worst(exit_codes(found))
+        status = base.combine_statuses(exit_codes(found))
         if status == DONE:
             self.say(f'JobSet {self.job.name} has failed, and no pod tells how')
         return status or BAD_INPUT
 
-    def _look(self) -> tuple[tuple[str, int], list[dict]]:
+    def _read_state(self) -> tuple[tuple[str, int], list[dict]]:
         """Returns the state with the restarts so far, and the pods."""
-        jobset, pods = map(base.output_of, looks(self.job))
-        return state_of(jobset), json.loads(pods)['items']
+        jobset, pods = map(base.read_output, state_commands(self.job))
+        return parse_state(jobset), json.loads(pods)['items']
 
-    def _follow(self, found: list[dict]) -> None:
+    def _follow_log(self, pods: list[dict]) -> None:
         """Streams the log of the first pod; after a break, only what it says from now on."""
-        pod = first_pod(self.job, found)
+        pod = first_pod(self.job, pods)
         if pod is None or (self.stream is not None and self.stream.poll() is None):
             return
         if pod != self.pod:
-            self.stream = Stream(logs(pod))
-        elif not exit_codes(found):
-            self.stream = Stream(logs(pod, '--tail=0'))
+            self.stream = Stream(logs_command(pod))
+        elif not exit_codes(pods):
+            self.stream = Stream(logs_command(pod, '--tail=0'))
         self.pod = pod
 
     def stop_commands(self) -> list[list[str]]:
-        return [delete(self.job, self.options)]
+        return [delete_command(self.job, self.options)]

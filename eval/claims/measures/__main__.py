@@ -9,14 +9,14 @@ from pathlib import Path
 
 from absl import app
 
-from eval.claims.evidence import compute
+from eval.claims.evidence import compute_measure
 from lm.launch.command import run_main
 
 
 def main(argv: list[str]) -> None:
     if len(argv) != 3:
         raise ValueError('give a measure and the file for its values')
-    compute(argv[1], Path(argv[2]))
+    compute_measure(argv[1], Path(argv[2]))
 
 
 if __name__ == '__main__':

@@ -27,23 +27,23 @@ def self_normalizing() -> Iterator[float | list[float]]:
     Gaussian weights of variance 1 / WIDTH, over SEEDS; of gelu with the same weights beside it
     (arXiv:1706.02515).
     """
-    mean, variance = _moments(1.0)
-    low, high = (np.array(_moments(1 + sign * STEP)) for sign in (-1, 1))
+    mean, variance = _selu_moments(1.0)
+    low, high = (np.array(_selu_moments(1 + sign * STEP)) for sign in (-1, 1))
     yield from (mean, variance, np.linalg.norm((high - low) / (2 * STEP)))
     for name in ('selu', 'gelu'):
         yield [_deep_variance(name, seed) for seed in range(SEEDS)]
 
 
-def _f(name: str, x: np.ndarray) -> np.ndarray:
+def _activate(name: str, x: np.ndarray) -> np.ndarray:
     return np.asarray(ACTIVATIONS[name].fn(x), np.float64)
 
 
-def _moments(variance: float) -> tuple[float, float]:
+def _selu_moments(variance: float) -> tuple[float, float]:
     """The mean and the variance of selu of N(0, variance), by the trapezoidal rule."""
     z = np.linspace(-REACH, REACH, POINTS)
     weight = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi) * (z[1] - z[0])
     with jax.enable_x64(True):  # the fixed point is exact
-        f = _f('selu', np.sqrt(variance) * z)
+        f = _activate('selu', np.sqrt(variance) * z)
     mean = float(np.sum(weight * f))
     return mean, float(np.sum(weight * f**2) - mean**2)
 
@@ -52,5 +52,5 @@ def _deep_variance(name: str, seed: int) -> float:
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((INPUTS, WIDTH))
     for _ in range(LAYERS):
-        x = _f(name, x @ (rng.standard_normal((WIDTH, WIDTH)) / np.sqrt(WIDTH)))
+        x = _activate(name, x @ (rng.standard_normal((WIDTH, WIDTH)) / np.sqrt(WIDTH)))
     return float(x.var())

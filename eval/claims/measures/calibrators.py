@@ -5,12 +5,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from eval.claims.lab import measure
-from eval.suites.calibration import BETAS, slopes_at
-from eval.suites.calibration_errors import binned, equal_width, expected_error, fitted_temperature
-from eval.suites.calibrators import CALIBRATORS, Map, fit_h
+from eval.suites.calibration import BETAS, compute_slopes
+from eval.suites.calibration_errors import (
+    bin_events,
+    equal_width,
+    expected_error,
+    solve_temperature,
+)
+from eval.suites.calibrators import CALIBRATORS, ProbabilityMap, fit_h
 
 EVENTS, SPREAD = 5, 1.5  # of a place; the deviation of true logits
-FITTED, JUDGED, SEEDS, BINS = 20_000, 50_000, 5, 15
+N_FIT, N_TEST, SEEDS, BINS = 20_000, 50_000, 5, 15
 STEPS = 500  # of h, whose default takes minutes here
 ACCURACY, BLIND_SEEDS = 0.8, 10  # where logits say nothing
 # What is made of true logits: how a model says more than it knows.
@@ -30,10 +35,10 @@ def overconfident_logits() -> Iterator[list[float]]:
     judged on JUDGED others (arXiv:2506.17968).
     """
     for link in LINKS:
-        yield [_h_less_temperature(link, seed) for seed in range(SEEDS)]
+        yield [_ece_difference(link, seed) for seed in range(SEEDS)]
 
 
-def _draw(link: str, places: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _draw_logits(link: str, places: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """(the model's log p [M, E], likeliest first; the place of the event that came true [M])."""
     z_ME = SPREAD * rng.standard_normal((places, EVENTS))
     z_ME = -np.sort(-z_ME, 1)  # the links keep the order
@@ -45,24 +50,24 @@ def _log_softmax(z_ME: np.ndarray) -> np.ndarray:
     return z_ME - np.log(np.sum(np.exp(z_ME), 1, keepdims=True))
 
 
-def _h_less_temperature(link: str, seed: int) -> float:
+def _ece_difference(link: str, seed: int) -> float:
     rng = np.random.default_rng(seed)
-    fitted, (log_p_ME, place_M) = _draw(link, FITTED, rng), _draw(link, JUDGED, rng)
-    maps = fit_h(*fitted, STEPS), _temperature(*fitted)
+    fitted, (log_p_ME, place_M) = _draw_logits(link, N_FIT, rng), _draw_logits(link, N_TEST, rng)
+    maps = fit_h(*fitted, STEPS), _fit_temperature(*fitted)
     return np.subtract(*(_ece(to_p(log_p_ME), place_M) for to_p in maps))
 
 
-def _temperature(log_p_ME: np.ndarray, place_M: np.ndarray) -> Map:
-    found = slopes_at(BETAS, np.float32(log_p_ME)[None], np.int32(place_M)[None])
+def _fit_temperature(log_p_ME: np.ndarray, place_M: np.ndarray) -> ProbabilityMap:
+    found = compute_slopes(BETAS, np.float32(log_p_ME)[None], np.int32(place_M)[None])
     slopes, curvatures = (np.mean(found[k][0], 0, np.float64) for k in ('slope', 'curvature'))
-    temperature = fitted_temperature(BETAS, slopes, curvatures)
+    temperature = solve_temperature(BETAS, slopes, curvatures)
     return lambda log_p_ME: np.exp(_log_softmax(log_p_ME / temperature))
 
 
 def _ece(p_ME: np.ndarray, place_M: np.ndarray) -> float:
     one_group = np.zeros(len(place_M), int)
     return float(
-        expected_error(binned(p_ME[:, 0], place_M == 0, one_group, equal_width(BINS)).whole)
+        expected_error(bin_events(p_ME[:, 0], place_M == 0, one_group, equal_width(BINS)).total)
     )
 
 
@@ -75,17 +80,17 @@ def blind_correctness() -> Iterator[list[float]]:
     that were not fitted; the same places and start for both.
     """
     for name in ('correctness', 'correctness_balanced'):
-        yield [_gap(name, seed) for seed in range(BLIND_SEEDS)]
+        yield [_confidence_gap(name, seed) for seed in range(BLIND_SEEDS)]
 
 
-def _gap(name: str, seed: int) -> float:
+def _confidence_gap(name: str, seed: int) -> float:
     rng = np.random.default_rng(seed)
 
     def draw(places):
-        log_p_ME, _ = _draw('scaled', places, rng)
+        log_p_ME, _ = _draw_logits('scaled', places, rng)
         others_M = rng.integers(1, EVENTS, places)
         return log_p_ME, np.where(rng.random(places) < ACCURACY, 0, others_M)
 
-    to_p = CALIBRATORS[name].fit(*draw(FITTED))
-    log_p_ME, place_M = draw(JUDGED)
+    to_p = CALIBRATORS[name].fit(*draw(N_FIT))
+    log_p_ME, place_M = draw(N_TEST)
     return float(np.mean(to_p(log_p_ME)[:, 0]) - np.mean(place_M == 0))

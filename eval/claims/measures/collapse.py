@@ -33,7 +33,9 @@ def imbalanced_collapse() -> Iterable[Iterable[float]]:
     """
     ends = [jax.device_get(_descend(seed)) for seed in range(SEEDS)]
     wanted_K = squared_lengths(np.array(COUNTS), DECAY_W, DECAY_H)
-    each = (_compare(np.float64(w_KD), np.float64(h_ND), wanted_K) for w_KD, h_ND in ends)
+    each = (
+        _compare_to_closed_form(np.float64(w_KD), np.float64(h_ND), wanted_K) for w_KD, h_ND in ends
+    )
     return zip(*each, strict=True)
 
 
@@ -64,7 +66,9 @@ def _descend(seed: jax.Array, steps: int = STEPS) -> tuple[jax.Array, jax.Array]
     return lab.train(loss, start, optax.sgd(RATE), jnp.arange(steps)).params
 
 
-def _compare(w_KD: np.ndarray, h_ND: np.ndarray, wanted_K: np.ndarray) -> list[float]:
+def _compare_to_closed_form(
+    w_KD: np.ndarray, h_ND: np.ndarray, wanted_K: np.ndarray
+) -> list[float]:
     """The values of `imbalanced_collapse` of one end."""
     found_K, is_there_K = np.sum(w_KD**2, 1), wanted_K > 0
     units = w_KD[is_there_K] / np.sqrt(found_K[is_there_K])[:, None]

@@ -40,15 +40,15 @@ def stream_over_depth() -> Iterator[np.ndarray]:
     mean square of the stream behind the last blocks of models of DEPTHS, whose blocks add F(x), or
     F(x) / sqrt(L) (`depth_mup`, arXiv:2310.02244). Over SEEDS.
     """
-    deep = {name: squares(DEPTHS[-1], {'model.placement': name}) for name in PLACEMENTS}
-    yield from (slope(added_squares(x_SL)[:, BEHIND]) for x_SL in deep.values())
+    deep = {name: stream_squares(DEPTHS[-1], {'model.placement': name}) for name in PLACEMENTS}
+    yield from (log_slope(added_squares(x_SL)[:, BEHIND]) for x_SL in deep.values())
     for name in ('pre', 'peri'):
-        grown_SL = squares(DEPTHS[-1], {'model.placement': name}, GROWN)
+        grown_SL = stream_squares(DEPTHS[-1], {'model.placement': name}, GROWN)
         yield added_squares(grown_SL)[:, -1] / added_squares(deep[name])[:, -1]
     scaled = {'scaling.name': 'depth_mup', 'scaling.base_width': 64, 'scaling.base_depth': 1}
-    last_SD = np.stack([squares(depth, scaled)[:, -1] for depth in DEPTHS], 1)
-    yield slope(last_SD**0.5)
-    yield slope(deep['pre'][:, 1:][:, BEHIND] ** 0.5)
+    last_SD = np.stack([stream_squares(depth, scaled)[:, -1] for depth in DEPTHS], 1)
+    yield log_slope(last_SD**0.5)
+    yield log_slope(deep['pre'][:, 1:][:, BEHIND] ** 0.5)
 
 
 def added_squares(squares_SL: np.ndarray) -> np.ndarray:
@@ -56,21 +56,23 @@ def added_squares(squares_SL: np.ndarray) -> np.ndarray:
     return squares_SL[:, 1:] - squares_SL[:, :1]
 
 
-def slope(values_SD: np.ndarray) -> np.ndarray:
+def log_slope(values_SD: np.ndarray) -> np.ndarray:
     """Returns the slope of log value over log DEPTHS of each seed."""
     return np.polyfit(np.log(DEPTHS), np.log(values_SD).T, 1)[0]
 
 
-def squares(
+def stream_squares(
     depth: int, changes: dict, factor: float = 1.0, seeds: Sequence[int] = range(SEEDS)
 ) -> np.ndarray:
     """Returns the mean square of the embeddings, and of the stream behind each block, of each
     seed, [S, 1 + L]. factor: of all hidden matrices.
     """
-    learner, hyper = lab.small_learner(CHANGES | {'model.n_layers': depth} | changes, VOCAB, BOS)
-    specs = learner.described.specs
+    learner, hyper = lab.build_small_learner(
+        CHANGES | {'model.n_layers': depth} | changes, VOCAB, BOS
+    )
+    specs = learner.description.specs
 
-    def of_seed(seed):
+    def run_seed(seed):
         key, of_text = jax.random.split(jax.random.key(seed))
         weights = init_state(learner, hyper, key).weights
         params = jax.tree.map(
@@ -81,4 +83,4 @@ def squares(
         behind_L = jnp.mean(seen[AFTER_MLP] ** 2, (1, 2, 3))
         return jnp.concatenate([jnp.mean(seen[EMBEDDING] ** 2)[None], behind_L])
 
-    return np.float64(lab.map_seeds(of_seed, jnp.array(seeds)))
+    return np.float64(lab.map_seeds(run_seed, jnp.array(seeds)))

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import optax
 
 from eval.claims import lab
-from eval.claims.lab import Keys, LabeledSplit, Task, Trained, measure
+from eval.claims.lab import KeyedRng, LabeledSplit, Task, TrainOutput, measure
 from modules.losses.base import cross_entropies
 from modules.losses.distillation import (
     balanced_temperatures,
     balanced_weights,
-    divergence,
     entropies,
+    kl_divergence,
     log_cosh,
 )
 
@@ -24,7 +24,8 @@ TEACHER, STUDENT = 256, 24  # units of both hidden layers
 LR, MOMENTUM, DECAY = 0.05, 0.9, 5e-4  # of the authors' code
 T_LOGITS, T_PROBABILITIES = 2.0, 4.0  # likewise
 EASY, HARD = (  # by deviations within a cluster
-    Task(CLASSES, CLASSES * CLUSTERS, spread, trained=2048, held_out=4096) for spread in (0.5, 0.8)
+    Task(CLASSES, CLASSES * CLUSTERS, spread, n_train=2048, n_held_out=4096)
+    for spread in (0.5, 0.8)
 )
 RATES = 0.025, 0.001  # of weights and temperatures, likewise
 SEEDS, LOOKS = 10, 20
@@ -53,7 +54,7 @@ def heads_of_students() -> Iterable[jax.Array]:
     losses of `one_head` on all that is trained on, in its head and in the layers below, the mean of
     LOOKS moments of its training (arXiv:2411.08937). Over SEEDS.
     """
-    return lab.map_seeds(_students, jax.random.split(jax.random.key(0), SEEDS))
+    return lab.map_seeds(_compare_students, jax.random.split(jax.random.key(0), SEEDS))
 
 
 @measure('gain_in_the_worse_domain', 'gain_in_the_mean')
@@ -65,25 +66,25 @@ def balance_of_teachers() -> Iterable[jax.Array]:
     that over equal weights and temperature 1: in the domain in which the student is worse, and in
     the mean of both (arXiv:2306.16170). Over SEEDS.
     """
-    return lab.map_seeds(_balances, jax.random.split(jax.random.key(1), SEEDS))
+    return lab.map_seeds(_compare_balances, jax.random.split(jax.random.key(1), SEEDS))
 
 
-def _domain(key: jax.Array, task: Task) -> LabeledSplit:
+def _draw_domain(key: jax.Array, task: Task) -> LabeledSplit:
     of_centres, of_labels, of_clusters, of_noise = jax.random.split(key, 4)
 
-    def draw_places(rng, rows):
+    def assign_clusters(rng, rows):
         labels = rng.integers(CLASSES, size=(rows,))
         return CLUSTERS * labels + rng.integers(CLUSTERS, size=(rows,))
 
-    rng = Keys([of_centres, of_labels, of_clusters, of_noise])
-    x, place_M = lab.draw_clusters(rng, task, draw_places)
+    rng = KeyedRng([of_centres, of_labels, of_clusters, of_noise])
+    x, place_M = lab.draw_clusters(rng, task, assign_clusters)
     return lab.split_rows(task, x, place_M // CLUSTERS)
 
 
-def _start(key: jax.Array, width: int) -> Params:
+def _init_params(key: jax.Array, width: int) -> Params:
     shapes = {'first': (HARD.inputs, width), 'second': (width, width)}
     shapes |= {head: (width, CLASSES) for head in ('head', 'other_head')}
-    rng = Keys(jax.random.split(key, len(shapes)))
+    rng = KeyedRng(jax.random.split(key, len(shapes)))
     return {
         name: (lab.he_matrix(rng, shape), jnp.zeros(shape[1])) for name, shape in shapes.items()
     }
@@ -102,100 +103,102 @@ def _logits(params: Params, x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _train(
-    loss: Callable, params: Params, key: jax.Array, kept: Any = None, **looks: Any
-) -> Trained:
+    loss: Callable, params: Params, key: jax.Array, loss_state: Any = None, **looks: Any
+) -> TrainOutput:
     """Trains by `lab.train`; the batches of the loss are rows."""
     schedule = optax.cosine_decay_schedule(LR, STEPS)
     optimizer = optax.chain(optax.add_decayed_weights(DECAY), optax.sgd(schedule, MOMENTUM))
 
-    def of_rows(params, key, *kept):
-        return loss(params, jax.random.randint(key, (BATCH,), 0, HARD.trained), *kept)
+    def batch_loss(params, key, *kept):
+        return loss(params, jax.random.randint(key, (BATCH,), 0, HARD.n_train), *kept)
 
-    return lab.train(of_rows, params, optimizer, jax.random.split(key, STEPS), kept, **looks)
+    return lab.train(
+        batch_loss, params, optimizer, jax.random.split(key, STEPS), loss_state, **looks
+    )
 
 
-def _teacher(x: jax.Array, labels: jax.Array, key: jax.Array) -> jax.Array:
+def _teacher_logits(x: jax.Array, labels: jax.Array, key: jax.Array) -> jax.Array:
     """The logits of a teacher of inputs that it has learnt."""
 
     def loss(params, rows):
         return jnp.mean(cross_entropies(_logits(params, x[rows])[0], labels[rows]))
 
     of_start, of_rows = jax.random.split(key)
-    return _logits(_train(loss, _start(of_start, TEACHER), of_rows).params, x)[0]
+    return _logits(_train(loss, _init_params(of_start, TEACHER), of_rows).params, x)[0]
 
 
-def _parts(params: Params, x: jax.Array, teacher: jax.Array, labels: jax.Array) -> jax.Array:
+def _loss_parts(params: Params, x: jax.Array, teacher: jax.Array, labels: jax.Array) -> jax.Array:
     """The means of all PARTS of the loss."""
     one, other = _logits(params, x)
     each = (
         cross_entropies(one, labels),
         log_cosh(one, teacher, T_LOGITS),
         log_cosh(other, teacher, T_LOGITS),
-        divergence(one, teacher, T_PROBABILITIES),
+        kl_divergence(one, teacher, T_PROBABILITIES),
     )
     return jnp.stack([jnp.mean(part) for part in each])
 
 
-def _students(key: jax.Array) -> list[jax.Array]:
+def _compare_students(key: jax.Array) -> list[jax.Array]:
     of_domain, of_teacher, of_start, of_rows = jax.random.split(key, 4)
-    x, labels, held_out, held_out_labels = _domain(of_domain, HARD)
-    teacher = _teacher(x, labels, of_teacher)
+    x, labels, held_out, held_out_labels = _draw_domain(of_domain, HARD)
+    teacher = _teacher_logits(x, labels, of_teacher)
 
-    def student(shares):
+    def train_student(shares):
         def loss(params, rows):
-            return jnp.vdot(shares, _parts(params, x[rows], teacher[rows], labels[rows]))
+            return jnp.vdot(shares, _loss_parts(params, x[rows], teacher[rows], labels[rows]))
 
         trained = _train(
-            loss, _start(of_start, STUDENT), of_rows, see=lambda params: params, stages=LOOKS
+            loss, _init_params(of_start, STUDENT), of_rows, see=lambda params: params, stages=LOOKS
         )
         logits, _ = _logits(trained.params, held_out)
         mean = jnp.mean(cross_entropies(logits, held_out_labels))
-        return mean, lab.accuracy(logits, held_out_labels), trained.seen
+        return mean, lab.accuracy(logits, held_out_labels), trained.history
 
-    *both, seen = jax.lax.map(student, jnp.float32(list(METHODS.values())))
+    *both, seen = jax.lax.map(train_student, jnp.float32(list(METHODS.values())))
     losses, right = (dict(zip(METHODS, each, strict=True)) for each in both)
     of_one_head = jax.tree.map(lambda leaf: leaf[list(METHODS).index('one_head')], seen)
     return [
         *(losses['two_heads'] - losses[other] for other in ('one_head', 'probabilities')),
         *(right['one_head'] - right[other] for other in ('ce', 'logits')),
-        *_cosines(of_one_head, x, teacher, labels),
+        *_gradient_cosines(of_one_head, x, teacher, labels),
     ]
 
 
-def _cosines(seen: Params, x: jax.Array, teacher: jax.Array, labels: jax.Array):
+def _gradient_cosines(seen: Params, x: jax.Array, teacher: jax.Array, labels: jax.Array):
     """Cosines of the gradients of cross-entropy and of that on logits: in the head, below it."""
 
-    def one(params):
-        grads = jax.jacrev(lambda p: _parts(p, x, teacher, labels)[:2])(params)
+    def compute_cosines(params):
+        grads = jax.jacrev(lambda p: _loss_parts(p, x, teacher, labels)[:2])(params)
         first, second = (jax.tree.map(lambda g, i=i: g[i], grads) for i in range(2))
         return [
             _cosine({n: first[n] for n in names}, {n: second[n] for n in names})
             for names in (('head',), ('first', 'second'))
         ]
 
-    return [jnp.mean(cosines) for cosines in jax.lax.map(one, seen)]
+    return [jnp.mean(cosines) for cosines in jax.lax.map(compute_cosines, seen)]
 
 
 def _cosine(a: Any, b: Any) -> jax.Array:
     return optax.tree.vdot(a, b) / (optax.tree.norm(a) * optax.tree.norm(b))
 
 
-def _balances(key: jax.Array) -> list[jax.Array]:
+def _compare_balances(key: jax.Array) -> list[jax.Array]:
     of_domains, of_teachers, of_start, of_rows = jax.random.split(key, 4)
     keys = jax.random.split(of_domains)
-    domains = [_domain(key, task) for key, task in zip(keys, (EASY, HARD), strict=True)]
+    domains = [_draw_domain(key, task) for key, task in zip(keys, (EASY, HARD), strict=True)]
     x, labels, held_out, held_out_labels = map(jnp.stack, zip(*domains, strict=True))
     of_each = (x, labels, jax.random.split(of_teachers))
-    teachers = jax.lax.map(lambda given: _teacher(*given), of_each)
+    teachers = jax.lax.map(lambda given: _teacher_logits(*given), of_each)
 
     def accuracies(rates):
         of_weights, of_temperatures = rates
 
-        def loss(params, rows, kept):
-            temperatures, weights, first = kept
+        def loss(params, rows, loss_state):
+            temperatures, weights, first = loss_state
             tempered = teachers[:, rows] / temperatures[:, None, None]
             students, _ = jax.vmap(_logits, (None, 0))(params, x[:, rows])
-            losses = jnp.mean(jax.vmap(divergence, (0, 0, None))(students, tempered, 1.0), -1)
+            losses = jnp.mean(jax.vmap(kl_divergence, (0, 0, None))(students, tempered, 1.0), -1)
             fixed = jax.lax.stop_gradient(losses)
             first = jnp.where(first > 0, first, fixed)  # 0 until the first batch
             weights = balanced_weights(weights, fixed, first, of_weights)
@@ -204,7 +207,7 @@ def _balances(key: jax.Array) -> list[jax.Array]:
             return jnp.vdot(weights, losses), (temperatures, weights, first)
 
         kept = jnp.ones(2), jnp.full(2, 0.5), jnp.zeros(2)
-        last = _train(loss, _start(of_start, STUDENT), of_rows, kept).params
+        last = _train(loss, _init_params(of_start, STUDENT), of_rows, kept).params
         logits, _ = jax.vmap(_logits, (None, 0))(last, held_out)
         return jnp.mean(jnp.argmax(logits, -1) == held_out_labels, -1)
 

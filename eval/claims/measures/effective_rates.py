@@ -28,7 +28,7 @@ CHANGES = {
 
 def relative_change(learner: Learner, before: State, after: State) -> jax.Array:
     """Returns |dW| / |W| by Frobenius norms, on average over the hidden matrices of each layer."""
-    specs = named_leaves(learner.described.specs)
+    specs = named_leaves(learner.description.specs)
     old, new = (named_leaves(state.params) for state in (before, after))
     found = []
     for path, spec in specs.items():
@@ -47,29 +47,31 @@ def relative_changes_over_training() -> Iterator[np.ndarray]:
     on drawn chains of tokens, means over the steps of LATE and of EARLY, over SEEDS.
     """
     for reparam in REPARAMS.values():
-        start, one = programs(reparam)
-        series_SN = np.array([_series(start, one, seed) for seed in range(SEEDS)])
+        start, one = build_programs(reparam)
+        series_SN = np.array([_measure_changes(start, one, seed) for seed in range(SEEDS)])
         early_S, late_S = (series_SN[:, steps].mean(1) for steps in (EARLY, LATE))
         yield late_S / early_S
 
 
-def programs(reparam: str) -> tuple[Callable[[Any], State], Callable[..., Any]]:
+def build_programs(reparam: str) -> tuple[Callable[[Any], State], Callable[..., Any]]:
     """Returns start(key), a state, and one(state, key, successors), its next and the change."""
-    learner, hyper = lab.small_learner(CHANGES | {'model.reparam': reparam}, VOCAB, BOS)
+    learner, hyper = lab.build_small_learner(CHANGES | {'model.reparam': reparam}, VOCAB, BOS)
     train_step = make_train_step(learner)
 
-    def one(state, key, successors_V):
+    def step(state, key, successors_V):
         new, _ = train_step(state, draw_text(key, successors_V), hyper)
         return new, relative_change(learner, state, new)
 
-    return jax.jit(lambda key: init_state(learner, hyper, key)), jax.jit(one)
+    return jax.jit(lambda key: init_state(learner, hyper, key)), jax.jit(step)
 
 
-def _series(start: Callable[[Any], State], one: Callable[..., Any], seed: int) -> list[float]:
+def _measure_changes(
+    init: Callable[[Any], State], step: Callable[..., Any], seed: int
+) -> list[float]:
     of_weights, of_chain, of_text = jax.random.split(jax.random.key(seed), 3)
     successors_V = 1 + jax.random.permutation(of_chain, VOCAB) % (VOCAB - 1)
-    state, found = start(of_weights), []
+    state, found = init(of_weights), []
     for key in jax.random.split(of_text, STEPS):
-        state, change = one(state, key, successors_V)
+        state, change = step(state, key, successors_V)
         found.append(change)
     return [float(change) for change in found]

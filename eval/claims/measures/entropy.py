@@ -54,10 +54,10 @@ def attention_entropy() -> Iterator[list[float]]:
     without. Over SEEDS.
     """
     reparam = REPARAMS['sigma'](SPECS, {name: (WIDTH, WIDTH) for name in QK})
-    yield [least_over_bound(reparam, seed) for seed in range(SEEDS)]
-    yield [worst_case(seed) for seed in range(SEEDS)]
+    yield [min_entropy_over_bound(reparam, seed) for seed in range(SEEDS)]
+    yield [worst_case_over_bound(seed) for seed in range(SEEDS)]
     for one in (reparam, None):
-        yield [share_of_grown(one, seed) for seed in range(SEEDS)]
+        yield [grown_entropy_share(one, seed) for seed in range(SEEDS)]
 
 
 def draw_matrices(rng: np.random.Generator) -> Matrices:
@@ -65,12 +65,12 @@ def draw_matrices(rng: np.random.Generator) -> Matrices:
     return {name: jnp.float32(rng.standard_normal((WIDTH, WIDTH)) / np.sqrt(WIDTH)) for name in QK}
 
 
-def product(used: Matrices) -> np.ndarray:
+def qk_product(used: Matrices) -> np.ndarray:
     """Returns W_Q W_K^T in float64."""
     return np.float64(used['query']) @ np.float64(used['key']).T
 
 
-def least_over_bound(reparam: Reparam, seed: int) -> float:
+def min_entropy_over_bound(reparam: Reparam, seed: int) -> float:
     """Returns the least entropy over the bound of the gammas, of all NORMS and rows."""
     rng = np.random.default_rng(seed)
     x_TD = rng.standard_normal((TOKENS, WIDTH))
@@ -81,12 +81,12 @@ def least_over_bound(reparam: Reparam, seed: int) -> float:
         gamma = jnp.float32(np.sqrt(norm / of_x))
         given = {name: one | {'gain': gamma} for name, one in stored.items()}
         used, _ = reparam.apply(given, state, True)
-        logits_TS = x_TD @ product(used) @ x_TD.T
+        logits_TS = x_TD @ qk_product(used) @ x_TD.T
         found.append(entropies(logits_TS).min() / entropy_bound(norm, TOKENS))
     return min(found)
 
 
-def worst_case(seed: int) -> float:
+def worst_case_over_bound(seed: int) -> float:
     """Returns the first row's entropy over the bound where X is orthogonal and W takes its first
     token to the logits of one key against all others alike; the most of all NORMS.
     """
@@ -103,7 +103,7 @@ def worst_case(seed: int) -> float:
     return max(found)
 
 
-def share_of_grown(reparam: Reparam | None, seed: int) -> float:
+def grown_entropy_share(reparam: Reparam | None, seed: int) -> float:
     """Returns the mean entropy over the most, log TOKENS, of matrices that have grown."""
     rng = np.random.default_rng(seed)
     x_TD = rng.standard_normal((TOKENS, WIDTH))
@@ -115,5 +115,5 @@ def share_of_grown(reparam: Reparam | None, seed: int) -> float:
         stored, state = reparam.init(used)
         grown = {name: one | {'matrix': GROWTH * one['matrix']} for name, one in stored.items()}
         used, _ = reparam.apply(grown, state, True)
-    logits_TS = x_TD @ product(used) @ x_TD.T / np.sqrt(WIDTH)
+    logits_TS = x_TD @ qk_product(used) @ x_TD.T / np.sqrt(WIDTH)
     return float(entropies(logits_TS).mean() / np.log(TOKENS))

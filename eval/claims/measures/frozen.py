@@ -10,7 +10,7 @@ import numpy as np
 from eval.claims.lab import measure
 from modules.activations import ACTIVATIONS
 from modules.mlp import FEATURES
-from modules.readouts import spread_rows, unit, welch_bound
+from modules.readouts import normalize, spread_rows, welch_bound
 
 SIZES = ((512, 64), (2048, 128))  # rows, and their width
 SEEDS = 5
@@ -38,12 +38,12 @@ def equiangular_rows() -> Iterator[list[float]]:
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _largest_cosines(seed: jax.Array, vocab: int, width: int) -> tuple[jax.Array, jax.Array]:
     key = jax.random.key(seed)
-    drawn_VD = unit(jax.random.normal(key, (vocab, width)), 1)
+    drawn_VD = normalize(jax.random.normal(key, (vocab, width)), 1)
     return _largest_cosine(spread_rows(key, vocab, width)), _largest_cosine(drawn_VD)
 
 
 def _largest_cosine(rows_VD: jax.Array) -> jax.Array:
-    rows_VD = unit(rows_VD, 1)
+    rows_VD = normalize(rows_VD, 1)
     return jnp.max(jnp.abs(rows_VD @ rows_VD.T) * (1 - jnp.eye(len(rows_VD))))
 
 
@@ -85,12 +85,12 @@ def _kernel_errors(name: str, seed: int) -> list[float]:
     w_PD = np.cos(angle_P1) * x_PD + np.sin(angle_P1) * other_PD
     wanted_P = relu_kernel(x_PD, w_PD)
     keys = jax.random.split(jax.random.key(seed), DRAWS)
-    found = (np.float64(_estimates(name, count, keys, x_PD, w_PD)) for count in COUNTS)
+    found = (np.float64(_estimate_kernels(name, count, keys, x_PD, w_PD)) for count in COUNTS)
     return [float(np.sqrt(np.mean((own_RP - wanted_P) ** 2))) for own_RP in found]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _estimates(
+def _estimate_kernels(
     name: str, count: int, keys: jax.Array, x_PD: jax.Array, w_PD: jax.Array
 ) -> jax.Array:
     """The mean over `count` features of each pair, for each key: [R, P]."""

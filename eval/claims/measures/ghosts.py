@@ -11,7 +11,13 @@ import optax
 from eval.claims import lab
 from eval.claims.lab import measure
 from lm.training.state import Hyper, Learner, State, init_state
-from lm.training.step import Batch, batch_functions, make_train_step, microbatched, target_weights
+from lm.training.step import (
+    Batch,
+    batch_functions,
+    make_train_step,
+    split_microbatches,
+    target_weights,
+)
 from modules.optim.stages import measure_ghost_radius
 
 VOCAB, BOS, ROWS, LENGTH = 64, 0, 16, 32
@@ -43,11 +49,11 @@ class Model(NamedTuple):
     @classmethod
     def build(cls) -> 'Model':
         changes = CHANGES | {'optim.ghost_radius': RADIUS['clipping']}
-        learner, hyper = lab.small_learner(changes, VOCAB, BOS)
+        learner, hyper = lab.build_small_learner(changes, VOCAB, BOS)
 
-        def asked(state, batch):
+        def build_functions(state, batch):
             total = jnp.sum(target_weights(batch, learner.bos_id))
-            return batch_functions(learner, state, hyper, microbatched(batch, 1), total)
+            return batch_functions(learner, state, hyper, split_microbatches(batch, 1), total)
 
         def accuracy(state, params, batch):
             variables = learner.variables(state.weights.replace(params=params))
@@ -58,9 +64,13 @@ class Model(NamedTuple):
             learner,
             hyper,
             jax.jit(make_train_step(learner)),
-            jax.jit(lambda state, batch: jax.grad(asked(state, batch).value_fn)(state.params)),
             jax.jit(
-                lambda state, u, batch: measure_ghost_radius(asked(state, batch), state.params, u)
+                lambda state, batch: jax.grad(build_functions(state, batch).value_fn)(state.params)
+            ),
+            jax.jit(
+                lambda state, u, batch: measure_ghost_radius(
+                    build_functions(state, batch), state.params, u
+                )
             ),
             jax.jit(accuracy),
         )
@@ -71,14 +81,14 @@ def draw_text(key: jax.Array, successors_V: jax.Array) -> Batch:
     """Draws a batch of a chain in which each token has one likely successor."""
     first, is_likely, others = jax.random.split(key, 3)
 
-    def one(token_B, given):
-        likely_B, other_B = given
+    def step(token_B, draws):
+        likely_B, other_B = draws
         return jnp.where(likely_B, successors_V[token_B], other_B), token_B
 
     likely = jax.random.bernoulli(is_likely, LIKELY, (LENGTH + 1, ROWS))
     other = jax.random.randint(others, (LENGTH + 1, ROWS), 1, VOCAB)
     start = jax.random.randint(first, (ROWS,), 1, VOCAB)
-    tokens = jax.lax.scan(one, start, (likely, other))[1].T
+    tokens = jax.lax.scan(step, start, (likely, other))[1].T
     return {'tokens': tokens, 'segments': jnp.ones_like(tokens)}
 
 

@@ -59,7 +59,7 @@ def one_step() -> Iterator[list[float]]:
         yield [run[name] for run in stretched]
 
 
-def draw(key: jax.Array, rows: int, deviations_D: jax.Array) -> Regressions:
+def draw_prompts(key: jax.Array, rows: int, deviations_D: jax.Array) -> Regressions:
     """Draws prompts; w has the deviations 1 / deviations_D, so that w x has the variance DIM."""
     of_w, of_x, of_noise = jax.random.split(key, 3)
     w_BD = jax.random.normal(of_w, (rows, DIM))
@@ -88,13 +88,13 @@ def predict(params: Params, tokens_BTE: jax.Array) -> jax.Array:
     return out_BNTE[:, 0, -1, -1]
 
 
-def step(tokens_BTE: jax.Array, weights_D: jax.Array) -> jax.Array:
+def gradient_step(tokens_BTE: jax.Array, weights_D: jax.Array) -> jax.Array:
     """Returns sum_i y_i x_i (weights * x) of prompts, [B]: a step from w = 0 of size 1."""
     x_BTD, y_BT = tokens_BTE[..., :-1], tokens_BTE[:, :-1, -1]
     return jnp.einsum('bt,btd,bd,d->b', y_BT, x_BTD[:, :-1], x_BTD[:, -1], weights_D)
 
 
-def train(seed: int, deviations_D: jax.Array, steps: int) -> Params:
+def train_layer(seed: int, deviations_D: jax.Array, steps: int) -> Params:
     """Trains a layer with Adam, whose rate falls to 0 as a cosine, on prompts seen once."""
     optimizer = optax.adam(optax.cosine_decay_schedule(PEAK, steps))
     of_start, of_text = jax.random.split(jax.random.key(seed))
@@ -106,7 +106,7 @@ def train(seed: int, deviations_D: jax.Array, steps: int) -> Params:
     }
 
     def loss(params, number):
-        prompts = draw(jax.random.fold_in(of_text, number), ROWS, deviations_D)
+        prompts = draw_prompts(jax.random.fold_in(of_text, number), ROWS, deviations_D)
         return jnp.mean((predict(params, prompts.tokens_BTE) - prompts.target_B) ** 2)
 
     return lab.train(loss, params, optimizer, jnp.arange(steps)).params
@@ -117,30 +117,32 @@ def train_and_compare(
 ) -> dict[str, float]:
     """Trains a layer and returns what `one_step` says of it."""
     deviations_D = jnp.array(deviations)
-    params = jax.jit(train, static_argnums=2)(seed, deviations_D, steps)
-    prompts = jax.jit(draw, static_argnums=1)(jax.random.key(-1 - seed), PROMPTS, deviations_D)
+    params = jax.jit(train_layer, static_argnums=2)(seed, deviations_D, steps)
+    prompts = jax.jit(draw_prompts, static_argnums=1)(
+        jax.random.key(-1 - seed), PROMPTS, deviations_D
+    )
     found_B = np.float64(jax.jit(predict)(params, prompts.tokens_BTE))
     plain_B, best_B = (
-        np.float64(step(prompts.tokens_BTE, weights_D))
+        np.float64(gradient_step(prompts.tokens_BTE, weights_D))
         for weights_D in (jnp.ones(DIM), deviations_D**-2)
     )
     return compare_steps(found_B, plain_B, best_B, np.float64(prompts.target_B))
 
 
 def compare_steps(
-    found_B: np.ndarray, plain_B: np.ndarray, best_B: np.ndarray, target_B: np.ndarray
+    predicted_B: np.ndarray, plain_B: np.ndarray, best_B: np.ndarray, target_B: np.ndarray
 ) -> dict[str, float]:
     """Returns predictions against steps of size 1, without and with the preconditioner."""
-    fitted = found_B @ best_B / (best_B @ best_B)
-    excess_B = (found_B - target_B) ** 2 - (BEST_STEP * best_B - target_B) ** 2
+    fitted = predicted_B @ best_B / (best_B @ best_B)
+    excess_B = (predicted_B - target_B) ** 2 - (BEST_STEP * best_B - target_B) ** 2
     return {
         'excess_loss': float(excess_B.mean() / BEST_LOSS),
         'step_over_best': float(fitted / BEST_STEP),
-        'unexplained_by_plain': unexplained(found_B, plain_B),
-        'unexplained_by_preconditioned': unexplained(found_B, best_B),
+        'unexplained_by_plain': unexplained_share(predicted_B, plain_B),
+        'unexplained_by_preconditioned': unexplained_share(predicted_B, best_B),
     }
 
 
-def unexplained(found_B: np.ndarray, by_B: np.ndarray) -> float:
+def unexplained_share(predicted_B: np.ndarray, by_B: np.ndarray) -> float:
     """Returns the share of the squares that is left without a multiple of `by_B`."""
-    return float(1 - (found_B @ by_B) ** 2 / (found_B @ found_B) / (by_B @ by_B))
+    return float(1 - (predicted_B @ by_B) ** 2 / (predicted_B @ predicted_B) / (by_B @ by_B))

@@ -80,7 +80,7 @@ def normalize(name: str, w_IO: jax.Array, x_BI: jax.Array) -> jax.Array:
     return norm.apply(norm.init(jax.random.key(0), a_BO), a_BO)
 
 
-def draw(seed: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+def draw_inputs(seed: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns a key, W of deviation 1 / sqrt(INPUTS), and x."""
     of_w, of_x, key = jax.random.split(jax.random.key(seed), 3)
     w_IO = jax.random.normal(of_w, (INPUTS, NEURONS)) / INPUTS**0.5
@@ -88,13 +88,13 @@ def draw(seed: int) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def relative_difference(name: str, change: Change, seed: int) -> float:
-    key, w_IO, x_BI = draw(seed)
+    key, w_IO, x_BI = draw_inputs(seed)
     before_BO, after_BO = normalize(name, w_IO, x_BI), normalize(name, *change(key, w_IO, x_BI))
     return float(jnp.linalg.norm(after_BO - before_BO) / jnp.linalg.norm(before_BO))
 
 
 def gradient_times_scale(name: str, seed: int) -> float:
-    key, w_IO, x_BI = draw(seed)
+    key, w_IO, x_BI = draw_inputs(seed)
     of_results_BO = jax.random.normal(key, (CASES, NEURONS))
 
     def gradient(w_IO):

@@ -12,7 +12,7 @@ from eval.claims import lab
 from eval.claims.lab import LabeledSplit, Task, measure
 from modules.losses.base import cross_entropies
 
-TASK, PASSES = Task(10, 30, 0.7, trained=2048, held_out=8192), 20
+TASK, PASSES = Task(10, 30, 0.7, n_train=2048, n_held_out=8192), 20
 WIDTH, MOMENTUM = 128, 0.9
 SMALL, LARGE = 16, 256  # rows of a batch
 FACTORS = (1.0, 1.0, 0.1, 0.01)  # of the rate, in each quarter of the steps
@@ -28,9 +28,9 @@ class Regime(NamedTuple):
 
 
 REGIMES = {
-    'small': Regime(SMALL, PASSES * TASK.trained // SMALL),
-    'large': Regime(LARGE, PASSES * TASK.trained // LARGE),
-    'adapted': Regime(LARGE, PASSES * TASK.trained // SMALL),
+    'small': Regime(SMALL, PASSES * TASK.n_train // SMALL),
+    'large': Regime(LARGE, PASSES * TASK.n_train // LARGE),
+    'adapted': Regime(LARGE, PASSES * TASK.n_train // SMALL),
 }
 
 
@@ -48,19 +48,19 @@ def large_batches() -> Iterator[np.ndarray]:
     right, distances = {}, {}
     for name, regime in REGIMES.items():
         right_SR, distances_SRT = train_regime(regime)
-        best = lab.best_rate(right_SR)
+        best = lab.best_rate_index(right_SR)
         right[name], distances[name] = right_SR[:, best], distances_SRT[:, best]
     yield right['small'] - right['large']
     yield right['small'] - right['adapted']
     steps_T = np.arange(1, distances['adapted'].shape[1] + 1)
     by_log_S, by_root_S = (
-        np.array([unexplained(one_T, line_T) for one_T in distances['adapted']])
+        np.array([unexplained_variance(one_T, line_T) for one_T in distances['adapted']])
         for line_T in (np.log(steps_T), np.sqrt(steps_T))
     )
     yield by_log_S - by_root_S
 
 
-def unexplained(y_T: np.ndarray, x_T: np.ndarray) -> float:
+def unexplained_variance(y_T: np.ndarray, x_T: np.ndarray) -> float:
     """Returns the share of the variance of y that no line in x explains."""
     return float(1 - np.corrcoef(y_T, x_T)[0, 1] ** 2)
 
@@ -87,13 +87,15 @@ def train_once(
     )
 
     def loss(params, key):
-        at_B = jax.random.randint(key, (regime.batch,), 0, TASK.trained)
+        at_B = jax.random.randint(key, (regime.batch,), 0, TASK.n_train)
         return jnp.mean(cross_entropies(lab.logits(params, rows.x[at_B]), rows.labels[at_B]))
 
     def distance(params):
         squares = [jnp.sum(jnp.square(w - w0)) for w, w0 in zip(params, start, strict=True)]
         return jnp.sqrt(sum(squares))
 
-    trained = lab.train(loss, start, optimizer, jax.random.split(key, regime.steps), see=distance)
+    trained = lab.train(
+        loss, start, optimizer, jax.random.split(key, regime.steps), observe=distance
+    )
     right = lab.accuracy(lab.logits(trained.params, rows.held_out), rows.held_out_labels)
-    return right, trained.seen[: FACTORS.count(1.0) * regime.steps // len(FACTORS)]
+    return right, trained.history[: FACTORS.count(1.0) * regime.steps // len(FACTORS)]

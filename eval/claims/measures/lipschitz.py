@@ -12,10 +12,10 @@ from scipy.optimize import linprog
 from eval.claims.lab import measure
 from modules.activations import ACTIVATIONS
 from modules.attention import ATTENTIONS
-from modules.curvature import largest_stretches
+from modules.curvature import jacobian_gains
 from modules.kernels import kernels_for
 from modules.mlp import MLPS
-from modules.params import split
+from modules.params import split_boxes
 from modules.positions import POSITIONS
 from modules.sequence import whole_rows
 
@@ -23,12 +23,12 @@ SEEDS = range(10, 60)  # 0 to 9, looked at first, left both claims undecided
 ROUNDS = 10  # as the suite `sharpness` has them by default
 WIDTH, REACH, POINTS = 3, 0.5, 1024  # of inputs; half of a box's edge; points drawn in it
 BLOCKS = {'one_block': (8,), 'two_blocks': (6, 6)}  # hidden units of each
-INSIDE = 1e-7  # how far a region reaches from its walls at least
+WALL_MARGIN = 1e-7  # how far a region reaches from its walls at least
 
 D_MODEL, TOKENS, ROWS = 8, 8, 64
 SCALES = (4.0, 8.0, 16.0, 32.0, 64.0)
-LEAST = 1e-2  # of the scale, that tokens of drawn rows have
-LONG = 100  # rounds: rows of large norms have singular values close to each other
+MIN_SIZE = 1e-2  # of the scale, that tokens of drawn rows have
+ATTENTION_ROUNDS = 100  # rounds: rows of large norms have singular values close to each other
 KERNELS = {'kernels': kernels_for('cpu', 'reference'), 'dtype': jnp.float32}
 
 
@@ -38,7 +38,7 @@ KERNELS = {'kernels': kernels_for('cpu', 'reference'), 'dtype': jnp.float32}
     trains=False,
 )
 def local_lipschitz() -> Iterator[float | list[float]]:
-    """Returns what `largest_stretches` finds over the exact local Lipschitz constant of MLPs.
+    """Returns what `jacobian_gains` finds over the exact local Lipschitz constant of MLPs.
 
     The networks are one or two blocks of ReLU, one behind the other, of WIDTH inputs, not constant.
     share_at_points: |J u| after ROUNDS over the largest singular value at the same point, on
@@ -48,37 +48,37 @@ def local_lipschitz() -> Iterator[float | list[float]]:
     """
     largest = 0.0
     for hidden in BLOCKS.values():
-        at_points, in_boxes = zip(*(_shares(hidden, seed) for seed in SEEDS), strict=True)
+        at_points, in_boxes = zip(*(_lipschitz_shares(hidden, seed) for seed in SEEDS), strict=True)
         yield [x.mean() for x in at_points]
         yield in_boxes
         largest = max(largest, *in_boxes, *(float(x.max()) for x in at_points))
     yield largest
 
 
-def _shares(hidden: tuple[int, ...], seed: int) -> tuple[np.ndarray, float]:
+def _lipschitz_shares(hidden: tuple[int, ...], seed: int) -> tuple[np.ndarray, float]:
     rng, in_box = np.random.default_rng(seed), 0.0
     while in_box == 0:  # a network that is constant in its box is drawn anew
         blocks = [_draw_block(rng, units) for units in hidden]
         matrices = [given for _, given in blocks]
         centre = rng.standard_normal(WIDTH)
-        regions = _jacobians(matrices, np.eye(WIDTH), np.zeros(WIDTH), [], centre)
-        in_box = max(_norm(jacobian) for jacobian in regions)
+        regions = _region_jacobians(matrices, np.eye(WIDTH), np.zeros(WIDTH), [], centre)
+        in_box = max(_spectral_norm(jacobian) for jacobian in regions)
     x = jnp.float32(centre + rng.uniform(-REACH, REACH, (POINTS, WIDTH)))
     start = jnp.float32(rng.standard_normal(x.shape))
-    found = np.float64(_stretch(hidden, [params for params, _ in blocks], x, start))
-    at_points = np.array([_norm(_jacobian_at(matrices, one)) for one in np.float64(x)])
+    found = np.float64(_measure_stretches(hidden, [params for params, _ in blocks], x, start))
+    at_points = np.array([_spectral_norm(_jacobian_at(matrices, one)) for one in np.float64(x)])
     is_steep = at_points > 0  # elsewhere nothing is stretched, and there is no share
     return found[is_steep] / at_points[is_steep], float(found.max() / in_box)
 
 
-def _mlp(units: int) -> Any:
+def _build_mlp(units: int) -> Any:
     return MLPS['dense'](units, ACTIVATIONS['relu'], bias=True, **KERNELS)
 
 
 def _draw_block(rng: np.random.Generator, units: int) -> tuple[dict, dict[str, np.ndarray]]:
     """Parameters of an MLP, all of them normal, and its matrices and biases by name."""
-    described = jax.eval_shape(_mlp(units).init, jax.random.key(0), jnp.zeros((1, 1, WIDTH)))
-    shapes, _ = split(described['params'])
+    described = jax.eval_shape(_build_mlp(units).init, jax.random.key(0), jnp.zeros((1, 1, WIDTH)))
+    shapes, _ = split_boxes(described['params'])
     deviation = {'up': 1 / np.sqrt(WIDTH), 'down': 1 / np.sqrt(units)}
     params = {
         name: np.float32(rng.standard_normal(of.shape) * deviation.get(name, 0.5))
@@ -88,16 +88,16 @@ def _draw_block(rng: np.random.Generator, units: int) -> tuple[dict, dict[str, n
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _stretch(hidden, every, x_MI, start_MI):
+def _measure_stretches(hidden, params_per_block, x_MI, start_MI):
     def network(x_MI):
-        for units, params in zip(hidden, every, strict=True):
-            x_MI = _mlp(units).apply({'params': params}, x_MI[:, None])[:, 0]
+        for units, params in zip(hidden, params_per_block, strict=True):
+            x_MI = _build_mlp(units).apply({'params': params}, x_MI[:, None])[:, 0]
         return x_MI
 
-    return largest_stretches(network, x_MI, start_MI, ROUNDS)
+    return jacobian_gains(network, x_MI, start_MI, ROUNDS)
 
 
-def _norm(matrix: np.ndarray) -> float:
+def _spectral_norm(matrix: np.ndarray) -> float:
     return float(np.linalg.norm(matrix, 2))
 
 
@@ -111,7 +111,7 @@ def _jacobian_at(blocks: list[dict], x: np.ndarray) -> np.ndarray:
     return jacobian
 
 
-def _jacobians(blocks, slope, offset, walls, centre) -> Iterator[np.ndarray]:
+def _region_jacobians(blocks, slope, offset, walls, centre) -> Iterator[np.ndarray]:
     """Yields the derivative in each region of the box, behind blocks that make x slope + offset of
     what `walls`, each (a, b) with a x + b > 0, leave of it.
     """
@@ -128,22 +128,22 @@ def _jacobians(blocks, slope, offset, walls, centre) -> Iterator[np.ndarray]:
             for held, on in regions
             for sign in (1, -1)
         ]
-        regions = [(held, on) for held, on in sides if _is_met(held, centre)]
+        regions = [(held, on) for held, on in sides if _is_feasible(held, centre)]
     for held, on in regions:
         down = block['down'] * np.array(on)[:, None]
-        yield from _jacobians(
+        yield from _region_jacobians(
             rest, slopes @ down, offsets @ down + block['down_bias'], held, centre
         )
 
 
-def _is_met(walls: list[tuple[np.ndarray, float]], centre: np.ndarray) -> bool:
+def _is_feasible(walls: list[tuple[np.ndarray, float]], centre: np.ndarray) -> bool:
     """Whether some point of the box is on the right side of all walls, INSIDE away from each."""
     a, b = np.stack([a for a, _ in walls]), np.array([b for _, b in walls])
     lengths = np.linalg.norm(a, axis=1)
     box = [(x - REACH, x + REACH) for x in centre]
     away = [0.0] * WIDTH + [-1.0]  # the distance from the nearest wall, which is made large
     found = linprog(away, np.column_stack([-a, lengths]), b, bounds=[*box, (None, 1.0)])
-    return bool(found.success and found.x[-1] > INSIDE)
+    return bool(found.success and found.x[-1] > WALL_MARGIN)
 
 
 @measure('slope_of_products', 'slope_of_tied_distances', trains=False)
@@ -176,7 +176,7 @@ def _largest_norms(attention: str, is_tied: bool, seed: int) -> list[float]:
     for scale in SCALES:
         normal = rng.standard_normal((1, TOKENS, D_MODEL))
         at_zero = normal * np.where(np.arange(TOKENS) < TOKENS - 1, 1.0, 0.0)[:, None]
-        sizes = LEAST ** rng.uniform(0, 1, (ROWS, TOKENS, 1))
+        sizes = MIN_SIZE ** rng.uniform(0, 1, (ROWS, TOKENS, 1))
         rows = [
             at_zero,
             sizes * rng.standard_normal((ROWS, TOKENS, D_MODEL)),
@@ -184,7 +184,7 @@ def _largest_norms(attention: str, is_tied: bool, seed: int) -> list[float]:
         ]
         x = jnp.float32(scale * np.concatenate(rows))
         start = jnp.float32(rng.standard_normal(x.shape))
-        found.append(float(_stretch_attention(attention, params, x, start).max()))
+        found.append(float(_measure_attention_stretches(attention, params, x, start).max()))
     return found
 
 
@@ -198,7 +198,7 @@ def _equidistant(rng: np.random.Generator, q: np.ndarray, k: np.ndarray) -> np.n
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _stretch_attention(attention, params, x_BTD, start_BTD):
+def _measure_attention_stretches(attention, params, x_BTD, start_BTD):
     module = ATTENTIONS[attention](
         n_heads=1,
         n_kv_heads=1,
@@ -212,4 +212,4 @@ def _stretch_attention(attention, params, x_BTD, start_BTD):
     def mix(x_BTD):
         return module.apply({'params': params}, x_BTD, whole_rows(TOKENS))
 
-    return largest_stretches(mix, x_BTD, start_BTD, LONG)
+    return jacobian_gains(mix, x_BTD, start_BTD, ATTENTION_ROUNDS)

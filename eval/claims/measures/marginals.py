@@ -15,12 +15,12 @@ from scipy import stats
 
 from eval.claims import lab
 from eval.claims.lab import measure
-from lm.training.state import Learner, hyper_from, init_state
+from lm.training.state import Learner, init_state, make_hyper
 from modules.losses.marginals import (
-    chained,
+    chain_conditionals,
     conditional_losses,
     consistency_losses,
-    hidden,
+    hide_tokens,
     log_conditionals,
     random_cut,
     random_ranks,
@@ -67,7 +67,7 @@ def any_order_marginals() -> Iterable[Iterable[float]]:
     by conditionals, the log of the mean over ORDERS of their product, as in that code; and as the
     chain has it, exactly. rank_correlation: Spearman's, of two of these.
     """
-    learner, _ = lab.small_learner(MODEL, SYMBOLS + 1, MASK)
+    learner, _ = lab.build_small_learner(MODEL, SYMBOLS + 1, MASK)
     trained = jax.jit(functools.partial(_train, learner))
     return zip(
         *(rank_correlations(*trained(jax.random.key(seed))) for seed in range(SEEDS)), strict=True
@@ -85,13 +85,13 @@ def draw_rows(key: jax.Array, chain_VV: jax.Array, rows: int) -> jax.Array:
     first_B = jax.random.randint(of_first, (rows,), 0, SYMBOLS)
     ends_VV = jnp.cumsum(chain_VV, 1)
 
-    def following(last_B, uniform_B):
+    def draw_next(last_B, uniform_B):
         beyond_B = jnp.sum(ends_VV[last_B] < uniform_B[:, None], 1, dtype=jnp.int32)
         found_B = jnp.minimum(beyond_B, SYMBOLS - 1)  # a sum may round to just under 1
         return found_B, found_B
 
     uniform_TB = jax.random.uniform(of_rest, (LENGTH - 1, rows))
-    _, rest_TB = jax.lax.scan(following, first_B, uniform_TB)
+    _, rest_TB = jax.lax.scan(draw_next, first_B, uniform_TB)
     return jnp.concatenate([first_B[None], rest_TB]).T
 
 
@@ -99,16 +99,18 @@ def exact_marginals(chain_VV: np.ndarray, seen_BT: np.ndarray) -> np.ndarray:
     """Returns log p of the symbols that are not MASK, [B], by the forward algorithm."""
     symbols_V = np.arange(SYMBOLS)
 
-    def agrees(seen_B):
+    def matches(seen_B):
         return (seen_B[:, None] == MASK) | (seen_B[:, None] == symbols_V)
 
-    p_BV = agrees(seen_BT[:, 0]) / SYMBOLS
+    p_BV = matches(seen_BT[:, 0]) / SYMBOLS
     for seen_B in seen_BT[:, 1:].T:
-        p_BV = (p_BV @ chain_VV) * agrees(seen_B)
+        p_BV = (p_BV @ chain_VV) * matches(seen_B)
     return np.log(p_BV.sum(1))
 
 
-def read(learner: Learner, params: Params, seen_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+def apply_model(
+    learner: Learner, params: Params, seen_BT: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Returns (logits of the symbols [B, T, V], the last activations of each row [B, T * D])."""
     x_BTD, readout = learner.model.apply(
         {'params': params}, seen_BT, prefix_BT=jnp.ones_like(seen_BT), method='activations'
@@ -116,7 +118,7 @@ def read(learner: Learner, params: Params, seen_BT: jax.Array) -> tuple[jax.Arra
     return readout(x_BTD)[..., :SYMBOLS], x_BTD.reshape(len(x_BTD), -1)
 
 
-def start_head(key: jax.Array) -> Layers:
+def init_head(key: jax.Array) -> Layers:
     """Draws the weights of a head with two hidden layers of four times the model's width."""
     width = MODEL['model.d_model']
     sizes = (LENGTH * width, 4 * width, 4 * width, 1)
@@ -125,7 +127,7 @@ def start_head(key: jax.Array) -> Layers:
     return [(init(k, s), jnp.zeros(s[1])) for k, s in zip(keys, shapes, strict=True)]
 
 
-def head(layers: Layers, x_BD: jax.Array) -> jax.Array:
+def apply_head(layers: Layers, x_BD: jax.Array) -> jax.Array:
     """Returns f, a number a row, [B]."""
     for weight, bias in layers[:-1]:
         x_BD = jax.nn.gelu(jnp.einsum('bd,de->be', x_BD, weight) + bias[None])
@@ -134,11 +136,11 @@ def head(layers: Layers, x_BD: jax.Array) -> jax.Array:
 
 
 def _train(learner, key):
-    """Returns (the chain, what `_by_part` gives of a model that is trained on it)."""
+    """Returns (the chain, what `_score_parts` gives of a model that is trained on it)."""
     of_chain, of_start, of_head, first, second, of_rows, of_parts = jax.random.split(key, 7)
     chain_VV = draw_chain(of_chain)
 
-    def drawn(key):
+    def draw_batch(key):
         of_rows, of_cut = jax.random.split(key)
         return draw_rows(of_rows, chain_VV, ROWS), random_cut(of_cut, ROWS, LENGTH)
 
@@ -146,49 +148,51 @@ def _train(learner, key):
         adam = optax.adam(optax.cosine_decay_schedule(peak, steps))
         return lab.train(loss, params, adam, jax.random.split(key, steps)).params
 
-    def of_conditionals(params, key):
-        tokens_BT, cut = drawn(key)
-        logits_BTV, _ = read(learner, params, hidden(tokens_BT, cut.known_BT, MASK))
+    def conditional_loss(params, key):
+        tokens_BT, cut = draw_batch(key)
+        logits_BTV, _ = apply_model(learner, params, hide_tokens(tokens_BT, cut.known_BT, MASK))
         return jnp.mean(conditional_losses(logits_BTV, tokens_BT, cut.known_BT))
 
-    def of_marginals(layers, key):
-        tokens_BT, cut = drawn(key)
-        after_BT = hidden(tokens_BT, cut.known_BT | cut.next_BT, MASK)
+    def marginal_loss(layers, key):
+        tokens_BT, cut = draw_batch(key)
+        after_BT = hide_tokens(tokens_BT, cut.known_BT | cut.next_BT, MASK)
         nothing_1T = jnp.full((1, LENGTH), MASK, tokens_BT.dtype)
-        logits_BTV, before_BD = read(learner, params, hidden(tokens_BT, cut.known_BT, MASK))
-        _, rest_BD = read(learner, params, jnp.concatenate([after_BT, nothing_1T]))
+        logits_BTV, before_BD = apply_model(
+            learner, params, hide_tokens(tokens_BT, cut.known_BT, MASK)
+        )
+        _, rest_BD = apply_model(learner, params, jnp.concatenate([after_BT, nothing_1T]))
         log_p_B = log_conditionals(logits_BTV, tokens_BT, cut.next_BT)
-        before_B, f_B = head(layers, before_BD), head(layers, rest_BD)
+        before_B, f_B = apply_head(layers, before_BD), apply_head(layers, rest_BD)
         return jnp.mean(consistency_losses(before_B, log_p_B, f_B[:-1], f_B[-1], LENGTH))
 
-    start = init_state(learner, hyper_from(learner.recipe), of_start).params
-    params = minimise(of_conditionals, start, first, STEPS[0], PEAK[0])
-    layers = minimise(of_marginals, start_head(of_head), second, STEPS[1], PEAK[1])
+    start = init_state(learner, make_hyper(learner.recipe), of_start).params
+    params = minimise(conditional_loss, start, first, STEPS[0], PEAK[0])
+    layers = minimise(marginal_loss, init_head(of_head), second, STEPS[1], PEAK[1])
     tokens_BT = draw_rows(of_rows, chain_VV, COMPARED)
-    return chain_VV, _by_part(learner, params, layers, of_parts, tokens_BT)
+    return chain_VV, _score_parts(learner, params, layers, of_parts, tokens_BT)
 
 
-def _by_part(learner, params, layers, key, tokens_BT):
+def _score_parts(learner, params, layers, key, tokens_BT):
     """Returns (what is seen of rows, f less that of nothing, log p by ORDERS chains) of COUNTS."""
 
     def conditionals(seen_BT):
-        return read(learner, params, seen_BT)[0]
+        return apply_model(learner, params, seen_BT)[0]
 
     def f(seen_BT):
-        return head(layers, read(learner, params, seen_BT)[1])
+        return apply_head(layers, apply_model(learner, params, seen_BT)[1])
 
     found = []
     for count in COUNTS.values():
         of_part, of_orders = jax.random.split(jax.random.fold_in(key, count))
         is_seen_BT = random_ranks(of_part, COMPARED, LENGTH) < count
-        seen_BT = hidden(tokens_BT, is_seen_BT, MASK)
+        seen_BT = hide_tokens(tokens_BT, is_seen_BT, MASK)
 
-        def by_chain(key, is_seen_BT=is_seen_BT, count=count):
+        def score_chain(key, is_seen_BT=is_seen_BT, count=count):
             ranks_BT = random_ranks(key, COMPARED, LENGTH) + LENGTH * ~is_seen_BT
             order_BT = jnp.argsort(jnp.argsort(ranks_BT, 1), 1)
-            return chained(conditionals, tokens_BT, order_BT, count, MASK)
+            return chain_conditionals(conditionals, tokens_BT, order_BT, count, MASK)
 
-        chains_OB = jax.lax.map(by_chain, jax.random.split(of_orders, ORDERS))
+        chains_OB = jax.lax.map(score_chain, jax.random.split(of_orders, ORDERS))
         found.append((seen_BT, f(seen_BT) - f(jnp.full_like(seen_BT[:1], MASK)), chains_OB))
     return found
 
@@ -196,7 +200,7 @@ def _by_part(learner, params, layers, key, tokens_BT):
 def rank_correlations(
     chain_VV: np.ndarray, by_part: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]
 ) -> list[float]:
-    """Returns the values of `any_order_marginals` of one seed, from what `_by_part` gives."""
+    """Returns the values of `any_order_marginals` of one seed, from what `_score_parts` gives."""
     found = []
     for each in by_part:
         seen_BT, f_B, chains_OB = (np.array(x) for x in each)

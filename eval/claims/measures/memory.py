@@ -9,9 +9,9 @@ import jax
 from eval.claims import lab
 from eval.claims.lab import measure
 from lm.config.recipe import Recipe
-from lm.training.state import build_learner, hyper_from
-from lm.training.update import optimizer
-from modules.optim import state_specs, unboxed
+from lm.training.state import build_learner, make_hyper
+from lm.training.update import build_optimizer
+from modules.optim import state_specs, unbox_state
 from modules.params import named_leaves
 
 BASE = 'configs/llama_124m.py'
@@ -58,13 +58,13 @@ class Memory(NamedTuple):
     hidden_state: int
 
 
-def memory(recipe: Recipe, vocab_size: int) -> Memory:
+def count_memory(recipe: Recipe, vocab_size: int) -> Memory:
     """Counts weights and optimizer state of a recipe, in the types in which they are stored."""
     learner = build_learner(recipe, vocab_size, 0, 'cpu')
-    described = learner.described
-    transform = optimizer(recipe, described, hyper_from(recipe))
+    described = learner.description
+    transform = build_optimizer(recipe, described, make_hyper(recipe))
     boxed = jax.eval_shape(transform.init, described.shapes)
-    state = named_leaves(unboxed(boxed))
+    state = named_leaves(unbox_state(boxed))
     roles = {
         path: spec.role
         for path, spec in named_leaves(
@@ -72,16 +72,18 @@ def memory(recipe: Recipe, vocab_size: int) -> Memory:
         ).items()
     }
     hidden = {path: leaf for path, leaf in state.items() if roles[path] == 'hidden'}
-    return Memory(*(_bytes(leaves) for leaves in (named_leaves(described.shapes), state, hidden)))
+    return Memory(
+        *(_count_bytes(leaves) for leaves in (named_leaves(described.shapes), state, hidden))
+    )
 
 
-def _bytes(leaves: Mapping[str, Any]) -> int:
+def _count_bytes(leaves: Mapping[str, Any]) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves.values())
 
 
 def optimizer_memory(size: Size, optimizers: Mapping[str, str]) -> Memory:
     """Returns the memory of a model of a size with other optimizers."""
-    return memory(lab.read_recipe(size.changes | optimizers, size.config), size.vocab_size)
+    return count_memory(lab.read_recipe(size.changes | optimizers, size.config), size.vocab_size)
 
 
 @measure(

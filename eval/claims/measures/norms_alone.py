@@ -11,10 +11,10 @@ import optax
 from eval.claims import lab
 from eval.claims.lab import Task, measure
 from modules.losses.base import cross_entropies
-from modules.norms.base import along
+from modules.norms.base import broadcast_like
 from modules.norms.batchnorm import moments, normalize
 
-TASK, PASSES, BATCH = Task(10, 30, 0.7, trained=4096, held_out=4096), 20, 64
+TASK, PASSES, BATCH = Task(10, 30, 0.7, n_train=4096, n_held_out=4096), 20, 64
 HIDDEN, WIDTH, EPS = 4, 128, 1e-5
 RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # of Adam, falling to 0 by a cosine
 SEEDS = 10
@@ -36,7 +36,7 @@ def norms_alone() -> Iterator[np.ndarray]:
     right, near_0 = {}, {}
     for part in PARTS:
         right_SR, near_0_SR = train_part(part)
-        best = lab.best_rate(right_SR)
+        best = lab.best_rate_index(right_SR)
         right[part], near_0[part] = right_SR[:, best], near_0_SR[:, best]
     yield right['norms'] - right['weights']
     yield near_0['norms']
@@ -44,20 +44,20 @@ def norms_alone() -> Iterator[np.ndarray]:
 
 def train_part(part: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns (accuracy, share of small gains), [seed, rate] each."""
-    steps = PASSES * TASK.trained // BATCH
+    steps = PASSES * TASK.n_train // BATCH
 
     def prepare(seed):
         of_data, of_start, of_mask, of_rows = jax.random.split(jax.random.key(seed), 4)
-        rows, params = lab.draw_rows(of_data, TASK), start(of_start)
-        mask = trained_mask(part, params, of_mask)
+        rows, params = lab.draw_rows(of_data, TASK), init_params(of_start)
+        mask = build_mask(part, params, of_mask)
 
         def loss(params, at_B):
             return jnp.mean(cross_entropies(normed_logits(params, rows.x[at_B]), rows.labels[at_B]))
 
         def run(rate):
             masked = optax.stateless(lambda updates, _: jax.tree.map(jnp.multiply, mask, updates))
-            optimizer = optax.chain(lab.falling_adam(rate, steps), masked)
-            batches = lab.draw_batches(of_rows, steps, BATCH, TASK.trained)
+            optimizer = optax.chain(lab.cosine_adam(rate, steps), masked)
+            batches = lab.draw_batches(of_rows, steps, BATCH, TASK.n_train)
             found = lab.train(loss, params, optimizer, batches).params
             right = lab.accuracy(normed_logits(found, rows.held_out), rows.held_out_labels)
             return right, jnp.mean(jnp.abs(found['gains']) < LEAST_GAIN)
@@ -67,7 +67,7 @@ def train_part(part: str) -> tuple[np.ndarray, np.ndarray]:
     return lab.map_rates(prepare, jnp.arange(SEEDS), RATES)
 
 
-def start(key: jax.Array) -> Params:
+def init_params(key: jax.Array) -> Params:
     """Returns the parameters of a network."""
     of_matrices, of_gains = jax.random.split(key)
     *kernels, readout = lab.he_matrices(of_matrices, (TASK.inputs, *[WIDTH] * HIDDEN, TASK.classes))
@@ -76,17 +76,17 @@ def start(key: jax.Array) -> Params:
     return {'kernels': kernels, 'gains': gains, 'biases': biases, 'readout': readout}
 
 
-def trained_mask(part: str, params: Params, key: jax.Array) -> Params:
+def build_mask(part: str, params: Params, key: jax.Array) -> Params:
     """Returns 1 where a parameter is trained and 0 elsewhere, in the shapes of the parameters."""
     ones, zeros = (jax.tree.map(make, params) for make in (jnp.ones_like, jnp.zeros_like))
     if part == 'norms':
         return zeros | {'gains': ones['gains'], 'biases': ones['biases']}
     keys = jax.random.split(key, HIDDEN)
     each = zip(keys, params['kernels'], strict=True)
-    return zeros | {'kernels': [two_of_each_unit(one, kernel.shape) for one, kernel in each]}
+    return zeros | {'kernels': [two_per_unit_mask(one, kernel.shape) for one, kernel in each]}
 
 
-def two_of_each_unit(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
+def two_per_unit_mask(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
     """Returns a mask [I, O] of zeros and two ones in every column."""
     ranks_IO = jnp.argsort(jnp.argsort(jax.random.uniform(key, shape), 0), 0)
     return jnp.float32(ranks_IO < 2)
@@ -98,5 +98,5 @@ def normed_logits(params: Params, x: jax.Array) -> jax.Array:
     for kernel, gain, bias in hidden:
         x = x @ kernel
         x = normalize(x, *moments(x, None), EPS)
-        x = jax.nn.relu(along(gain, x) * x + along(bias, x))
+        x = jax.nn.relu(broadcast_like(gain, x) * x + broadcast_like(bias, x))
     return x @ params['readout']

@@ -30,7 +30,7 @@ class Descent(NamedTuple):
     largest_loss: float
 
 
-def descend_until_apart(points: np.ndarray, descent: str, lr: float) -> Descent:
+def descend_until_separated(points: np.ndarray, descent: str, lr: float) -> Descent:
     """Runs gradient descent from 0 on points y_i a_i [n, d] until each margin y_i a_i . theta > 0.
 
     The loss is the mean of log(1 + exp(-margin)). Raises ValueError after MOST_STEPS.
@@ -52,7 +52,7 @@ def _descend(points: jax.Array, descent: str, lr: Any) -> tuple[Any, Any]:
     def loss(params):
         return jnp.mean(jax.nn.softplus(-margins(params)))
 
-    def one(carry):
+    def step(carry):
         params, state, steps, largest = carry
         value, grads = jax.value_and_grad(loss)(params)
         means = {'error_probability': jnp.mean(jax.nn.sigmoid(-margins(params)))}
@@ -60,16 +60,16 @@ def _descend(points: jax.Array, descent: str, lr: Any) -> tuple[Any, Any]:
         params = jax.tree.map(lambda w, d: w - lr * d, params, direction)
         return params, state, steps + 1, jnp.maximum(largest, value)
 
-    def is_apart(carry):
+    def is_running(carry):
         return (jnp.min(margins(carry[0])) <= 0) & (carry[2] < MOST_STEPS)
 
     params = {'theta': jnp.zeros(points.shape[1])}
     start = params, transform.init(params), 0, -jnp.inf
-    *_, steps, largest = jax.lax.while_loop(is_apart, one, start)
+    *_, steps, largest = jax.lax.while_loop(is_running, step, start)
     return steps, largest
 
 
-def one_disagrees(n: int) -> np.ndarray:
+def build_disagreeing_points(n: int) -> np.ndarray:
     """Returns n points (m, s) of length 1 and m = MARGIN, the last one with -s."""
     points = np.full((n, 2), [MARGIN, np.sqrt(1 - MARGIN**2)])
     points[-1, 1] *= -1
@@ -109,21 +109,27 @@ def steps_to_separate() -> Iterator[float | list[float]]:
     descent at LARGE over those of plain, with as many points on both sides and with few on one.
     """
     for descent in DESCENTS:
-        steps = [descend_until_apart(one_disagrees(n), descent, LARGE).steps for n in DISAGREEING]
+        steps = [
+            descend_until_separated(build_disagreeing_points(n), descent, LARGE).steps
+            for n in DISAGREEING
+        ]
         yield float(np.polyfit(np.log(DISAGREEING), np.log(steps), 1)[0])
 
-    def runs(kind, descent, lr):
+    def run_seeds(kind, descent, lr):
         return [
-            descend_until_apart(draw_points(POSITIVES[kind], seed), descent, lr)
+            descend_until_separated(draw_points(POSITIVES[kind], seed), descent, lr)
             for seed in range(SEEDS)
         ]
 
-    def ratios(of, over):
-        return [one.steps / other.steps for one, other in zip(of, over, strict=True)]
+    def ratios(descents, baselines):
+        return [one.steps / other.steps for one, other in zip(descents, baselines, strict=True)]
 
-    slow, fast = (runs('balanced', 'plain', lr) for lr in (SMALL, LARGE))
+    slow, fast = (run_seeds('balanced', 'plain', lr) for lr in (SMALL, LARGE))
     yield ratios(fast, slow)
     for each in (slow, fast):
         yield [one.largest_loss / np.log(2) for one in each]
-    for kind, plain in (('balanced', fast), ('imbalanced', runs('imbalanced', 'plain', LARGE))):
-        yield ratios(runs(kind, 'normalized', LARGE), plain)
+    for kind, plain in (
+        ('balanced', fast),
+        ('imbalanced', run_seeds('imbalanced', 'plain', LARGE)),
+    ):
+        yield ratios(run_seeds(kind, 'normalized', LARGE), plain)

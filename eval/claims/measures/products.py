@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eval.claims.lab import measure
-from modules.kernels.matmul.wta_crs import choose_rows
+from modules.kernels.matmul.wta_crs import sample_indices
 
 TOKENS, WIDE, NARROW = 1024, 64, 32
 SPREADS = {'alike': 0.0, 'different': 1.0}  # sd of the log of rows' sizes
@@ -31,12 +31,12 @@ def sampled_products() -> Iterator[list[float]]:
     its variance is `bias`; 1 / DRAWS is what chance leaves. SEEDS matrices each.
     """
     for spread in SPREADS.values():
-        errors = [_errors(spread, seed) for seed in range(SEEDS)]
+        errors = [_measure_errors(spread, seed) for seed in range(SEEDS)]
         yield [error / plain for error, plain, _ in errors]
         yield [bias for *_, bias in errors]
 
 
-def _errors(spread: float, seed: int) -> tuple[float, float, float]:
+def _measure_errors(spread: float, seed: int) -> tuple[float, float, float]:
     """Mean squared errors of both, and the share of the first that is bias."""
     rng = np.random.default_rng(seed)
     sizes = np.exp(spread * rng.standard_normal((TOKENS, 1)))
@@ -46,7 +46,7 @@ def _errors(spread: float, seed: int) -> tuple[float, float, float]:
     norms = np.linalg.norm(x, axis=1)
 
     def draw(key):
-        places, weights = choose_rows(key, jnp.asarray(norms, jnp.float32), kept)
+        places, weights = sample_indices(key, jnp.asarray(norms, jnp.float32), kept)
         rows = jnp.asarray(x, jnp.float32)[places] * weights[:, None]
         return rows.T @ jnp.asarray(g, jnp.float32)[places]
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from eval.claims.lab import measure
-from eval.claims.measures.tiny import Tiny, draw_chains, params_of, text
-from eval.convert.prune import Asked, Reader, without
+from eval.claims.measures.tiny import TinyModel, draw_chains, draw_text, named_params
+from eval.convert.prune import Pruning, ScoreReader, remove_weights
 from eval.convert.scores import STRENGTH
 from lm.training.state import State
 
@@ -27,7 +27,7 @@ class Texts(NamedTuple):
     @classmethod
     def draw(cls, chains: np.ndarray, rng: np.random.Generator) -> 'Texts':
         """Draws ROWS of each."""
-        return cls(*(text(chains, ROWS, rng, shares) for shares in (GENERAL, DOMAIN, BOTH)))
+        return cls(*(draw_text(chains, ROWS, rng, shares) for shares in (GENERAL, DOMAIN, BOTH)))
 
 
 @measure(*(f'mean_added_by_dual_less_{rival}' for rival in RIVALS))
@@ -41,41 +41,43 @@ def pruned_for_a_domain() -> Iterator[np.ndarray]:
     in each seed with that of STRENGTHS with which the text that it reads loses least. Losses are
     those on other rows. Over SEEDS.
     """
-    tiny = Tiny({})
-    reader = Reader(tiny.learner, ROWS)
+    tiny = TinyModel({})
+    reader = ScoreReader(tiny.learner, ROWS)
     added_SM = np.array([_added_losses(tiny, reader, seed) for seed in range(SEEDS)])
     yield from (added_SM[:, -1:] - added_SM[:, :-1]).T
 
 
-def _added_losses(tiny: Tiny, reader: Reader, seed: int) -> list[float]:
+def _added_losses(tiny: TinyModel, reader: ScoreReader, seed: int) -> list[float]:
     """Returns what each of RIVALS, and the dual, adds to the loss."""
     rng = np.random.default_rng(seed)
     chains = draw_chains(rng)
-    state = tiny.trained(tiny.start(seed), chains, STAGES, rng, BOTH)
+    state = tiny.train(tiny.init(seed), chains, STAGES, rng, BOTH)
     read, held_out = Texts.draw(chains, rng), Texts.draw(chains, rng)
 
     def losses(params, texts):
-        return np.array([tiny.loss(params, state, rows) for rows in (texts.general, texts.domain)])
+        return np.array(
+            [tiny.compute_loss(params, state, rows) for rows in (texts.general, texts.domain)]
+        )
 
     rows = {'obs': read.general}
     rivals = [_prune(reader, state, rival, rows.get(rival, read.domain)) for rival in RIVALS]
     duals = [_prune(reader, state, 'dual', read.domain, read, strength) for strength in STRENGTHS]
     dual = min(duals, key=lambda params: losses(params, read).mean())
-    before = losses(params_of(state), held_out)
+    before = losses(named_params(state), held_out)
     return [(losses(params, held_out) - before).mean() for params in (*rivals, dual)]
 
 
 def _prune(
-    reader: Reader,
+    reader: ScoreReader,
     state: State,
     score: str,
     rows_BT: np.ndarray,
-    read: Texts | None = None,
+    texts: Texts | None = None,
     strength: float = STRENGTH,
 ) -> Mapping[str, np.ndarray]:
     """Returns the parameters without SHARE of them. read: for a score that reads two texts."""
-    asked = Asked('unimportant', SHARE, score, strength=strength)
-    general_BT = read and read.general[:, :-1]
-    scores = reader.scores(state.weights, asked, rows_BT[:, :-1], general_BT)
+    asked = Pruning('unimportant', SHARE, score, strength=strength)
+    general_BT = texts and texts.general[:, :-1]
+    scores = reader.compute_scores(state.weights, asked, rows_BT[:, :-1], general_BT)
     rng = np.random.default_rng(asked.seed)
-    return without(reader.specs, params_of(state), scores, asked, rng).params
+    return remove_weights(reader.specs, named_params(state), scores, asked, rng).params

@@ -8,9 +8,9 @@ import numpy as np
 import optax
 
 from eval.claims import lab
-from eval.claims.lab import Keys, Task, measure
+from eval.claims.lab import KeyedRng, Task, measure
 
-TASK = Task(2, 32, 0.8, trained=1024, held_out=4096)
+TASK = Task(2, 32, 0.8, n_train=1024, n_held_out=4096)
 WIDTH, BATCH = 128, 64
 EPOCHS, PERIOD = 60, 10  # epochs between two families of losses
 RATES = (0.01, 0.03, 0.1)  # of SGD with momentum, falling to 0 by a cosine
@@ -30,8 +30,8 @@ def binary_accuracy() -> Iterator[np.ndarray]:
         train_slopes(slopes)
         for slopes in (random_slopes, lambda key, margins_B, power: logistic_slopes(margins_B))
     )
-    by_logistic_S = by_logistic_SR[:, lab.best_rate(by_logistic_SR)]
-    yield by_random_SR[:, lab.best_rate(by_random_SR)] - by_logistic_S
+    by_logistic_S = by_logistic_SR[:, lab.best_rate_index(by_logistic_SR)]
+    yield by_random_SR[:, lab.best_rate_index(by_random_SR)] - by_logistic_S
 
 
 def logistic_slopes(margins_B: jax.Array) -> jax.Array:
@@ -58,22 +58,22 @@ def random_slopes(key: jax.Array, margins_B: jax.Array, power: jax.Array) -> jax
 
 def train_slopes(slopes) -> np.ndarray:
     """Returns the accuracy [seed, rate] by slopes(key, margins_B, power)."""
-    steps = EPOCHS * TASK.trained // BATCH
+    steps = EPOCHS * TASK.n_train // BATCH
 
     def prepare(key):
         of_data, of_start, of_training = jax.random.split(key, 3)
-        x, cluster_M = lab.draw_clusters(Keys(jax.random.split(of_data, 3)), TASK)
+        x, cluster_M = lab.draw_clusters(KeyedRng(jax.random.split(of_data, 3)), TASK)
         signs = 2.0 * (cluster_M % 2) - 1
         start = lab.he_matrices(of_start, (TASK.inputs, WIDTH, WIDTH, 1))
 
         def loss(params, batch):
             step, key = batch
             of_rows, of_slopes = jax.random.split(key)
-            period = step // (PERIOD * TASK.trained // BATCH)
+            period = step // (PERIOD * TASK.n_train // BATCH)
             of_power = jax.random.fold_in(of_training, period)
             power = jax.random.uniform(of_power, minval=-1.0, maxval=1.0)
             power = jnp.where(period > 0, power, 0.0)
-            rows = jax.random.randint(of_rows, (BATCH,), 0, TASK.trained)
+            rows = jax.random.randint(of_rows, (BATCH,), 0, TASK.n_train)
             margins_B = signs[rows] * lab.logits(params, x[rows])[:, 0]
             fixed_B = jax.lax.stop_gradient(margins_B)
             return jnp.mean(slopes(of_slopes, fixed_B, power) * margins_B)
@@ -83,8 +83,8 @@ def train_slopes(slopes) -> np.ndarray:
             batches = jnp.arange(steps), jax.random.split(of_training, steps)
             optimizer = optax.chain(falling, optax.scale(rate))
             params = lab.train(loss, start, optimizer, batches).params
-            held_out_M = lab.logits(params, x[TASK.trained :])[:, 0]
-            return jnp.mean(signs[TASK.trained :] * held_out_M > 0)
+            held_out_M = lab.logits(params, x[TASK.n_train :])[:, 0]
+            return jnp.mean(signs[TASK.n_train :] * held_out_M > 0)
 
         return run
 

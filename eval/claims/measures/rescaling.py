@@ -14,7 +14,7 @@ from eval.claims.lab import LabeledSplit, Task, measure
 from modules.losses.base import cross_entropies
 from modules.losses.rescaling import Rescaler, init_rescaler, rescaled_step, row_features
 
-TASK = Task(10, 30, 0.7, trained=1024, held_out=4096)
+TASK = Task(10, 30, 0.7, n_train=1024, n_held_out=4096)
 CORRUPTED = 0.3  # the share of labels that are those of others
 WIDTH, DROPOUT, PASSES = 64, 0.1, 3  # passes: one with a gradient, two more as published
 BATCH, STEPS = 32, 1000
@@ -29,7 +29,7 @@ Params = list[jax.Array]
 Batch = tuple[jax.Array, jax.Array, jax.Array]  # inputs, labels, masks of dropout of each pass
 
 
-class Noisy(NamedTuple):
+class NoisyData(NamedTuple):
     """Rows whose labels are noisy, which are wrong, and the rows of two batches of every step."""
 
     rows: LabeledSplit
@@ -47,18 +47,18 @@ def rescaled_rows() -> Iterator[np.ndarray]:
     SEEDS is best (arXiv:2412.12955). weight: the mean of corrupted rows over that of the others, in
     the last quarter of the steps.
     """
-    seeds = jax.tree.map(lambda *leaves: np.stack(leaves), *map(_draw, range(SEEDS)))
+    seeds = jax.tree.map(lambda *leaves: np.stack(leaves), *map(_draw_data, range(SEEDS)))
     each = jax.jit(jax.vmap(jax.vmap(_train, (None, 0, None)), (0, None, None)), static_argnums=2)
     plain_SR, _ = map(np.float64, each(seeds, jnp.float32(RATES), _plain_step))
     right_SR, weight_SR = map(np.float64, each(seeds, jnp.float32(RATES), _rescaled_step))
-    best = lab.best_rate(right_SR)
-    yield right_SR[:, best] - plain_SR[:, lab.best_rate(plain_SR)]
+    best = lab.best_rate_index(right_SR)
+    yield right_SR[:, best] - plain_SR[:, lab.best_rate_index(plain_SR)]
     yield weight_SR[:, best]
 
 
-def _train(given: Any, rate: jax.Array, one_step: Any) -> tuple[jax.Array, jax.Array]:
+def _train(inputs_and_start: Any, rate: jax.Array, one_step: Any) -> tuple[jax.Array, jax.Array]:
     """The clean accuracy, and the weight of corrupted rows over that of the others."""
-    data, params, rescaler, key = given
+    data, params, rescaler, key = inputs_and_start
     transform, keep = optax.adam(rate, eps_root=ROOT), 1 - DROPOUT
     x, labels, held_out, held_out_labels = data.rows
 
@@ -72,8 +72,8 @@ def _train(given: Any, rate: jax.Array, one_step: Any) -> tuple[jax.Array, jax.A
         return carry, jnp.stack([*sums, jnp.sum(wrong_B)])
 
     start = (params, transform.init(params)), (rescaler, RESCALERS.init(rescaler))
-    given = data.rows_T2B, jax.random.split(jax.random.wrap_key_data(key), STEPS)
-    ((params, _), _), seen = jax.lax.scan(step, start, given)
+    inputs_and_start = data.rows_T2B, jax.random.split(jax.random.wrap_key_data(key), STEPS)
+    ((params, _), _), seen = jax.lax.scan(step, start, inputs_and_start)
     of_wrong, of_clean, count = jnp.sum(seen[-(STEPS // 4) :], 0)
     others = BATCH * (STEPS // 4) - count
     right = lab.accuracy(_logits(params, held_out), held_out_labels)
@@ -93,13 +93,13 @@ def _plain_step(transform, carry, batches):
 
 def _rescaled_step(transform, carry, batches):
     (params, state), (rescaler, kept) = carry
-    found = rescaled_step(_rows, transform, rescaler, params, state, batches, FORM)
+    found = rescaled_step(_row_losses, transform, rescaler, params, state, batches, FORM)
     updates, kept = RESCALERS.update(found.gradient, kept)
     rescaler = optax.apply_updates(rescaler, updates)
     return ((found.params, found.state), (rescaler, kept)), found.weights_R
 
 
-def _rows(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+def _row_losses(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Losses of the rows of a batch in its first pass, and their features over all."""
     x, labels, masks = batch
     fixed = [jax.lax.stop_gradient(params)] * (PASSES - 1)
@@ -116,7 +116,7 @@ def _logits(params: Params, x: jax.Array, masks: Any = (1.0, 1.0)) -> jax.Array:
     return x @ last
 
 
-def _draw(seed: int) -> tuple[Noisy, Params, Rescaler, jax.Array]:
+def _draw_data(seed: int) -> tuple[NoisyData, Params, Rescaler, jax.Array]:
     """Data, a start of both networks, and a key for dropout."""
     rng = np.random.default_rng(seed)
     sizes = (TASK.inputs, WIDTH, WIDTH, TASK.classes)
@@ -125,11 +125,11 @@ def _draw(seed: int) -> tuple[Noisy, Params, Rescaler, jax.Array]:
     return _draw_noisy(rng), params, init_rescaler(of_rescaler), jax.random.key_data(of_dropout)
 
 
-def _draw_noisy(rng: np.random.Generator) -> Noisy:
+def _draw_noisy(rng: np.random.Generator) -> NoisyData:
     x, cluster_M = lab.draw_clusters(rng, TASK)
     rows = lab.split_rows(TASK, np.float32(x), np.int32(cluster_M % TASK.classes))
-    is_wrong = np.arange(TASK.trained) < round(CORRUPTED * TASK.trained)
-    others = rng.integers(1, TASK.classes, TASK.trained)
+    is_wrong = np.arange(TASK.n_train) < round(CORRUPTED * TASK.n_train)
+    others = rng.integers(1, TASK.classes, TASK.n_train)
     noisy = np.int32((rows.labels + is_wrong * others) % TASK.classes)
-    rows_T2B = np.int32(rng.integers(TASK.trained, size=(STEPS, 2, BATCH)))
-    return Noisy(rows._replace(labels=noisy), np.float32(is_wrong), rows_T2B)
+    rows_T2B = np.int32(rng.integers(TASK.n_train, size=(STEPS, 2, BATCH)))
+    return NoisyData(rows._replace(labels=noisy), np.float32(is_wrong), rows_T2B)

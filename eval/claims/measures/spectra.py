@@ -11,9 +11,9 @@ import numpy as np
 from eval.claims import lab
 from eval.claims.lab import measure
 from eval.claims.measures.starts import BOS
-from eval.coordinates import sized
+from eval.coordinates import resize_recipe
 from lm.config.recipe import Recipe
-from lm.training.state import Learner, State, build_learner, hyper_from, init_state
+from lm.training.state import Learner, State, build_learner, init_state, make_hyper
 from lm.training.step import Batch, make_train_step
 from modules.params import as_matrices, named_leaves
 from modules.scaling import DECAY_RULES
@@ -41,7 +41,7 @@ DECAYED = CHEAP | {
 }
 
 
-def text(key: jax.Array) -> Batch:
+def draw_text(key: jax.Array) -> Batch:
     """Draws ROWS of a Markov chain: behind token t, MULTIPLIER t plus one of CHOICES."""
     of_first, of_rest = jax.random.split(key)
     first_B = jax.random.randint(of_first, (ROWS,), 0, VOCAB - 1)
@@ -72,7 +72,9 @@ def reparametrised_norms() -> Iterator[np.ndarray]:
     W_used = gamma W / sigma(W), sigma by one power iteration a step (arXiv:2303.06296): mean,
     largest and least over all hidden matrices and the steps of a short training, over SEEDS.
     """
-    ratios_SN = sigma_over_gamma(sized(lab.read_recipe(SIGMA), 'width', SIGMA_WIDTH), SIGMA_STEPS)
+    ratios_SN = sigma_over_gamma(
+        resize_recipe(lab.read_recipe(SIGMA), 'width', SIGMA_WIDTH), SIGMA_STEPS
+    )
     yield from (of(ratios_SN, 1) for of in (np.mean, np.max, np.min))
 
 
@@ -81,26 +83,26 @@ def sigma_over_gamma(recipe: Recipe, steps: int, seeds: Sequence[int] = range(SE
     by a full decomposition.
     """
     learner = build_learner(recipe, VOCAB, BOS, jax.default_backend())
-    train_step, hyper, described = make_train_step(learner), hyper_from(recipe), learner.described
+    train_step, hyper, described = make_train_step(learner), make_hyper(recipe), learner.description
 
-    def see(state: State) -> jax.Array:
+    def compute_ratios(state: State) -> jax.Array:
         used, _ = described.reparam.apply(state.params, state.reparam, True)
         stored = named_leaves(state.params)
         matrices = hidden_matrices(used, described.used_specs)
         sigmas = {n: jnp.linalg.svd(x, compute_uv=False)[..., 0] for n, x in matrices.items()}
         return jnp.stack([jnp.ravel(x / stored[f'{n}/gain']) for n, x in sigmas.items()])
 
-    def of_seed(seed):
+    def run_seed(seed):
         of_start, of_text = jax.random.split(jax.random.key(seed))
 
         def update(state, number):
-            state, _ = train_step(state, text(jax.random.fold_in(of_text, number)), hyper)
-            return state, see(state)
+            state, _ = train_step(state, draw_text(jax.random.fold_in(of_text, number)), hyper)
+            return state, compute_ratios(state)
 
         _, seen = jax.lax.scan(update, init_state(learner, hyper, of_start), jnp.arange(steps))
         return jnp.ravel(seen)
 
-    return lab.map_seeds(of_seed, jnp.array(seeds))
+    return lab.map_seeds(run_seed, jnp.array(seeds))
 
 
 @measure(*(f'slope_over_width_of_{rule}' for rule in RULES), 'slope_over_rate_over_decay')
@@ -128,22 +130,22 @@ def mean_logs(
     """Returns the mean log singular value of each case, a rule and a ratio of rate over decay, and
     seed, [C, S]. It is one program: which rule applies is data.
     """
-    recipe = sized(lab.read_recipe(DECAYED), 'width', width)
+    recipe = resize_recipe(lab.read_recipe(DECAYED), 'width', width)
     learner = build_learner(recipe, VOCAB, BOS, jax.default_backend())
     grown, rules = width / WIDTHS[0], list(RULES)
 
     def of_case(rule, root, steps, seed):
         train_step = make_train_step(with_rule(learner, rule))
-        hyper = hyper_from(recipe)
+        hyper = make_hyper(recipe)
         hyper['optim.lr'] *= root
         hyper['optim.weight_decay'] /= root
         of_start, of_text = jax.random.split(jax.random.key(seed))
 
         def update(number, state):
-            return train_step(state, text(jax.random.fold_in(of_text, number)), hyper)[0]
+            return train_step(state, draw_text(jax.random.fold_in(of_text, number)), hyper)[0]
 
         state = jax.lax.fori_loop(0, steps, update, init_state(learner, hyper, of_start))
-        matrices = hidden_matrices(state.params, learner.described.specs)
+        matrices = hidden_matrices(state.params, learner.description.specs)
         return jnp.mean(jnp.log(jnp.stack([largest_singular_value(x) for x in matrices.values()])))
 
     of_case, found = jax.jit(of_case), []

@@ -9,7 +9,7 @@ import numpy as np
 from eval.claims import lab
 from eval.claims.estimates import Estimate
 from eval.claims.lab import measure
-from eval.coordinates import CHANGE, slopes
+from eval.coordinates import CHANGE, fit_slopes
 from lm.training.state import init_state
 from lm.training.step import token_sums
 from modules.params import named_leaves
@@ -27,14 +27,14 @@ def gradients_at_the_start() -> Iterator[np.ndarray]:
     embeddings of deviation 1, DEPTHS, over SEEDS.
     """
     for placement in ('pre', 'post'):
-        logs_DS = np.log([_last_gradients(placement, depth) for depth in DEPTHS])
+        logs_DS = np.log([_last_gradient_norms(placement, depth) for depth in DEPTHS])
         yield np.polyfit(np.log(DEPTHS), logs_DS, 1)[0]
 
 
-def _last_gradients(placement: str, depth: int) -> np.ndarray:
+def _last_gradient_norms(placement: str, depth: int) -> np.ndarray:
     changes = {'model.placement': placement, 'model.n_layers': depth}
     fixed = {'model.scan_layers': True, 'scaling.embedding_std': 1.0}
-    learner, hyper = lab.small_learner(changes | fixed, VOCAB, BOS)
+    learner, hyper = lab.build_small_learner(changes | fixed, VOCAB, BOS)
 
     def run(seed):
         key, of_text = jax.random.split(jax.random.key(seed))
@@ -63,7 +63,7 @@ def sizes_over_width() -> Iterator[Estimate]:
     for rule, base in (('standard', None), ('mup', WIDTHS[0])):
         changes = {'scaling.name': rule, 'scaling.base_width': base, 'optim.lr': 3e-3}
         recipe = lab.read_recipe(changes | {'model.n_layers': 2, 'model.scan_layers': True})
-        every = slopes(recipe, 'width', WIDTHS, SEEDS, 5)
-        changed = [one for one in every if one.of == CHANGE]
+        every = fit_slopes(recipe, 'width', WIDTHS, SEEDS, 5)
+        changed = [one for one in every if one.quantity == CHANGE]
         top = max(changed, key=lambda one: one.value)
         yield Estimate(top.value, top.value - top.spread, top.value + top.spread, SEEDS)

@@ -25,26 +25,28 @@ TINY = {
 }
 
 
-class Tiny:
+class TinyModel:
     """A model of two blocks of width 32, and the programs that train and evaluate it; changes: of
     its config.
     """
 
     def __init__(self, changes: dict):
-        learner, hyper = lab.small_learner(TINY | changes, VOCAB, BOS)
+        learner, hyper = lab.build_small_learner(TINY | changes, VOCAB, BOS)
         evaluate = make_eval_step(learner)
 
         def stage(state, tokens_SBT):
-            return lab.train_model(learner, hyper, state, _batch(tokens_SBT))
+            return lab.train_model(learner, hyper, state, _build_batch(tokens_SBT))
 
         self.learner = learner
-        self.specs = named_leaves(learner.described.specs)
-        self.start = jax.jit(lambda seed: init_state(learner, hyper, jax.random.key(seed)))
+        self.specs = named_leaves(learner.description.specs)
+        self.init = jax.jit(lambda seed: init_state(learner, hyper, jax.random.key(seed)))
         self._stage = jax.jit(stage)
-        self._evaluate = jax.jit(lambda weights, tokens: evaluate(weights, _batch(tokens), hyper))
+        self._evaluate = jax.jit(
+            lambda weights, tokens: evaluate(weights, _build_batch(tokens), hyper)
+        )
         self._squares = jax.jit(functools.partial(input_squares, learner))
 
-    def trained(
+    def train(
         self,
         state: State,
         chains: np.ndarray,
@@ -54,31 +56,33 @@ class Tiny:
     ) -> State:
         """Returns the state after stages of STAGE steps on `text` of chains."""
         for _ in range(stages):
-            tokens = text(chains, STAGE * ROWS, rng, shares)
+            tokens = draw_text(chains, STAGE * ROWS, rng, shares)
             state = self._stage(state, tokens.reshape(STAGE, ROWS, LENGTH + 1))
         return state
 
-    def loss(self, params: dict[str, np.ndarray], state: State, tokens_BT: np.ndarray) -> float:
+    def compute_loss(
+        self, params: dict[str, np.ndarray], state: State, tokens_BT: np.ndarray
+    ) -> float:
         """Returns the loss of rows with parameters by path, in nats a token."""
-        weights = with_params(state, params).weights
+        weights = replace_params(state, params).weights
         sums = self._evaluate(weights, tokens_BT)
         return float(sums['ce'] / sums['tokens'])
 
-    def squares(self, state: State, tokens_BT: np.ndarray) -> dict[str, np.ndarray]:
+    def compute_input_squares(self, state: State, tokens_BT: np.ndarray) -> dict[str, np.ndarray]:
         """Returns `input_squares` of rows."""
         return jax.device_get(self._squares(state.weights, tokens_BT[:, :-1]))
 
 
-def _batch(tokens_BT):
+def _build_batch(tokens_BT):
     return {'tokens': tokens_BT, 'segments': tokens_BT * 0 + 1}
 
 
-def params_of(state: State) -> dict[str, np.ndarray]:
+def named_params(state: State) -> dict[str, np.ndarray]:
     """Returns the parameters by path."""
     return named_leaves(jax.device_get(state.params))
 
 
-def with_params(state: State, params: dict[str, np.ndarray]) -> State:
+def replace_params(state: State, params: dict[str, np.ndarray]) -> State:
     """Returns the state with parameters given by path, and its own moments."""
     return state.replace(params=unflatten_dict(params, sep='/'))
 
@@ -88,7 +92,7 @@ def draw_chains(rng: np.random.Generator) -> np.ndarray:
     return rng.dirichlet(np.full(SYMBOLS, 0.1), (MODES, SYMBOLS))
 
 
-def text(
+def draw_text(
     chains: np.ndarray, n_rows: int, rng: np.random.Generator, shares: tuple[float, ...] = ()
 ) -> np.ndarray:
     """Returns rows [n_rows, LENGTH + 1]: the token of a mode, then symbols by its chain. shares: of

@@ -10,9 +10,9 @@ import optax
 
 from eval.claims import lab
 from eval.claims.lab import measure
-from lm.training.state import Learner, State, hyper_from, init_state
-from lm.training.step import Batch, activations, target_weights
-from modules.losses.unlearning import DIVERGENCES, answer_losses, flat, mean_probabilities
+from lm.training.state import Learner, State, init_state, make_hyper
+from lm.training.step import Batch, compute_activations, target_weights
+from modules.losses.unlearning import DIVERGENCES, answer_losses, flat_loss, mean_probabilities
 
 VOCAB, BOS, KEY, VALUE = 64, 0, 4, 4  # tokens of keys and values
 TEMPLATE = (1, 2, 3, 4)  # the value of keys that the model knows nothing of; of no other
@@ -30,7 +30,7 @@ class Strings(NamedTuple):
     """
 
     whole: Batch
-    kept: Batch
+    retained: Batch
     forgotten: Batch
     template: Batch
 
@@ -46,33 +46,34 @@ def forgetting() -> Iterator[np.ndarray]:
     MOST_STEPS do not suffice. The ratio to ascent (arXiv:2410.11143) is that of each of the SEEDS.
     """
     changes = {'model.n_layers': 2, 'optim.lr': LR, 'train.steps': STEPS}
-    learner, _ = lab.small_learner(changes, VOCAB, BOS)
+    learner, _ = lab.build_small_learner(changes, VOCAB, BOS)
 
-    strings = [_strings(np.random.default_rng(seed)) for seed in range(SEEDS)]
+    strings = [_draw_strings(np.random.default_rng(seed)) for seed in range(SEEDS)]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *strings)
     keys = jax.random.split(jax.random.key(0), SEEDS)
     costs_SMR = np.float64(lab.map_seeds(lambda one: _forget(learner, *one), (stacked, keys)))
     ascent_S, *others = (
-        costs_SMR[:, i, lab.best_rate(costs_SMR[:, i], least=True)] for i in range(len(METHODS))
+        costs_SMR[:, i, lab.best_rate_index(costs_SMR[:, i], lowest=True)]
+        for i in range(len(METHODS))
     )
     yield from (cost_S / ascent_S for cost_S in others)
 
 
-def _strings(rng: np.random.Generator) -> Strings:
+def _draw_strings(rng: np.random.Generator) -> Strings:
     first = max(TEMPLATE) + 1
     keys = rng.integers(first, VOCAB, (STRINGS + UNKNOWN, KEY))
     template = np.broadcast_to(TEMPLATE, (STRINGS + UNKNOWN, VALUE))
     values = np.concatenate([rng.integers(first, VOCAB, (STRINGS, VALUE)), template[STRINGS:]])
     forgotten, kept = np.s_[:FORGOTTEN], np.s_[FORGOTTEN:STRINGS]
     return Strings(
-        _batch(keys, values),
-        _batch(keys[kept], values[kept]),
-        _batch(keys[forgotten], values[forgotten]),
-        _batch(keys[forgotten], template[forgotten]),
+        _build_batch(keys, values),
+        _build_batch(keys[kept], values[kept]),
+        _build_batch(keys[forgotten], values[forgotten]),
+        _build_batch(keys[forgotten], template[forgotten]),
     )
 
 
-def _batch(keys: np.ndarray, values: np.ndarray) -> Batch:
+def _build_batch(keys: np.ndarray, values: np.ndarray) -> Batch:
     begins = np.full((len(keys), 1), BOS)
     tokens = np.concatenate([begins, keys, values], 1).astype(np.int32)
     targets = np.arange(tokens.shape[1]) > KEY
@@ -93,10 +94,10 @@ class Answers(NamedTuple):
     matched_R: jax.Array
 
 
-def _answers(learner: Learner, state: State, batch: Batch) -> Answers:
+def _compute_answers(learner: Learner, state: State, batch: Batch) -> Answers:
     variables = learner.variables(state.weights)
-    hyper = hyper_from(learner.recipe)
-    (x_RTD, readout), _ = activations(learner, variables, batch, (), hyper)
+    hyper = make_hyper(learner.recipe)
+    (x_RTD, readout), _ = compute_activations(learner, variables, batch, (), hyper)
     logits_RTV, labels_RT = readout(x_RTD), batch['tokens'][:, 1:]
     weights_RT = target_weights(batch, learner.bos_id)
     right_RT = (jnp.argmax(logits_RTV, -1) == labels_RT) | (weights_RT == 0)
@@ -109,19 +110,19 @@ def _answers(learner: Learner, state: State, batch: Batch) -> Answers:
 
 def _forget(learner: Learner, strings: Strings, key: jax.Array) -> jax.Array:
     """Returns the cost [method, rate] of one model."""
-    hyper = hyper_from(learner.recipe)
+    hyper = make_hyper(learner.recipe)
     memorised = jax.tree.map(lambda x: jnp.broadcast_to(x, (STEPS, *x.shape)), strings.whole)
     start = lab.train_model(learner, hyper, init_state(learner, hyper, key), memorised)
-    before = _answers(learner, start, strings.kept)
+    before = _compute_answers(learner, start, strings.retained)
 
-    def after(given):
-        chosen, rate = given
+    def run_method(method_and_rate):
+        chosen, rate = method_and_rate
         transform = optax.adam(rate)
 
         def loss(params):
             state = start.replace(params=params)
-            forgotten = _answers(learner, state, strings.forgotten)
-            template = _answers(learner, state, strings.template)
+            forgotten = _compute_answers(learner, state, strings.forgotten)
+            template = _compute_answers(learner, state, strings.template)
             probabilities = (jnp.mean(answers.probabilities_R) for answers in (template, forgotten))
             each = _objectives(forgotten.losses_R, *probabilities)
             return each[chosen], jnp.mean(forgotten.matched_R)
@@ -136,22 +137,22 @@ def _forget(learner: Learner, strings: Strings, key: jax.Array) -> jax.Array:
             params = jax.tree.map(lambda old, new: jnp.where(done, old, new), params, moved)
             return params, kept, count + 1, done
 
-        def goes_on(carry):
+        def is_running(carry):
             *_, count, done = carry
             return ~done & (count <= MOST_STEPS)
 
         first = start.params, transform.init(start.params), 0, False
-        params, _, _, done = jax.lax.while_loop(goes_on, forget, first)
-        found = _answers(learner, start.replace(params=params), strings.kept)
+        params, _, _, done = jax.lax.while_loop(is_running, forget, first)
+        found = _compute_answers(learner, start.replace(params=params), strings.retained)
         cost = (jnp.mean(found.losses_R) - jnp.mean(before.losses_R)) / VALUE
         return jnp.where(done, cost, jnp.inf)
 
     chosen, rates = np.indices((len(METHODS), len(RATES))).reshape(2, -1)
-    costs = jax.lax.map(after, (jnp.array(chosen), jnp.float32(RATES)[rates]))
+    costs = jax.lax.map(run_method, (jnp.array(chosen), jnp.float32(RATES)[rates]))
     return costs.reshape(len(METHODS), len(RATES))
 
 
 def _objectives(losses_R: jax.Array, template: jax.Array, forgotten: jax.Array) -> jax.Array:
     """The objectives of METHODS."""
     ascent = -jnp.mean(losses_R) / VALUE
-    return jnp.stack([ascent, *(flat(template, forgotten, name) for name in DIVERGENCES)])
+    return jnp.stack([ascent, *(flat_loss(template, forgotten, name) for name in DIVERGENCES)])

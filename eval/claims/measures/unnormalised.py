@@ -15,7 +15,7 @@ VOCAB, PAIRS = 128, 65_536
 NOISE = 16  # words drawn for each pair, by the frequency of words in what is trained on
 BATCH, STEPS = 256, 1500
 RATES = (0.01, 0.03, 0.1)  # of Adam, falling to 0 along a line
-KEPT = 0.9  # of the moving average of normalisers, at each of a context's batches
+AVERAGE_DECAY = 0.9  # of the moving average of normalisers, at each of a context's batches
 SEEDS = 5
 
 
@@ -57,7 +57,9 @@ def moving_average(table_VV, pairs, log_z_V):
     found_B = jnp.exp(jax.lax.stop_gradient(log_mean_B) - log_z_V[pairs.x_B])
     count_V = jnp.zeros(VOCAB).at[pairs.x_B].add(1.0)
     mean_V = jnp.zeros(VOCAB).at[pairs.x_B].add(found_B) / jnp.maximum(count_V, 1)
-    new_V = log_z_V + jnp.where(count_V > 0, jnp.log(KEPT + (1 - KEPT) * mean_V), 0.0)
+    new_V = log_z_V + jnp.where(
+        count_V > 0, jnp.log(AVERAGE_DECAY + (1 - AVERAGE_DECAY) * mean_V), 0.0
+    )
     ratio_B = jnp.exp(log_mean_B - new_V[pairs.x_B])
     return ratio_B - (words_B + log_q_B), new_V
 
@@ -71,25 +73,29 @@ def bigrams() -> Iterator[np.ndarray]:
     their own frequencies, in nats, after STEPS of BATCH pairs, at the rate of RATES at which its
     mean is least. Both have the same NOISE words. The ratio is that of each of the SEEDS.
     """
-    average_SR, contrast_SR = (excess(method) for method in (moving_average, noise_contrastive))
-    best, best_contrast = (lab.best_rate(x_SR, least=True) for x_SR in (average_SR, contrast_SR))
+    average_SR, contrast_SR = (
+        compute_excess(method) for method in (moving_average, noise_contrastive)
+    )
+    best, best_contrast = (
+        lab.best_rate_index(x_SR, lowest=True) for x_SR in (average_SR, contrast_SR)
+    )
     yield average_SR[:, best] / contrast_SR[:, best_contrast]
 
 
-def excess(method: Method) -> np.ndarray:
+def compute_excess(method: Method) -> np.ndarray:
     """Returns the excess [seed, rate] of tables by a method."""
 
     def prepare(key):
         of_pairs, of_training = jax.random.split(key)
-        x, y = _pairs(of_pairs)
+        x, y = _draw_pairs(of_pairs)
         counts_VV = jnp.zeros((VOCAB, VOCAB)).at[x, y].add(1.0)
         log_q_V = jnp.log(jnp.sum(counts_VV, 0) + 1) - jnp.log(float(PAIRS + VOCAB))
-        least = -jnp.sum(counts_VV * _log(counts_VV / jnp.sum(counts_VV, 1, keepdims=True)))
+        least = -jnp.sum(counts_VV * _safe_log(counts_VV / jnp.sum(counts_VV, 1, keepdims=True)))
 
         def loss(table_VV, key, log_z_V):
             of_rows, of_noise = jax.random.split(key)
             rows = jax.random.randint(of_rows, (BATCH,), 0, PAIRS)
-            noise_BK = _words(of_noise, (BATCH, NOISE), jnp.cumsum(jnp.exp(log_q_V)))
+            noise_BK = _draw_words(of_noise, (BATCH, NOISE), jnp.cumsum(jnp.exp(log_q_V)))
             pairs = NoisyPairs(x[rows], y[rows], noise_BK, log_q_V)
             losses_B, new_V = method(table_VV, pairs, log_z_V)
             return jnp.mean(losses_B), jax.lax.stop_gradient(new_V)
@@ -99,7 +105,7 @@ def excess(method: Method) -> np.ndarray:
             start, log_z_V = jnp.zeros((VOCAB, VOCAB)), jnp.full(VOCAB, jnp.log(float(VOCAB)))
             batches = jax.random.split(of_training, STEPS)
             optimizer = optax.chain(falling, optax.scale(rate))
-            table_VV = lab.train(loss, start, optimizer, batches, kept=log_z_V).params
+            table_VV = lab.train(loss, start, optimizer, batches, loss_state=log_z_V).params
             return (-jnp.sum(counts_VV * jax.nn.log_softmax(table_VV)) - least) / PAIRS
 
         return run
@@ -107,22 +113,22 @@ def excess(method: Method) -> np.ndarray:
     return lab.map_rates(prepare, jax.random.split(jax.random.key(0), SEEDS), RATES)
 
 
-def _pairs(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _draw_pairs(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Contexts and words: both as 1 / rank, times a log-normal factor of each pair."""
     of_table, of_contexts, of_words = jax.random.split(key, 3)
     zipf_V = 1 / jnp.arange(1.0, VOCAB + 1)
     p_VV = jax.nn.softmax(jnp.log(zipf_V)[None] + jax.random.normal(of_table, (VOCAB, VOCAB)))
-    x = _words(of_contexts, (PAIRS,), jnp.cumsum(zipf_V / jnp.sum(zipf_V)))
+    x = _draw_words(of_contexts, (PAIRS,), jnp.cumsum(zipf_V / jnp.sum(zipf_V)))
     below = jnp.cumsum(p_VV, 1)[x] < jax.random.uniform(of_words, (PAIRS, 1))
     return x, jnp.minimum(jnp.sum(below, 1), VOCAB - 1)
 
 
-def _words(key: jax.Array, shape: tuple[int, ...], cumulative_V: jax.Array) -> jax.Array:
+def _draw_words(key: jax.Array, shape: tuple[int, ...], cumulative_V: jax.Array) -> jax.Array:
     """Draws words by their cumulative probabilities."""
     found = jnp.searchsorted(cumulative_V, jax.random.uniform(key, shape))
     return jnp.minimum(found, VOCAB - 1)
 
 
-def _log(x: jax.Array) -> jax.Array:
+def _safe_log(x: jax.Array) -> jax.Array:
     """log x, and 0 where x is 0, as 0 log 0 is."""
     return jnp.log(jnp.where(x > 0, x, 1.0))

@@ -55,11 +55,11 @@ def last_update(name: str, grads: np.ndarray) -> np.ndarray:
 def _last_update(name: str, grads: jax.Array) -> jax.Array:
     optimizer, params = OPTIMIZERS[name], {'w': jnp.zeros(grads.shape[1:])}
 
-    def one(state, grad):
+    def step(state, grad):
         direction, state = optimizer.update({'w': grad}, state, params)
         return state, direction['w']
 
-    return jax.lax.scan(one, optimizer.init(params), grads)[1][-1]
+    return jax.lax.scan(step, optimizer.init(params), grads)[1][-1]
 
 
 @measure(
@@ -80,14 +80,14 @@ def singular_values_of_updates() -> Iterator[np.ndarray]:
     in BAND, and the largest.
     """
     numbers_SCN = np.array(
-        [[numbers(shape, seed) for shape in SHAPES] for seed in range(SEEDS)], float
+        [[measure_updates(shape, seed) for shape in SHAPES] for seed in range(SEEDS)], float
     )
     for i in range(numbers_SCN.shape[-1]):
         worst = np.min if i < len(GRADIENTS) else np.max  # shares come first
         yield worst(numbers_SCN[..., i], 1)
 
 
-def numbers(shape: tuple[int, int], seed: int) -> list[float]:
+def measure_updates(shape: tuple[int, int], seed: int) -> list[float]:
     """Returns the numbers of `singular_values_of_updates` of one shape and seed."""
     shares, differences, largest, norms = [], [], [], []
     for draw in GRADIENTS.values():

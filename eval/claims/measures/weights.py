@@ -6,14 +6,14 @@ import numpy as np
 
 from eval.claims.lab import measure
 from eval.claims.measures.tiny import (
-    Tiny,
+    TinyModel,
     draw_chains,
-    params_of,
-    text,
-    with_params,
+    draw_text,
+    named_params,
+    replace_params,
 )
-from eval.convert.means import bases_of_params, basis_of, merged_params, rebuilt_params
-from eval.convert.prune import pruned
+from eval.convert.means import compute_bases, compute_basis, merge_params, rebuild_params
+from eval.convert.prune import prune_params
 
 SEEDS, STARTS, HELD_OUT = 5, 10, 128
 WORKERS, STAGES = 4, 4
@@ -37,47 +37,49 @@ def merged_starts() -> Iterator[Iterable[float]]:
     ends above, the share that the plain one does not need for its loss, negative. From different
     starts and from one (arXiv:2404.04616).
     """
-    tiny = Tiny({'model.norm': 'none'})
-    yield from zip(*(_variances(tiny, seed) for seed in range(STARTS)), strict=True)
+    tiny = TinyModel({'model.norm': 'none'})
+    yield from zip(*(_mean_variances(tiny, seed) for seed in range(STARTS)), strict=True)
     for apart in (1, 0):
-        yield [steps_saved(*_losses(tiny, seed, apart)) for seed in range(SEEDS)]
+        yield [steps_saved(*_merge_losses(tiny, seed, apart)) for seed in range(SEEDS)]
 
 
-def _variances(tiny: Tiny, seed: int) -> list[float]:
+def _mean_variances(tiny: TinyModel, seed: int) -> list[float]:
     """Returns those of the plain and of the rescaled mean, over those of the starts."""
-    starts = [params_of(tiny.start(WORKERS * seed + i)) for i in range(WORKERS)]
+    starts = [named_params(tiny.init(WORKERS * seed + i)) for i in range(WORKERS)]
     matrices = [path for path, spec in tiny.specs.items() if spec.role != 'vector']
     found = []
     for keep in (None, 'variance'):
-        merged = merged_params(tiny.specs, starts, keep)
+        merged = merge_params(tiny.specs, starts, keep)
         of_starts = {path: np.mean([np.var(one[path]) for one in starts]) for path in matrices}
         found.append(float(np.mean([np.var(merged[p]) / of_starts[p] for p in matrices])))
     return found
 
 
-def _losses(tiny: Tiny, seed: int, apart: int) -> list[list[float]]:
+def _merge_losses(tiny: TinyModel, seed: int, apart: int) -> list[list[float]]:
     """Returns the losses behind each merge, and before the first stage, of plain and rescaled."""
     found = []
     for keep in (None, 'variance'):
         rng = np.random.default_rng(seed)  # both read the same
         chains = draw_chains(rng)
-        held_out = text(chains, HELD_OUT, rng)
-        states = [tiny.start(WORKERS * seed + apart * i) for i in range(WORKERS)]
-        losses = [tiny.loss(params_of(states[0]), states[0], held_out)]
+        held_out = draw_text(chains, HELD_OUT, rng)
+        states = [tiny.init(WORKERS * seed + apart * i) for i in range(WORKERS)]
+        losses = [tiny.compute_loss(named_params(states[0]), states[0], held_out)]
         for _ in range(STAGES):
-            states = [tiny.trained(state, chains, 1, rng) for state in states]
-            params = merged_params(tiny.specs, [params_of(state) for state in states], keep)
-            states = [with_params(state, params) for state in states]
-            losses.append(tiny.loss(params, states[0], held_out))
+            states = [tiny.train(state, chains, 1, rng) for state in states]
+            params = merge_params(tiny.specs, [named_params(state) for state in states], keep)
+            states = [replace_params(state, params) for state in states]
+            losses.append(tiny.compute_loss(params, states[0], held_out))
         found.append(losses)
     return found
 
 
-def steps_saved(plain: Sequence[float], kept: Sequence[float]) -> float:
+def steps_saved(plain: Sequence[float], rescaled: Sequence[float]) -> float:
     """Returns the share of steps that the better of two does not need for the other's last loss:
     positive where that is `kept`.
     """
-    better, goal, sign = (kept, plain[-1], 1) if kept[-1] <= plain[-1] else (plain, kept[-1], -1)
+    better, goal, sign = (
+        (rescaled, plain[-1], 1) if rescaled[-1] <= plain[-1] else (plain, rescaled[-1], -1)
+    )
     i = next(i for i, loss in enumerate(better) if loss <= goal)
     before = better[max(i - 1, 0)]
     place = i - (goal - better[i]) / (before - better[i]) if before > better[i] else i
@@ -97,45 +99,45 @@ def merged_models() -> Iterator[Iterable[float]]:
     chains of their own, half of whose rows are not the base's; the loss that rebuilt models have
     above the tuned ones, over that of the mean of all, each on its own text (arXiv:2510.14163).
     """
-    errors = (_errors(np.random.default_rng(seed)) for seed in range(STARTS))
+    errors = (_basis_errors(np.random.default_rng(seed)) for seed in range(STARTS))
     yield from zip(*errors, strict=True)
-    tiny = Tiny({})
+    tiny = TinyModel({})
     yield [_cost_ratio(tiny, seed) for seed in range(SEEDS)]
 
 
-def _errors(rng: np.random.Generator) -> tuple[float, float]:
+def _basis_errors(rng: np.random.Generator) -> tuple[float, float]:
     unrelated = rng.standard_normal((MODELS, DRAWN))
     of_few = rng.standard_normal((MODELS, DIRECTIONS)) @ rng.standard_normal((DIRECTIONS, DRAWN))
     noise = NOISE * np.sqrt(DIRECTIONS) * rng.standard_normal((MODELS, DRAWN))
 
     def error(differences):
-        basis = basis_of(differences, DIRECTIONS)
+        basis = compute_basis(differences, DIRECTIONS)
         lost = basis.coefficients @ basis.directions - differences
         return float(np.linalg.norm(lost) / np.linalg.norm(differences))
 
     return error(unrelated) / np.sqrt(1 - DIRECTIONS / MODELS), error(of_few + noise)
 
 
-def _cost_ratio(tiny: Tiny, seed: int) -> float:
+def _cost_ratio(tiny: TinyModel, seed: int) -> float:
     rng = np.random.default_rng(seed)
     chains = draw_chains(rng)
-    base = tiny.trained(tiny.start(seed), chains, BASE_STAGES, rng)
+    base = tiny.train(tiny.init(seed), chains, BASE_STAGES, rng)
     models, held_out = [], []
     for _ in range(MODELS):
         is_new = rng.random(chains.shape[:2]) < 0.5
         own = np.where(is_new[..., None], draw_chains(rng), chains)
-        models.append(params_of(tiny.trained(base, own, TUNED_STAGES, rng)))
-        held_out.append(text(own, HELD_OUT, rng))
-    start = params_of(base)
-    bases = bases_of_params(tiny.specs, start, models, DIRECTIONS)
+        models.append(named_params(tiny.train(base, own, TUNED_STAGES, rng)))
+        held_out.append(draw_text(own, HELD_OUT, rng))
+    start = named_params(base)
+    bases = compute_bases(tiny.specs, start, models, DIRECTIONS)
     ways = {
         'tuned': models,
-        'rebuilt': [rebuilt_params(start, bases, i) for i in range(MODELS)],
-        'mean': [merged_params(tiny.specs, models, None)] * MODELS,
+        'rebuilt': [rebuild_params(start, bases, i) for i in range(MODELS)],
+        'mean': [merge_params(tiny.specs, models, None)] * MODELS,
     }
     loss = {
         way: np.mean(
-            [tiny.loss(*both) for both in zip(each, [base] * MODELS, held_out, strict=True)]
+            [tiny.compute_loss(*both) for both in zip(each, [base] * MODELS, held_out, strict=True)]
         )
         for way, each in ways.items()
     }
@@ -153,7 +155,7 @@ def pruned_by_text() -> Iterator[np.ndarray]:
     second. Then SHARE of the inputs of every output of its blocks are removed: those whose scores
     are largest on unwanted text (arXiv:2408.09600), or as many at random. Over SEEDS.
     """
-    tiny = Tiny({})
+    tiny = TinyModel({})
     by_score_S2, at_random_S2 = np.swapaxes(
         [_added_losses(tiny, seed) for seed in range(SEEDS)], 0, 1
     )
@@ -161,18 +163,18 @@ def pruned_by_text() -> Iterator[np.ndarray]:
     yield by_score_S2[:, 0] - at_random_S2[:, 0]
 
 
-def _added_losses(tiny: Tiny, seed: int) -> list[np.ndarray]:
+def _added_losses(tiny: TinyModel, seed: int) -> list[np.ndarray]:
     """Returns what is added to (wanted, unwanted) text by scores, and at random."""
     rng = np.random.default_rng(seed)
     chains = draw_chains(rng)
-    base = tiny.trained(tiny.start(seed), chains, BASE_STAGES, rng, WANTED)
-    tuned = tiny.trained(base, chains, TUNED_STAGES, rng, BOTH)
-    texts = [text(chains, HELD_OUT, rng, shares) for shares in (WANTED, UNWANTED)]
-    squares = tiny.squares(tuned, text(chains, HELD_OUT, rng, UNWANTED))
-    params = params_of(tuned)
-    before, found = [tiny.loss(params, tuned, rows) for rows in texts], []
+    base = tiny.train(tiny.init(seed), chains, BASE_STAGES, rng, WANTED)
+    tuned = tiny.train(base, chains, TUNED_STAGES, rng, BOTH)
+    texts = [draw_text(chains, HELD_OUT, rng, shares) for shares in (WANTED, UNWANTED)]
+    squares = tiny.compute_input_squares(tuned, draw_text(chains, HELD_OUT, rng, UNWANTED))
+    params = named_params(tuned)
+    before, found = [tiny.compute_loss(params, tuned, rows) for rows in texts], []
     for remove in ('important', 'random'):
-        left = pruned(tiny.specs, params, squares, remove, SHARE, rng).params
-        after = [tiny.loss(left, tuned, rows) for rows in texts]
+        left = prune_params(tiny.specs, params, squares, remove, SHARE, rng).params
+        after = [tiny.compute_loss(left, tuned, rows) for rows in texts]
         found.append(np.subtract(after, before))
     return found

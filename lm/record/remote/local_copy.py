@@ -2,7 +2,7 @@
 
 Beside the folder lie manifest.json, with size, time of change and the store's tag of each file when
 folder and bucket agreed, and what is on its way. Checkpoints are taken as complete folders
-(`lm.storage.complete_folders`); all else is small, and goes file by file. Reading writes nothing to
+(`lm.storage.list_complete_folders`); all else is small, and goes file by file. Reading writes nothing to
 the bucket and takes no lease: a run may train there meanwhile.
 """
 
@@ -16,22 +16,33 @@ from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 
 from lm.record.checkpoint import FOLDER
-from lm.record.checkpoints import DAMAGED
+from lm.record.checkpoints import DAMAGED_FOLDER
 from lm.record.metrics import FILE
 from lm.record.workdir import CONFIG, SUMMARY, SWEEP
 from lm.storage import complete_folders
-from lm.storage.buckets import Bucket, Stored, each, is_url, local_name, open_bucket, place
-from lm.storage.files import Unreadable, locked, read_json, sync, write_json
+from lm.storage.buckets import (
+    Bucket,
+    ObjectMeta,
+    cache_folder,
+    for_each,
+    is_url,
+    local_name,
+    open_bucket,
+)
+from lm.storage.files import UnreadableFile, hold_lock, read_json, sync, write_json
 from lm.storage.lease import LEASE
 
 MANIFEST = 'manifest.json'
 STAGING = 'staging'
 LOCAL_ENDINGS = ('.lock', '.job', '.tmp')  # files that concern this machine alone
-CHECKPOINT = re.compile(rf'((?:.+/)?(?:{FOLDER}|{DAMAGED})/(?:\d+))/(.+)')
-WITHIN = re.compile(rf'(?:.+/)?(?:{FOLDER}|{DAMAGED})/.*')
+CHECKPOINT = re.compile(rf'((?:.+/)?(?:{FOLDER}|{DAMAGED_FOLDER})/(?:\d+))/(.+)')
+IN_CHECKPOINTS = re.compile(rf'(?:.+/)?(?:{FOLDER}|{DAMAGED_FOLDER})/.*')
 READS = 'reads'
 RECORDS = (CONFIG, SUMMARY, SWEEP, FILE, 'cells.parquet')
-OWN, WORDS = f'{FOLDER}/', 'tokenizer/'  # begin the names of checkpoints, and of the tokenizer
+CHECKPOINT_PREFIX, TOKENIZER_PREFIX = (
+    f'{FOLDER}/',
+    'tokenizer/',
+)  # begin the names of checkpoints, and of the tokenizer
 TRIES = 5  # attempts while a run deletes the checkpoint that is read
 
 Stat = list[int]  # [bytes, time of change in ns]
@@ -46,20 +57,24 @@ class LocalCopy:
     """
 
     def __init__(self, bucket: Bucket, kind: str, sweep: Path | None = None):
-        self.bucket, self.place, name = bucket, place(bucket.url, kind), local_name(bucket.url)
+        self.bucket, self.root, name = (
+            bucket,
+            cache_folder(bucket.url, kind),
+            local_name(bucket.url),
+        )
         if sweep is not None:
-            self.place = sweep.with_name(f'{sweep.name}.cells') / name
-        self.folder = (sweep or self.place) / name
-        self.staging = self.place / STAGING
+            self.root = sweep.with_name(f'{sweep.name}.cells') / name
+        self.folder = (sweep or self.root) / name
+        self.staging = self.root / STAGING
         self.id, self.files, self.folders = secrets.token_hex(8), {}, {}
-        self.place.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(parents=True, exist_ok=True)
 
     def open(self) -> None:
         """Reads the manifest; a folder without one is set aside. Needs the lock of the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.staging, ignore_errors=True)
-        with contextlib.suppress(FileNotFoundError, Unreadable, KeyError):
-            record = read_json(self.place / MANIFEST)
+        with contextlib.suppress(FileNotFoundError, UnreadableFile, KeyError):
+            record = read_json(self.root / MANIFEST)
             self.id, self.files, self.folders = record['id'], record['files'], record['folders']
             return
         # Folders of a sweep's cells have manifests of their own.
@@ -69,12 +84,12 @@ class LocalCopy:
 
     def save(self) -> None:
         record = {'url': self.bucket.url, 'id': self.id}
-        write_json(self.place / MANIFEST, record | {'files': self.files, 'folders': self.folders})
+        write_json(self.root / MANIFEST, record | {'files': self.files, 'folders': self.folders})
 
     def set_aside(self) -> Path:
         """Renames the folder, and begins with an empty one."""
         n = 1
-        while (aside := self.place / f'{self.folder.name}.aside-{n}').exists():
+        while (aside := self.root / f'{self.folder.name}.aside-{n}').exists():
             n += 1
         self.folder.rename(aside)
         self.folder.mkdir()
@@ -82,25 +97,27 @@ class LocalCopy:
         self.save()
         return aside
 
-    def has(self, folder: str, token: str) -> bool:
+    def has_checkpoint(self, folder: str, token: str) -> bool:
         """Whether a checkpoint is here as the mark with this token describes it."""
         noted = self.folders.get(folder)
         here = noted is not None and noted['token'] == token
-        return here and noted['files'] == stats_in(self.folder / folder)
+        return here and noted['files'] == read_stats(self.folder / folder)
 
     def is_damaged(self, folder: str, token: str) -> bool:
         """Whether a checkpoint has lost or changed some of its files here since it was noted."""
         noted = self.folders.get(folder, {'token': None})
-        if noted['token'] != token or self.has(folder, token):
+        if noted['token'] != token or self.has_checkpoint(folder, token):
             return False
-        here = stats_in(self.folder / folder)  # one that was made anew has none of the noted files
+        here = read_stats(
+            self.folder / folder
+        )  # one that was made anew has none of the noted files
         return not here or any(noted['files'].get(name) == one for name, one in here.items())
 
-    def fetch_files(self, found: Mapping[str, Stored]) -> None:
+    def fetch_files(self, listing: Mapping[str, ObjectMeta]) -> None:
         """Fetches the files that are not the same here; all of each or nothing."""
 
-        def one(name: str) -> None:
-            path, partial = self.folder / name, self._partial()
+        def fetch_file(name: str) -> None:
+            path, partial = self.folder / name, self._make_partial_path()
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 stored = self.bucket.fetch(name, partial)
@@ -108,23 +125,23 @@ class LocalCopy:
                 os.replace(partial, path)
             finally:
                 partial.unlink(missing_ok=True)
-            self.files[name] = [*stat(path), stored.e_tag]
+            self.files[name] = [*read_stat(path), stored.e_tag]
 
         def differs(name: str) -> bool:
-            same = [*(stat(self.folder / name) or ()), found[name].e_tag]
+            same = [*(read_stat(self.folder / name) or ()), listing[name].e_tag]
             return self.files.get(name) != same
 
-        each(one, filter(differs, found))
+        for_each(fetch_file, filter(differs, listing))
 
     def fetch_folder(self, folder: str, mark: complete_folders.FolderMark) -> None:
         """Fetches a checkpoint, unless it is the same here; all of it or nothing."""
-        if self.has(folder, mark.token):
+        if self.has_checkpoint(folder, mark.token):
             return
-        path, partial = self.folder / folder, self._partial()
+        path, partial = self.folder / folder, self._make_partial_path()
         try:
             complete_folders.fetch(self.bucket, folder, mark, partial)
             # Noted before it gets its name, or a later process would think it was made here.
-            self.note_folder(folder, mark.token, stats_in(partial), is_up=True)
+            self.note_folder(folder, mark.token, read_stats(partial), is_up=True)
             self.save()
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(path, ignore_errors=True)
@@ -132,7 +149,7 @@ class LocalCopy:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
-    def _partial(self) -> Path:
+    def _make_partial_path(self) -> Path:
         self.staging.mkdir(parents=True, exist_ok=True)
         return self.staging / f'{secrets.token_hex(8)}.tmp'
 
@@ -158,47 +175,47 @@ class LocalCopy:
                 path.rmdir()  # fails unless it is empty
 
 
-def sort_listing(listing: Mapping[str, Stored]) -> tuple[dict[str, Stored], set[str]]:
+def sort_listing(listing: Mapping[str, ObjectMeta]) -> tuple[dict[str, ObjectMeta], set[str]]:
     """Returns the files and the checkpoints, complete or not, of a listed workdir."""
     files, folders = {}, set()
     for name, stored in listing.items():
         if match := CHECKPOINT.fullmatch(name):
             folders.add(match[1])
-        elif not WITHIN.fullmatch(name) and PurePosixPath(name).name != LEASE:
+        elif not IN_CHECKPOINTS.fullmatch(name) and PurePosixPath(name).name != LEASE:
             files[name] = stored
     return files, folders
 
 
-def files_here(folder: Path) -> dict[str, Stat]:
+def list_local_files(folder: Path) -> dict[str, Stat]:
     """Returns the files that are kept the same one by one."""
-    found = stats_in(folder, lambda name: not WITHIN.fullmatch(f'{name}/'))
+    found = read_stats(folder, lambda name: not IN_CHECKPOINTS.fullmatch(f'{name}/'))
     return {name: one for name, one in found.items() if not name.endswith(LOCAL_ENDINGS)}
 
 
-def checkpoints_here(folder: Path) -> dict[str, dict[str, Stat]]:
+def list_local_checkpoints(folder: Path) -> dict[str, dict[str, Stat]]:
     """Returns the complete checkpoints: Orbax gives one its name when all of it is there."""
     found = [
         path.relative_to(folder).as_posix()
-        for kind in (FOLDER, DAMAGED)
+        for kind in (FOLDER, DAMAGED_FOLDER)
         for pattern in (f'{kind}/*', f'*/{kind}/*')
         for path in folder.glob(pattern)
         if path.name.isdigit() and path.is_dir()
     ]
-    return {name: stats_in(folder / name) for name in sorted(found, key=step_of)}
+    return {name: read_stats(folder / name) for name in sorted(found, key=parse_step)}
 
 
-def step_of(checkpoint: str) -> int:
+def parse_step(checkpoint: str) -> int:
     return int(checkpoint.split('/')[-1])
 
 
-def stats_in(folder: Path, enters: Callable[[str], bool] = lambda name: True) -> dict[str, Stat]:
+def read_stats(folder: Path, enters: Callable[[str], bool] = lambda name: True) -> dict[str, Stat]:
     """Returns the stats of all files below, without links and those that are removed meanwhile."""
     found = {}
     for at, folders, names in folder.walk(on_error=_raise_unless_removed):
         below = at.relative_to(folder)
         folders[:] = sorted(name for name in folders if enters((below / name).as_posix()))
         for name in sorted(names):
-            if (one := stat(at / name)) is not None:
+            if (one := read_stat(at / name)) is not None:
                 found[(below / name).as_posix()] = one
     return found
 
@@ -208,7 +225,7 @@ def _raise_unless_removed(error: OSError) -> None:
         raise error
 
 
-def stat(path: Path) -> Stat | None:
+def read_stat(path: Path) -> Stat | None:
     """Returns the stat of a file, None if it is something else or has been removed."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         found = path.lstat()
@@ -216,37 +233,43 @@ def stat(path: Path) -> Stat | None:
     return None
 
 
-def at_hand(path: str | Path) -> Path:
+def fetch_records(path: str | Path) -> Path:
     """Returns `path` itself, or a local folder with the present records of all runs below a URL.
 
     Raises ValueError for another kind of URL, OSError if the bucket cannot be read.
     """
     if not is_url(path):
         return Path(path)
-    with _local_copy(path) as copy:
+    with _open_local_copy(path) as copy:
         _fetch_files(copy, copy.bucket.list(), is_record)
         return copy.folder
 
 
-def checkpoints_at(url: str) -> Iterator[tuple[Path, int]]:
+def fetch_checkpoints(url: str) -> Iterator[tuple[Path, int]]:
     """Yields (folder, step) for the checkpoints of a workdir, the newest first, or for one's URL.
 
     Each is fetched when it is asked for.
     """
-    workdir, asked = of_workdir(url)
+    workdir, asked = split_checkpoint_url(url)
     given: set[int] = set()
     tries_left = TRIES
     while True:
-        with _local_copy(workdir) as copy:
+        with _open_local_copy(workdir) as copy:
             listing = copy.bucket.list()
-            own = {name: stored for name, stored in listing.items() if name.startswith(OWN)}
-            marks = complete_folders.complete_folders(copy.bucket, own)
-            left = {step_of(name) for name in marks if asked in (None, step_of(name))} - given
+            own = {
+                name: stored
+                for name, stored in listing.items()
+                if name.startswith(CHECKPOINT_PREFIX)
+            }
+            marks = complete_folders.list_complete_folders(copy.bucket, own)
+            left = {parse_step(name) for name in marks if asked in (None, parse_step(name))} - given
             if not left:
                 return
-            name = f'{OWN}{max(left)}'
+            name = f'{CHECKPOINT_PREFIX}{max(left)}'
             try:
-                _fetch_files(copy, listing, lambda name: is_record(name) or name.startswith(WORDS))
+                _fetch_files(
+                    copy, listing, lambda name: is_record(name) or name.startswith(TOKENIZER_PREFIX)
+                )
                 copy.drop([name for name in copy.folders if name not in marks])
                 copy.fetch_folder(name, marks[name])
             except FileNotFoundError:  # a run has deleted it meanwhile
@@ -258,18 +281,18 @@ def checkpoints_at(url: str) -> Iterator[tuple[Path, int]]:
         yield copy.folder / FOLDER, max(left)
 
 
-def of_workdir(url: str) -> tuple[str, int | None]:
+def split_checkpoint_url(url: str) -> tuple[str, int | None]:
     """Returns (WORKDIR, STEP) for WORKDIR/checkpoints/STEP; the step of a workdir is None."""
     match = CHECKPOINT.fullmatch(f'{PurePosixPath(url.partition("://")[2])}/-')
     if match is None or f'/{FOLDER}/' not in match[1]:
         return url, None
-    return url.rstrip('/').rsplit('/', 2)[0], step_of(match[1])
+    return url.rstrip('/').rsplit('/', 2)[0], parse_step(match[1])
 
 
 @contextlib.contextmanager
-def _local_copy(url: str) -> Iterator[LocalCopy]:
+def _open_local_copy(url: str) -> Iterator[LocalCopy]:
     copy = LocalCopy(open_bucket(url), READS)
-    with locked(copy.place / 'lock'):
+    with hold_lock(copy.root / 'lock'):
         copy.open()
         yield copy
 

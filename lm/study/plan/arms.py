@@ -12,30 +12,30 @@ from typing import Any
 
 from lm.config.fields import FIELDS
 from lm.config.recipe import Recipe
-from lm.config.resolve import build, flatten
+from lm.config.resolve import build_config, flatten
 from lm.record.run import Run
 from lm.study.arm import Ablation, Arm, arm_name
-from lm.study.plan.cells import Cell, Changes, cell, cells
-from lm.study.plan.protocols import applied
+from lm.study.plan.cells import Cell, Changes, expand_sweep, make_cell
+from lm.study.plan.protocols import apply_overrides
 from lm.study.plan.search import VERSION, K, Point
-from lm.study.plan.settings import SEEDS, Tune, grid, metric_of_axes, read
-from lm.study.tables.text import counted
+from lm.study.plan.settings import SEEDS, Tune, make_grid, parse_tune, select_metric
+from lm.study.tables.text import format_count
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
+class ArmStart:
     """The start of the runs of an arm. sets: fields that a protocol sets
     (`lm.study.plan.protocols`).
     """
 
     arm: Arm
     recipe: Recipe
-    sets: Changes
+    overrides: Changes
 
 
 def plan_starts(
-    base: Mapping[str, Any], sweep: Any, asked: Any, sets: Sequence[Changes] = ()
-) -> tuple[list[Start], Tune]:
+    base: Mapping[str, Any], sweep: Any, tune_config: Any, overrides: Sequence[Changes] = ()
+) -> tuple[list[ArmStart], Tune]:
     """Returns where the arms start, the baseline first, and what config.tune asks for.
 
     Args:
@@ -48,26 +48,26 @@ def plan_starts(
       ValueError: as `cells` and `lm.study.plan.settings.read` do, for a sweep over seeds or over a
         tuned field, and for an arm that does not read a tuned field.
     """
-    tune = read(asked)
-    found = cells(base, {'list': ({},)} if sweep is None else sweep)
+    tune = parse_tune(tune_config)
+    found = expand_sweep(base, {'list': ({},)} if sweep is None else sweep)
     swept = {path for one in found for path in one.changes}
-    _check_own_values(found, tune)
+    _check_tuned_fields(found, tune)
     if seeds := swept & {*SEEDS}:
         raise ValueError(
             f'{seeds.pop()} is swept, and config.tune trains the seeds that its arms need; leave '
             'it out of config.sweep. tune.seeds is how many fresh ones a look of a verdict has'
         )
-    sets = sets or [{}] * len(found)
-    found = applied(base, found, sets)
-    starts = [_start(one, tune, own) for one, own in zip(found, sets, strict=True)]
-    for share, at in _at_lengths(found[0].recipe, tune.lengths).items():
-        own = {path: value for path, value in sets[0].items() if path not in at}
+    overrides = overrides or [{}] * len(found)
+    found = apply_overrides(base, found, overrides)
+    starts = [_make_start(one, tune, own) for one, own in zip(found, overrides, strict=True)]
+    for share, at in _length_changes(found[0].recipe, tune.lengths).items():
+        own = {path: value for path, value in overrides[0].items() if path not in at}
         other = dataclasses.replace(found[0], changes=found[0].changes | at)
-        starts.append(_start(*applied(base, [other], [own]), tune, own, share))
+        starts.append(_make_start(*apply_overrides(base, [other], [own]), tune, own, share))
     return starts, tune
 
 
-def _at_lengths(recipe: Recipe, shares: Sequence[float]) -> dict[float, Changes]:
+def _length_changes(recipe: Recipe, shares: Sequence[float]) -> dict[float, Changes]:
     """Complete runs of shares of the steps: the warm-up has the same share of each."""
     warmup = flatten(recipe).get('optim.warmup_steps')
     counts = {'train.steps': recipe.train.steps, 'optim.warmup_steps': warmup}
@@ -86,20 +86,20 @@ def _at_lengths(recipe: Recipe, shares: Sequence[float]) -> dict[float, Changes]
     return found
 
 
-def _check_own_values(found: Sequence[Cell], tune: Tune) -> None:
+def _check_tuned_fields(sweep_cells: Sequence[Cell], tune: Tune) -> None:
     """Raises ValueError for cells that have values of a tuned field for no purpose: they are
     centres of arms where the field is tuned around each arm's own value, and the arms differ in
     something else.
     """
     for path, given in tune.fields.items():
-        if given is not None and any(path in one.changes for one in found):
+        if given is not None and any(path in one.changes for one in sweep_cells):
             raise ValueError(
                 f'{path} is tuned and swept: config.tune has {given!r} for all arms, and the arms '
                 'of config.sweep have values of their own. Leave it out of config.sweep, or write '
                 f"'{path}': None in config.tune, which searches around each arm's own value"
             )
     seen: dict[tuple, Cell] = {}
-    for one in found:
+    for one in sweep_cells:
         rest = tuple((p, v) for p, v in flatten(one.recipe).items() if p not in tune.fields)
         other = seen.setdefault(rest, one)
         if other is not one:
@@ -111,21 +111,23 @@ def _check_own_values(found: Sequence[Cell], tune: Tune) -> None:
             )
 
 
-def _start(one: Cell, tune: Tune, sets: Changes, length: float = 1.0) -> Start:
-    name = arm_name(one.changes)
-    changes = {path: value for path, value in one.changes.items() if path not in tune.fields}
+def _make_start(sweep_cell: Cell, tune: Tune, overrides: Changes, length: float = 1.0) -> ArmStart:
+    name = arm_name(sweep_cell.changes)
+    changes = {path: value for path, value in sweep_cell.changes.items() if path not in tune.fields}
     for path in tune.fields:
-        if FIELDS[path].of_parts and path not in one.recipe.readers:
+        if FIELDS[path].is_part_option and path not in sweep_cell.recipe.readers:
             raise ValueError(
                 f'tune: {path} is read by no part of {name}, whose runs would be equal; all arms '
                 'are searched over the same fields. Leave the field out of config.tune, or give '
                 'this arm a part that reads it'
             )
     try:
-        values = grid(tune, flatten(one.recipe), one.recipe.decay.row.times_lr)
+        values = make_grid(tune, flatten(sweep_cell.recipe), sweep_cell.recipe.decay.row.times_lr)
     except ValueError as error:
         raise ValueError(f'{error} (arm: {name})') from error
-    return Start(Arm(arm_name(changes, length), changes, values, length), one.recipe, sets)
+    return ArmStart(
+        Arm(arm_name(changes, length), changes, values, length), sweep_cell.recipe, overrides
+    )
 
 
 class ArmPlan:
@@ -139,16 +141,20 @@ class ArmPlan:
     """
 
     def __init__(
-        self, base: Mapping[str, Any], sweep: Any, asked: Any, sets: Sequence[Changes] = ()
+        self,
+        base: Mapping[str, Any],
+        sweep: Any,
+        tune_config: Any,
+        overrides: Sequence[Changes] = (),
     ):
-        self.starts, self.tune = plan_starts(base, sweep, asked, sets)
-        self.metric = metric_of_axes({path for arm in self.arms for path in arm.changes})
-        self.names: dict[str, str] = {}
-        self._start = build(base)
+        self.starts, self.tune = plan_starts(base, sweep, tune_config, overrides)
+        self.metric = select_metric({path for arm in self.arms for path in arm.changes})
+        self.folder_names: dict[str, str] = {}
+        self._base_config = build_config(base)
         self._cells: dict[tuple[int, Point], Cell] = {}
         centre = Point((0,) * len(self.tune.fields), 0)
         # What an arm does not read is refused before any is trained.
-        self.first = [self.cell(i, centre, '') for i in range(len(self.starts))]
+        self.first_cells = [self.make_cell(i, centre, '') for i in range(len(self.starts))]
 
     @property
     def arms(self) -> list[Arm]:
@@ -159,24 +165,26 @@ class ArmPlan:
         """Returns the steps of a run of each arm."""
         return [start.recipe.train.steps for start in self.starts]
 
-    def cell(self, arm: int, point: Point, stage: str) -> Cell:
+    def make_cell(self, arm: int, point: Point, stage: str) -> Cell:
         """Returns the run of an arm at a point: seed i adds i to the seeds of the base."""
         if (arm, point) not in self._cells:
             start = self.starts[arm]
             seeds = {path: flatten(start.recipe)[path] + point.seed for path in SEEDS}
             values = start.arm.grid.values(point.k) | seeds
-            made = cell(self._start, start.arm.changes | start.sets | values, ())
+            made = make_cell(self._base_config, start.arm.changes | start.overrides | values, ())
             changes = start.arm.changes | values
             self._cells[arm, point] = dataclasses.replace(made, changes=changes)
         known = self._cells[arm, point]
         tuned = {'arm': arm, 'k': list(point.k), 'seed': point.seed, 'stage': stage}
-        return dataclasses.replace(known, tuned=tuned, name=self.names.get(known.name, known.name))
+        return dataclasses.replace(
+            known, arm_position=tuned, name=self.folder_names.get(known.name, known.name)
+        )
 
-    def cells(self, runs: Sequence[tuple[int, K, int, str]]) -> list[Cell]:
+    def make_cells(self, runs: Sequence[tuple[int, K, int, str]]) -> list[Cell]:
         """Returns the cells of `runs`."""
-        return [self.cell(i, Point(tuple(k), seed), stage) for i, k, seed, stage in runs]
+        return [self.make_cell(i, Point(tuple(k), seed), stage) for i, k, seed, stage in runs]
 
-    def read(self, workdir: Path) -> Ablation:
+    def load_ablation(self, workdir: Path) -> Ablation:
         """Returns what the runs in the folder of the sweep say. Their summaries are read as far as
         the waves have come: what belongs to none says nothing.
         """
@@ -187,26 +195,29 @@ class ArmPlan:
                 for arm, known in zip(self.arms, losses, strict=True)
             ]
             ablation = Ablation(self.tune, self.metric, arms)
-            _, points = ablation.study.open or ('', [[]] * len(arms))
+            _, points = ablation.study.next_runs or ('', [[]] * len(arms))
             ended = [
                 (i, point, loss)
                 for i, asked in enumerate(points)
                 for point in asked
-                if point not in losses[i] and (loss := self._loss(workdir, i, point)) is not None
+                if point not in losses[i]
+                and (loss := self._read_loss(workdir, i, point)) is not None
             ]
             if not ended:
                 return ablation
             for i, point, loss in ended:
                 losses[i][point] = loss
 
-    def _loss(self, workdir: Path, arm: int, point: Point) -> float | None:
-        return Run(workdir / self.cell(arm, point, '').name).loss(self.metric)
+    def _read_loss(self, workdir: Path, arm: int, point: Point) -> float | None:
+        return Run(workdir / self.make_cell(arm, point, '').name).loss(self.metric)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Returns how many arms there are, and how many runs of each."""
-        least, usual = self.tune.least_budget, self.tune.usual_runs
-        return f'{counted(len(self.starts), "arm")} of {least} runs at least, {usual} as a rule'
+        least, usual = self.tune.min_budget, self.tune.typical_runs
+        return (
+            f'{format_count(len(self.starts), "arm")} of {least} runs at least, {usual} as a rule'
+        )
 
     def record(self) -> dict[str, Any]:
         """Returns what `sweep.json` holds of the ablation."""

@@ -19,20 +19,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import lm.data
-from lm.config.fields import AUTO, FIELDS, RUN_PATHS, Config, DataConfig, left_out
+from lm.config.fields import AUTO, FIELDS, RUN_PATHS, Config, DataConfig, is_off
 from lm.config.recipe import Recipe
 from lm.config.resolve import (
-    build,
-    changed,
+    build_config,
     digest,
     flatten,
-    settle,
+    resolve_config,
+    update_config,
 )
 from lm.config.suggestions import EXAMPLE, field_hint, sweep_flag, sweep_hint
-from lm.model.base_size import unread
+from lm.model.base_size import unused_fields
 from lm.model.check import check
-from modules.choices import nearest
-from modules.options import typed
+from modules.choices import suggest_nearest
+from modules.options import coerce_type
 
 Changes = dict[str, Any]  # {'optim.lr': 0.003, ...}
 PROTOCOL = 'protocol'  # the key of config.sweep that is no axis
@@ -46,7 +46,7 @@ class Cell:
     changes: Changes  # as the sweep gives them, with the types of their fields, but for `ignored`
     recipe: Recipe
     ignored: tuple[str, ...] = ()  # options that were given, and that other cells alone read
-    tuned: Mapping[str, Any] | None = None  # its place in an ablation (`lm.study.arm`)
+    arm_position: Mapping[str, Any] | None = None  # its place in an ablation (`lm.study.arm`)
 
 
 def split_sweep(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Any, Any]:
@@ -59,9 +59,9 @@ def split_sweep(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Any, Any]:
     sweep, tune = tree.pop('sweep', None), tree.pop('tune', None)
     if not sweep or not isinstance(sweep, Mapping | list | tuple):
         return tree, sweep, tune
-    for path in unread(build(tree)):
+    for path in unused_fields(build_config(tree)):
         section, name = path.split('.')
-        axes = [[path in changes for changes in axis] for axis in _axes(sweep)]
+        axes = [[path in changes for changes in axis] for axis in _parse_axes(sweep)]
         if not any(map(any, axes)):
             sweep = dict(sweep) if isinstance(sweep, Mapping) else {'list': sweep}
             sweep[path] = (tree[section][name],)
@@ -71,29 +71,31 @@ def split_sweep(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Any, Any]:
     return tree, sweep, tune
 
 
-def cells(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
+def expand_sweep(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
     """Returns every run of the sweep, in order: the last of several axes changes fastest. Each cell
     is resolved after its changes: what is 'auto' or None in the base follows from them. Text is not
-    looked for (`find_text`).
+    looked for (`check_sources`).
 
     Raises ValueError for an axis that names no field (with the nearest), a value of another type or
     out of bounds, an axis without values, a field that two axes change, an option that no cell
     reads, and two cells that resolve to the same config.
     """
-    start = build(base)
-    axes, seen = _axes(sweep), set()
+    start = build_config(base)
+    axes, seen = _parse_axes(sweep), set()
     for axis in axes:
         fields = {path for changes in axis for path in changes}
         if twice := sorted(fields & seen):
             raise ValueError(f'two axes of the sweep change {", ".join(twice)}; zip them, or list')
         seen |= fields
     found: dict[str, Cell] = {}
-    listed = [_typed(parts) for parts in itertools.product(*axes)]
-    unread_by = [call_for_cell(changes, unread, changed(start, changes)) for changes in listed]
+    listed = [_merge_changes(parts) for parts in itertools.product(*axes)]
+    unread_by = [
+        call_for_cell(changes, unused_fields, update_config(start, changes)) for changes in listed
+    ]
     read_by_none = set(unread_by[0]).intersection(*unread_by)
     for changes, paths in zip(listed, unread_by, strict=True):
         ignored = tuple(path for path in paths if path not in read_by_none)
-        made = call_for_cell(changes, cell, start, changes, ignored)
+        made = call_for_cell(changes, make_cell, start, changes, ignored)
         if made.name in found and ignored and found[made.name].changes == made.changes:
             continue  # they differ in what they ignore
         if made.name in found:
@@ -105,7 +107,7 @@ def cells(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
     return list(found.values())
 
 
-def _axes(sweep: Any) -> list[list[Changes]]:
+def _parse_axes(sweep: Any) -> list[list[Changes]]:
     """Each axis as a list of changes."""
     sweep = {'list': sweep} if isinstance(sweep, list | tuple) else sweep
     if isinstance(sweep, str):
@@ -119,30 +121,30 @@ def _axes(sweep: Any) -> list[list[Changes]]:
     for key, values in sweep.items():
         if key == 'zip':
             zips = values if isinstance(values, list | tuple) else [values]
-            axes += [_zipped(fields) for fields in zips]
+            axes += [_parse_zip(fields) for fields in zips]
         elif key == 'list':
-            axes.append([_one(changes) for changes in _values(key, values)])
+            axes.append([_parse_changes(changes) for changes in _check_values(key, values)])
         elif key != PROTOCOL:
             _check_field(key)
-            axes.append([{key: value} for value in _values(key, values)])
+            axes.append([{key: value} for value in _check_values(key, values)])
     if not axes:
         raise ValueError('sweep is empty: it has no axis; leave it None for a single run')
     return axes
 
 
-def _zipped(fields: Any) -> list[Changes]:
+def _parse_zip(fields: Any) -> list[Changes]:
     if not isinstance(fields, Mapping) or not fields:
         raise ValueError(f'sweep zip must map fields to values of equal number; got {fields!r}')
     for path in fields:
         _check_field(path)
-    columns = {path: list(_values(path, values)) for path, values in fields.items()}
+    columns = {path: list(_check_values(path, values)) for path, values in fields.items()}
     lengths = {path: len(values) for path, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f'sweep zip needs as many values for each field; got {lengths}')
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _one(changes: Any) -> Changes:
+def _parse_changes(changes: Any) -> Changes:
     if not isinstance(changes, Mapping):
         example = '{"optim.lr": 1e-3}'
         raise ValueError(f'sweep list must hold dicts such as {example}; got {changes!r}')
@@ -151,7 +153,7 @@ def _one(changes: Any) -> Changes:
     return dict(changes)
 
 
-def _values(key: str, values: Any) -> Iterable[Any]:
+def _check_values(key: str, values: Any) -> Iterable[Any]:
     is_one = isinstance(values, str | Mapping) or not hasattr(values, '__len__')
     if is_one or getattr(values, 'ndim', 1) != 1:
         raise ValueError(f'sweep axis {key} must be a tuple of values; got {values!r}')
@@ -162,18 +164,18 @@ def _values(key: str, values: Any) -> Iterable[Any]:
 
 def _check_field(path: Any) -> None:
     if path not in FIELDS:
-        hint = nearest(path, ('zip', 'list', PROTOCOL)) or field_hint(path, FIELDS)
+        hint = suggest_nearest(path, ('zip', 'list', PROTOCOL)) or field_hint(path, FIELDS)
         raise ValueError(f'sweep axis {path!r} names no config field.{hint}')
 
 
-def _typed(parts: Iterable[Changes]) -> Changes:
+def _merge_changes(parts: Iterable[Changes]) -> Changes:
     """Joins the changes of all axes, with the types of their fields."""
     asked = {path: value for part in parts for path, value in part.items()}
     if asked.get('model.dtype') == AUTO:
         raise ValueError('model.dtype=auto depends on the machine; a sweep names the types it has')
     asked = {path: v.item() if hasattr(v, 'item') else v for path, v in asked.items()}  # NumPy's
     return {
-        path: call_for_cell(asked, typed, path, value, FIELDS[path].types)
+        path: call_for_cell(asked, coerce_type, path, value, FIELDS[path].types)
         for path, value in asked.items()
     }
 
@@ -186,17 +188,17 @@ def call_for_cell[T](changes: Changes, function: Callable[..., T], *arguments: A
         raise ValueError(f'sweep cell {changes}: {error}') from error
 
 
-def cell(start: Config, changes: Changes, ignored: Sequence[str]) -> Cell:
+def make_cell(start: Config, changes: Changes, ignored: Sequence[str]) -> Cell:
     """Resolves the run of some changes, without the options `ignored`. Raises ValueError as
     `lm.model.check.check` does.
     """
-    recipe = settle(changed(start, changes | dict.fromkeys(ignored)))
+    recipe = resolve_config(update_config(start, changes | dict.fromkeys(ignored)))
     check(recipe)
     kept = {path: value for path, value in changes.items() if path not in ignored}
     return Cell(digest(recipe), kept, recipe, tuple(ignored))
 
 
-def find_text(cells: Iterable[Cell]) -> None:
+def check_sources(cells: Iterable[Cell]) -> None:
     """Looks for the text of cells, each source once, as that takes 30 ms. Raises ValueError, with
     the cell, as `lm.data.check` does. A plan, or a board made of records, needs no text.
     """
@@ -207,7 +209,7 @@ def find_text(cells: Iterable[Cell]) -> None:
         call_for_cell(one.changes, lm.data.check, data)
 
 
-def ignored_words(cells: Sequence[Cell]) -> list[str]:
+def describe_ignored(cells: Sequence[Cell]) -> list[str]:
     """Says of each option that only some cells read how many these are."""
     counts = collections.Counter(path for cell in cells for path in cell.ignored)
     return [
@@ -222,14 +224,14 @@ def group_by_program(cells: list[Cell]) -> list[list[Cell]]:
     """
     by_program: dict[tuple, list[Cell]] = {}
     for one in cells:
-        by_program.setdefault(program_of(one), []).append(one)
+        by_program.setdefault(program_key(one), []).append(one)
     return list(by_program.values())
 
 
-def program_of(cell: Cell) -> tuple[tuple[str, Any], ...]:
+def program_key(cell: Cell) -> tuple[tuple[str, Any], ...]:
     """Returns what the program of a cell has compiled in: equal for cells of one group."""
     return tuple(
         (path, value)
         for path, value in flatten(cell.recipe).items()
-        if path not in RUN_PATHS or left_out(path, value)
+        if path not in RUN_PATHS or is_off(path, value)
     )

@@ -14,24 +14,24 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
-from lm.config.mixture import parse as parse_mixture
+from lm.config.mixture import parse_mixture as parse_mixture
 from lm.config.recipe import Recipe
-from lm.config.resolve import build, flatten
+from lm.config.resolve import build_config, flatten
 from lm.data import check_epochs, steps_in_epoch
-from lm.run.program import flops_of_step
-from lm.study.plan.cells import PROTOCOL, Cell, Changes, cell, group_by_program
-from lm.study.plan.cells import cells as cells_of
+from lm.run.program import step_flops
+from lm.study.plan.cells import PROTOCOL, Cell, Changes, group_by_program, make_cell
+from lm.study.plan.cells import expand_sweep as cells_of
 from lm.study.plan.settings import LR, SEEDS
 from modules.choices import choose
-from modules.options import Option, check_inline, parse
+from modules.options import Option, check_inline_options, parse_part
 
-WHERE = 'sweep.protocol'
+PROTOCOL_PATH = 'sweep.protocol'
 STEPS, BATCH, EPOCHS = 'train.steps', 'data.batch_size', 'data.epochs'
 SYNTHETIC = 'synthetic:'
 Groups = Sequence[Sequence[Cell]]  # by program
 # Shares by which a whole number of steps may miss what is to be equal. Half a step of 500 is the
 # first; times are measured to a few per cent at best.
-TOKENS_OFF, FLOPS_OFF, TIME_OFF = 0.001, 0.01, 0.05
+TOKENS_TOLERANCE, FLOPS_TOLERANCE, TIME_TOLERANCE = 0.001, 0.01, 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,20 +44,20 @@ class Measurements:
     """
 
     platform: str
-    rows: Callable[[Recipe], Any]
-    seconds: Callable[[Groups], Sequence[float]]
+    read_rows: Callable[[Recipe], Any]
+    measure_seconds: Callable[[Groups], Sequence[float]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
     """Terms of one cell. sets: fields that it gets. numbers: what they are to be equal in."""
 
-    sets: Changes
-    numbers: Mapping[str, float]
+    overrides: Changes
+    quantities: Mapping[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
-class Settled:
+class AppliedProtocol:
     """A protocol with the terms of every cell, in their order. notes: what it cannot see to."""
 
     name: str
@@ -67,13 +67,13 @@ class Settled:
     notes: tuple[str, ...] = ()
 
     @property
-    def sets(self) -> list[Changes]:
+    def overrides(self) -> list[Changes]:
         """Returns the fields that each cell gets."""
-        return [dict(one.sets) for one in self.terms]
+        return [dict(one.overrides) for one in self.terms]
 
-    def words(self) -> list[str]:
+    def summary_lines(self) -> list[str]:
         """Says what was agreed, a line each: the protocol, and what it cannot see to."""
-        steps = [int(one.numbers['steps']) for one in self.terms]
+        steps = [int(one.quantities['steps']) for one in self.terms]
         options = ', '.join(f'{name}={value}' for name, value in self.options.items())
         ran = f'{min(steps):,}' + f' to {max(steps):,}' * (min(steps) < max(steps))
         said = f'protocol {self.name}{f" ({options})" if options else ""}: {ran} steps a cell'
@@ -84,7 +84,7 @@ class Settled:
         of_each = []
         for one, terms in zip(self.cells, self.terms, strict=True):
             own = {path: value for path, value in one.changes.items() if path not in SEEDS}
-            entry = {'changes': own, 'sets': dict(terms.sets), **terms.numbers}
+            entry = {'changes': own, 'sets': dict(terms.overrides), **terms.quantities}
             if entry not in of_each:
                 of_each.append(entry)
         return {'name': self.name, 'options': dict(self.options), 'of_each': of_each}
@@ -99,10 +99,10 @@ class ProtocolRow:
     their configs alone. asks: what its terms need besides configs: 'text' or 'time'.
     """
 
-    terms: Callable[..., list[Terms]]
-    held: tuple[str, ...] = (STEPS,)
+    compute_terms: Callable[..., list[Terms]]
+    fixed_fields: tuple[str, ...] = (STEPS,)
     check: Callable[[Sequence[Cell]], None] = lambda cells: None
-    asks: str = ''
+    needs: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Protocol:
     def check(self, cells: Sequence[Cell]) -> None:
         """Raises ValueError for cells that break the protocol by their configs alone."""
         for one in cells:
-            for path in self.row.held:
+            for path in self.row.fixed_fields:
                 if path in one.changes:
                     raise ValueError(
                         f'sweep cell {one.changes}: the protocol {self.name} settles {path} for '
@@ -125,14 +125,16 @@ class Protocol:
                     )
         self.row.check(cells)
 
-    def settled(self, cells: Sequence[Cell], means: Measurements) -> Settled:
+    def apply(self, cells: Sequence[Cell], measurements: Measurements) -> AppliedProtocol:
         """Returns the terms of every cell. Raises ValueError where these cannot be met."""
         self.check(cells)
-        terms = self.row.terms(cells, means, **self.options)
-        return Settled(self.name, self.options, cells, terms, tuple(notes(cells, terms)))
+        terms = self.row.compute_terms(cells, measurements, **self.options)
+        return AppliedProtocol(
+            self.name, self.options, cells, terms, tuple(list_notes(cells, terms))
+        )
 
 
-def read(sweep: Any) -> Protocol | None:
+def parse_protocol(sweep: Any) -> Protocol | None:
     """Returns the protocol that config.sweep names, None where it names none. Raises ValueError for
     a name or an option that is none.
     """
@@ -141,48 +143,52 @@ def read(sweep: Any) -> Protocol | None:
     given = sweep[PROTOCOL]
     if not isinstance(given, str):
         raise ValueError(
-            f'{WHERE} must be one name, such as equal_tokens or equal_time:hours=6; got {given!r}'
+            f'{PROTOCOL_PATH} must be one name, such as equal_tokens or equal_time:hours=6; got {given!r}'
         )
-    name, options = parse(WHERE, given)
-    row = choose(PROTOCOLS, name, WHERE)
-    return Protocol(name, row, check_inline(WHERE, row, name, options))
+    name, options = parse_part(PROTOCOL_PATH, given)
+    row = choose(PROTOCOLS, name, PROTOCOL_PATH)
+    return Protocol(name, row, check_inline_options(PROTOCOL_PATH, row, name, options))
 
 
-def protocol_of(base: Mapping[str, Any], sweep: Any) -> Protocol | None:
+def resolve_protocol(base: Mapping[str, Any], sweep: Any) -> Protocol | None:
     """Returns the protocol of a sweep once its cells are checked. Raises ValueError as `read` and
     `Protocol.check` do; no device is used.
     """
-    found = read(sweep)
+    found = parse_protocol(sweep)
     if found is not None:
         found.check(cells_of(base, sweep))
     return found
 
 
-def agreed(protocol: Protocol, base: Mapping[str, Any], sweep: Any, means: Measurements) -> Settled:
+def apply_protocol(
+    protocol: Protocol, base: Mapping[str, Any], sweep: Any, measurements: Measurements
+) -> AppliedProtocol:
     """Returns the terms of every cell of a sweep. Raises ValueError where they cannot be met, or
     the text is too short for them.
     """
     found = cells_of(base, sweep)
-    settled = protocol.settled(found, means)
-    check_text(applied(base, found, settled.sets), means.rows)
+    settled = protocol.apply(found, measurements)
+    check_text_length(apply_overrides(base, found, settled.overrides), measurements.read_rows)
     return settled
 
 
-def applied(base: Mapping[str, Any], cells: Sequence[Cell], sets: Sequence[Changes]) -> list[Cell]:
+def apply_overrides(
+    base: Mapping[str, Any], cells: Sequence[Cell], overrides: Sequence[Changes]
+) -> list[Cell]:
     """Returns the cells with the fields that a protocol sets. Their `changes` stay those that the
     sweep gives. Raises ValueError as `lm.study.plan.cells.cell` does.
     """
-    start, found = build(base), []
-    for one, own in zip(cells, sets, strict=True):
+    start, found = build_config(base), []
+    for one, own in zip(cells, overrides, strict=True):
         try:
-            made = cell(start, one.changes | own, one.ignored)
+            made = make_cell(start, one.changes | own, one.ignored)
         except ValueError as error:
             raise ValueError(f'sweep cell {one.changes}, with {own}: {error}') from error
         found.append(dataclasses.replace(made, changes=one.changes))
     return found
 
 
-def check_text(cells: Iterable[Cell], rows: Callable[[Recipe], Any]) -> None:
+def check_text_length(cells: Iterable[Cell], rows: Callable[[Recipe], Any]) -> None:
     """Raises ValueError where the text is too short for the steps that a cell has."""
     asked = {}
     for one in cells:
@@ -196,10 +202,10 @@ def check_text(cells: Iterable[Cell], rows: Callable[[Recipe], Any]) -> None:
             raise ValueError(f'sweep cell {one.changes}: {error}') from error
 
 
-def notes(cells: Sequence[Cell], terms: Sequence[Terms]) -> list[str]:
+def list_notes(cells: Sequence[Cell], terms: Sequence[Terms]) -> list[str]:
     """Says what no protocol changes and a reader may expect it to."""
     found, first = [], cells[0].recipe
-    steps = {own.numbers['steps'] for own in terms}
+    steps = {own.quantities['steps'] for own in terms}
     if len(steps) > 1 and (warmup := flatten(first).get('optim.warmup_steps')):
         found.append(
             f'cells have {min(steps):,} to {max(steps):,} steps, and each warms up for the '
@@ -222,44 +228,50 @@ def notes(cells: Sequence[Cell], terms: Sequence[Terms]) -> list[str]:
     return found
 
 
-def tokens_a_step(recipe: Recipe) -> int:
+def tokens_per_step(recipe: Recipe) -> int:
     """Returns the places of a batch, padding included."""
     return recipe.data.batch_size * recipe.data.seq_len
 
 
-def _ran(recipe: Recipe, steps: int, **numbers: float) -> Terms:
+def _step_terms(recipe: Recipe, steps: int, **numbers: float) -> Terms:
     """The terms of a cell that trains for so many steps."""
-    own = {'steps': steps, 'tokens': steps * tokens_a_step(recipe)}
+    own = {'steps': steps, 'tokens': steps * tokens_per_step(recipe)}
     return Terms({STEPS: steps}, own | numbers)
 
 
-def _steps(one: Cell, total: float, a_step: float, off: float, unit: str, how: str) -> int:
+def _nearest_steps(
+    one: Cell, total: float, per_step: float, tolerance: float, unit: str, advice: str
+) -> int:
     """The number of steps nearest to total / a_step. Raises ValueError where it misses the total by
     more than a share `off`; `how`: what to do then.
     """
-    steps = max(1, round(total / a_step))
-    missed = abs(steps * a_step / total - 1)
-    if missed > off:
+    steps = max(1, round(total / per_step))
+    missed = abs(steps * per_step / total - 1)
+    if missed > tolerance:
         raise ValueError(
             f'sweep cell {one.changes}: the baseline has {total:,.6g} {unit}, and {steps:,} steps '
-            f'of {a_step:,.6g} come {missed:.2%} from that, of which {off:.1%} may be. {how}'
+            f'of {per_step:,.6g} come {missed:.2%} from that, of which {tolerance:.1%} may be. {advice}'
         )
     return steps
 
 
-def equal_tokens(cells: Sequence[Cell], means: Measurements) -> list[Terms]:
+def equal_tokens(cells: Sequence[Cell], measurements: Measurements) -> list[Terms]:
     """Trains every cell on as many tokens as the baseline: steps = tokens / (batch_size seq_len).
 
     What is held equal where an optimizer or a loss is to be judged by what it makes of data
     (arXiv:2509.02046 compares optimizers so).
     """
     first = cells[0].recipe
-    tokens = first.train.steps * tokens_a_step(first)
+    tokens = first.train.steps * tokens_per_step(first)
     found = []
     for one in cells:
         how = f'The nearest {BATCH} that works is {nearest_batch(one.recipe, tokens)}.'
-        a_step = tokens_a_step(one.recipe)
-        found.append(_ran(one.recipe, _steps(one, tokens, a_step, TOKENS_OFF, 'tokens', how)))
+        a_step = tokens_per_step(one.recipe)
+        found.append(
+            _step_terms(
+                one.recipe, _nearest_steps(one, tokens, a_step, TOKENS_TOLERANCE, 'tokens', how)
+            )
+        )
     return found
 
 
@@ -271,33 +283,35 @@ def nearest_batch(recipe: Recipe, tokens: int) -> int:
 
     def works(batch: int) -> bool:
         a_step = batch * recipe.data.seq_len
-        return abs(max(1, round(tokens / a_step)) * a_step / tokens - 1) <= TOKENS_OFF
+        return abs(max(1, round(tokens / a_step)) * a_step / tokens - 1) <= TOKENS_TOLERANCE
 
     near = sorted(range(parts, 2 * now + parts, parts), key=lambda batch: abs(batch - now))
     return next(filter(works, near), parts)
 
 
-def equal_flops(cells: Sequence[Cell], means: Measurements) -> list[Terms]:
+def equal_flops(cells: Sequence[Cell], measurements: Measurements) -> list[Terms]:
     """Gives every cell the baseline's operations: steps = F / f, f those of the cell's own step.
 
     f = (6 N + attention) batch_size seq_len with N the weights that a token is multiplied by, the
     readout and a token's experts included (arXiv:2001.08361, section 2.1). An optimizer's own
     products, and what is computed twice under model.remat, are not counted: equal_time has both.
     """
-    flops = [flops_of_step(one.recipe, means.platform) for one in cells]
+    flops = [step_flops(one.recipe, measurements.platform) for one in cells]
     total = cells[0].recipe.train.steps * flops[0]
-    how = (
-        f'Give the baseline more steps: a cell needs {math.ceil(0.5 / FLOPS_OFF)} to be that near.'
-    )
+    how = f'Give the baseline more steps: a cell needs {math.ceil(0.5 / FLOPS_TOLERANCE)} to be that near.'
     return [
-        _ran(one.recipe, n := _steps(one, total, f, FLOPS_OFF, 'FLOPs', how), flops=n * f)
+        _step_terms(
+            one.recipe,
+            n := _nearest_steps(one, total, f, FLOPS_TOLERANCE, 'FLOPs', how),
+            flops=n * f,
+        )
         for one, f in zip(cells, flops, strict=True)
     ]
 
 
 def equal_time(
     cells: Sequence[Cell],
-    means: Measurements,
+    measurements: Measurements,
     *,
     hours: Annotated[
         float | None, Option('of training; None: as long as the baseline takes', 1e-6, 1e6)
@@ -311,7 +325,7 @@ def equal_time(
     Languini). Evaluation, checkpoints and compilation are no part of the time.
     """
     programs = group_by_program(list(cells))
-    measured = zip(programs, means.seconds(programs), strict=True)
+    measured = zip(programs, measurements.measure_seconds(programs), strict=True)
     a_step = {one.name: sec for group, sec in measured for one in group}
     first = cells[0]
     total = first.recipe.train.steps * a_step[first.name] if hours is None else 3600 * hours
@@ -319,12 +333,12 @@ def equal_time(
     found = []
     for one in cells:
         sec = a_step[one.name]
-        n = _steps(one, total, sec, TIME_OFF, 'seconds', how)
-        found.append(_ran(one.recipe, n, seconds=n * sec, seconds_a_step=sec))
+        n = _nearest_steps(one, total, sec, TIME_TOLERANCE, 'seconds', how)
+        found.append(_step_terms(one.recipe, n, seconds=n * sec, seconds_a_step=sec))
     return found
 
 
-def one_epoch(cells: Sequence[Cell], means: Measurements) -> list[Terms]:
+def one_epoch(cells: Sequence[Cell], measurements: Measurements) -> list[Terms]:
     """Trains every cell on all of its training text once: steps = rows / batch_size, rounded down.
 
     A row is seq_len tokens, so that a cell with rows or batches of its own has steps of its own. Of
@@ -332,14 +346,14 @@ def one_epoch(cells: Sequence[Cell], means: Measurements) -> list[Terms]:
     """
     found = []
     for one in cells:
-        steps = steps_in_epoch(means.rows(one.recipe), one.recipe.data.batch_size)
+        steps = steps_in_epoch(measurements.read_rows(one.recipe), one.recipe.data.batch_size)
         if steps < 1:
             raise ValueError(
                 f'sweep cell {one.changes}: its training text is less than one batch of '
                 f'{one.recipe.data.batch_size} rows of {one.recipe.data.seq_len} tokens; make '
                 f'{BATCH} smaller, or name more text'
             )
-        found.append(_ran(one.recipe, steps))
+        found.append(_step_terms(one.recipe, steps))
     return found
 
 
@@ -363,7 +377,7 @@ def _check_one_epoch(cells: Sequence[Cell]) -> None:
                 )
 
 
-def regime_adaptation(cells: Sequence[Cell], means: Measurements) -> list[Terms]:
+def regime_adaptation(cells: Sequence[Cell], measurements: Measurements) -> list[Terms]:
     """Gives cells with batches of B for the baseline's B0 as many updates, at lr sqrt(B / B0).
 
     A larger batch thus sees B / B0 times the tokens: the gap between large and small batches came
@@ -381,7 +395,7 @@ def regime_adaptation(cells: Sequence[Cell], means: Measurements) -> list[Terms]
             sets[LR] = lr
             sets |= {EPOCHS: math.ceil(ratio * recipe.data.epochs)} if ratio > 1 else {}
         steps = recipe.train.steps
-        tokens = steps * tokens_a_step(recipe)
+        tokens = steps * tokens_per_step(recipe)
         found.append(Terms(sets, {'steps': steps, 'tokens': tokens, 'lr': lr}))
     return found
 
@@ -396,7 +410,7 @@ def _check_batches(cells: Sequence[Cell]) -> None:
 
 PROTOCOLS = {
     'equal_flops': ProtocolRow(equal_flops),
-    'equal_time': ProtocolRow(equal_time, asks='time'),
+    'equal_time': ProtocolRow(equal_time, needs='time'),
     'equal_tokens': ProtocolRow(equal_tokens),
     'one_epoch': ProtocolRow(one_epoch, (STEPS, EPOCHS), _check_one_epoch, 'text'),
     'regime_adaptation': ProtocolRow(regime_adaptation, (STEPS, EPOCHS), _check_batches),

@@ -1,6 +1,6 @@
 """The values that each arm of an ablation trains at next: waves of runs, from what has ended alone.
 
-Waves follow from the settings and from the losses of earlier waves; nothing is drawn. `replay`
+Waves follow from the settings and from the losses of earlier waves; nothing is drawn. `replay_waves`
 makes them again: where a loss of a wave is missing, that wave is what has to be trained, whatever
 else has ended and in whatever order. All arms get as many runs in each wave, and share its stage:
 
@@ -25,24 +25,28 @@ import numpy as np
 
 from lm.study.plan import surface
 from lm.study.plan.curve import (
-    HALF,
+    HALF_OCTAVE,
     OCTAVE,
     Means,
     Spread,
-    allowance,
-    as_good,
+    compute_allowance,
+    compute_means,
+    find_vertex,
+    find_worse,
+    is_all_finite,
     is_convex,
-    is_sound,
-    mean_of,
-    means_of,
-    spread,
-    vertex,
-    worse,
+    mean_loss,
+    near_best_range,
+    pool_spread,
 )
 
 VERSION = 1  # one more where the same losses would ask for other runs
 SCAN = tuple(i * OCTAVE for i in (-2, -1, 0, 1, 2))  # of the first field, around its centre
-STEPS = (OCTAVE, OCTAVE + HALF, OCTAVE + HALF)  # of a line along the first, second, third field
+STEPS = (
+    OCTAVE,
+    OCTAVE + HALF_OCTAVE,
+    OCTAVE + HALF_OCTAVE,
+)  # of a line along the first, second, third field
 WAVE = 5  # runs of an arm that are most useful at once
 EXTENSIONS = 4  # waves beyond the edges of one line
 REFINEMENTS = 3  # waves that do not extend, where the best value moves meanwhile
@@ -79,10 +83,10 @@ class Search:
 
     scans: tuple[tuple[int, ...], ...] = (SCAN,)
     smallest_effect: float = 0.01
-    most_runs: float = math.inf
+    max_runs: float = math.inf
 
     @property
-    def fields(self) -> int:
+    def n_fields(self) -> int:
         """Returns how many fields are tuned."""
         return len(self.scans)
 
@@ -109,40 +113,40 @@ class LineSearch:
 
     def __init__(self, bounds: Bounds):
         self.bounds, self.losses = bounds, {}
-        self.centre, self.along, self.extensions = (0,) * len(bounds), 0, 0
-        self.earlier: dict[int, Means] = {}
-        self.means = means_of({})
+        self.centre, self.field_index, self.extensions = (0,) * len(bounds), 0, 0
+        self.earlier_means: dict[int, Means] = {}
+        self.means = compute_means({})
 
     @property
     def is_dead(self) -> bool:
         """Whether all runs diverged."""
-        return bool(self.losses) and not any(map(is_sound, self.losses.values()))
+        return bool(self.losses) and not any(map(is_all_finite, self.losses.values()))
 
     @property
-    def best(self) -> int:
+    def best_index(self) -> int:
         """The index of the lowest mean of the line."""
-        return int(self.means.k[self.means.best])
+        return int(self.means.k[self.means.best_position])
 
-    def place(self, index: int) -> K:
+    def place_at(self, index: int) -> K:
         """Returns the place of an index along the line."""
-        return (*self.centre[: self.along], index, *self.centre[self.along + 1 :])
+        return (*self.centre[: self.field_index], index, *self.centre[self.field_index + 1 :])
 
     def add(self, losses: Sequence[tuple[Point, float]]) -> None:
         """Adds runs that have ended, those of one place by ascending seeds."""
         for point, loss in losses:
             self.losses.setdefault(point.k, []).append(loss)
-        self._read_line()
+        self._update_means()
 
-    def turn(self, along: int, s: float) -> None:
+    def switch_field(self, field_index: int, s: float) -> None:
         """Turns the line to another field, at the minimum along this one."""
-        if along == self.along:
+        if field_index == self.field_index:
             return
-        self.earlier[self.along] = self.means
-        self.centre = self.minimum(s)
-        self.along, self.extensions = along, EXTENSIONS if self.is_dead else 0
-        self._read_line()
+        self.earlier_means[self.field_index] = self.means
+        self.centre = self.find_minimum(s)
+        self.field_index, self.extensions = field_index, EXTENSIONS if self.is_dead else 0
+        self._update_means()
 
-    def minimum(self, s: float) -> K:
+    def find_minimum(self, s: float) -> K:
         """Returns the place of the minimum: of the surface where several fields have one, else of
         the line; of a line without runs its centre; the best place of all where all of it diverged.
         """
@@ -151,68 +155,68 @@ class LineSearch:
         elif not len(self.means.finite.k):
             found = self.best_place
         else:
-            found = self.place(vertex(self.means, s))
-        sound = {k: x for k, x in self.losses.items() if is_sound(x)}
+            found = self.place_at(find_vertex(self.means, s))
+        sound = {k: x for k, x in self.losses.items() if is_all_finite(x)}
         if len(self.bounds) == 1 or not sound:
             return found
         steps = STEPS[: len(self.bounds)]
-        moved = surface.minimum(sound, found, steps) or found
+        moved = surface.find_minimum(sound, found, steps) or found
         return tuple(
             int(min(max(k, low), high)) for k, (low, high) in zip(moved, self.bounds, strict=True)
         )
 
     @property
-    def lines(self) -> dict[int, Means]:
+    def means_by_field(self) -> dict[int, Means]:
         """The means along each field that has been searched."""
-        return self.earlier | ({self.along: self.means} if len(self.means.k) else {})
+        return self.earlier_means | ({self.field_index: self.means} if len(self.means.k) else {})
 
-    def within(self, indices: Sequence[int]) -> list[int]:
+    def allowed_indices(self, indices: Sequence[int]) -> list[int]:
         """Returns the indices of the line that its bounds allow."""
-        lowest, highest = self.bounds[self.along]
+        lowest, highest = self.bounds[self.field_index]
         return [i for i in indices if lowest <= i <= highest]
 
-    def untried(self, indices: Sequence[int]) -> list[int]:
+    def untried_indices(self, indices: Sequence[int]) -> list[int]:
         """Returns the indices that may be tried, and have not been."""
-        return [i for i in self.within(indices) if i not in self.means.k]
+        return [i for i in self.allowed_indices(indices) if i not in self.means.k]
 
-    def runs_at(self, indices: Sequence[int]) -> list[Point]:
+    def propose_runs(self, indices: Sequence[int]) -> list[Point]:
         """Returns a run at each index, with seeds that it has not had; an index may come twice."""
         counts = collections.Counter({k: len(x) for k, x in self.losses.items()})
         found = []
-        for k in map(self.place, indices):
+        for k in map(self.place_at, indices):
             found.append(Point(k, counts[k]))
             counts[k] += 1
         return found
 
-    def filled(self, points: Sequence[Point], width: int) -> list[Point]:
+    def fill_wave(self, points: Sequence[Point], width: int) -> list[Point]:
         """Adds further seeds of the WAVE values nearest to the best, fewest seeds first."""
         points = list(points)
         while len(points) < width:
             asked = collections.Counter(p.k for p in points)
-            n = {k: len(self.losses.get(k, ())) + asked[k] for k in self._near}
+            n = {k: len(self.losses.get(k, ())) + asked[k] for k in self._nearest_places}
             points.append(min((Point(k, n[k]) for k in n), key=lambda point: point.seed))
         return points
 
     @property
-    def _near(self) -> list[K]:
+    def _nearest_places(self) -> list[K]:
         """The places of the line nearest to its best one, as far as none diverged."""
         known = self.means.finite
         if not len(known.k):
             return [self.best_place]
-        distance = np.abs(known.k - known.k[known.best])
-        return [self.place(int(k)) for k in known.k[np.argsort(distance, kind='stable')[:WAVE]]]
+        distance = np.abs(known.k - known.k[known.best_position])
+        return [self.place_at(int(k)) for k in known.k[np.argsort(distance, kind='stable')[:WAVE]]]
 
     @property
     def best_place(self) -> K:
         """The place of the lowest mean of all lines; the centre where every place diverged."""
         if self.is_dead or not self.losses:
             return self.centre
-        return min(sorted(self.losses), key=lambda k: mean_of(self.losses[k]))
+        return min(sorted(self.losses), key=lambda k: mean_loss(self.losses[k]))
 
-    def _read_line(self) -> None:
-        along = self.along
-        on_line = {k[along]: x for k, x in self.losses.items() if self.place(k[along]) == k}
-        self.means = means_of(on_line)
+    def _update_means(self) -> None:
+        along = self.field_index
+        on_line = {k[along]: x for k, x in self.losses.items() if self.place_at(k[along]) == k}
+        self.means = compute_means(on_line)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,21 +228,21 @@ class Replay:
 
     waves: list[SearchWave]
     arms: list[LineSearch]
-    open: SearchWave | None
+    open_wave: SearchWave | None
     is_refined: bool
 
     @property
     def spread(self) -> Spread:
         """Returns the spread over seeds, pooled over all arms and values."""
-        return pooled(self.arms)
+        return pool_arm_spread(self.arms)
 
 
-def pooled(arms: Sequence[LineSearch]) -> Spread:
+def pool_arm_spread(arms: Sequence[LineSearch]) -> Spread:
     """Returns the spread over seeds, pooled over all values of all arms."""
-    return spread(x for arm in arms for x in arm.losses.values())
+    return pool_spread(x for arm in arms for x in arm.losses.values())
 
 
-def replay(losses: Sequence[Losses], search: Search, bounds: Sequence[Bounds]) -> Replay:
+def replay_waves(losses: Sequence[Losses], search: Search, bounds: Sequence[Bounds]) -> Replay:
     """Makes the waves again, up to the first that has not wholly ended.
 
     Args:
@@ -248,8 +252,8 @@ def replay(losses: Sequence[Losses], search: Search, bounds: Sequence[Bounds]) -
     """
     tuner = _Tuner([LineSearch(own) for own in bounds], search)
     waves: list[SearchWave] = []
-    for stage, points in tuner.waves():
-        waves.append(SearchWave(stage, points, missing(points, losses)))
+    for stage, points in tuner.propose_waves():
+        waves.append(SearchWave(stage, points, find_missing(points, losses)))
         if waves[-1].missing:
             return Replay(waves, tuner.arms, waves[-1], tuner.is_refined)
         for arm, own, ended in zip(tuner.arms, points, losses, strict=True):
@@ -257,7 +261,7 @@ def replay(losses: Sequence[Losses], search: Search, bounds: Sequence[Bounds]) -
     return Replay(waves, tuner.arms, None, tuner.is_refined)
 
 
-def missing(points: Sequence[Sequence[Point]], losses: Sequence[Losses]) -> list[list[Point]]:
+def find_missing(points: Sequence[Sequence[Point]], losses: Sequence[Losses]) -> list[list[Point]]:
     """Returns the points without a loss, by arm; [] if there is none."""
     found = [[p for p in own if p not in at] for own, at in zip(points, losses, strict=True)]
     return found if any(found) else []
@@ -268,26 +272,27 @@ class _Tuner:
 
     def __init__(self, arms: list[LineSearch], search: Search):
         self.arms, self.search = arms, search
-        self.runs = 0  # of each arm that goes on
+        self.n_runs = 0  # of each arm that goes on
         self.is_refined = False
 
-    def waves(self) -> Iterator[tuple[str, list[list[Point]]]]:
+    def propose_waves(self) -> Iterator[tuple[str, list[list[Point]]]]:
         for stage, along in self._stages():
-            s = pooled(self.arms).s
+            s = pool_arm_spread(self.arms).s
             for arm in self.arms:
-                arm.turn(along, s)
+                arm.switch_field(along, s)
             asked = [0] * len(self.arms)  # waves in which an arm did not extend
             while True:
-                own = pooled(self.arms)
+                own = pool_arm_spread(self.arms)
                 wants = [
-                    self._wanted(stage, *one, own) for one in zip(self.arms, asked, strict=True)
+                    self._propose_points(stage, *one, own)
+                    for one in zip(self.arms, asked, strict=True)
                 ]
                 width = max(len(points) for _, points in wants)
                 if not width:
                     break
-                if self.runs + width > self.search.most_runs:
+                if self.n_runs + width > self.search.max_runs:
                     return
-                self.runs += width
+                self.n_runs += width
                 for arm, (kind, _) in zip(self.arms, wants, strict=True):
                     arm.extensions += kind == EXTEND
                 asked = [n + (kind != EXTEND) for n, (kind, _) in zip(asked, wants, strict=True)]
@@ -295,7 +300,7 @@ class _Tuner:
                 yield (
                     EXTEND if EXTEND in kinds else stage,
                     [
-                        points if arm.is_dead else arm.filled(points, width)
+                        points if arm.is_dead else arm.fill_wave(points, width)
                         for arm, (_, points) in zip(self.arms, wants, strict=True)
                     ],
                 )
@@ -303,35 +308,39 @@ class _Tuner:
 
     def _stages(self) -> Iterator[tuple[str, int]]:
         """Stages, and the field that each is along."""
-        fields = range(self.search.fields)
+        fields = range(self.search.n_fields)
         yield from (('scan', along) for along in fields)
-        if self.search.fields > 1:
+        if self.search.n_fields > 1:
             yield from (('line', along) for _ in range(CYCLES - 1) for along in fields)
         yield 'refine', 0
         yield 'repeat', 0
 
-    def _wanted(
-        self, stage: str, arm: LineSearch, asked: int, own: Spread
+    def _propose_points(
+        self, stage: str, arm: LineSearch, n_waves: int, seed_spread: Spread
     ) -> tuple[str, list[Point]]:
         """The kind and the points of what an arm needs in this stage; none if it needs nothing."""
-        here = arm.centre[arm.along]
-        if stage in ('scan', 'line') and not asked and not arm.is_dead:
-            step = STEPS[arm.along]
-            offsets = self.search.scans[arm.along] if stage == 'scan' else (-step, 0, step)
-            if new := arm.untried([here + i for i in offsets]):
-                return stage, arm.runs_at(new)
-        if points := self._extension(arm, own):
+        here = arm.centre[arm.field_index]
+        if stage in ('scan', 'line') and not n_waves and not arm.is_dead:
+            step = STEPS[arm.field_index]
+            offsets = self.search.scans[arm.field_index] if stage == 'scan' else (-step, 0, step)
+            if new := arm.untried_indices([here + i for i in offsets]):
+                return stage, arm.propose_runs(new)
+        if points := self._propose_extension(arm, seed_spread):
             return EXTEND, points
         if arm.is_dead:
             return stage, []
-        if stage == 'refine' and asked < REFINEMENTS:
-            return stage, refinement(arm)
+        if stage == 'refine' and n_waves < REFINEMENTS:
+            return stage, propose_refinement(arm)
         enough = self.search.smallest_effect / 2
-        if stage == 'repeat' and asked < REPEATS and allowance(arm.means, own) > enough:
-            return stage, arm.filled([], WAVE)
+        if (
+            stage == 'repeat'
+            and n_waves < REPEATS
+            and compute_allowance(arm.means, seed_spread) > enough
+        ):
+            return stage, arm.fill_wave([], WAVE)
         return stage, []
 
-    def _extension(self, arm: LineSearch, own: Spread) -> list[Point]:
+    def _propose_extension(self, arm: LineSearch, seed_spread: Spread) -> list[Point]:
         """Further steps beyond an edge, where that has the best value; [] where there is no such
         edge, or no more room or waves for it.
 
@@ -340,44 +349,50 @@ class _Tuner:
         noise grows with the learning rate, and of many loud runs some are low. Several fields,
         whose lines are many: one step, then two, and so on.
         """
-        side, means = edge(arm.means), arm.means
+        side, means = edge_side(arm.means), arm.means
         if not side or arm.extensions == EXTENSIONS:
             return []
-        lowest, highest = arm.bounds[arm.along]
+        lowest, highest = arm.bounds[arm.field_index]
         outermost = int(means.k[0] if side < 0 else means.k[-1])
-        is_alone = self.search.fields == 1
+        is_alone = self.search.n_fields == 1
         count = 3 if is_alone else 1 + arm.extensions
-        steps = [outermost + side * i * STEPS[arm.along] for i in range(1, count + 1)]
-        outward = arm.untried(sorted({min(max(i, lowest), highest) for i in steps}))
-        inner = [i for i in (means.best, means.best - side) if 0 <= i < len(means.k)]
+        steps = [outermost + side * i * STEPS[arm.field_index] for i in range(1, count + 1)]
+        outward = arm.untried_indices(sorted({min(max(i, lowest), highest) for i in steps}))
+        inner = [
+            i for i in (means.best_position, means.best_position - side) if 0 <= i < len(means.k)
+        ]
         inner = [i for i in inner if math.isfinite(means.mean[i])]
         if not outward or not is_alone:
-            return arm.runs_at(outward)
-        is_found = len(inner) < 2 or worse(means, own)[inner[1]]
+            return arm.propose_runs(outward)
+        is_found = len(inner) < 2 or find_worse(means, seed_spread)[inner[1]]
         beyond = outward if is_found or not arm.extensions else []
-        return arm.runs_at([*beyond, *(int(means.k[i]) for i in inner)])
+        return arm.propose_runs([*beyond, *(int(means.k[i]) for i in inner)])
 
 
-def edge(means: Means) -> int:
+def edge_side(means: Means) -> int:
     """Returns -1 or 1 where the best value is the lowest or highest tried, -1 where all diverged;
     else 0.
     """
     if not np.any(np.isfinite(means.mean)):
         return -1 if len(means.k) else 0
-    return -1 if means.best == 0 else 1 if means.best == len(means.k) - 1 else 0
+    return -1 if means.best_position == 0 else 1 if means.best_position == len(means.k) - 1 else 0
 
 
-def refinement(arm: LineSearch) -> list[Point]:
+def propose_refinement(arm: LineSearch) -> list[Point]:
     """Returns half octaves around the best value, and repeats of it and of those an octave off; []
     where there are half octaves already. On a line that has no runs yet: all of them.
     """
     if not len(arm.means.k):
-        here = arm.centre[arm.along]
-        return arm.runs_at(arm.within([here + i for i in (-OCTAVE, -HALF, 0, HALF, OCTAVE)]))
-    halves = arm.untried([arm.best - HALF, arm.best + HALF])
+        here = arm.centre[arm.field_index]
+        return arm.propose_runs(
+            arm.allowed_indices([here + i for i in (-OCTAVE, -HALF_OCTAVE, 0, HALF_OCTAVE, OCTAVE)])
+        )
+    halves = arm.untried_indices([arm.best_index - HALF_OCTAVE, arm.best_index + HALF_OCTAVE])
     finite = {int(k) for k in arm.means.finite.k}
-    repeated = [i for i in (arm.best, arm.best - OCTAVE, arm.best + OCTAVE) if i in finite]
-    return arm.runs_at([*halves, *repeated]) if halves else []
+    repeated = [
+        i for i in (arm.best_index, arm.best_index - OCTAVE, arm.best_index + OCTAVE) if i in finite
+    ]
+    return arm.propose_runs([*halves, *repeated]) if halves else []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -391,38 +406,38 @@ class Pick:
 
     k: K
     allowance: float
-    as_good: tuple[float, float]
+    near_best: tuple[float, float]
     states: tuple[str, ...]
 
 
-def picks(found: Replay) -> list[Pick]:
+def compute_picks(replayed: Replay) -> list[Pick]:
     """Returns the pick of each arm, as far as the waves have come."""
-    own = found.spread
-    return [_pick(arm, own, found.is_refined) for arm in found.arms]
+    own = replayed.spread
+    return [_compute_pick(arm, own, replayed.is_refined) for arm in replayed.arms]
 
 
-def _pick(arm: LineSearch, own: Spread, is_refined: bool) -> Pick:
-    k = arm.minimum(own.s)
+def _compute_pick(arm: LineSearch, seed_spread: Spread, is_refined: bool) -> Pick:
+    k = arm.find_minimum(seed_spread.s)
     if arm.is_dead or not arm.losses:
         return Pick(k, math.inf, UNBOUNDED, (DIVERGED if arm.is_dead else NOT_REFINED,))
-    lines = {along: one for along, one in arm.lines.items() if len(one.finite.k)}
+    lines = {along: one for along, one in arm.means_by_field.items() if len(one.finite.k)}
     first = lines.get(0)
-    low, high = as_good(first, own) if first else UNBOUNDED
-    diverged = [place for place, x in arm.losses.items() if not is_sound(x)]
+    low, high = near_best_range(first, seed_spread) if first else UNBOUNDED
+    diverged = [place for place, x in arm.losses.items() if not is_all_finite(x)]
     known = {
         NOT_REFINED: not is_refined,
-        EDGE: any(map(edge, lines.values())),
+        EDGE: any(map(edge_side, lines.values())),
         CLIFF: any(max(map(abs, np.subtract(k, one))) <= OCTAVE for one in diverged),
-        FLAT: first is not None and _is_flat(first, low, high, own),
-        NOT_CONVEX: not all(is_convex(one, own.s) for one in lines.values()),
+        FLAT: first is not None and _is_flat(first, low, high, seed_spread),
+        NOT_CONVEX: not all(is_convex(one, seed_spread.s) for one in lines.values()),
     }
     states = tuple(state for state, holds in known.items() if holds)
-    allowed = [allowance(one, own) for one in lines.values()]
+    allowed = [compute_allowance(one, seed_spread) for one in lines.values()]
     is_whole = len(lines) == len(arm.bounds)
     return Pick(k, sum(allowed) if is_whole else math.inf, (low, high), states or (LOCATED,))
 
 
-def _is_flat(means: Means, low: float, high: float, own: Spread) -> bool:
+def _is_flat(means: Means, low: float, high: float, seed_spread: Spread) -> bool:
     """Whether the values that are as good, as far as they were tried, span many octaves."""
     tried = min(high, int(means.k[-1])) - max(low, int(means.k[0]))
-    return own.freedom > 0 and tried > FLAT_OCTAVES * OCTAVE
+    return seed_spread.freedom > 0 and tried > FLAT_OCTAVES * OCTAVE

@@ -16,15 +16,15 @@ from lm.config.suggestions import TUNE_EXAMPLE, field_hint, tune_flag, tune_hint
 from lm.study.plan.curve import OCTAVE, PER_OCTAVE
 from lm.study.plan.search import CYCLES, SCAN, STEPS, UNBOUNDED, WAVE, Search
 from lm.study.statistics import HOLM, TESTS
-from modules.choices import choose, nearest
+from modules.choices import choose, suggest_nearest
 
 LR, DECAY = 'optim.lr', 'optim.weight_decay'
 SEEDS = ('train.seed', 'data.seed')
 PER_BYTE_FIELDS = {'data.tokenizer', 'data.source', 'data.mixture'}  # nats a token differ in these
-MOST_FIELDS = len(STEPS)
-LEAST_SEEDS = 3
-OF_SWEEP = ('protocol', 'zip', 'list')
-KINDS = {int: 'a whole number', bool: 'True or False', str: 'a text'}
+MAX_FIELDS = len(STEPS)
+MIN_SEEDS = 3
+SWEEP_KEYS = ('protocol', 'zip', 'list')
+TYPE_NAMES = {int: 'a whole number', bool: 'True or False', str: 'a text'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,17 +46,17 @@ class Tune:
     lengths: tuple[float, ...] = ()
 
     @property
-    def least_budget(self) -> int:
+    def min_budget(self) -> int:
         """Returns the runs of an arm that it takes at least: lines, refinement and a look."""
         lines = sum(map(len, self.scans))
         if len(self.fields) > 1:
-            lines += (CYCLES - 1) * len(self.fields) * len(_line(0))
+            lines += (CYCLES - 1) * len(self.fields) * len(_line_indices(0))
         return lines + WAVE + self.seeds
 
     @property
-    def usual_runs(self) -> int:
+    def typical_runs(self) -> int:
         """Returns the runs of an arm with a wave more than the least, and with a second look."""
-        usual = self.least_budget + WAVE + self.seeds
+        usual = self.min_budget + WAVE + self.seeds
         return usual if self.budget is None else min(usual, self.budget)
 
     @property
@@ -70,7 +70,7 @@ class Tune:
                 half = max(1, math.ceil(math.log2(given[1] / given[0]) / 2))
                 found.append(tuple(i * OCTAVE for i in range(-half, half + 1)))
             else:
-                found.append(SCAN if len(self.fields) == 1 else _line(number))
+                found.append(SCAN if len(self.fields) == 1 else _line_indices(number))
         return tuple(found)
 
     @property
@@ -80,11 +80,11 @@ class Tune:
         return Search(self.scans, self.smallest_effect, most)
 
 
-def _line(number: int) -> tuple[int, ...]:
+def _line_indices(number: int) -> tuple[int, ...]:
     return -STEPS[number], 0, STEPS[number]
 
 
-def metric_of_axes(paths: Iterable[str]) -> str:
+def select_metric(paths: Iterable[str]) -> str:
     """Returns the column that runs are compared by which differ in these fields: 'ce', or
     'bits_per_byte' where nats a token do not compare.
     """
@@ -94,7 +94,7 @@ def metric_of_axes(paths: Iterable[str]) -> str:
 OPTIONS = {field.name for field in dataclasses.fields(Tune)} - {'fields'}
 
 
-def read(raw: Any) -> Tune:
+def parse_tune(raw: Any) -> Tune:
     """Reads config.tune. Raises ValueError for what it cannot mean."""
     if not isinstance(raw, Mapping):
         rule = '--config.tune must be a Python literal: 1e-3, and not 10**-3; names in quotes'
@@ -106,33 +106,33 @@ def read(raw: Any) -> Tune:
         if name in OPTIONS:
             options |= {} if value is None else {name: value}
         elif name in FIELDS:
-            fields[name] = _field(name, value)
+            fields[name] = _parse_field(name, value)
         else:
-            hint = nearest(name, OPTIONS) or field_hint(name, FIELDS)
-            hint = ' It is a key of config.sweep.' if name in OF_SWEEP else hint
+            hint = suggest_nearest(name, OPTIONS) or field_hint(name, FIELDS)
+            hint = ' It is a key of config.sweep.' if name in SWEEP_KEYS else hint
             raise ValueError(f'tune: {name!r} names no config field and no option of tune.{hint}')
     if not fields:
         example = tune_flag(TUNE_EXAMPLE | dict(raw))
         raise ValueError(f'tune names no field to tune, such as {example}; got {dict(raw)!r}')
-    if len(fields) > MOST_FIELDS:
+    if len(fields) > MAX_FIELDS:
         raise ValueError(
-            f'tune searches {MOST_FIELDS} fields at most, since each needs runs of its own; got '
+            f'tune searches {MAX_FIELDS} fields at most, since each needs runs of its own; got '
             f'{len(fields)}: {", ".join(fields)}. Give the others values.'
         )
-    tune = Tune(fields, **_options(options))
-    if tune.budget is not None and tune.budget < tune.least_budget:
+    tune = Tune(fields, **_parse_options(options))
+    if tune.budget is not None and tune.budget < tune.min_budget:
         raise ValueError(
-            f'tune.budget must be {tune.least_budget} runs an arm at least (scans, {WAVE} to '
+            f'tune.budget must be {tune.min_budget} runs an arm at least (scans, {WAVE} to '
             f'refine them, and {tune.seeds} fresh seeds); got {tune.budget}'
         )
     return tune
 
 
-def _field(path: str, value: Any) -> float | tuple[float, float] | None:
+def _parse_field(path: str, value: Any) -> float | tuple[float, float] | None:
     if path in SEEDS:
         raise ValueError(f'tune: {path} is a seed: the option seeds says how many fresh ones')
     if set(FIELDS[path].types) - {float, type(None)}:
-        kinds = ' or '.join(KINDS[kind] for kind in FIELDS[path].types if kind in KINDS)
+        kinds = ' or '.join(TYPE_NAMES[kind] for kind in FIELDS[path].types if kind in TYPE_NAMES)
         raise ValueError(
             f'tune: {path} is {kinds}, and a search needs a real number; make it an axis of '
             'config.sweep'
@@ -162,34 +162,34 @@ def _is_positive(value: Any) -> bool:
     return is_number and 0 < value < math.inf
 
 
-def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_options(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The options with their types. Raises ValueError for values that they cannot have."""
-    found = dict(given)
+    found = dict(raw)
     for name, what in (('seeds', 'fresh seeds of a look'), ('budget', 'runs of an arm')):
-        value = given.get(name, LEAST_SEEDS)
-        if type(value) is not int or (name == 'seeds' and value < LEAST_SEEDS):
-            bound = f' from {LEAST_SEEDS} on' if name == 'seeds' else ''
+        value = raw.get(name, MIN_SEEDS)
+        if type(value) is not int or (name == 'seeds' and value < MIN_SEEDS):
+            bound = f' from {MIN_SEEDS} on' if name == 'seeds' else ''
             is_whole = isinstance(value, float) and value.is_integer()
             hint = f'. Write {int(value)}' if is_whole else ''
             raise ValueError(
                 f'tune.{name} counts the {what}, a whole number{bound}; got {value!r}{hint}'
             )
-    effect = given.get('smallest_effect', 1.0)
+    effect = raw.get('smallest_effect', 1.0)
     if not _is_positive(effect):
         raise ValueError(
             'tune.smallest_effect is the difference of losses that matters, a number above 0; got '
             f'{effect!r}'
         )
-    test = given.get('test', HOLM)
+    test = raw.get('test', HOLM)
     choose(dict.fromkeys(TESTS), test if isinstance(test, str) else repr(test), 'tune.test')
-    lengths = given.get('lengths', ())
+    lengths = raw.get('lengths', ())
     if not isinstance(lengths, list | tuple) or not all(map(_is_positive, lengths)):
         raise ValueError(
             f"tune.lengths must be shares of the baseline's steps, such as (0.5, 0.7, 1.4); got "
             f'{lengths!r}'
         )
     found |= {'lengths': tuple(sorted({float(share) for share in lengths} - {1.0}))}
-    return found | ({'smallest_effect': float(effect)} if 'smallest_effect' in given else {})
+    return found | ({'smallest_effect': float(effect)} if 'smallest_effect' in raw else {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,14 +219,14 @@ class Grid:
                 found.append(UNBOUNDED)
                 continue
             option = FIELDS[path].option
-            least, most = (option.least or 0, option.most) if option else (0, None)
-            low = -math.inf if least <= 0 else _within(least, centre, 1)
-            high = math.inf if most is None or most >= FINITE else _within(most, centre, -1)
+            least, most = (option.minimum or 0, option.maximum) if option else (0, None)
+            low = -math.inf if least <= 0 else _nearest_index(least, centre, 1)
+            high = math.inf if most is None or most >= FINITE else _nearest_index(most, centre, -1)
             found.append((low, high))
         return tuple(found)
 
 
-def _within(bound: float, centre: float, inward: int) -> int:
+def _nearest_index(bound: float, centre: float, inward: int) -> int:
     """The index nearest to a bound whose value does not exceed it."""
     k = round((math.log2(bound) - math.log2(centre)) * PER_OCTAVE)
     while (centre * 2.0 ** (k / PER_OCTAVE) - bound) * inward < 0:
@@ -234,7 +234,7 @@ def _within(bound: float, centre: float, inward: int) -> int:
     return k
 
 
-def grid(tune: Tune, own: Mapping[str, Any], decay_times_lr: bool) -> Grid:
+def make_grid(tune: Tune, config: Mapping[str, Any], decay_times_lr: bool) -> Grid:
     """Returns the grid of an arm.
 
     Args:
@@ -247,7 +247,7 @@ def grid(tune: Tune, own: Mapping[str, Any], decay_times_lr: bool) -> Grid:
     """
     centres = {}
     for path, given in tune.fields.items():
-        centre = own.get(path) if given is None else given
+        centre = config.get(path) if given is None else given
         if isinstance(centre, tuple):
             centre = math.sqrt(centre[0] * centre[1])
         if not isinstance(centre, int | float) or not 0 < centre < math.inf:

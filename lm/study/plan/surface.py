@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lm.study.plan.curve import PER_OCTAVE, mean_of
+from lm.study.plan.curve import PER_OCTAVE, mean_loss
 
 REACH = 2  # steps from the start, in each field, of the values that are in the fit
 RIDGE = 1e-9  # keeps what no point tells apart from being divided by 0
 INTERACTION_RIDGE = 0.1  # the same for products of fields, which few points tell well
-LEAST_CURVATURE = 0.2  # of the largest: a direction of less is too flat to be followed
+MIN_CURVATURE = 0.2  # of the largest: a direction of less is too flat to be followed
 
 
-def minimum(
+def find_minimum(
     losses: Mapping[tuple[int, ...], Sequence[float]], start: Sequence[int], steps: Sequence[int]
 ) -> tuple[int, ...] | None:
     """Returns the place of the minimum of the surface near `start`, at most a step from it in each
@@ -40,7 +40,7 @@ def minimum(
     is_curved = all(len({*z_PF[:, i]}) >= 3 for i in range(fields))
     if not is_curved or len(near) < 2 + 2 * fields:
         return None
-    y_P = np.array([mean_of(losses[place]) for place in near])
+    y_P = np.array([mean_loss(losses[place]) for place in near])
     n_P = np.array([len(losses[place]) for place in near])
     products_P2 = np.stack([z_PF[:, i] * z_PF[:, j] for i, j in pairs], 1)
     x_PC = np.concatenate([np.ones((len(near), 1)), z_PF, z_PF**2, products_P2], 1)
@@ -51,7 +51,7 @@ def minimum(
     hessian_FF = np.diag(2 * square_F)
     for (i, j), product in zip(pairs, product_2, strict=True):
         hessian_FF[i, j] = hessian_FF[j, i] = product
-    if np.min(np.linalg.eigvalsh(hessian_FF)) <= LEAST_CURVATURE * np.max(np.abs(hessian_FF)):
+    if np.min(np.linalg.eigvalsh(hessian_FF)) <= MIN_CURVATURE * np.max(np.abs(hessian_FF)):
         return None
     shift_F = np.linalg.solve(hessian_FF, -slope_F) * PER_OCTAVE
     shift_F = np.clip(np.rint(shift_F), -np.array(steps), steps).astype(int)

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from lm.config.resolve import flatten
-from lm.record.run import loss_at_end
+from lm.record.run import final_loss
 from lm.study.arm import Ablation, Arm
 from lm.study.plan.curve import OCTAVE
-from lm.study.plan.search import EDGE, VERSION, Point, edge
+from lm.study.plan.search import EDGE, VERSION, Point, edge_side
 from lm.study.plan.settings import Grid, Tune
 from lm.study.speedup import Speedup
 from lm.study.statistics import (
@@ -25,18 +25,18 @@ from lm.study.statistics import (
     WORSE,
     Interval,
     Verdict,
-    judge,
-    seeds_text,
+    format_seeds,
+    judge_arms,
     t_interval,
 )
-from lm.study.tables.arms import arm_names, is_asked_for
+from lm.study.tables.arms import arm_names, is_current
 from lm.study.tables.columns import columns
-from lm.study.tables.comparison import initial_of
+from lm.study.tables.comparison import initial_losses
 from lm.study.tables.results import Record
 from lm.study.tables.variants import Variant
 
 BASELINE, FAILED, WAITS, LENGTH = 'baseline', 'diverged', 'not yet', 'length'
-WORDS = {
+PHRASES = {
     BETTER: 'is better than',
     WORSE: 'is worse than',
     UNDECIDED: 'is neither better nor worse than',
@@ -51,11 +51,11 @@ def read_ablation(sweep: Mapping[str, Any], records: Sequence[Record]) -> Ablati
     if 'tune' not in sweep:
         return None
     raw = sweep['tune']
-    tune, metric = _settings(raw), raw['metric']
+    tune, metric = _restore_tune(raw), raw['metric']
     by_cell = {record['cell']: record for record in records}
     names, own = arm_names(sweep), [{} for _ in raw['arms']]
     for cell in sweep['cells']:
-        if is_asked_for(cell) and cell['cell'] in by_cell:
+        if is_current(cell) and cell['cell'] in by_cell:
             place = cell['tuned']
             own[place['arm']][Point(tuple(place['k']), place['seed'])] = by_cell[cell['cell']]
     arms = [
@@ -64,7 +64,7 @@ def read_ablation(sweep: Mapping[str, Any], records: Sequence[Record]) -> Ablati
             changes=one['changes'],
             grid=Grid(one['centres'], one['coupled']),
             length=one['length'],
-            losses=_losses(of_arm, metric),
+            losses=_final_losses(of_arm, metric),
             records=of_arm,
         )
         for name, one, of_arm in zip(names, raw['arms'], own, strict=True)
@@ -73,7 +73,7 @@ def read_ablation(sweep: Mapping[str, Any], records: Sequence[Record]) -> Ablati
     return Ablation(tune, metric, arms, settings)
 
 
-def _settings(raw: Mapping[str, Any]) -> Tune:
+def _restore_tune(raw: Mapping[str, Any]) -> Tune:
     """Reads config.tune back: JSON has lists where it has tuples."""
     known = {field.name for field in dataclasses.fields(Tune)}
     found = {
@@ -85,8 +85,8 @@ def _settings(raw: Mapping[str, Any]) -> Tune:
     return Tune(**found | {'fields': fields})
 
 
-def _losses(records: Mapping[Point, Record], metric: str) -> dict[Point, float]:
-    losses = {point: loss_at_end(r['status'], r[metric]) for point, r in records.items()}
+def _final_losses(records: Mapping[Point, Record], metric: str) -> dict[Point, float]:
+    losses = {point: final_loss(r['status'], r[metric]) for point, r in records.items()}
     return {point: loss for point, loss in losses.items() if loss is not None}
 
 
@@ -101,84 +101,90 @@ class ArmResult:
     """
 
     arm: Arm
-    said: str
+    outcome: str
     verdict: Verdict | None
     loss: Interval
     is_fresh: bool
     diverged: int
     values: Mapping[str, float]
-    as_good: tuple[float, float] | None
+    near_best: tuple[float, float] | None
     sensitivity: float
     speedup: Speedup | None
     steps: int | None
     runs: tuple[int, int]
     seconds: tuple[float, float]
     states: tuple[str, ...]
-    remains: tuple[str, ...]
+    caveats: tuple[str, ...]
 
 
-def results(ablation: Ablation) -> list[ArmResult]:
+def arm_results(ablation: Ablation) -> list[ArmResult]:
     """Returns a row for each arm, the baseline first."""
     sensitivities = _sensitivities(ablation)
-    return [_result(ablation, i, sensitivities[i]) for i in range(len(ablation.arms))]
+    return [_arm_result(ablation, i, sensitivities[i]) for i in range(len(ablation.arms))]
 
 
-def _result(ablation: Ablation, i: int, sensitivity: float) -> ArmResult:
+def _arm_result(ablation: Ablation, i: int, sensitivity: float) -> ArmResult:
     arm, study = ablation.arms[i], ablation.study
-    one, pick = study.confirmed[i], ablation.pick(i)
-    fresh = [loss for loss in arm.fresh.values() if math.isfinite(loss)]
-    diverged = len(arm.fresh) - len(fresh)
+    one, pick = study.fresh_results[i], ablation.pick(i)
+    fresh = [loss for loss in arm.fresh_losses.values() if math.isfinite(loss)]
+    diverged = len(arm.fresh_losses) - len(fresh)
     said = WAITS
     if i == 0:
         said = BASELINE
     elif arm.length != 1:
         said = LENGTH
-    elif (ablation.is_dead(i) and study.tuned.open is None) or (one and one.diverged):
+    elif (ablation.is_dead(i) and study.tuning.open_wave is None) or (one and one.n_diverged):
         said = FAILED
     elif one and one.verdict:
-        said = one.verdict.said
+        said = one.verdict.outcome
     return ArmResult(
         arm=arm,
-        said=said,
+        outcome=said,
         verdict=one.verdict if one else None,
-        loss=t_interval(fresh or _at_pick(ablation, i)),
+        loss=t_interval(fresh or _losses_at_pick(ablation, i)),
         is_fresh=bool(fresh),
         diverged=diverged,
         values=ablation.values(i),
-        as_good=ablation.as_good(i),
+        near_best=ablation.near_best_values(i),
         sensitivity=sensitivity,
         speedup=ablation.speedup(i),
         steps=next((record['steps'] for record in arm.records.values()), None),
-        runs=ablation.runs(i),
-        seconds=ablation.seconds(i),
+        runs=ablation.count_runs(i),
+        seconds=ablation.seconds_spent(i),
         states=study.states(i) if arm.losses else (),
-        remains=tuple(_remains(ablation, i)) if pick and study.tuned.open is None else (),
+        caveats=tuple(_list_caveats(ablation, i))
+        if pick and study.tuning.open_wave is None
+        else (),
     )
 
 
-def _at_pick(ablation: Ablation, arm: int) -> list[float]:
+def _losses_at_pick(ablation: Ablation, arm: int) -> list[float]:
     """The losses at the value that was tried nearest to the pick, by the seeds that chose it."""
     pick = ablation.pick(arm)
     if pick is None:
         return []
-    finite = {p: loss for p, loss in ablation.arms[arm].tuning.items() if math.isfinite(loss)}
+    finite = {
+        p: loss for p, loss in ablation.arms[arm].tuning_losses.items() if math.isfinite(loss)
+    }
     off = {k: math.dist(k, pick.k) for k, _ in finite}
     nearest = min(sorted(off), key=off.__getitem__, default=None)
     return [loss for point, loss in finite.items() if point.k == nearest]
 
 
-def _remains(ablation: Ablation, i: int) -> Iterable[str]:
+def _list_caveats(ablation: Ablation, i: int) -> Iterable[str]:
     """Things that could change the verdict on an arm: its range, fresh seeds, finer values."""
     study, tune = ablation.study, ablation.tune
-    one, field = study.confirmed[i], next(iter(tune.fields))
-    at_edge = [path for j, path in enumerate(tune.fields) if edge(ablation.line(i, j).means)]
+    one, field = study.fresh_results[i], next(iter(tune.fields))
+    at_edge = [
+        path for j, path in enumerate(tune.fields) if edge_side(ablation.tuning_line(i, j).means)
+    ]
     if at_edge and EDGE in study.picks[i].states:
         yield f'a wider range of {", ".join(at_edge)}: its best is the outermost that was tried'
     if one is None or ablation.arms[i].length != 1:
         return
-    if one.diverged:
+    if one.n_diverged:
         yield (
-            f'a smaller {field}, or a cure: {one.diverged} of {len(one.losses)} fresh runs diverged'
+            f'a smaller {field}, or a cure: {one.n_diverged} of {len(one.losses)} fresh runs diverged'
         )
     if one.verdict is None:
         return
@@ -190,14 +196,14 @@ def _remains(ablation: Ablation, i: int) -> Iterable[str]:
             f'finer values of {field} in {ablation.arms[limited].name}: its tuning leaves '
             f'{open_:.2g} open, more than the difference'
         )
-    if one.verdict.said != UNDECIDED:
+    if one.verdict.outcome != UNDECIDED:
         return
-    if one.verdict.n == tune.seeds and study.open is None:
+    if one.verdict.n == tune.seeds and study.next_runs is None:
         yield f'a larger tune.budget, of which {tune.seeds} more fresh seeds are a part'
     seeds = study.seeds_needed(i, tune.smallest_effect)
     if seeds is not None and seeds > one.verdict.n:
         effect = max(abs(difference), tune.smallest_effect)
-        many = seeds_text(seeds, 'fresh seeds')
+        many = format_seeds(seeds, 'fresh seeds')
         yield f'{many}, which would show a difference of {effect:.2g} in {POWER:.0%} of cases'
     elif seeds is not None:
         yield f'nothing, if {tune.smallest_effect:g} is what matters: its seeds would have shown it'
@@ -210,7 +216,7 @@ def _sensitivities(ablation: Ablation) -> list[float]:
     """
     grids = []
     for i in range(len(ablation.arms)):
-        means = ablation.line(i).means
+        means = ablation.tuning_line(i).means
         mean = means.mean[means.k % OCTAVE == 0]
         best = int(np.argmin(mean)) if mean.size else 0
         is_inside = 0 < best < len(mean) - 1 and np.isfinite(mean[best])
@@ -226,52 +232,54 @@ def _sensitivities(ablation: Ablation) -> list[float]:
         mean, best = grid
         near = mean[best - below : best + above + 1]
         if not np.all(np.isfinite(near)):
-            near = np.minimum(near, initial_of([_variant(ablation, arm)], ablation.metric)[0])
+            near = np.minimum(
+                near, initial_losses([_make_variant(ablation, arm)], ablation.metric)[0]
+            )
         found.append(float(np.mean(near) - mean[best]))
     return found
 
 
-def sentences(ablation: Ablation, with_rest: bool = True) -> list[str]:
+def format_verdicts(ablation: Ablation, with_caveats: bool = True) -> list[str]:
     """Returns what is said of each arm: 'muon is better than adamw: 0.110 [0.072, 0.148] nats per
     token lower over 5 fresh seeds, p = 0.0012'; with_rest: and what could still change it.
     """
     baseline = ablation.arms[0].name
     found = []
-    for i, row in enumerate(results(ablation)):
-        name, remains = row.arm.name, '; '.join(row.remains)
-        if row.said in (BASELINE, LENGTH):
+    for i, row in enumerate(arm_results(ablation)):
+        name, remains = row.arm.name, '; '.join(row.caveats)
+        if row.outcome in (BASELINE, LENGTH):
             continue
-        if row.said == FAILED and not row.values:
+        if row.outcome == FAILED and not row.values:
             text = f'{name} diverged at every value that was tried'
-        elif row.said == FAILED:
-            n = len(ablation.study.confirmed[i].losses)
+        elif row.outcome == FAILED:
+            n = len(ablation.study.fresh_results[i].losses)
             text = f'{name} diverged in {row.diverged} of {n} fresh runs at its best values'
         elif row.verdict is None:
             text = f'{name} has no verdict yet'
-            if ablation.study.open is None:
+            if ablation.study.next_runs is None:
                 text = f'{name} has no verdict, as runs of {baseline} diverged'
         else:
-            text = _sentence(name, baseline, row.verdict, ablation.unit)
-        rest = f'; what could still change it: {remains}' if remains and with_rest else ''
+            text = _format_verdict(name, baseline, row.verdict, ablation.unit)
+        rest = f'; what could still change it: {remains}' if remains and with_caveats else ''
         found.append(text + rest)
     return found
 
 
-def _sentence(name: str, baseline: str, one: Verdict, unit: str) -> str:
-    sign, way = (-1, 'lower') if one.difference < 0 else (1, 'higher')
-    low, high = sorted((sign * one.low, sign * one.high))
+def _format_verdict(name: str, baseline: str, verdict: Verdict, unit: str) -> str:
+    sign, way = (-1, 'lower') if verdict.difference < 0 else (1, 'higher')
+    low, high = sorted((sign * verdict.low, sign * verdict.high))
     return (
-        f'{name} {WORDS[one.said]} {baseline}: {sign * one.difference:.3f} [{low:.3f}, {high:.3f}] '
-        f'{unit} {way} over {one.n} fresh seeds, p = {one.p:.2g}'
+        f'{name} {PHRASES[verdict.outcome]} {baseline}: {sign * verdict.difference:.3f} [{low:.3f}, {high:.3f}] '
+        f'{unit} {way} over {verdict.n} fresh seeds, p = {verdict.p:.2g}'
     )
 
 
-def difference(ablation: Ablation, arm: int, against: int) -> Verdict | None:
+def compare_pair(ablation: Ablation, arm: int, against: int) -> Verdict | None:
     """Returns the loss of an arm less that of another over the fresh seeds that both have, with an
     infinite end of its interval where an arm at an edge could still become better; its p is of this
     pair alone. None before both have two, and where one of them diverged.
     """
-    every = ablation.study.confirmed
+    every = ablation.study.fresh_results
     if every[arm] is None or every[against] is None:
         return None
     n = min(len(every[i].losses) for i in (arm, against))
@@ -279,19 +287,19 @@ def difference(ablation: Ablation, arm: int, against: int) -> Verdict | None:
     if n < 2 or not np.all(np.isfinite([own, other])):
         return None
     r_own, r_other = (ablation.study.allowances[i] for i in (arm, against))
-    (found,) = judge([own], other, [r_own], r_other)
+    (found,) = judge_arms([own], other, [r_own], r_other)
     low = -math.inf if math.isinf(r_own) else found.low
     high = math.inf if math.isinf(r_other) else found.high
     return dataclasses.replace(found, low=low, high=high)
 
 
-def progress(ablation: Ablation) -> str:
+def describe_progress(ablation: Ablation) -> str:
     """Returns what is being trained: 'stage look 1, of which 3 of 10 runs have ended'; '' where all
     has ended. A study that ended may be asked for more by a later version of the search.
     """
-    if ablation.study.open is None:
+    if ablation.study.next_runs is None:
         return ''
-    stage, points = ablation.study.open
+    stage, points = ablation.study.next_runs
     asked = [(arm, p) for arm, own in zip(ablation.arms, points, strict=True) for p in own]
     ended = sum(point in arm.losses for arm, point in asked)
     going = f'stage {stage}, of which {ended} of {len(asked)} runs have ended'
@@ -301,18 +309,18 @@ def progress(ablation: Ablation) -> str:
     return f'{going}, as version {VERSION} of the search asks; its runs are of version {version}'
 
 
-def _variant(ablation: Ablation, arm: Arm) -> Variant:
+def _make_variant(ablation: Ablation, arm: Arm) -> Variant:
     own = list(arm.records.values())
     values = {columns()[path]: own[0][columns()[path]] for path in arm.changes} if own else {}
     return Variant(arm.name, values, own, arm is ablation.arms[0])
 
 
-def variants(ablation: Ablation) -> list[Variant]:
+def make_variants(ablation: Ablation) -> list[Variant]:
     """Returns the arms as the variants of a page."""
-    return [_variant(ablation, arm) for arm in ablation.arms]
+    return [_make_variant(ablation, arm) for arm in ablation.arms]
 
 
-def tokens_words(ablation: Ablation, base: Mapping[str, Any]) -> str:
+def describe_run_length(ablation: Ablation, base: Mapping[str, Any]) -> str:
     """Returns how long the runs of the verdicts are: '40 steps of 256 tokens'."""
     config = base if 'train.steps' in base else flatten(base)
     steps = {r['steps'] for arm in ablation.arms if arm.is_judged for r in arm.records.values()}

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm.config.resolve import flatten
-from lm.study.arm import THE_BASE, arm_name
+from lm.study.arm import BASE_ARM, arm_name
 from lm.study.tables.columns import columns
-from lm.study.tables.text import number
-from lm.study.tables.variants import split
+from lm.study.tables.text import format_number
+from lm.study.tables.variants import split_variants
 
 
 def arm_names(sweep: Mapping[str, Any]) -> list[str]:
@@ -21,26 +21,26 @@ def arm_names(sweep: Mapping[str, Any]) -> list[str]:
     axes = dict.fromkeys(path for i in judged for path in arms[i]['changes'])
     base, first = flatten(sweep['base']), {}
     for cell in sweep['cells']:
-        if is_asked_for(cell):
+        if is_current(cell):
             first.setdefault(cell['tuned']['arm'], cell['differs'])
     records = []
     for i in judged:
         config = base | first.get(i, arms[i]['changes'])
-        records.append({columns()[path]: config[path] for path in axes} | {'cell': THE_BASE})
-    found = [variant.name for variant in split(records, {'axes': axes})]
+        records.append({columns()[path]: config[path] for path in axes} | {'cell': BASE_ARM})
+    found = [variant.name for variant in split_variants(records, {'axes': axes})]
     if len(found) < len(judged):  # arms that differ in what no cell's config shows
-        found = [arm_name(arms[i]['changes'], write=number) for i in judged]
+        found = [arm_name(arms[i]['changes'], format_value=format_number) for i in judged]
     names = dict(zip(judged, found, strict=True))
     return [names.get(i) or arm_name({}, arm['length']) for i, arm in enumerate(arms)]
 
 
-def is_asked_for(cell: Mapping[str, Any]) -> bool:
+def is_current(cell: Mapping[str, Any]) -> bool:
     """Whether the cell is a run of an arm of the present sweep: earlier ones stay on record."""
     return 'tuned' in cell and cell['group'] is not None
 
 
-def place_of(cell: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
+def arm_and_stage(cell: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
     """Returns {'arm': its name, 'stage': what asked for it}; {} for a cell of no arm."""
-    if not is_asked_for(cell):
+    if not is_current(cell):
         return {}
     return {'arm': names[cell['tuned']['arm']], 'stage': cell['tuned']['stage']}

@@ -96,12 +96,12 @@ def schema() -> pa.Schema:
 
 
 @functools.cache
-def kinds_of_columns() -> list[tuple[str, pa.DataType]]:
+def column_types() -> list[tuple[str, pa.DataType]]:
     """(column, type) of `schema`, which is slow to be asked for each row."""
     return [(field.name, field.type) for field in schema()]
 
 
-def typed(path: Path, name: str, value: Any, kind: pa.DataType) -> Any:
+def cast_to_column(path: Path, name: str, value: Any, kind: pa.DataType) -> Any:
     """The value as the column `name` holds it; None where it is not finite.
 
     Raises ValueError, naming `path`, for a value that the column cannot hold.

@@ -13,37 +13,39 @@ from typing import Any
 import numpy as np
 
 from lm.config.resolve import flatten
-from lm.study.plan.settings import metric_of_axes
+from lm.study.plan.settings import select_metric
 from lm.study.statistics import (
     WITHIN_NOISE,
     Interval,
-    holm,
+    classify_difference,
+    holm_adjust,
     p_value,
-    paired,
+    paired_interval,
     seeds_needed,
-    side,
     t_interval,
 )
 from lm.study.tables.columns import columns
 from lm.study.tables.results import UNREADABLE, Record
-from lm.study.tables.text import number
+from lm.study.tables.text import format_number
 from lm.study.tables.variants import (
     LR,
     SEEDS,
     Losses,
     Seed,
     Variant,
-    final_loss,
     has_diverged,
     initial_loss,
+    loss_or_initial,
     losses_by_lr,
-    split,
+    split_variants,
 )
 
 # status: why a run that did not diverge has no final loss
-LACKS = {'done': 'has no final loss', 'failed': 'failed', UNREADABLE: 'cannot be read'}
+MISSING_REASONS = {'done': 'has no final loss', 'failed': 'failed', UNREADABLE: 'cannot be read'}
 WAITS = 'has not ended'
-OTHER_GRID = "sensitivity is over other learning rates than the baseline's: they do not compare"
+OTHER_GRID_NOTE = (
+    "sensitivity is over other learning rates than the baseline's: they do not compare"
+)
 
 
 def best_lr(losses: Losses) -> float | None:
@@ -85,20 +87,22 @@ class Comparison:
     p: float = math.nan  # adjusted for the number of variants; nan for the baseline or one seed
     verdict: str = ''  # '' for the baseline
     seeds_needed: int | None = None  # to find a difference that is within noise
-    chosen: Sequence[Record] = ()  # the runs at its chosen values, where lr is not all that is
+    chosen_records: Sequence[
+        Record
+    ] = ()  # the runs at its chosen values, where lr is not all that is
 
     @property
-    def shown(self) -> list[str]:
+    def display_workdirs(self) -> list[str]:
         """The workdirs at its best learning rate, or all while none has ended."""
-        if self.chosen:
-            return [record['workdir'] for record in self.chosen]
-        at_best = self.variant.at(self.best_lr) if self.best_lr is not None else None
+        if self.chosen_records:
+            return [record['workdir'] for record in self.chosen_records]
+        at_best = self.variant.records_at(self.best_lr) if self.best_lr is not None else None
         return [record['workdir'] for record in at_best or self.variant.records]
 
 
 def compare(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Comparison]:
     """Compares each variant of the sweep with its baseline (`compare_variants`)."""
-    return compare_variants(split(records, sweep), metric_of_axes(sweep['axes']))
+    return compare_variants(split_variants(records, sweep), select_metric(sweep['axes']))
 
 
 def compare_rates(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Comparison]:
@@ -114,10 +118,15 @@ def compare_rates(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[C
     at_base = flatten(sweep['base']).get(LR)
     reference = at_base if at_base in rates else everything.best_lr
     variants = [
-        Variant(f'lr {number(lr)}', {columns()[LR]: lr}, everything.variant.at(lr), lr == reference)
+        Variant(
+            f'lr {format_number(lr)}',
+            {columns()[LR]: lr},
+            everything.variant.records_at(lr),
+            lr == reference,
+        )
         for lr in rates
     ]
-    return compare_variants(variants, metric_of_axes(sweep['axes']))
+    return compare_variants(variants, select_metric(sweep['axes']))
 
 
 def compare_variants(variants: Sequence[Variant], metric: str) -> list[Comparison]:
@@ -125,19 +134,21 @@ def compare_variants(variants: Sequence[Variant], metric: str) -> list[Compariso
 
     Verdicts are corrected for their number: by p-values that `holm` adjusted. Intervals are not.
     The learning rate is chosen by the seeds that are then compared, which flatters variants with
-    more learning rates, and which nothing here corrects: `choice_words` says so.
+    more learning rates, and which nothing here corrects: `describe_lr_choice` says so.
     """
-    initials = initial_of(variants, metric)
+    initials = initial_losses(variants, metric)
     losses = [losses_by_lr(v, metric, l0) for v, l0 in zip(variants, initials, strict=True)]
     of_baseline = next((own for v, own in zip(variants, losses, strict=True) if v.is_baseline), {})
     found = [
-        _comparison(variant, own, initial, of_baseline, metric)
+        _compare_variant(variant, own, initial, of_baseline, metric)
         for variant, own, initial in zip(variants, losses, initials, strict=True)
     ]
     nothing = t_interval([])
     differences = [nothing if c.variant.is_baseline else c.difference for c in found]
-    adjusted = holm([p_value(difference) for difference in differences])
-    verdicts = [side(d, p) if d.n else '' for d, p in zip(differences, adjusted, strict=True)]
+    adjusted = holm_adjust([p_value(difference) for difference in differences])
+    verdicts = [
+        classify_difference(d, p) if d.n else '' for d, p in zip(differences, adjusted, strict=True)
+    ]
     undecided = verdicts.count(WITHIN_NOISE)
     baseline = next((c for c in found if c.variant.is_baseline), None)
     for i, (c, p, said) in enumerate(zip(found, adjusted, verdicts, strict=True)):
@@ -146,12 +157,12 @@ def compare_variants(variants: Sequence[Variant], metric: str) -> list[Compariso
         # Sensitivities are means over a grid of learning rates, and compare over equal ones alone.
         is_other = baseline is not None and c.variant.rates != baseline.variant.rates
         is_other = is_other and not math.isnan(c.sensitivity + baseline.sensitivity)
-        notes = [*c.notes, OTHER_GRID] if is_other else c.notes
+        notes = [*c.notes, OTHER_GRID_NOTE] if is_other else c.notes
         found[i] = dataclasses.replace(c, p=p, verdict=said, seeds_needed=seeds, notes=notes)
     return found
 
 
-def initial_of(variants: Sequence[Variant], metric: str) -> list[float]:
+def initial_losses(variants: Sequence[Variant], metric: str) -> list[float]:
     """Returns the loss of each variant at initialisation in the unit of the metric, which differs
     from nats per token by a factor that runs know.
     """
@@ -167,7 +178,7 @@ def initial_of(variants: Sequence[Variant], metric: str) -> list[float]:
     return found
 
 
-def choice_words(
+def describe_lr_choice(
     comparisons: Sequence[Comparison], by_rate: Sequence[Comparison], base: Mapping[str, Any]
 ) -> str:
     """Returns what verdicts are of: at which learning rates, and whether the seeds that are
@@ -203,14 +214,14 @@ def choice_words(
     return words
 
 
-def _comparison(
+def _compare_variant(
     variant: Variant, losses: Losses, initial: float, baseline: Losses, metric: str
 ) -> Comparison:
     best = best_lr(losses)
     at_best, of_baseline = losses.get(best, {}), baseline.get(best_lr(baseline), {})
-    difference = paired(at_best, of_baseline)
+    difference = paired_interval(at_best, of_baseline)
     gaps = _sensitivity_gaps(variant, metric, initial)
-    notes = _notes(variant, losses, initial, difference)
+    notes = _list_notes(variant, losses, initial, difference)
     if gaps and best is not None:
         notes.append(f'sensitivity is not given: {"; ".join(gaps)}')
     return Comparison(
@@ -222,18 +233,18 @@ def _comparison(
         sensitivity=math.nan if gaps else sensitivity(losses, initial),
         difference=difference,
         notes=notes,
-        **run_numbers(variant.at(best), variant.records),
+        **summarize_runs(variant.records_at(best), variant.records),
     )
 
 
-def run_numbers(at_best: Sequence[Record], every: Sequence[Record]) -> dict[str, Any]:
+def summarize_runs(best_records: Sequence[Record], records: Sequence[Record]) -> dict[str, Any]:
     """Returns what a `Comparison` has of runs at the chosen values, and of every run."""
-    per_byte = [final_loss(r, 'bits_per_byte', math.nan) for r in at_best]
-    speeds = [r['tokens_per_sec'] for r in every if r['tokens_per_sec']]
+    per_byte = [loss_or_initial(r, 'bits_per_byte', math.nan) for r in best_records]
+    speeds = [r['tokens_per_sec'] for r in records if r['tokens_per_sec']]
     return {
         'bits_per_byte': t_interval(x for x in per_byte if not math.isnan(x)),
         'tokens_per_sec': float(np.mean(speeds)) if speeds else math.nan,
-        'diverged': sum(map(has_diverged, every)),
+        'diverged': sum(map(has_diverged, records)),
     }
 
 
@@ -249,20 +260,24 @@ def _sensitivity_gaps(variant: Variant, metric: str, initial: float) -> list[str
         return ['the loss at initialisation is not recorded']
     gaps = []
     for lr in variant.rates:
-        records = variant.at(lr)
-        lacking = [r for r in records if math.isnan(final_loss(r, metric, initial))]
-        for why, n in collections.Counter(LACKS.get(r['status'], WAITS) for r in lacking).items():
+        records = variant.records_at(lr)
+        lacking = [r for r in records if math.isnan(loss_or_initial(r, metric, initial))]
+        for why, n in collections.Counter(
+            MISSING_REASONS.get(r['status'], WAITS) for r in lacking
+        ).items():
             share = '' if n == len(records) else f' for {n} of {len(records)} seeds'
-            gaps.append(f'lr {number(lr)} {why}{share}')
+            gaps.append(f'lr {format_number(lr)} {why}{share}')
     return gaps
 
 
-def _notes(variant: Variant, losses: Losses, initial: float, difference: Interval) -> list[str]:
+def _list_notes(
+    variant: Variant, losses: Losses, initial: float, difference: Interval
+) -> list[str]:
     """Notes that a reader of the numbers needs."""
     best = best_lr(losses)
     if best is None:
         return ['no run has ended']
-    notes, records, rates = [], variant.at(best), variant.rates
+    notes, records, rates = [], variant.records_at(best), variant.rates
     diverged = sum(map(has_diverged, records))
     counted = 0 if math.isnan(initial) else diverged
     missing = len(records) - len(losses[best]) - (diverged - counted)

@@ -14,19 +14,19 @@ import pyarrow.parquet as pq
 from lm.config.fields import FIELDS
 from lm.config.resolve import flatten
 from lm.record.names import CONFIG, SWEEP
-from lm.record.remote.local_copy import at_hand
-from lm.record.run import DAMAGE, Row, Run, naming
-from lm.storage.files import replacing
-from lm.study.tables.arms import arm_names, place_of
-from lm.study.tables.columns import RESULTS, Record, columns, kinds_of_columns, schema, typed
+from lm.record.remote.local_copy import fetch_records
+from lm.record.run import READ_ERRORS, Row, Run, annotate_errors
+from lm.storage.files import replace_file
+from lm.study.tables.arms import arm_and_stage, arm_names
+from lm.study.tables.columns import RESULTS, Record, cast_to_column, column_types, columns, schema
 from lm.study.train import ledger
 
 TABLE = 'cells.parquet'
 UNREADABLE = 'unreadable'
 
 
-def _naming_sweep(folder: Path) -> contextlib.AbstractContextManager[None]:
-    return naming(folder / SWEEP, 'The train.py command of the sweep writes it anew')
+def _annotate_sweep_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
+    return annotate_errors(folder / SWEEP, 'The train.py command of the sweep writes it anew')
 
 
 def gather(workdir: str | Path) -> list[Record]:
@@ -44,16 +44,16 @@ def gather(workdir: str | Path) -> list[Record]:
       ValueError: where the folder holds neither run nor sweep, or where its own config.json or
         sweep.json cannot be read.
     """
-    folder = at_hand(workdir)
+    folder = fetch_records(workdir)
     if (folder / SWEEP).exists():
         return _gather_sweep(folder)
     if (folder / CONFIG).exists():
-        config = _config_of_run(folder)
+        config = _read_run_config(folder)
         try:
-            return [_record(folder, config, Run(folder).results())]
+            return [_make_record(folder, config, Run(folder).results())]
         except (ValueError, OSError) as error:
-            return [_record(folder, config, {'status': UNREADABLE, 'reason': str(error)})]
-    below = [path for path in sorted(folder.glob('*')) if holds_runs(path)]
+            return [_make_record(folder, config, {'status': UNREADABLE, 'reason': str(error)})]
+    below = [path for path in sorted(folder.glob('*')) if has_runs(path)]
     if not below:
         raise ValueError(
             f'{workdir} holds no run and no sweep: there is no {CONFIG} or {SWEEP} in it, nor in a '
@@ -64,7 +64,7 @@ def gather(workdir: str | Path) -> list[Record]:
         try:
             records += gather(path)
         except (ValueError, OSError) as error:
-            records.append(_record(path, {}, {'status': UNREADABLE, 'reason': str(error)}))
+            records.append(_make_record(path, {}, {'status': UNREADABLE, 'reason': str(error)}))
     return records
 
 
@@ -72,7 +72,7 @@ def gather_all(workdirs: Iterable[str | Path]) -> list[Record]:
     return [record for workdir in workdirs for record in gather(workdir)]
 
 
-def holds_runs(folder: Path) -> bool:
+def has_runs(folder: Path) -> bool:
     """Whether there is a run or a sweep."""
     return any((folder / name).exists() for name in (SWEEP, CONFIG))
 
@@ -83,9 +83,9 @@ def _gather_sweep(folder: Path) -> list[Record]:
     if not begun and (folder / TABLE).exists():  # the runs were deleted, their table kept
         return _read_table(folder / TABLE)
     base = flatten(sweep['base'])
-    with _naming_sweep(folder):
+    with _annotate_sweep_errors(folder):
         arms = arm_names(sweep)
-        places = [place_of(cell, arms) for cell in sweep['cells']]
+        places = [arm_and_stage(cell, arms) for cell in sweep['cells']]
     return [
         _gather_cell(folder, cell, base | cell['differs'], place)
         for cell, place in zip(sweep['cells'], places, strict=True)
@@ -93,24 +93,26 @@ def _gather_sweep(folder: Path) -> list[Record]:
 
 
 def _gather_cell(
-    folder: Path, cell: Mapping[str, Any], known: Mapping[str, Any], place: Row
+    folder: Path, cell: Mapping[str, Any], fallback_config: Mapping[str, Any], membership: Row
 ) -> Record:
     """known: the config as sweep.json has it, for a cell whose own cannot be read. place: its arm
     and stage, if there are any.
     """
     path = folder / cell['cell']
-    place = {'sweep': folder.name, 'group': cell['group']} | place
+    membership = {'sweep': folder.name, 'group': cell['group']} | membership
     try:
-        config = Run(path).config if (path / CONFIG).exists() else known
-        if lost := sorted(known.keys() & FIELDS.keys() - config.keys()):
+        config = Run(path).config if (path / CONFIG).exists() else fallback_config
+        if lost := sorted(fallback_config.keys() & FIELDS.keys() - config.keys()):
             raise ValueError(f'{path / CONFIG} cannot be read (it lacks {", ".join(lost)})')
-        return _record(path, config, Run(path).results(), **place)
+        return _make_record(path, config, Run(path).results(), **membership)
     except (ValueError, OSError) as error:
-        with _naming_sweep(folder):
-            return _record(path, known, {'status': UNREADABLE, 'reason': str(error)}, **place)
+        with _annotate_sweep_errors(folder):
+            return _make_record(
+                path, fallback_config, {'status': UNREADABLE, 'reason': str(error)}, **membership
+            )
 
 
-def _record(path: Path, config: Mapping[str, Any], results: Row, **place: Any) -> Record:
+def _make_record(path: Path, config: Mapping[str, Any], results: Row, **membership: Any) -> Record:
     """place: the sweep's name and the group of a cell, its arm and stage."""
     known = {
         'cell': path.name,
@@ -119,34 +121,34 @@ def _record(path: Path, config: Mapping[str, Any], results: Row, **place: Any) -
         'group': None,
         'arm': None,
         'stage': None,
-        **place,
+        **membership,
         'status': results['status'],
         'reason': results.get('reason'),
         **{column: config.get(name) for name, column in columns().items()},
         **{column: results.get(name) for column, (name, _) in RESULTS.items()},
     }
-    return {name: typed(path, name, known[name], kind) for name, kind in kinds_of_columns()}
+    return {name: cast_to_column(path, name, known[name], kind) for name, kind in column_types()}
 
 
-def as_arrow(records: Iterable[Record]) -> pa.Table:
+def to_arrow(records: Iterable[Record]) -> pa.Table:
     return pa.Table.from_pylist(list(records), schema=schema())
 
 
 def write_table(workdir: str | Path) -> Path:
     """Writes what `gather` finds to WORKDIR/cells.parquet, all or nothing, and returns its path."""
     path = Path(workdir) / TABLE
-    with replacing(path) as temporary:
-        pq.write_table(as_arrow(gather(workdir)), temporary, write_page_checksum=True)
+    with replace_file(path) as temporary:
+        pq.write_table(to_arrow(gather(workdir)), temporary, write_page_checksum=True)
     return path
 
 
 def _read_table(path: Path) -> list[Record]:
-    damage = (*DAMAGE, pa.ArrowException)
+    damage = (*READ_ERRORS, pa.ArrowException)
     advice = 'The runs that it was made of are gone; delete it to train them again'
-    with naming(path, advice, damage):
+    with annotate_errors(path, advice, damage):
         rows = pq.read_table(path, page_checksum_verification=True).to_pylist()
         records = [{name: row.get(name) for name in schema().names} for row in rows]
-        return as_arrow(records).to_pylist()
+        return to_arrow(records).to_pylist()
 
 
 def read_sweep(workdir: str | Path) -> dict[str, Any]:
@@ -156,8 +158,8 @@ def read_sweep(workdir: str | Path) -> dict[str, Any]:
     folder = Path(workdir)
     if not (folder / SWEEP).exists():
         own = {'cell': folder.name, 'group': 0, 'changes': {}, 'differs': {}}
-        return {'base': _config_of_run(folder), 'axes': {}, 'cells': [own]}
-    with _naming_sweep(folder):
+        return {'base': _read_run_config(folder), 'axes': {}, 'cells': [own]}
+    with _annotate_sweep_errors(folder):
         sweep = ledger.read_sweep(folder)
         _check_sweep(sweep)
         return sweep
@@ -179,8 +181,10 @@ def _check_sweep(sweep: Mapping[str, Any]) -> None:
                 raise ValueError(f'{name} of a cell is {cell[name]!r}')
 
 
-def _config_of_run(folder: Path) -> Mapping[str, Any]:
-    with naming(folder / CONFIG, 'Delete it, and the train.py command of the run writes it anew'):
+def _read_run_config(folder: Path) -> Mapping[str, Any]:
+    with annotate_errors(
+        folder / CONFIG, 'Delete it, and the train.py command of the run writes it anew'
+    ):
         config = Run(folder).config
-        _record(folder, config, {'status': ''})  # each value is of the type of its column
+        _make_record(folder, config, {'status': ''})  # each value is of the type of its column
         return config

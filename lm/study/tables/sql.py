@@ -6,21 +6,21 @@ from collections.abc import Mapping
 import duckdb
 import pyarrow as pa
 
-from modules.choices import nearest
+from modules.choices import suggest_nearest
 
-MOST_LONGER = 4  # columns that a hint lists
+MAX_SUGGESTIONS = 4  # columns that a hint lists
 
 
-def answer(select: str, tables: Mapping[str, pa.Table]) -> pa.Table:
+def run_query(query: str, tables: Mapping[str, pa.Table]) -> pa.Table:
     """The rows of a select. Raises ValueError, in one line, where there are none to give."""
     connection = duckdb.connect(config={'enable_external_access': False})  # no files, no network
     connection.execute('set python_enable_replacements = false')  # no variables of ours either
     for name, table in tables.items():
         connection.register(name, table)
     try:
-        found = connection.sql(select)
+        found = connection.sql(query)
         if found is None:
-            raise ValueError(f'{select!r} asks for no rows; give a select')
+            raise ValueError(f'{query!r} asks for no rows; give a select')
         return found.to_arrow_table()
     except duckdb.Error as error:
         names = [name for table in tables.values() for name in table.column_names]
@@ -38,6 +38,6 @@ def _explain(message: str, names: list[str]) -> str:
         return text
     unknown = found[1] or found[2]  # `seed` is two columns, train_seed and data_seed
     longer = dict.fromkeys(name for name in names if name.endswith(f'_{unknown.lower()}'))
-    if 0 < len(longer) <= MOST_LONGER:
+    if 0 < len(longer) <= MAX_SUGGESTIONS:
         return f'{text} Did you mean {" or ".join(map(repr, longer))}?'
-    return text + nearest(unknown, names)
+    return text + suggest_nearest(unknown, names)

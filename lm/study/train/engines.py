@@ -22,38 +22,38 @@ from absl import flags
 from lm.config.fields import AUTO
 from lm.config.recipe import Recipe
 from lm.config.resolve import resolve
-from lm.devices.check_mesh import check_devices, check_single
+from lm.devices.check_mesh import check_devices, check_single_run
 from lm.devices.mesh import make_mesh
-from lm.launch.before_jax import TUNABLES, usual_dtype
+from lm.launch.before_jax import TUNABLES, default_dtype
 from lm.launch.distributed import (
-    asked_to_stop,
-    first_then_others,
-    from_first,
+    broadcast_from_first,
     is_first,
-    several,
+    is_multiprocess,
+    is_stop_requested,
+    run_first_then_others,
 )
 from lm.launch.exit_status import BAD_INPUT, DONE, SIGNALLED
-from lm.launch.signals import caught_signals, handlers_kept
+from lm.launch.signals import catch_signals, preserve_handlers
 from lm.launch.terminal import Terminal
-from lm.launch.tracking import tracked
+from lm.launch.tracking import send_to_trackers
 from lm.record.code import describe_code, find_other_code, running_code, summarize_codes
 from lm.record.machine import device_name
 from lm.record.names import FINAL
-from lm.record.remote.mirror import sweep_folder, sweep_records
+from lm.record.remote.mirror import mirror_sweep_records, sweep_folder
 from lm.record.run import Run
 from lm.record.workdir import LOCK, SWEEP, check_shared
 from lm.run.program import build_without_text
 from lm.storage.buckets import is_url
-from lm.storage.files import locked
+from lm.storage.files import hold_lock
 from lm.study.plan.cells import Cell, call_for_cell, group_by_program
-from lm.study.plan.protocols import agreed, protocol_of
-from lm.study.tables.text import counted
+from lm.study.plan.protocols import apply_protocol, resolve_protocol
+from lm.study.tables.text import format_count
 from lm.study.train import words
 from lm.study.train.groups import Work, train_group
-from lm.study.train.hosts import Others, dealt, host_0_first, join_sweep
+from lm.study.train.hosts import OtherHosts, deal_cells, join_sweep, run_host_0_first
 from lm.study.train.ledger import open_sweep
-from lm.study.train.means import means_here
-from lm.study.train.throughput import known_throughput, measure_throughput
+from lm.study.train.means import local_measurements
+from lm.study.train.throughput import measure_throughput, read_throughput
 from lm.study.train.waves import Groups, PlannedWave, WavePlan
 from modules.choices import choose
 
@@ -74,7 +74,7 @@ def define_flags() -> None:
     flags.DEFINE_list('resources', None, 'Of a Ray task: CPU=2, or GPU=1, or TPU=4.')
 
 
-def asked(is_sweep: bool) -> dict[str, Any]:
+def read_sweep_flags(is_sweep: bool) -> dict[str, Any]:
     """Returns the arguments of `train_sweep` that the flags give: engine, runs at once, resources.
     Raises ValueError where a single run has them.
     """
@@ -86,12 +86,12 @@ def asked(is_sweep: bool) -> dict[str, Any]:
     return how | {'resources': parse_resources(resources)}
 
 
-def dtype_of_workers() -> str:
+def worker_dtype() -> str:
     """Returns the type of products where runs train and the config leaves it open: by what a Ray
     task asks for, and otherwise by this machine.
     """
     asked = parse_resources(flags.FLAGS.resources)
-    return 'bfloat16' if {'GPU', 'TPU'} & asked.keys() else usual_dtype()
+    return 'bfloat16' if {'GPU', 'TPU'} & asked.keys() else default_dtype()
 
 
 def parse_resources(texts: list[str] | None) -> dict[str, float]:
@@ -112,7 +112,7 @@ def train_sweep(
     notes: Sequence[str] = (),
     trackers: Sequence[str] = (),
     tune: Any = None,
-    **how: Any,
+    **work_options: Any,
 ) -> int:
     """Trains the cells that have not ended yet; returns the exit status.
 
@@ -131,33 +131,33 @@ def train_sweep(
     """
     enter = choose(ENGINES, engine, '--engine')
     plan = WavePlan(base, sweep, tune)
-    host, hosts = join_sweep(plan.first, engine)
+    host, hosts = join_sweep(plan.first_groups, engine)
     url = str(workdir) if is_url(str(workdir)) else None
-    _check_devices(plan.first, url)
+    _check_devices(plan.first_groups, url)
     if engine == 'local':  # tasks of Ray may have devices of another platform
-        _check_models(plan.first)
+        _check_models(plan.first_groups)
     ledger = Ledger(plan, resolve(base), sweep_folder(workdir), url, continue_changed, host, hosts)
-    work = Work([], ledger.folder, [], ledger.say_own, url=url, **how)
-    if (protocol := protocol_of(base, sweep)) is not None:
-        settled = agreed(protocol, base, sweep, means_here(work, engine, host))
-        _say(ledger, settled.words)
-        plan = ledger.plan = WavePlan(base, sweep, tune, settled.sets)
+    work = Work([], ledger.folder, [], ledger.say_for_host, url=url, **work_options)
+    if (protocol := resolve_protocol(base, sweep)) is not None:
+        settled = apply_protocol(protocol, base, sweep, local_measurements(work, engine, host))
+        _say_lines(ledger, settled.summary_lines)
+        plan = ledger.plan = WavePlan(base, sweep, tune, settled.overrides)
         ledger.protocol = settled.record()
     wave, say = ledger.open(), ledger.say
-    programs = counted(len(wave.every), 'program')
-    say(f'{workdir}: {plan.caption(wave)}, {programs}, on {device_name()}')
-    _say(ledger, sweep_code_notes, itertools.chain(*wave.every), work)
+    programs = format_count(len(wave.all_groups), 'program')
+    say(f'{workdir}: {plan.describe(wave)}, {programs}, on {device_name()}')
+    _say_lines(ledger, describe_sweep_code, itertools.chain(*wave.all_groups), work)
     with (
-        tracked(ledger.folder, trackers if host == 0 else (), say),
-        caught_signals() as work.caught,
+        send_to_trackers(ledger.folder, trackers if host == 0 else (), say),
+        catch_signals() as work.caught,
         enter() as train,
     ):
-        trained = _waves(ledger, work, wave, notes, train, is_here=engine == 'local')
-    work.groups = work.groups if plan.arms is None else trained.every
-    return from_first(_end(work, report, say) if is_first() else None)
+        trained = _train_waves(ledger, work, wave, notes, train, is_here=engine == 'local')
+    work.groups = work.groups if plan.arms is None else trained.all_groups
+    return broadcast_from_first(_finish(work, report, say) if is_first() else None)
 
 
-def sweep_code_notes(cells: Iterable[Cell], work: Work) -> list[str]:
+def describe_sweep_code(cells: Iterable[Cell], work: Work) -> list[str]:
     """Notes on cells that have ended and that other code has trained, with their number."""
     summaries = (Run(work.folder(cell)).summary for cell in cells)
     ended = [one for one in summaries if one.get('status') in FINAL]
@@ -165,7 +165,7 @@ def sweep_code_notes(cells: Iterable[Cell], work: Work) -> list[str]:
     if not words:
         return []
     return [
-        f'NOTE: of {counted(len(ended), "cell")} that have ended, other code has trained {words}; '
+        f'NOTE: of {format_count(len(ended), "cell")} that have ended, other code has trained {words}; '
         f'this is {describe_code(running_code())}. To train all cells with this code, give another '
         '--workdir'
     ]
@@ -173,15 +173,15 @@ def sweep_code_notes(cells: Iterable[Cell], work: Work) -> list[str]:
 
 def _check_devices(grouped: Groups, url: str | None) -> None:
     """Raises ValueError where runs cannot be laid over the devices at hand, or be written there."""
-    if url is not None and several():
+    if url is not None and is_multiprocess():
         raise ValueError(
             f'{url}: a sweep of runs that have the devices of several hosts together needs a '
             '--workdir on a disk that all of them see. Each run alone takes a bucket.'
         )
     for group in grouped:
         recipe = group[0].recipe
-        if several():
-            check_single(recipe)
+        if is_multiprocess():
+            check_single_run(recipe)
         elif recipe.mesh.axes != AUTO:
             check_devices(recipe, make_mesh(recipe.mesh, runs=len(group)))
 
@@ -212,16 +212,16 @@ class Ledger:
     def __post_init__(self):
         # One speaks for the whole sweep, the other for this host.
         self.terminal = Terminal(silent=not is_first() or self.host > 0)
-        self._own = Terminal(silent=not is_first())
+        self._host_terminal = Terminal(silent=not is_first())
         self.say = self.terminal.say
 
-    def say_own(self, text: str) -> None:
-        self._own.say(f'host {self.host}: {text}' if self.host else text)
+    def say_for_host(self, text: str) -> None:
+        self._host_terminal.say(f'host {self.host}: {text}' if self.host else text)
 
     def refresh(self) -> None:
         """Brings what others have trained, where that is in a bucket."""
         if self.url is not None:
-            with sweep_records(self.url, self.say):
+            with mirror_sweep_records(self.url, self.say):
                 pass
 
     def open(self) -> PlannedWave:
@@ -230,30 +230,30 @@ class Ledger:
         # In a bucket the lease of the sweep lets one host in after the other.
         host = self.host if self.url is None else 0
         wave = (
-            host_0_first(self.folder, host, self.hosts, self.next)
+            run_host_0_first(self.folder, host, self.hosts, self.next_wave)
             if self.hosts > 1
-            else self.next()
+            else self.next_wave()
         )
         check_shared(self.folder / SWEEP)
         return wave
 
-    def next(self) -> PlannedWave:
+    def next_wave(self) -> PlannedWave:
         """Writes down and returns the wave that the ended ones ask for; the same on all hosts."""
         while True:
-            wave = self.plan.wave(self.folder)
-            names = first_then_others(functools.partial(self._write, wave))
+            wave = self.plan.plan_wave(self.folder)
+            names = run_first_then_others(functools.partial(self._write_sweep, wave))
             if not names:
                 return wave
-            self.plan.names |= names
+            self.plan.folder_names |= names
 
-    def _write(self, wave: PlannedWave) -> dict[str, str]:
+    def _write_sweep(self, wave: PlannedWave) -> dict[str, str]:
         """Writes sweep.json; returns the names of folders that cells have under another name."""
-        with sweep_records(self.url, self.say):
+        with mirror_sweep_records(self.url, self.say):
             how = self.continue_changed, self.say, self.plan.record, self.protocol
-            return open_sweep(self.folder, self.base, wave.every, *how)
+            return open_sweep(self.folder, self.base, wave.all_groups, *how)
 
 
-def _waves(
+def _train_waves(
     ledger: Ledger,
     work: Work,
     wave: PlannedWave,
@@ -266,33 +266,41 @@ def _waves(
 
     is_here: whether this process trains, so that it can measure what a step takes.
     """
-    from lm.study.train.progress import live  # brings Arrow, which a single run need not wait for
+    from lm.study.train.progress import (
+        show_progress,  # brings Arrow, which a single run need not wait for
+    )
 
     plan, folder, arms = ledger.plan, ledger.folder, ledger.plan.arms
     if arms is not None:
         measured = is_here and ledger.hosts == 1 and wave.cells
-        plan.sec = measure_throughput(wave.groups, work) if measured else known_throughput(work)
-        _say(ledger, lambda: words.costs(arms, plan.step_sec))
+        plan.sec_by_program = (
+            measure_throughput(wave.groups, work) if measured else read_throughput(work)
+        )
+        _say_lines(ledger, lambda: words.describe_costs(arms, plan.step_sec))
     said: set[str] = set()
     while wave.cells:
         began = time.monotonic()
         if arms is not None:
-            _say(ledger, lambda: words.announced(arms, arms.read(folder), plan.step_sec))
-        with live(folder, wave.groups, ledger.terminal.console, notes, said) as work.tick:
+            _say_lines(
+                ledger, lambda: words.describe_wave(arms, arms.load_ablation(folder), plan.step_sec)
+            )
+        with show_progress(folder, wave.groups, ledger.terminal.console, notes, said) as work.tick:
             has_ended = _train_wave(ledger, work, wave, train)
         if arms is None or not has_ended:
             return wave
-        plan.take_pace(wave, time.monotonic() - began)
-        _say(ledger, lambda: words.states(arms.read(folder)))
-        wave = ledger.next()
+        plan.estimate_step_sec(wave, time.monotonic() - began)
+        _say_lines(ledger, lambda: words.describe_arms(arms.load_ablation(folder)))
+        wave = ledger.next_wave()
     if arms is not None:
-        _say(ledger, lambda: words.spent(arms, arms.read(folder), folder))
+        _say_lines(
+            ledger, lambda: words.describe_spending(arms, arms.load_ablation(folder), folder)
+        )
     return wave
 
 
-def _say(ledger: Ledger, words: Callable[..., list[str]], *arguments: Any) -> None:
+def _say_lines(ledger: Ledger, make_lines: Callable[..., list[str]], *arguments: Any) -> None:
     if is_first() and ledger.host == 0:
-        for line in words(*arguments):
+        for line in make_lines(*arguments):
             ledger.say(line)
 
 
@@ -302,37 +310,39 @@ def _train_wave(ledger: Ledger, work: Work, wave: PlannedWave, train: Train) -> 
     Where the next wave follows from all of them, it waits for other hosts, and trains what a lost
     one leaves.
     """
-    work.groups = dealt(wave.groups, ledger.host, ledger.hosts)
+    work.groups = deal_cells(wave.groups, ledger.host, ledger.hosts)
     if ledger.hosts > 1:
         mine = sum(map(len, work.groups))
-        ledger.say_own(f'{mine} of the {len(wave.cells)} cells train on this host')
-    others = Others(wave.cells, work, ledger.refresh)
+        ledger.say_for_host(f'{mine} of the {len(wave.cells)} cells train on this host')
+    others = OtherHosts(wave.cells, work, ledger.refresh)
     train(work)
     if ledger.plan.arms is None:
         return True
     while ledger.hosts > 1 and (left := others.wait()):
-        ledger.say_own(f'{counted(len(left), "cell")} of hosts that are lost train on this one')
+        ledger.say_for_host(
+            f'{format_count(len(left), "cell")} of hosts that are lost train on this one'
+        )
         work.groups = group_by_program(left)
         train(work)
     ledger.refresh()
-    if asked_to_stop(work.caught):
+    if is_stop_requested(work.caught):
         return False
     left = [cell.name for cell in wave.cells if not work.is_final(cell)]
     if left:
-        ledger.say_own(
+        ledger.say_for_host(
             f'{", ".join(left)} did not end, and what comes next follows from the whole wave: the '
             'same command tries them again'
         )
-    return from_first(not left)
+    return broadcast_from_first(not left)
 
 
-def _end(work: Work, report: Callable[[Path], str], say: Callable[[str], None]) -> int:
+def _finish(work: Work, report: Callable[[Path], str], say: Callable[[str], None]) -> int:
     """Writes the table and report of all cells; returns the exit status for those of `work`."""
-    from lm.study.train.progress import table  # brings Arrow
+    from lm.study.train.progress import write_summary  # brings Arrow
 
     # Another host may end too.
-    with sweep_records(work.url, say), locked(work.workdir / LOCK):
-        say(table(work.workdir))
+    with mirror_sweep_records(work.url, say), hold_lock(work.workdir / LOCK):
+        say(write_summary(work.workdir))
         if work.caught:
             say(f'{signal.Signals(work.caught[0]).name}: the same command goes on')
             return SIGNALLED + work.caught[0]
@@ -341,12 +351,12 @@ def _end(work: Work, report: Callable[[Path], str], say: Callable[[str], None]) 
 
 
 @contextlib.contextmanager
-def local() -> Iterator[Train]:
+def local_engine() -> Iterator[Train]:
     """Yields what trains one group after the other, in this process."""
 
     def train(work: Work) -> None:
         for group in work.groups:
-            if asked_to_stop(work.caught):
+            if is_stop_requested(work.caught):
                 return
             train_group(group, work)
 
@@ -354,7 +364,7 @@ def local() -> Iterator[Train]:
 
 
 @contextlib.contextmanager
-def on_ray() -> Iterator[Train]:
+def ray_engine() -> Iterator[Train]:
     """Yields what trains each group, or part of runs_at_once runs, as a Ray task with a process of
     its own.
 
@@ -375,7 +385,7 @@ def on_ray() -> Iterator[Train]:
     connected = ray.is_initialized()
     if not connected:
         # JAX warns of a fork, which exec follows at once.
-        with handlers_kept(), warnings.catch_warnings():
+        with preserve_handlers(), warnings.catch_warnings():
             warnings.filterwarnings('ignore', message=r'os\.fork', category=RuntimeWarning)
             ray.init(include_dashboard=False, logging_level='ERROR')
     try:
@@ -388,14 +398,14 @@ def on_ray() -> Iterator[Train]:
 def _train_on_ray(ray: Any, work: Work) -> None:
     resources = work.resources or default_resources(ray.cluster_resources())
     _check_resources(ray.nodes(), resources)
-    parts = [part for group in work.groups for part in split(group, work)]
-    work.say(f'{counted(len(parts), "task")} on Ray, each with {resources}')
+    parts = [part for group in work.groups for part in split_group(group, work)]
+    work.say(f'{format_count(len(parts), "task")} on Ray, each with {resources}')
     task = ray.remote(**_task_options(resources))(train_group_remotely)
     how = work.url or str(work.workdir.absolute()), work.runs_at_once, work.start_over
     _await_tasks(ray, work, {task.remote(part, *how): part for part in parts})
 
 
-def split(group: list[Cell], work: Work) -> list[list[Cell]]:
+def split_group(group: list[Cell], work: Work) -> list[list[Cell]]:
     """The cells of a group that have not ended, in parts of runs_at_once."""
     waiting = [cell for cell in group if not work.is_final(cell)]
     size = work.runs_at_once or max(1, len(waiting))
@@ -456,4 +466,4 @@ def _await_tasks(ray, work: Work, running: dict) -> None:
             ray.cancel(reference, force=True)
 
 
-ENGINES = {'local': local, 'ray': on_ray}
+ENGINES = {'local': local_engine, 'ray': ray_engine}

@@ -21,13 +21,13 @@ import jax
 
 from lm.config.recipe import Recipe
 from lm.data.tokenizers import vocab_size
-from lm.devices.mesh import least_devices
-from lm.launch.distributed import MEET_SEC, asked_to_stop, first_then_others, join
+from lm.devices.mesh import min_devices
+from lm.launch.distributed import MEET_SEC, is_stop_requested, join, run_first_then_others
 from lm.launch.this_host import JOB, TELL, Host, child_host, has_tpu
 from lm.record.run import Run
-from lm.record.workdir import LOCK, SUMMARY, not_shared
+from lm.record.workdir import LOCK, SUMMARY, format_not_shared
 from lm.storage.buckets import open_bucket
-from lm.storage.files import is_locked, locked, write_text
+from lm.storage.files import hold_lock, is_locked, write_text
 from lm.storage.lease import LEASE
 from lm.study.plan.cells import Cell
 from lm.study.train.groups import Work
@@ -36,7 +36,7 @@ Groups = Sequence[Sequence[Cell]]
 
 # libtpu would wait for all hosts of the slice. Names of several of its versions: pytorch/xla#7714
 # and what JAX says of running on some of the chips; not tried on TPUs.
-TPU_ALONE = {
+SINGLE_HOST_TPU = {
     'TPU_PROCESS_BOUNDS': '1,1,1',
     'TPU_HOST_BOUNDS': '1,1,1',
     'TPU_WORKER_HOSTNAMES': 'localhost',
@@ -62,12 +62,12 @@ def join_sweep(groups: Groups, engine: str) -> tuple[int, int]:
             f'--engine={engine} starts processes of its own: give the command once, on one host, '
             'with --num_processes=1.'
         )
-    needed = max(least_devices(group[0].recipe.mesh) for group in groups)
-    if needed > 1 and needed > _own_devices(host):
+    needed = max(min_devices(group[0].recipe.mesh) for group in groups)
+    if needed > 1 and needed > _count_local_devices(host):
         names = ' '.join(cell.name for group in groups for cell in group)
         join(hashlib.blake2b(names.encode(), digest_size=4).hexdigest())
         return 0, 1
-    alone = _alone()
+    alone = _single_host_env()
     os.environ.clear()
     os.environ.update(alone)
     if host.local_devices is not None:  # as `jax.distributed.initialize` does it
@@ -77,43 +77,45 @@ def join_sweep(groups: Groups, engine: str) -> tuple[int, int]:
     return host.process_id, host.num_processes
 
 
-def _own_devices(host: Host) -> int:
+def _count_local_devices(host: Host) -> int:
     """Counts devices in another process: this one may open none before it has joined."""
     if host.local_devices is not None:
         return len(host.local_devices)
     count = [sys.executable, '-c', 'import jax; print(jax.local_device_count())']
-    said = subprocess.run(count, env=_alone(), stdout=subprocess.PIPE, text=True, check=True)
+    said = subprocess.run(
+        count, env=_single_host_env(), stdout=subprocess.PIPE, text=True, check=True
+    )
     return int(said.stdout.split()[-1])
 
 
-def _alone() -> dict[str, str]:
+def _single_host_env() -> dict[str, str]:
     """The environment in which libtpu opens the chips of this host alone."""
     if not has_tpu():
         return dict(os.environ)
     kept = {name: text for name, text in os.environ.items() if not name.startswith('MEGASCALE_')}
-    return kept | TPU_ALONE
+    return kept | SINGLE_HOST_TPU
 
 
-def host_0_first(workdir: Path, host: int, hosts: int, act: Callable[[], Any]) -> Any:
+def run_host_0_first(workdir: Path, host: int, hosts: int, function: Callable[[], Any]) -> Any:
     """Returns `act()`, which writes to `workdir`, and which host 0 calls before the others. Where
     cells are dealt each host is on its own afterwards; until then an error of one ends all. Raises
     ValueError where cells are dealt, and a host does not see what host 0 writes there.
     """
     if hosts == 1:
-        return first_then_others(act)
+        return run_first_then_others(function)
     job, deadline = os.environ[JOB], time.monotonic() + MEET_SEC
-    while host > 0 and _marked(workdir) != job:
+    while host > 0 and _read_mark(workdir) != job:
         if time.monotonic() > deadline:
-            raise ValueError(not_shared(workdir, [f'host {host}']))
+            raise ValueError(format_not_shared(workdir, [f'host {host}']))
         time.sleep(POLL_SEC)
-    found = act()
+    found = function()
     if host == 0:
         write_text(workdir / MARK, job)
     os.write(int(os.environ[TELL]), b'.')
     return found
 
 
-class Others:
+class OtherHosts:
     """Cells of a wave that other hosts train, as this host sees them in the folder of the sweep.
 
     refresh: brings what they have written, where that is in a bucket.
@@ -121,7 +123,7 @@ class Others:
 
     def __init__(self, cells: Sequence[Cell], work: Work, refresh: Callable[[], None]):
         self._cells, self._work, self._refresh = cells, work, refresh
-        self._failed_before = {cell.name: self._failure(cell) for cell in cells}
+        self._earlier_failures = {cell.name: self._failure_time(cell) for cell in cells}
 
     def wait(self) -> list[Cell]:
         """Waits until all cells have ended, one has failed, or somebody asked to stop; returns none
@@ -129,12 +131,12 @@ class Others:
         has not come to them yet.
         """
         since, before = time.monotonic(), None
-        while not asked_to_stop(self._work.caught):
+        while not is_stop_requested(self._work.caught):
             self._refresh()
             left = [cell for cell in self._cells if not self._work.is_final(cell)]
             if not left or any(map(self._has_failed, left)):
                 return []
-            signs = self._signs(left)
+            signs = self._read_activity(left)
             if signs != before or True in signs.values():
                 since, before = time.monotonic(), signs
             if time.monotonic() - since > LOST_SEC and _has_locks(self._work):
@@ -149,17 +151,17 @@ class Others:
             time.sleep(POLL_SEC)
             self._work.tick()
 
-    def _signs(self, left: Sequence[Cell]) -> dict[str, Any]:
+    def _read_activity(self, waiting: Sequence[Cell]) -> dict[str, Any]:
         """Whether another process holds each cell; in a bucket the tags of their leases, which
         change while these are renewed.
         """
         if self._work.url is None:
-            return {cell.name: is_locked(self._work.folder(cell) / LOCK) for cell in left}
+            return {cell.name: is_locked(self._work.folder(cell) / LOCK) for cell in waiting}
         listing = open_bucket(self._work.url).list()
-        leases = {cell.name: listing.get(f'{cell.name}/{LEASE}') for cell in left}
+        leases = {cell.name: listing.get(f'{cell.name}/{LEASE}') for cell in waiting}
         return {name: found and found.e_tag for name, found in leases.items()}
 
-    def _failure(self, cell: Cell) -> int | None:
+    def _failure_time(self, cell: Cell) -> int | None:
         """The time of a summary that says that the cell failed, by the clock of the disk."""
         folder = self._work.folder(cell)
         if Run(folder).status != 'failed':
@@ -170,31 +172,31 @@ class Others:
 
     def _has_failed(self, cell: Cell) -> bool:
         """Whether it failed in this wave; not of an earlier command, which this one tries again."""
-        return self._failure(cell) not in (None, self._failed_before[cell.name])
+        return self._failure_time(cell) not in (None, self._earlier_failures[cell.name])
 
 
 def _has_locks(work: Work) -> bool:
     """Whether it can be seen who trains a cell. A bucket has leases, which are asked for then."""
     if work.url is not None:
         return True
-    with locked(work.workdir / LOCK) as is_held:
+    with hold_lock(work.workdir / LOCK) as is_held:
         return is_held
 
 
-def _marked(workdir: Path) -> str | None:
+def _read_mark(workdir: Path) -> str | None:
     with contextlib.suppress(OSError):
         return (workdir / MARK).read_text()
     return None
 
 
-def dealt(groups: Groups, host: int, hosts: int) -> list[list[Cell]]:
+def deal_cells(groups: Groups, host: int, hosts: int) -> list[list[Cell]]:
     """The cells of one of n hosts: consecutive ones, so that few groups are compiled on two hosts,
     with about as much work as each other host has: half of a cell at most is more, or less.
 
     Cells that have ended are dealt too: hosts that look at different times, and the same command
     again, find the same shares, and with them the same meshes and numbers.
     """
-    works = [[work(cell.recipe) for cell in group] for group in groups]
+    works = [[estimate_work(cell.recipe) for cell in group] for group in groups]
     total, before, found = sum(map(sum, works)), 0, []
     for group, own in zip(groups, works, strict=True):
         mine = []
@@ -209,7 +211,7 @@ def dealt(groups: Groups, host: int, hosts: int) -> list[list[Cell]]:
 _vocab_size = functools.cache(vocab_size)  # which may read a large file
 
 
-def work(recipe: Recipe) -> int:
+def estimate_work(recipe: Recipe) -> int:
     """Returns the products of a run's forward passes, roughly: those of matrices in blocks and
     readout, and of attention, for all its tokens.
     """

@@ -19,19 +19,19 @@ from typing import Any
 
 from lm.config.fields import MeshConfig
 from lm.config.recipe import Recipe
-from lm.config.resolve import differences, digest, replaced, to_dict
+from lm.config.resolve import differences, digest, to_dict, update_recipe
 from lm.record.checkpoint import check_path
 from lm.record.run import Run
-from lm.record.upgrade import is_old, stored_cell, stored_config
+from lm.record.upgrade import is_old, resolve_stored, resolve_stored_cell
 from lm.record.workdir import (
     CONFIG,
     SWEEP,
-    check_own,
-    refusal,
-    without_mesh,
-    writable,
+    annotate_write_errors,
+    check_no_links,
+    drop_mesh_fields,
+    format_refusal,
 )
-from lm.storage.files import Unreadable, read_json, sealed, write_json
+from lm.storage.files import UnreadableFile, read_json, seal_record, write_json
 from lm.study.arm import arm_name
 from lm.study.plan.cells import Cell
 
@@ -57,20 +57,20 @@ def open_sweep(
     that cannot hold checkpoints.
     """
     check_path(path)
-    check_own(path)
+    check_no_links(path)
     before: list[Record] = []
     if (path / SWEEP).exists():
-        earlier = _begun(path, base, continue_changed, say)
+        earlier = _read_earlier(path, base, continue_changed, say)
         before = earlier['cells']
         if 'base' in earlier and any((path / cell['cell']).exists() for cell in before):
             _compare_tunes(path, earlier.get('tune'), tune, continue_changed, say)
-        if names := _earlier_names(path, before, groups):
+        if names := _find_earlier_names(path, before, groups):
             return names
     elif (path / CONFIG).exists():
         raise ValueError(f'{path} holds a single run; give another --workdir for a sweep')
     listed = [
-        _record(cell.name, number, cell.changes, _differs(base, cell.recipe))
-        | ({} if cell.tuned is None else {'tuned': dict(cell.tuned)})
+        _cell_record(cell.name, number, cell.changes, _changed_fields(base, cell.recipe))
+        | ({} if cell.arm_position is None else {'tuned': dict(cell.arm_position)})
         for number, group in enumerate(groups)
         for cell in group
     ]
@@ -82,30 +82,32 @@ def open_sweep(
         for cell in left
         if (path / cell['cell']).exists()
     ]
-    with writable(path):
+    with annotate_write_errors(path):
         path.mkdir(parents=True, exist_ok=True)
-        record = {'base': to_dict(base), 'axes': _axes(listed), 'cells': listed}
+        record = {'base': to_dict(base), 'axes': _collect_axes(listed), 'cells': listed}
         record |= {} if tune is None else {'tune': tune}
         record |= {} if protocol is None else {'protocol': protocol}
-        write_json(path / SWEEP, sealed(record))
+        write_json(path / SWEEP, seal_record(record))
     return {}
 
 
-def _begun(path: Path, base: Recipe, continue_changed: bool, say: Callable[[str], None]) -> Record:
+def _read_earlier(
+    path: Path, base: Recipe, continue_changed: bool, say: Callable[[str], None]
+) -> Record:
     """The sweep on record; where sweep.json is damaged, only the cells that have a folder."""
     try:
         record = read_sweep(path)
-    except Unreadable as error:
+    except UnreadableFile as error:
         found = []
         for folder in sorted(recipe.parent for recipe in path.glob(f'*/{CONFIG}')):
             with contextlib.suppress(ValueError):  # damaged too: found by its name, if it is a cell
-                differs = _differs(base, Run(folder).read_recipe())
-                found.append(_record(folder.name, None, differs, differs))
+                differs = _changed_fields(base, Run(folder).read_recipe())
+                found.append(_cell_record(folder.name, None, differs, differs))
         say(f'NOTE: {error}. It is written anew, with the {len(found)} cells that have a folder.')
         return {'cells': found}
-    changed = without_mesh(differences(stored_config(record['base']), base))
+    changed = drop_mesh_fields(differences(resolve_stored(record['base']), base))
     if changed and not continue_changed:
-        raise ValueError(refusal(path, 'a sweep from another config', changed))
+        raise ValueError(format_refusal(path, 'a sweep from another config', changed))
     return record
 
 
@@ -148,7 +150,7 @@ def _compare_tunes(
             say(f'NOTE: arm {name} is left out: its runs stay on record, in no verdict')
 
 
-def _record(name: str, group: int | None, changes: Record, differs: Record) -> Record:
+def _cell_record(name: str, group: int | None, changes: Record, differs: Record) -> Record:
     return {'cell': name, 'group': group, 'changes': changes, 'differs': differs}
 
 
@@ -157,23 +159,23 @@ def read_sweep(path: Path) -> Record:
     record = read_json(path / SWEEP)
     if not isinstance(record.get('base'), dict) or not isinstance(record.get('cells'), list):
         lacks = 'it lacks the base or the cells of a sweep'
-        raise Unreadable(f'{path / SWEEP} cannot be read: {lacks}')
+        raise UnreadableFile(f'{path / SWEEP} cannot be read: {lacks}')
     for cell in record['cells']:
         name = cell.get('cell') if isinstance(cell, dict) else None
         # Folders of cells lie in that of the sweep, whoever wrote the list.
         is_name = isinstance(name, str) and name.isprintable() and name not in ('', '..')
         if not is_name or Path(name).name != name:
-            raise Unreadable(f'{path / SWEEP} cannot be read: {name!r} is no name of a cell')
+            raise UnreadableFile(f'{path / SWEEP} cannot be read: {name!r} is no name of a cell')
     if not is_old(record['base']):
         return record
-    base, cells = stored_config(record['base']), []
+    base, cells = resolve_stored(record['base']), []
     for cell in record['cells']:
-        recipe, changes = stored_cell(record['base'], cell['changes'])
-        cells.append(cell | {'changes': changes, 'differs': _differs(base, recipe)})
-    return record | {'base': to_dict(base), 'axes': _axes(cells), 'cells': cells}
+        recipe, changes = resolve_stored_cell(record['base'], cell['changes'])
+        cells.append(cell | {'changes': changes, 'differs': _changed_fields(base, recipe)})
+    return record | {'base': to_dict(base), 'axes': _collect_axes(cells), 'cells': cells}
 
 
-def _earlier_names(
+def _find_earlier_names(
     path: Path, before: Sequence[Record], groups: Sequence[Sequence[Cell]]
 ) -> dict[str, str]:
     """{name of a cell that has no folder: that of an earlier cell of the same config but for the
@@ -182,34 +184,34 @@ def _earlier_names(
     """
     cells = [cell for group in groups for cell in group]
     present = {cell.name for cell in cells}
-    alike = collections.Counter(_of_any_mesh(cell.recipe) for cell in cells)
+    alike = collections.Counter(_meshless_digest(cell.recipe) for cell in cells)
     earlier = {}
     for old in [cell['cell'] for cell in before if cell['cell'] not in present]:
         with contextlib.suppress(ValueError, OSError):  # never begun, or of an unknown form
             recipe = Run(path / old).read_recipe()
-            earlier[digest(recipe)] = earlier[_of_any_mesh(recipe)] = old
+            earlier[digest(recipe)] = earlier[_meshless_digest(recipe)] = old
 
-    def name(cell: Cell) -> str:
+    def folder_name(cell: Cell) -> str:
         if (path / cell.name).exists():
             return cell.name
         as_found = earlier.get(cell.name, cell.name)
-        same = _of_any_mesh(cell.recipe)
+        same = _meshless_digest(cell.recipe)
         return earlier.get(same, as_found) if alike[same] == 1 else as_found
 
-    return {cell.name: new for cell in cells if (new := name(cell)) != cell.name}
+    return {cell.name: new for cell in cells if (new := folder_name(cell)) != cell.name}
 
 
-def _of_any_mesh(recipe: Recipe) -> str:
+def _meshless_digest(recipe: Recipe) -> str:
     """The name that all configs have which differ in the mesh alone."""
     mesh = vars(MeshConfig(data=-1))
-    return digest(replaced(recipe, {f'mesh.{axis}': size for axis, size in mesh.items()}))
+    return digest(update_recipe(recipe, {f'mesh.{axis}': size for axis, size in mesh.items()}))
 
 
-def _differs(base: Recipe, recipe: Recipe) -> dict[str, Any]:
+def _changed_fields(base: Recipe, recipe: Recipe) -> dict[str, Any]:
     return {field: new for field, (_, new) in differences(base, recipe).items()}
 
 
-def _axes(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def _collect_axes(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """{field that cells change: its values}."""
     axes: dict[str, list[Any]] = {}
     for cell in cells:

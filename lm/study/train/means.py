@@ -6,17 +6,17 @@ import jax
 
 from lm.data import open_dataset
 from lm.record.machine import device_name
-from lm.record.remote.mirror import sweep_records
-from lm.record.workdir import check_own
+from lm.record.remote.mirror import mirror_sweep_records
+from lm.record.workdir import check_no_links
 from lm.storage.files import read_json
 from lm.study.plan.protocols import Groups, Measurements
 from lm.study.train.groups import Work
-from lm.study.train.throughput import FILE, key_of, known_throughput, measure_throughput
+from lm.study.train.throughput import FILE, measure_throughput, program_digest, read_throughput
 
 POLL_SEC, PATIENCE_SEC = 0.5, 3600.0
 
 
-def means_here(work: Work, engine: str, host: int) -> Measurements:
+def local_measurements(work: Work, engine: str, host: int) -> Measurements:
     """Returns the means of this machine.
 
     Args:
@@ -26,33 +26,33 @@ def means_here(work: Work, engine: str, host: int) -> Measurements:
     """
     rows: dict = {}
 
-    def rows_of(recipe):
+    def read_rows(recipe):
         if recipe.data not in rows:
             rows[recipe.data] = open_dataset(recipe.data, say=work.say).train
         return rows[recipe.data]
 
-    def seconds(programs: Groups) -> list[float]:
-        check_alike([device.device_kind for device in jax.devices()], engine)
-        check_own(work.workdir)
-        with sweep_records(work.url, work.say):  # a bucket lets one host in after the other
+    def measure_seconds(programs: Groups) -> list[float]:
+        check_device_kinds([device.device_kind for device in jax.devices()], engine)
+        check_no_links(work.workdir)
+        with mirror_sweep_records(work.url, work.say):  # a bucket lets one host in after the other
             _check_device(work)
             if host == 0 or work.url is not None:
                 found = measure_throughput(programs, work)
             else:
-                found = _awaited(programs, work)
+                found = _await_throughput(programs, work)
             _check_device(work)
         for group in programs:
-            if key_of(group[0]) not in found:
+            if program_digest(group[0]) not in found:
                 raise ValueError(
                     f'equal_time: the steps of sweep cell {group[0].changes} could not be timed, '
                     'for the reason above'
                 )
-        return [found[key_of(group[0])] for group in programs]
+        return [found[program_digest(group[0])] for group in programs]
 
-    return Measurements(jax.devices()[0].platform, rows_of, seconds)
+    return Measurements(jax.devices()[0].platform, read_rows, measure_seconds)
 
 
-def check_alike(kinds: list[str], engine: str) -> None:
+def check_device_kinds(kinds: list[str], engine: str) -> None:
     """Raises ValueError where what is timed here says nothing of where runs train."""
     if len({*kinds}) > 1:
         raise ValueError(
@@ -76,12 +76,12 @@ def _check_device(work: Work) -> None:
         )
 
 
-def _awaited(programs: Groups, work: Work) -> dict[str, float]:
+def _await_throughput(programs: Groups, work: Work) -> dict[str, float]:
     """Waits for the times of host 0."""
     deadline = time.monotonic() + PATIENCE_SEC
     while time.monotonic() < deadline:
-        found = known_throughput(work)
-        if all(key_of(group[0]) in found for group in programs):
+        found = read_throughput(work)
+        if all(program_digest(group[0]) in found for group in programs):
             return found
         time.sleep(POLL_SEC)
     raise ValueError(f'equal_time: host 0 has written no times to {work.workdir / FILE}')

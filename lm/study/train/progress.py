@@ -10,22 +10,22 @@ from rich.live import Live
 from rich.text import Text
 
 from lm.config.fields import RUN_PATHS
-from lm.study.plan.cells import Cell, ignored_words
+from lm.study.plan.cells import Cell, describe_ignored
 from lm.study.tables.results import UNREADABLE, Record, gather, write_table
-from lm.study.tables.text import number
+from lm.study.tables.text import format_number
 
-EVERY_SEC = {True: 1.0, False: 30.0}  # by whether a person watches
-SHARE = 0.01  # of the time that reading all the records may take
+INTERVAL_SEC = {True: 1.0, False: 30.0}  # by whether a person watches
+READING_SHARE = 0.01  # of the time that reading all the records may take
 ENDED = ('done', 'diverged', 'failed')
 
 
 @contextmanager
-def live(
+def show_progress(
     workdir: Path,
     groups: list[list[Cell]],
     console: Console,
     notes: Sequence[str] = (),
-    said: set[str] | None = None,
+    printed: set[str] | None = None,
 ) -> Iterator[Callable[[], None]]:
     """Shows a line for each group while the sweep goes; yields what to call now and then.
 
@@ -36,13 +36,13 @@ def live(
       notes: lines that come first, with those on options that only some cells read.
       said: lines that are not said again, as a tuned sweep has several waves; more are added.
     """
-    said = set() if said is None else said
-    ignored = ignored_words([cell for group in groups for cell in group])
+    printed = set() if printed is None else printed
+    ignored = describe_ignored([cell for group in groups for cell in group])
     for line in (*notes, *(f'NOTE: {words}' for words in ignored)):
-        if line not in said:
+        if line not in printed:
             console.print(line, markup=False, soft_wrap=True)
-        said.add(line)
-    progress = Progress(workdir, groups, console)
+        printed.add(line)
+    progress = SweepProgress(workdir, groups, console)
     with progress.screen:
         try:
             yield progress.tick
@@ -50,12 +50,12 @@ def live(
             progress.tick(force=True)
 
 
-def table(workdir: Path) -> str:
+def write_summary(workdir: Path) -> str:
     """Writes the table of all cells; returns how they ended, and its path."""
-    return f'{counts(gather(workdir))}; {write_table(workdir)}'
+    return f'{format_statuses(gather(workdir))}; {write_table(workdir)}'
 
 
-class Progress:
+class SweepProgress:
     """Reads the workdir, so that it does not matter which process trains what."""
 
     def __init__(self, workdir: Path, groups: list[list[Cell]], console: Console):
@@ -70,26 +70,28 @@ class Progress:
         if not force and time.monotonic() < self._next:
             return
         start = time.monotonic()
-        text = '\n'.join(self.lines())
+        text = '\n'.join(self.format_lines())
         now = time.monotonic()
-        self._next = now + max(EVERY_SEC[self.console.is_terminal], (now - start) / SHARE)
+        self._next = now + max(
+            INTERVAL_SEC[self.console.is_terminal], (now - start) / READING_SHARE
+        )
         if self.console.is_terminal:
             self.screen.update(Text(text), refresh=True)
         else:
             self.console.print(text, markup=False, soft_wrap=True)
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """A line for each group that has begun, then one for the whole."""
         records = {record['cell']: record for record in gather(self.workdir)}
         lines = []
         for i, group in enumerate(self.groups, start=1):
             own = [records[cell.name] for cell in group]
             if any(record['status'] != 'waiting' for record in own):
-                lines.append(f'group {i} of {len(self.groups)}  {group_line(group, own)}')
+                lines.append(f'group {i} of {len(self.groups)}  {format_group(group, own)}')
         mine = [records[cell.name] for group in self.groups for cell in group]
-        return [*lines, f'sweep {counts(mine)}  {self._time_left(mine)}']
+        return [*lines, f'sweep {format_statuses(mine)}  {self._format_time_left(mine)}']
 
-    def _time_left(self, records: list[Record]) -> str:
+    def _format_time_left(self, records: list[Record]) -> str:
         """The time left at the rate of this process so far, as if all steps took as long."""
         done = sum(steps_done(record) for record in records)
         rate = (done - self._steps_before) / max(time.monotonic() - self._began, 1e-9)
@@ -104,10 +106,10 @@ def steps_done(record: Record) -> int:
     return record['steps'] if record['status'] in ENDED else record['step'] or 0
 
 
-def group_line(group: list[Cell], records: list[Record]) -> str:
+def format_group(group: list[Cell], records: list[Record]) -> str:
     """The line of a group: what its runs share, where they stand, and the best of them."""
     going = [record for record in records if record['status'] == 'unfinished']
-    line = '  '.join([*caption(group[0], False), counts(records)])
+    line = '  '.join([*format_changes(group[0], False), format_statuses(records)])
     if going:
         newest = max(record['step'] or 0 for record in going)
         line += f'  step {newest} of {max(record["steps"] for record in going)}'
@@ -115,17 +117,17 @@ def group_line(group: list[Cell], records: list[Record]) -> str:
     if scored:
         best = min(scored, key=lambda record: record['ce'])
         (cell,) = [cell for cell in group if cell.name == best['cell']]
-        line += f'  best {best["ce"]:.4f} ({" ".join([*caption(cell, True), cell.name])})'
+        line += f'  best {best["ce"]:.4f} ({" ".join([*format_changes(cell, True), cell.name])})'
     return line
 
 
-def caption(cell: Cell, varying: bool) -> list[str]:
+def format_changes(cell: Cell, varying: bool) -> list[str]:
     """'optim.lr=0.01': what makes the cell, of what runs of one group may or may not differ in."""
     changes = cell.changes.items()
-    return [f'{p}={number(value)}' for p, value in changes if (p in RUN_PATHS) == varying]
+    return [f'{p}={format_number(value)}' for p, value in changes if (p in RUN_PATHS) == varying]
 
 
-def counts(records: list[Record]) -> str:
+def format_statuses(records: list[Record]) -> str:
     """'12 of 21 done, 1 diverged'; what went wrong is named, what goes on is not."""
     statuses = [record['status'] for record in records]
     text = f'{statuses.count("done")} of {len(records)} done'

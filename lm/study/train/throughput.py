@@ -16,23 +16,23 @@ import numpy as np
 
 from lm import data
 from lm.config.recipe import Recipe
-from lm.devices.mesh import share_of_process
-from lm.launch.distributed import from_first, is_first, several
-from lm.launch.signals import nothing_to_lose
+from lm.devices.mesh import process_share
+from lm.launch.distributed import broadcast_from_first, is_first, is_multiprocess
+from lm.launch.signals import interruptible
 from lm.record.machine import device_name
 from lm.run.program import Program
 from lm.run.start import initial_state
-from lm.storage.files import Unreadable, quiet, read_json, sealed, write_json
-from lm.study.plan.cells import Cell, program_of
-from lm.study.train.groups import Work, compiled
+from lm.storage.files import UnreadableFile, discard_line, read_json, seal_record, write_json
+from lm.study.plan.cells import Cell, program_key
+from lm.study.train.groups import Work, compile_program
 
 FILE = 'throughput.json'
 WARM_UP, STEPS = 1, 5
 
 
-def key_of(cell: Cell) -> str:
+def program_digest(cell: Cell) -> str:
     """Returns the name of a cell's program, equal for all cells of one group."""
-    return hashlib.blake2b(repr(program_of(cell)).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(repr(program_key(cell)).encode(), digest_size=8).hexdigest()
 
 
 def measure_throughput(groups: Sequence[Sequence[Cell]], work: Work) -> dict[str, float]:
@@ -48,47 +48,47 @@ def measure_throughput(groups: Sequence[Sequence[Cell]], work: Work) -> dict[str
       groups: runs that are about to train together, by program.
       work: where they train.
     """
-    path, known = work.workdir / FILE, _known(work)
+    path, known = work.workdir / FILE, _read_measured(work)
     programs = dict(known['programs'])
-    lacking = [group for group in groups if key_of(group[0]) not in programs]
+    lacking = [group for group in groups if program_digest(group[0]) not in programs]
     for group in lacking:
         try:
-            with nothing_to_lose(work.caught):
-                program, slots = compiled(group, work)
-                sec = seconds_per_step(program, [cell.recipe for cell in group], slots)
+            with interruptible(work.caught):
+                program, slots = compile_program(group, work)
+                sec = measure_step_sec(program, [cell.recipe for cell in group], slots)
         except Exception as error:  # of any kind: `train_group` meets it too, and records it
-            if several():  # the others wait for this process
+            if is_multiprocess():  # the others wait for this process
                 raise
-            work.say(f'NOTE: the steps of {key_of(group[0])} could not be timed ({error})')
+            work.say(f'NOTE: the steps of {program_digest(group[0])} could not be timed ({error})')
             continue
-        programs[key_of(group[0])] = {'sec': sec, 'runs': slots}
+        programs[program_digest(group[0])] = {'sec': sec, 'runs': slots}
     if lacking and is_first():
         work.workdir.mkdir(parents=True, exist_ok=True)
-        write_json(path, sealed(known | {'programs': programs}))
+        write_json(path, seal_record(known | {'programs': programs}))
     return {key: found['sec'] for key, found in programs.items()}
 
 
-def known_throughput(work: Work) -> dict[str, float]:
+def read_throughput(work: Work) -> dict[str, float]:
     """Returns what has been measured so far, as `measure_throughput` does."""
-    return {key: found['sec'] for key, found in _known(work)['programs'].items()}
+    return {key: found['sec'] for key, found in _read_measured(work)['programs'].items()}
 
 
-def _known(work: Work) -> dict[str, Any]:
+def _read_measured(work: Work) -> dict[str, Any]:
     """The content of throughput.json as process 0 reads it; nothing of a damaged one."""
     nothing = {'device': device_name(), 'programs': {}}
     if not is_first():
-        return from_first(None)
+        return broadcast_from_first(None)
     try:
         found = read_json(work.workdir / FILE)
     except FileNotFoundError:
         found = nothing
-    except Unreadable as error:
+    except UnreadableFile as error:
         work.say(f'NOTE: {error}. The steps are timed anew.')
         found = nothing
-    return from_first(found)
+    return broadcast_from_first(found)
 
 
-def seconds_per_step(program: Program, recipes: Sequence[Recipe], slots: int) -> float:
+def measure_step_sec(program: Program, recipes: Sequence[Recipe], slots: int) -> float:
     """Returns the median time of a step, divided by the runs that make it side by side.
 
     program: that the recipes share. slots: runs of the compiled program; all of them are busy.
@@ -96,24 +96,24 @@ def seconds_per_step(program: Program, recipes: Sequence[Recipe], slots: int) ->
     """
     experiment = program.experiment
     used = [recipes[i % len(recipes)] for i in range(slots)]
-    hypers, states = program.hypers(used), program.empty(slots)
-    state = initial_state(used[0], experiment, quiet)  # all have one of the same shapes
+    hypers, states = program.stack_hypers(used), program.make_buffer(slots)
+    state = initial_state(used[0], experiment, discard_line)  # all have one of the same shapes
     for i in range(slots):
         states = program.put(states, state, i)
-    batch = program.batch([_first_batch(program, recipe.data.seed) for recipe in used])
-    step, active, times = program.compiled(slots), np.ones(slots, bool), []
+    batch = program.stack_batches([_first_batch(program, recipe.data.seed) for recipe in used])
+    step, active, times = program.compile_step(slots), np.ones(slots, bool), []
     for _ in range(WARM_UP + STEPS):
         start = time.perf_counter()
         states, metrics = step(active, states, batch, hypers)
         jax.block_until_ready((states, metrics))
         times.append(time.perf_counter() - start)
-    return from_first(statistics.median(times[WARM_UP:]) / slots)
+    return broadcast_from_first(statistics.median(times[WARM_UP:]) / slots)
 
 
 def _first_batch(program: Program, seed: int) -> data.Batch:
     """The share of this process of the first batch of an order."""
     experiment = program.experiment
-    index, count = share_of_process(experiment.mesh)
+    index, count = process_share(experiment.mesh)
     return data.batch_at(
         experiment.dataset.train,
         0,

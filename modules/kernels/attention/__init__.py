@@ -6,9 +6,9 @@ recorded. `modules.attention` calls it; it calls `modules.parallel`.
 from modules.kernels.attention.api import (
     ATTENTION_KERNELS,
     attend,
-    refuse_documents,
-    refuse_scores,
+    check_documents,
+    check_scores,
 )
 from modules.kernels.attention.base import Scores
 
-__all__ = ['ATTENTION_KERNELS', 'Scores', 'attend', 'refuse_documents', 'refuse_scores']
+__all__ = ['ATTENTION_KERNELS', 'Scores', 'attend', 'check_documents', 'check_scores']

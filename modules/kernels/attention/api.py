@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from modules.choices import choose
-from modules.facts import demands_nothing
+from modules.facts import accept_any
 from modules.kernels.attention.base import Scores, reference
-from modules.kernels.attention.blocked import blocked
-from modules.kernels.attention.cudnn import cudnn, most_documents
-from modules.kernels.attention.splash import LANES, check_blocks, refuse_cut, splash
+from modules.kernels.attention.blocked import blocked_attention
+from modules.kernels.attention.cudnn import cudnn, max_documents
+from modules.kernels.attention.splash import LANES, check_blocks, check_context_axis, splash
 
 ALL = frozenset(field.name for field in dataclasses.fields(Scores))
 DROPOUT = frozenset({'dropout'})
@@ -41,18 +41,18 @@ class AttentionKernel:
     """
 
     compute: Callable[..., jax.Array]
-    serves: frozenset[str]
+    supports: frozenset[str]
     platforms: tuple[str, ...] | None = None
     dtypes: tuple[str, ...] | None = None
     head_dims: range | None = None
     length_multiple: int = 1
     forward_mode: frozenset[str] = frozenset()
     holds_scores: bool = False
-    refuse_cut: Callable[[int, int], None] | None = None
-    most_documents: Callable[[int], int] | None = None
-    check: Callable[[Any, Any], None] = demands_nothing
+    check_context_axis: Callable[[int, int], None] | None = None
+    max_documents: Callable[[int], int] | None = None
+    check: Callable[[Any, Any], None] = accept_any
 
-    def takes(self, dtype: str | None, head_dim: int | None) -> bool:
+    def accepts(self, dtype: str | None, head_dim: int | None) -> bool:
         """Whether q, k and v may have this type and width; None: any."""
         return (dtype is None or self.dtypes is None or dtype in self.dtypes) and (
             head_dim is None or self.head_dims is None or head_dim in self.head_dims
@@ -61,14 +61,17 @@ class AttentionKernel:
 
 ATTENTION_KERNELS = {
     'blocked': AttentionKernel(
-        blocked, ALL - DROPOUT, forward_mode=frozenset({'gradient'}), refuse_cut=lambda *_: None
+        blocked_attention,
+        ALL - DROPOUT,
+        forward_mode=frozenset({'gradient'}),
+        check_context_axis=lambda *_: None,
     ),
     'reference': AttentionKernel(
         reference,
         ALL,
         forward_mode=frozenset({'logits', 'gradient'}),
         holds_scores=True,
-        refuse_cut=lambda *_: None,
+        check_context_axis=lambda *_: None,
     ),
     # On Ampere its gradient in documents, a mask there, needs an even length. JAX checks that wider
     # heads than 128 are on Hopper.
@@ -79,7 +82,7 @@ ATTENTION_KERNELS = {
         dtypes=('bfloat16', 'float16'),
         head_dims=range(8, 257, 8),
         length_multiple=2,
-        most_documents=most_documents,
+        max_documents=max_documents,
     ),
     'splash': AttentionKernel(
         splash,
@@ -88,13 +91,13 @@ ATTENTION_KERNELS = {
         dtypes=('bfloat16', 'float32'),
         head_dims=range(1, 257),  # at 512, float32 blocks are too large for a v4's vector memory
         length_multiple=LANES,
-        refuse_cut=refuse_cut,
+        check_context_axis=check_context_axis,
         check=check_blocks,
     ),
 }
 
 
-def refuse_scores(
+def check_scores(
     name: str, scores: Scores, dtype: str | None = None, head_dim: int | None = None
 ) -> None:
     """Raises ValueError where a kernel does not serve what an attention layer asks for.
@@ -105,11 +108,11 @@ def refuse_scores(
       dtype: the type of q, k and v; None: not asked.
       head_dim: the width of a head, H; None: not asked.
     """
-    kernel, asked = choose(ATTENTION_KERNELS, name, 'kernels.attention'), scores.asked()
-    lacking = [f'{field}={value}' for field, value in asked.items() if field not in kernel.serves]
-    if not kernel.takes(dtype, None):
+    kernel, asked = choose(ATTENTION_KERNELS, name, 'kernels.attention'), scores.changed_fields()
+    lacking = [f'{field}={value}' for field, value in asked.items() if field not in kernel.supports]
+    if not kernel.accepts(dtype, None):
         lacking.append(f'model.dtype={dtype} (but {", ".join(kernel.dtypes)})')
-    if not kernel.takes(None, head_dim):
+    if not kernel.accepts(None, head_dim):
         widths = kernel.head_dims
         lacking.append(
             f'heads of width {head_dim} (but {widths[0]} to {widths[-1]} in steps of {widths.step})'
@@ -118,7 +121,7 @@ def refuse_scores(
         able = [
             other + (f' (on {", ".join(row.platforms)})' if row.platforms else '')
             for other, row in ATTENTION_KERNELS.items()
-            if row.serves >= asked.keys() and row.takes(dtype, head_dim)
+            if row.supports >= asked.keys() and row.accepts(dtype, head_dim)
         ]
         raise ValueError(
             f'kernels.attention={name} does not serve {", ".join(lacking)}; those that do: '
@@ -126,7 +129,7 @@ def refuse_scores(
         )
 
 
-def refuse_documents(name: str, segments: np.ndarray) -> None:
+def check_documents(name: str, segments: np.ndarray) -> None:
     """Raises ValueError where rows have more documents than a kernel takes.
 
     Args:
@@ -134,10 +137,10 @@ def refuse_documents(name: str, segments: np.ndarray) -> None:
       segments: the number of the document of each token, [.., T].
     """
     kernel, length = ATTENTION_KERNELS[name], segments.shape[-1]
-    if kernel.most_documents is None:
+    if kernel.max_documents is None:
         return
     found = 1 + int(np.count_nonzero(np.diff(segments), axis=-1).max())
-    if found > (most := kernel.most_documents(length)):
+    if found > (most := kernel.max_documents(length)):
         raise ValueError(
             f'kernels.attention={name} takes {most} documents, padding among them, in a row of '
             f'{length:,} tokens, and one here has {found}; choose kernels.attention=blocked, or '
@@ -176,7 +179,7 @@ def attend(
       is_full: a scalar that turns the window off where it is true. It may be traced: the layers of
         a scan differ in it.
       prefix_BT: tokens of one number that is not 0 see each other, later ones too.
-      dropout_BNTS: drops probabilities in training (`modules.dropout.Drop`).
+      dropout_BNTS: drops probabilities in training (`modules.dropout.Dropout`).
       softmax: one of `SOFTMAX_KERNELS` in the place of plain operations, for `reference` alone.
       options: those of the row.
 
@@ -187,8 +190,8 @@ def attend(
       ValueError: for what the kernel does not serve, and where an array and its field of `scores`
         do not come together.
     """
-    refuse_scores(name, scores, q_BNTH.dtype.name, q_BNTH.shape[-1])
-    given = scores.check_arrays(
+    check_scores(name, scores, q_BNTH.dtype.name, q_BNTH.shape[-1])
+    given = scores.collect_arrays(
         sinks_N=sinks_N,
         slopes_N=slopes_N,
         key_bias_BKS=key_bias_BKS,
@@ -201,8 +204,8 @@ def attend(
     kernel, length = ATTENTION_KERNELS[name], q_BNTH.shape[2]
     missing = -length % kernel.length_multiple
     if missing:
-        q_BNTH, k_BKSH, v_BKSH = (padded(x, 2, missing) for x in (q_BNTH, k_BKSH, v_BKSH))
-        segments_BT = None if segments_BT is None else padded(segments_BT, 1, missing)
+        q_BNTH, k_BKSH, v_BKSH = (pad_tokens(x, 2, missing) for x in (q_BNTH, k_BKSH, v_BKSH))
+        segments_BT = None if segments_BT is None else pad_tokens(segments_BT, 1, missing)
 
     def compute(scores):
         out_BNTH = kernel.compute(q_BNTH, k_BKSH, v_BKSH, scores, segments_BT, **given)
@@ -214,9 +217,9 @@ def attend(
     return jax.lax.cond(is_full, lambda: compute(unbounded), lambda: compute(scores))
 
 
-def padded(x: jax.Array, axis: int, missing: int) -> jax.Array:
+def pad_tokens(x: jax.Array, axis: int, n_padding: int) -> jax.Array:
     """Repeats the last place `missing` times: no token sees a later one, and each sees itself, so
     that all rows stay finite and the others do not change.
     """
-    widths = [(0, missing if at == axis else 0) for at in range(x.ndim)]
+    widths = [(0, n_padding if at == axis else 0) for at in range(x.ndim)]
     return jnp.pad(x, widths, mode='edge')

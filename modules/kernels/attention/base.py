@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from modules.parallel.axes import sharded
+from modules.parallel.axes import shard_activation
 
 MASKED = -1e30  # finite, so that a fully masked row gives no NaN
 
@@ -30,7 +30,7 @@ class Scores:
         if self.window is not None and self.window < 1:
             raise ValueError(f'a window holds the token itself, so at least 1; got {self.window}')
 
-    def scale_of(self, head_dim: int) -> float:
+    def compute_scale(self, head_dim: int) -> float:
         """Returns the factor of q k.
 
         Args:
@@ -38,11 +38,11 @@ class Scores:
         """
         return head_dim**-0.5 if self.scale is None else self.scale
 
-    def asked(self) -> dict[str, object]:
+    def changed_fields(self) -> dict[str, object]:
         """Returns the fields that are not at their defaults."""
         return {name: value for name, value in vars(self).items() if value != getattr(Scores, name)}
 
-    def check_arrays(self, **arrays: jax.Array | None) -> dict[str, Any]:
+    def collect_arrays(self, **arrays: jax.Array | None) -> dict[str, Any]:
         """Returns the arrays that are not None, by name.
 
         Args:
@@ -59,12 +59,12 @@ class Scores:
         return {argument: array for argument, array in arrays.items() if array is not None}
 
 
-def exact(x: jax.Array) -> jnp.dtype:
+def accumulator_dtype(x: jax.Array) -> jnp.dtype:
     """Returns the type that products are summed in: float32, or float64 where x is."""
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
-def share_heads(x_BKTH: jax.Array, n_heads: int) -> jax.Array:
+def repeat_kv_heads(x_BKTH: jax.Array, n_heads: int) -> jax.Array:
     """Repeats each of K key or value heads for n_heads / K consecutive query heads."""
     if x_BKTH.shape[1] == n_heads:
         return x_BKTH
@@ -98,12 +98,12 @@ def reference(
     same_BTS = None
     if segments_BT is not None:
         same_BTS = segments_BT[:, :, None] == segments_BT[:, None, :]
-    mutual_BTS = None if prefix_BT is None else in_one_prefix(prefix_BT, prefix_BT)
+    mutual_BTS = None if prefix_BT is None else in_same_prefix(prefix_BT, prefix_BT)
     given = {'mutual_BTS': mutual_BTS, 'softmax': softmax, **arrays}
-    return attend_from(q_BNTH, k_BKSH, v_BKSH, scores, position_1T, same_BTS, **given)
+    return attend_at_positions(q_BNTH, k_BKSH, v_BKSH, scores, position_1T, same_BTS, **given)
 
 
-def attend_from(
+def attend_at_positions(
     q_BNTH: jax.Array,
     k_BKSH: jax.Array,
     v_BKSH: jax.Array,
@@ -126,8 +126,10 @@ def attend_from(
     plain operations. dropout_BNTS: drops probabilities; None: all stay.
     """
     n_heads = q_BNTH.shape[1]
-    k_BKSH, v_BKSH = (sharded(x, 'BKSH') for x in (k_BKSH, v_BKSH))  # all keys where T is cut
-    k_BNSH, v_BNSH = share_heads(k_BKSH, n_heads), share_heads(v_BKSH, n_heads)
+    k_BKSH, v_BKSH = (
+        shard_activation(x, 'BKSH') for x in (k_BKSH, v_BKSH)
+    )  # all keys where T is cut
+    k_BNSH, v_BNSH = repeat_kv_heads(k_BKSH, n_heads), repeat_kv_heads(v_BKSH, n_heads)
     back_BTS = positions_BT[..., None] - jnp.arange(k_BKSH.shape[2], dtype=jnp.int32)[None, None]
     if mutual_BTS is not None:
         back_BTS = jnp.broadcast_to(back_BTS, mutual_BTS.shape)
@@ -135,8 +137,8 @@ def attend_from(
     in_kernel = softmax is not None and slopes_N is None  # slopes come between
     softcap = 0.0 if in_kernel else scores.softcap
     arrays = {'slopes_N': slopes_N, 'key_bias_BKS': key_bias_BKS}
-    scores_BNTS = logits(q_BNTH, k_BNSH, scores, softcap, back_BTS, **arrays)
-    seen_BTS = sees(back_BTS, scores.window, is_full)
+    scores_BNTS = attention_logits(q_BNTH, k_BNSH, scores, softcap, back_BTS, **arrays)
+    seen_BTS = is_visible(back_BTS, scores.window, is_full)
     if same_BTS is not None:
         seen_BTS = seen_BTS & same_BTS
     if softmax is not None:
@@ -160,12 +162,12 @@ def attend_from(
     return jnp.einsum('bnts,bnsh->bnth', probs_BNTS.astype(v_BNSH.dtype), v_BNSH)
 
 
-def logits(
+def attention_logits(
     q_BNTH: jax.Array,
     k_BNSH: jax.Array,
     scores: Scores,
     softcap: float,
-    back_BTS: jax.Array,
+    distance_BTS: jax.Array,
     slopes_N: jax.Array | None = None,
     key_bias_BKS: jax.Array | None = None,
 ) -> jax.Array:
@@ -174,28 +176,30 @@ def logits(
     back_BTS: t - s, or |t - s| within a prefix.
     """
     n_heads, head_dim = q_BNTH.shape[1], q_BNTH.shape[-1]
-    q_BNTH, dtype = q_BNTH * scores.scale_of(head_dim), exact(q_BNTH)
+    q_BNTH, dtype = q_BNTH * scores.compute_scale(head_dim), accumulator_dtype(q_BNTH)
     s_BNTS = jnp.einsum('bnth,bnsh->bnts', q_BNTH, k_BNSH, preferred_element_type=dtype)
     if key_bias_BKS is not None:
-        bias_BN1S = share_heads(key_bias_BKS, n_heads)[:, :, None].astype(dtype)
+        bias_BN1S = repeat_kv_heads(key_bias_BKS, n_heads)[:, :, None].astype(dtype)
         s_BNTS = s_BNTS + jnp.broadcast_to(bias_BN1S, s_BNTS.shape)
     if softcap:
         s_BNTS = softcap * jnp.tanh(s_BNTS / softcap)
     if slopes_N is not None:
-        fall = jnp.einsum('n,bts->bnts', slopes_N, back_BTS.astype(dtype))
+        fall = jnp.einsum('n,bts->bnts', slopes_N, distance_BTS.astype(dtype))
         s_BNTS = s_BNTS - jnp.broadcast_to(fall, s_BNTS.shape)
     return s_BNTS
 
 
-def in_one_prefix(own_BT: jax.Array, other_BS: jax.Array) -> jax.Array:
+def in_same_prefix(query_prefix_BT: jax.Array, key_prefix_BS: jax.Array) -> jax.Array:
     """Whether both have the same number, and it is not 0, [B, T, S]."""
-    own_BT1 = own_BT[:, :, None]
-    return (own_BT1 == other_BS[:, None]) & (own_BT1 > 0)
+    own_BT1 = query_prefix_BT[:, :, None]
+    return (own_BT1 == key_prefix_BS[:, None]) & (own_BT1 > 0)
 
 
-def sees(back: jax.Array, window: int | None, is_full: jax.Array | None = None) -> jax.Array:
+def is_visible(
+    distance: jax.Array, window: int | None, is_full: jax.Array | None = None
+) -> jax.Array:
     """Whether a token reads one that is `back` tokens before it, negative for a later one."""
     if window is None:
-        return back >= 0
-    within = back < window if is_full is None else (back < window) | is_full
-    return (back >= 0) & within
+        return distance >= 0
+    within = distance < window if is_full is None else (distance < window) | is_full
+    return (distance >= 0) & within

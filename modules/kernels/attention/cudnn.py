@@ -1,7 +1,7 @@
 """cuDNN's fused attention on GPUs, through JAX.
 
 On Hopper and later documents are offsets into a row. JAX's function for them has no public name
-(jax 0.11 and 0.12), and its rule for vmap loses them, which `_over_runs` replaces.
+(jax 0.11 and 0.12), and its rule for vmap loses them, which `_merge_runs` replaces.
 """
 
 import functools
@@ -15,14 +15,14 @@ from jax._src.cudnn import fused_attention_stablehlo as fused
 from jax.ad_checkpoint import checkpoint_name
 
 from modules.kernels.attention.base import Scores
-from modules.numerics import ATTENDED
-from modules.parallel.axes import parts_of
+from modules.numerics import ATTENTION_OUTPUT
+from modules.parallel.axes import count_axis_shards
 
 # Of so many tokens at least is a document of a row on average, or a row has LEAST of them: the
 # statistics of softmax that cuDNN keeps, 4 B M N T bytes, have room for a row M times.
-TOKENS, LEAST = 64, 32
-PACKED = ('q_seqlen', 'kv_seqlen', 'q_offsets', 'kv_offsets', 'scale', 'mask_type')
-PACKED += ('sliding_window_length',)
+TOKENS_PER_DOCUMENT, MIN_DOCUMENTS = 64, 32
+OFFSET_PARAMETERS = ('q_seqlen', 'kv_seqlen', 'q_offsets', 'kv_offsets', 'scale', 'mask_type')
+OFFSET_PARAMETERS += ('sliding_window_length',)
 
 
 def cudnn(
@@ -36,16 +36,16 @@ def cudnn(
     over the batch and the heads.
 
     Segments are runs of one number: tokens of two runs do not see each other. On Hopper and later a
-    row has at most `most_documents`; one with more is NaN. On Ampere, which has no offsets, they
+    row has at most `max_documents`; one with more is NaN. On Ampere, which has no offsets, they
     are a bias [B, 1, T, T] in the type of q, and no block of keys is skipped.
 
     Raises ValueError where cuDNN is not installed, or JAX has no such function.
     """
-    refuse_missing()
+    check_cudnn()
     arrays = [jnp.swapaxes(x, 1, 2) for x in (q_BNTH, k_BKSH, v_BKSH)]
-    scale = scores.scale_of(q_BNTH.shape[-1])
+    scale = scores.compute_scale(q_BNTH.shape[-1])
     if segments_BT is not None and has_offsets():
-        out_BTNH = _documents(*arrays, scale, scores.window, segments_BT)
+        out_BTNH = _attend_documents(*arrays, scale, scores.window, segments_BT)
         return jnp.swapaxes(out_BTNH, 1, 2)
     same_B1TS = None
     if segments_BT is not None:
@@ -62,7 +62,7 @@ def cudnn(
     return jnp.swapaxes(out_BTNH, 1, 2)
 
 
-def refuse_missing() -> None:
+def check_cudnn() -> None:
     """Raises ValueError without cuDNN, and with a JAX that takes no documents as offsets."""
     try:
         fused.check_cudnn_version()
@@ -70,7 +70,9 @@ def refuse_missing() -> None:
         raise ValueError(
             f'kernels.attention=cudnn needs cuDNN: {error} It comes with uv sync --extra cuda'
         ) from error
-    lacking = set(PACKED) - set(inspect.signature(fused.dot_product_attention).parameters)
+    lacking = set(OFFSET_PARAMETERS) - set(
+        inspect.signature(fused.dot_product_attention).parameters
+    )
     if lacking:
         raise ValueError(
             f'kernels.attention=cudnn needs jax 0.11 or 0.12: in jax {jax.__version__} its '
@@ -79,22 +81,22 @@ def refuse_missing() -> None:
         )
 
 
-def compile_for(capability: str) -> None:
+def assume_capability(capability: str) -> None:
     """Has JAX take devices of a compute capability, as '9.0', and cuDNN for given in this process,
     which compiles for them: it asks the devices at hand and the library, which compiling needs not.
     """
 
-    def numbers(words: str) -> list[int]:
-        return [int(part) for part in words.split('.')]
+    def parse_version(text: str) -> list[int]:
+        return [int(part) for part in text.split('.')]
 
     fused.check_cudnn_version = lambda: 91000
-    fused.check_compute_capability = lambda least: numbers(capability) >= numbers(least)
+    fused.check_compute_capability = lambda least: parse_version(capability) >= parse_version(least)
     fused.is_cuda_compute_capability_equal = lambda other: capability == other
 
 
-def most_documents(length: int) -> int:
+def max_documents(length: int) -> int:
     """Returns the documents that a row of `length` tokens may have on the devices at hand."""
-    return max(LEAST, length // TOKENS) if has_offsets() else length
+    return max(MIN_DOCUMENTS, length // TOKENS_PER_DOCUMENT) if has_offsets() else length
 
 
 def has_offsets() -> bool:
@@ -102,23 +104,23 @@ def has_offsets() -> bool:
     return fused.check_compute_capability('9.0')
 
 
-def lengths_and_offsets(segments_BT: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
+def lengths_and_offsets(segments_BT: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
     """Returns the length [B, M] of each run of one number and the place [B, M + 1] where it starts,
     int32; -1 behind the last. Sums over the row, as a scatter is not cut over devices.
     """
     begins_BT = jnp.diff(segments_BT, axis=1, prepend=segments_BT[:, :1]) != 0
     number_B1T = jnp.cumsum(begins_BT, axis=1, dtype=jnp.int32)[:, None]
-    index_1M1 = jnp.arange(most, dtype=jnp.int32)[None, :, None]
+    index_1M1 = jnp.arange(capacity, dtype=jnp.int32)[None, :, None]
     lengths_BM = jnp.sum(number_B1T == index_1M1, axis=2, dtype=jnp.int32)
     starts_BM = jnp.sum(number_B1T < index_1M1, axis=2, dtype=jnp.int32)
     lengths_BM, starts_BM = (jnp.where(lengths_BM > 0, x, -1) for x in (lengths_BM, starts_BM))
     return lengths_BM, jnp.pad(starts_BM, ((0, 0), (0, 1)), constant_values=-1)
 
 
-def _documents(q_BTNH, k_BSKH, v_BSKH, scale, window, segments_BT) -> jax.Array:
+def _attend_documents(q_BTNH, k_BSKH, v_BSKH, scale, window, segments_BT) -> jax.Array:
     """Computes attention within each document; NaN in rows that have too many."""
     length = segments_BT.shape[1]
-    elements = q_BTNH.size // (parts_of('B') * parts_of('N'))
+    elements = q_BTNH.size // (count_axis_shards('B') * count_axis_shards('N'))
     if elements >= 2**31:
         raise ValueError(
             f'kernels.attention=cudnn counts places of documents with 32 bits: 2,147,483,647 '
@@ -129,7 +131,7 @@ def _documents(q_BTNH, k_BSKH, v_BSKH, scale, window, segments_BT) -> jax.Array:
         k_BSKH, v_BSKH = (
             jnp.repeat(x, q_BTNH.shape[2] // x.shape[2], axis=2) for x in (k_BSKH, v_BSKH)
         )
-    lengths_BM, offsets_BM = lengths_and_offsets(segments_BT, most_documents(length))
+    lengths_BM, offsets_BM = lengths_and_offsets(segments_BT, max_documents(length))
     fits_B = jnp.sum(jnp.maximum(lengths_BM, 0), axis=1) == length
     q_BTNH = jnp.where(fits_B[:, None, None, None], q_BTNH, jnp.nan)  # joins what makes q
     return _attend((scale, window), q_BTNH, k_BSKH, v_BSKH, lengths_BM, offsets_BM)
@@ -140,10 +142,10 @@ def _attend(options, q_BTNH, k_BSKH, v_BSKH, lengths_BM, offsets_BM) -> jax.Arra
     """Computes attention within documents; options: (scale, window). `jax.vmap` has it compute the
     rows of all runs at once.
     """
-    return _keeping(options, q_BTNH, k_BSKH, v_BSKH, lengths_BM, offsets_BM)[0]
+    return _attend_with_residuals(options, q_BTNH, k_BSKH, v_BSKH, lengths_BM, offsets_BM)[0]
 
 
-def _call(options, lengths_BM, offsets_BM) -> Callable[..., jax.Array]:
+def _bind_kernel(options, lengths_BM, offsets_BM) -> Callable[..., jax.Array]:
     scale, window = options
     return functools.partial(
         fused.dot_product_attention,
@@ -162,14 +164,14 @@ def _vjp(options, q_BTNH, k_BSKH, v_BSKH, lengths_BM, offsets_BM) -> tuple[Any, 
     place among them of each that it keeps; None: it is not there.
     """
     given = (q_BTNH, k_BSKH, v_BSKH)
-    out_BTNH, pull = jax.vjp(_call(options, lengths_BM, offsets_BM), *given)
+    out_BTNH, pull = jax.vjp(_bind_kernel(options, lengths_BM, offsets_BM), *given)
     known = [*given, lengths_BM, offsets_BM, out_BTNH]
     kept = jax.tree.leaves(pull)
     places = [next((i for i, x in enumerate(known) if x is one), None) for one in kept]
     return pull, known, places
 
 
-def _keeping(options, *arrays) -> tuple[jax.Array, list[jax.Array]]:
+def _attend_with_residuals(options, *arrays) -> tuple[jax.Array, list[jax.Array]]:
     """Returns the output and what the pullback keeps beside it and the arguments."""
 
     def compute(*arrays):
@@ -177,45 +179,45 @@ def _keeping(options, *arrays) -> tuple[jax.Array, list[jax.Array]]:
         kept = zip(jax.tree.leaves(pull), places, strict=True)
         return known[-1], [one for one, place in kept if place is None]
 
-    return checkpoint_name(_over_runs(compute)(*arrays), ATTENDED)
+    return checkpoint_name(_merge_runs(compute)(*arrays), ATTENTION_OUTPUT)
 
 
 def _forward(options, *arrays):
-    out_BTNH, kept = _keeping(options, *arrays)
+    out_BTNH, kept = _attend_with_residuals(options, *arrays)
     return out_BTNH, (arrays, out_BTNH, kept)
 
 
-def _backward(options, saved, grad_BTNH):
-    def compute(grad_BTNH, arrays, out_BTNH, kept):
+def _backward(options, residuals, grad_BTNH):
+    def compute(grad_BTNH, arrays, out_BTNH, extra_residuals):
         places = []
 
-        def shapes(*arrays):
+        def trace_pullback(*arrays):
             pull, _, found = _vjp(options, *arrays)
             places.extend(found)
             return pull
 
-        structure = jax.tree.structure(jax.eval_shape(shapes, *arrays))
-        known, rest = [*arrays, out_BTNH], iter(kept)
+        structure = jax.tree.structure(jax.eval_shape(trace_pullback, *arrays))
+        known, rest = [*arrays, out_BTNH], iter(extra_residuals)
         leaves = [next(rest) if place is None else known[place] for place in places]
         return jax.tree.unflatten(structure, leaves)(grad_BTNH)
 
-    return *_over_runs(compute)(grad_BTNH, *saved), None, None
+    return *_merge_runs(compute)(grad_BTNH, *residuals), None, None
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _over_runs(compute: Callable[..., Any]) -> Callable[..., Any]:
+def _merge_runs(compute: Callable[..., Any]) -> Callable[..., Any]:
     """Has a function of arrays [B, ..] compute the rows of all runs at once under `jax.vmap`."""
     compute = jax.custom_batching.custom_vmap(compute)
 
     @compute.def_vmap
-    def of_rows(runs, is_batched, *arrays):
-        def rows(x, has_runs):
+    def batch_rule(runs, is_batched, *arrays):
+        def flatten_runs(x, has_runs):
             x = x if has_runs else jnp.broadcast_to(x, (runs, *x.shape))
             return x.reshape(runs * x.shape[1], *x.shape[2:])
 
-        out = compute(*jax.tree.map(rows, arrays, tuple(is_batched)))
+        out = compute(*jax.tree.map(flatten_runs, arrays, tuple(is_batched)))
         out = jax.tree.map(lambda x: x.reshape(runs, x.shape[0] // runs, *x.shape[1:]), out)
         return out, jax.tree.map(lambda _: True, out)
 

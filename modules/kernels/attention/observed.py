@@ -10,8 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.attention.base import MASKED, Scores, logits, sees, share_heads
-from modules.sequence import start_of
+from modules.kernels.attention.base import (
+    MASKED,
+    Scores,
+    attention_logits,
+    is_visible,
+    repeat_kv_heads,
+)
+from modules.sequence import segment_starts
 
 BLOCK = 128  # queries at a time; a block of scores is [B, N, BLOCK, T]
 
@@ -26,23 +32,25 @@ def attention_statistics(
     key_bias_BKS: jax.Array | None = None,
     **rows: Any,
 ) -> dict[str, jax.Array]:
-    """Returns `statistics_of` softmax attention, S = T, with the logits of `base.reference`.
+    """Returns `weight_statistics` softmax attention, S = T, with the logits of `base.reference`.
 
-    rows: the other arguments of `statistics_of`.
+    rows: the other arguments of `weight_statistics`.
     """
     n_heads, length = q_BNTH.shape[1:3]
-    q_BNTH, k_BNSH = map(jax.lax.stop_gradient, (q_BNTH, share_heads(k_BKSH, n_heads)))
+    q_BNTH, k_BNSH = map(jax.lax.stop_gradient, (q_BNTH, repeat_kv_heads(k_BKSH, n_heads)))
 
     def log_weights(rows_Q):
         q_BNQH = jnp.take(q_BNTH, rows_Q, axis=2)
         back_1QS = rows_Q[None, :, None] - jnp.arange(length)[None, None]
-        return logits(q_BNQH, k_BNSH, scores, scores.softcap, back_1QS, slopes_N, key_bias_BKS)
+        return attention_logits(
+            q_BNQH, k_BNSH, scores, scores.softcap, back_1QS, slopes_N, key_bias_BKS
+        )
 
-    return statistics_of(log_weights, length, scores.window, **rows)
+    return weight_statistics(log_weights, length, scores.window, **rows)
 
 
-def statistics_of(
-    log_weights_of_block: LogWeights,
+def weight_statistics(
+    block_log_weights: LogWeights,
     length: int,
     window: int | None = None,
     segments_BT: jax.Array | None = None,
@@ -68,31 +76,31 @@ def statistics_of(
     is_full: a scalar that turns the window off where it is true. Padding, where valid_BT is 0, is
     no query. The mean over no queries is NaN.
     """
-    first_BT = jnp.zeros((1, length), int) if segments_BT is None else start_of(segments_BT)
+    first_BT = jnp.zeros((1, length), int) if segments_BT is None else segment_starts(segments_BT)
     counted_BT = jnp.ones((1, length)) if valid_BT is None else valid_BT.astype(jnp.float32)
     index_S = jnp.arange(length)
 
-    def seen_from(rows_Q):
+    def visible_keys(rows_Q):
         """Returns which keys the queries see, [1 or B, Q, S]."""
-        seen_QS = sees(rows_Q[:, None] - index_S[None], window, is_full)
+        seen_QS = is_visible(rows_Q[:, None] - index_S[None], window, is_full)
         if segments_BT is None:
             return seen_QS[None]
         own_BQ = jnp.take(segments_BT, rows_Q, axis=1)
         return seen_QS[None] & (own_BQ[:, :, None] == segments_BT[:, None])
 
-    def of_block(start):
+    def block_sums(start):
         rows_Q = start + jnp.arange(min(block, length))
         within_Q = rows_Q < length  # the last block is padded with repetitions
         rows_Q = jnp.minimum(rows_Q, length - 1)
         first_BQ = jnp.take(first_BT, rows_Q, axis=1)
         counted_BQ = jnp.take(counted_BT, rows_Q, axis=1) * within_Q[None]
-        log_weights_BNQS = jax.lax.stop_gradient(log_weights_of_block(rows_Q))
+        log_weights_BNQS = jax.lax.stop_gradient(block_log_weights(rows_Q))
         is_first_BQS = index_S[None, None] == first_BQ[:, :, None]
-        found = _of_rows(log_weights_BNQS, seen_from(rows_Q), is_first_BQS, sinks_N)
-        return _sums(*found, counted_BQ, counted_BQ * (rows_Q[None] > first_BQ))
+        found = _row_statistics(log_weights_BNQS, visible_keys(rows_Q), is_first_BQS, sinks_N)
+        return _sum_queries(*found, counted_BQ, counted_BQ * (rows_Q[None] > first_BQ))
 
     with jax.named_scope('diagnostics'):
-        sums = jax.lax.map(of_block, jnp.arange(0, length, min(block, length)))
+        sums = jax.lax.map(block_sums, jnp.arange(0, length, min(block, length)))
         total = {name: jnp.sum(parts, 0) for name, parts in sums.items() if name != 'largest'}
         return {
             'attention_entropy': total['entropy'] / total['queries'],
@@ -103,7 +111,7 @@ def statistics_of(
         }
 
 
-def _of_rows(log_weights_BNQS, seen_BQS, is_first_BQS, sinks_N):
+def _row_statistics(log_weights_BNQS, seen_BQS, is_first_BQS, sinks_N):
     """Returns (entropy, entropy over its maximum, largest logit, mean of |logit|, probability of
     the first token) [B, N, Q], and the number of outcomes [B, 1, Q]. Logits are relative to the
     largest, so that nothing cancels.
@@ -134,7 +142,7 @@ def _of_rows(log_weights_BNQS, seen_BQS, is_first_BQS, sinks_N):
     return entropy_BNQ, share_BNQ, largest_BNQ, size_BNQ, of_first_BNQ, outcomes_B1Q
 
 
-def _sums(
+def _sum_queries(
     entropy_BNQ, share_BNQ, largest_BNQ, size_BNQ, first_BNQ, outcomes_B1Q, counted_BQ, behind_BQ
 ):
     """Sums over queries, [N] float32 each; counted_BQ and behind_BQ are 0 or 1."""

@@ -17,19 +17,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from modules.kernels.attention.base import Scores
-from modules.numerics import ATTENDED
+from modules.numerics import ATTENTION_OUTPUT
 from modules.options import Option
-from modules.parallel.axes import parts_of
-from modules.parallel.kernel_calls import of_all_tokens, over_devices
+from modules.parallel.axes import count_axis_shards
+from modules.parallel.kernel_calls import gather_tokens, map_shards
 
 BLOCKS = (1024, 512, 256, 128)  # of queries and keys; 2,048 needs more fast memory than v5e has
 # Larger blocks are for rows of several, for windows that they are not larger than, and for heads of
 # so many bytes at most: v5p's fast memory holds no more, by its compiler.
-USUAL, HEAD_BYTES = 512, 512
-AT_ONCE = 512  # keys of a block that are multiplied at a time
+DEFAULT_BLOCK, MAX_HEAD_BYTES = 512, 512
+DEFAULT_COMPUTE_KEYS = 512  # keys of a block that are multiplied at a time
 # Blocks of keys of a row of which the gradient of the queries is summed outside of the kernel, as
 # many arrays of their size; beyond, a kernel of its own makes it, and computes the scores again.
-SUMMED = 8
+MAX_FUSED_BLOCKS = 8
 LANES = 128  # of a vector register, which a block fills
 AXIS = 'context'  # the mesh axis that tokens are cut over
 
@@ -42,7 +42,7 @@ class BlockSizes(NamedTuple):
     splash_block_kv_compute: int | None = None
 
 
-BY_LENGTH = BlockSizes()
+AUTO_SIZES = BlockSizes()
 
 
 def splash(
@@ -70,42 +70,44 @@ def splash(
     which are of another length than the config's, have those of their length.
     """
     given = BlockSizes(splash_block_q, splash_block_kv, splash_block_kv_compute)
-    q_BNTH = q_BNTH * scores.scale_of(q_BNTH.shape[-1])
-    length, parts = q_BNTH.shape[2], parts_of('T')
-    is_cut = parts > 1 and block_of(length, parts) is not None
-    compute = functools.partial(_of_cut_rows if is_cut else _of_rows, scores=scores, given=given)
+    q_BNTH = q_BNTH * scores.compute_scale(q_BNTH.shape[-1])
+    length, parts = q_BNTH.shape[2], count_axis_shards('T')
+    is_cut = parts > 1 and largest_block(length, parts) is not None
+    compute = functools.partial(
+        _attend_split_rows if is_cut else _attend_whole_rows, scores=scores, requested=given
+    )
     arrays = (q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N)
     if is_cut:
-        return over_devices(compute, arrays, ('BNT', 'BKT', 'BKT', 'B', 'N'), 'BNT')
-    return over_devices(compute, arrays, ('BN', 'BK', 'BK', 'B', 'N'), 'BN')
+        return map_shards(compute, arrays, ('BNT', 'BKT', 'BKT', 'B', 'N'), 'BNT')
+    return map_shards(compute, arrays, ('BN', 'BK', 'BK', 'B', 'N'), 'BN')
 
 
-def block_of(
+def largest_block(
     length: int, parts: int = 1, window: int | None = None, head_bytes: int = 0
 ) -> int | None:
     """Returns the largest block that divides a row, or half of each part of a row that is cut."""
     piece = length if parts == 1 else length / (2 * parts)
-    is_wide = head_bytes > HEAD_BYTES
-    largest = USUAL if is_wide else max(USUAL, min(piece / 2, window or math.inf))
+    is_wide = head_bytes > MAX_HEAD_BYTES
+    largest = DEFAULT_BLOCK if is_wide else max(DEFAULT_BLOCK, min(piece / 2, window or math.inf))
     return next((size for size in BLOCKS if size <= largest and piece % size == 0), None)
 
 
-def blocks_of(
+def select_block_sizes(
     length: int,
     parts: int = 1,
     window: int | None = None,
     head_bytes: int = 0,
-    given: BlockSizes = BY_LENGTH,
+    requested: BlockSizes = AUTO_SIZES,
 ) -> BlockSizes:
     """Returns the sizes that are given, where they divide a row or half of each part of one that is
-    cut, and for the others `block_of` and what divides it.
+    cut, and for the others `largest_block` and what divides it.
     """
-    usual = block_of(length, parts, window, head_bytes)
+    usual = largest_block(length, parts, window, head_bytes)
     piece = length if parts == 1 else length // (2 * parts)
-    *sizes, at_once = given
+    *sizes, at_once = requested
     q, kv = (size if size and piece % size == 0 else usual for size in sizes)
     if not at_once or kv % at_once:
-        at_once = next(size for size in (AT_ONCE, 384, 256, 128) if kv % size == 0)
+        at_once = next(size for size in (DEFAULT_COMPUTE_KEYS, 384, 256, 128) if kv % size == 0)
     return BlockSizes(q, kv, at_once)
 
 
@@ -118,7 +120,7 @@ def check_blocks(recipe: Any, part: Any) -> None:
         piece, of_row = length // (2 * parts), f'half of what mesh.context={parts} leaves of a row'
     window, head_bytes = recipe.attention.options.get('window'), recipe.head_dim
     head_bytes *= jnp.dtype(recipe.model.dtype).itemsize
-    usual = block_of(length, parts, window, head_bytes)  # the smallest, where layers differ
+    usual = largest_block(length, parts, window, head_bytes)  # the smallest, where layers differ
     block = part.options['splash_block_kv'] or usual or LANES
     wholes = {
         'splash_block_q': (piece, of_row),
@@ -135,9 +137,9 @@ def check_blocks(recipe: Any, part: Any) -> None:
             )
 
 
-def refuse_cut(length: int, parts: int) -> None:
+def check_context_axis(length: int, parts: int) -> None:
     """Raises ValueError for rows that no block divides on so many devices."""
-    if block_of(length, parts) is None:
+    if largest_block(length, parts) is None:
         multiple = 2 * parts * BLOCKS[-1]
         nearest = max(1, round(length / multiple)) * multiple
         raise ValueError(
@@ -147,53 +149,59 @@ def refuse_cut(length: int, parts: int) -> None:
         )
 
 
-def share_computed(
-    length: int, window: int | None, parts: int = 1, given: BlockSizes = BY_LENGTH
+def computed_share(
+    length: int, window: int | None, parts: int = 1, requested: BlockSizes = AUTO_SIZES
 ) -> float:
     """Returns the share of pairs of tokens in blocks that are not entirely hidden; where no block
     divides the row, of pairs that are not hidden.
     """
-    parts = parts if block_of(length, parts, window) else 1
-    has_blocks = block_of(length, parts, window) is not None
-    q, kv, _ = blocks_of(length, parts, window, given=given) if has_blocks else BlockSizes(1, 1, 1)
+    parts = parts if largest_block(length, parts, window) else 1
+    has_blocks = largest_block(length, parts, window) is not None
+    q, kv, _ = (
+        select_block_sizes(length, parts, window, requested=requested)
+        if has_blocks
+        else BlockSizes(1, 1, 1)
+    )
     ends = np.arange(q, length + 1, q)
     first = 0 if window is None else np.maximum(ends - q - window + 1, 0) // kv
     return float(np.sum((ends - 1) // kv - first + 1)) * q * kv / length**2
 
 
-def _of_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores, given):
+def _attend_whole_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores, requested):
     places = np.arange(q_BNTH.shape[2], dtype=np.int32)
-    kernel = _kernel(q_BNTH, places[None], scores, given)
-    return _called(kernel, q_BNTH, k_BKSH, v_BKSH, segments_BT, segments_BT, sinks_N)
+    kernel = _make_kernel(q_BNTH, places[None], scores, requested)
+    return _call_kernel(kernel, q_BNTH, k_BKSH, v_BKSH, segments_BT, segments_BT, sinks_N)
 
 
-def _of_cut_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores, given):
+def _attend_split_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores, requested):
     """Computes rows of which q, k and v are the tokens on this device, and segments all tokens."""
     parts, index = jax.lax.axis_size(AXIS), jax.lax.axis_index(AXIS)
-    places = dealt_places(q_BNTH.shape[2] * parts, parts)
-    kernel = _kernel(q_BNTH, places, scores, given)
-    k_BKSH, v_BKSH = (of_all_tokens(x, AXIS) for x in (k_BKSH, v_BKSH))
+    places = device_queries(q_BNTH.shape[2] * parts, parts)
+    kernel = _make_kernel(q_BNTH, places, scores, requested)
+    k_BKSH, v_BKSH = (gather_tokens(x, AXIS) for x in (k_BKSH, v_BKSH))
     own_BT = None if segments_BT is None else segments_BT[:, jnp.asarray(places)[index]]
-    q_BNTH = _exchanged(q_BNTH, parts)
-    kernel = _part_of(kernel, parts, index)
-    mixed_BNTH = _called(kernel, q_BNTH, k_BKSH, v_BKSH, own_BT, segments_BT, sinks_N)
-    return _exchanged(mixed_BNTH, parts)
+    q_BNTH = _exchange_halves(q_BNTH, parts)
+    kernel = _slice_kernel(kernel, parts, index)
+    mixed_BNTH = _call_kernel(kernel, q_BNTH, k_BKSH, v_BKSH, own_BT, segments_BT, sinks_N)
+    return _exchange_halves(mixed_BNTH, parts)
 
 
-def dealt_places(length: int, parts: int) -> np.ndarray:
+def device_queries(length: int, parts: int) -> np.ndarray:
     """Returns which queries each device computes, [parts, T / parts] int32."""
     pieces = np.arange(length, dtype=np.int32).reshape(parts, 2, -1)
     return np.stack([pieces[:, 0], pieces[::-1, 1]], 1).reshape(parts, -1)
 
 
-def _exchanged(x_BNTH: jax.Array, parts: int) -> jax.Array:
+def _exchange_halves(x_BNTH: jax.Array, parts: int) -> jax.Array:
     """Exchanges the second half of this device's tokens with its mirror's."""
     first, second = jnp.split(x_BNTH, 2, axis=2)
     mirrors = [(device, parts - 1 - device) for device in range(parts)]
     return jnp.concatenate([first, jax.lax.ppermute(second, AXIS, mirrors)], axis=2)
 
 
-def _kernel(q_BNTH: jax.Array, places: np.ndarray, scores: Scores, given: BlockSizes) -> Any:
+def _make_kernel(
+    q_BNTH: jax.Array, places: np.ndarray, scores: Scores, requested: BlockSizes
+) -> Any:
     """Makes the kernel for such queries, at `places` [parts, T / parts] of rows of T tokens."""
     # Imported here, as it takes half a second.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
@@ -205,46 +213,46 @@ def _kernel(q_BNTH: jax.Array, places: np.ndarray, scores: Scores, given: BlockS
         mask = masks.LocalMask((length, length), (scores.window - 1, 0), 0)
     mask.q_sequence = places.reshape(-1)
     head_bytes = q_BNTH.shape[-1] * q_BNTH.dtype.itemsize
-    blocks = blocks_of(length, parts, scores.window, head_bytes, given)
+    blocks = select_block_sizes(length, parts, scores.window, head_bytes, requested)
     return kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * q_BNTH.shape[1]),
-        block_sizes=kernels.BlockSizes(**sizes_of(blocks, length, parts)),
+        block_sizes=kernels.BlockSizes(**kernel_block_sizes(blocks, length, parts)),
         attn_logits_soft_cap=scores.softcap or None,
         head_shards=1,
         q_seq_shards=parts,
-        residual_checkpoint_name=ATTENDED,
+        residual_checkpoint_name=ATTENTION_OUTPUT,
     )
 
 
-def sizes_of(blocks: BlockSizes, length: int, parts: int = 1) -> dict[str, Any]:
+def kernel_block_sizes(blocks: BlockSizes, length: int, parts: int = 1) -> dict[str, Any]:
     """Returns the sizes of blocks, as JAX's kernel names them, for rows of a length."""
     q, kv, at_once = blocks
     sizes = {'block_q': q, 'block_kv': kv, 'block_q_dkv': q, 'block_kv_dkv': kv}
     sizes |= dict.fromkeys(['block_kv_compute', 'block_kv_dkv_compute'], at_once)
-    if parts == 1 and length // kv <= SUMMED:
+    if parts == 1 and length // kv <= MAX_FUSED_BLOCKS:
         return sizes | {'use_fused_bwd_kernel': True}
     return sizes | {'block_q_dq': q, 'block_kv_dq': kv}
 
 
-def _part_of(kernel: Any, parts: int, index: jax.Array) -> Any:
+def _slice_kernel(kernel: Any, parts: int, index: jax.Array) -> Any:
     """Cuts what the kernel knows of all queries to those of one device. Their axis is the only one
     of their places, and the second of arrays about blocks.
     """
 
-    def cut(x):
+    def slice_leaf(x):
         axis = 0 if x.ndim == 1 else 1
         size = x.shape[axis] // parts
         return jax.lax.dynamic_slice_in_dim(x, index * size, size, axis)
 
-    return jax.tree.map(cut, kernel)
+    return jax.tree.map(slice_leaf, kernel)
 
 
-def _called(kernel, q_BNTH, k_BKSH, v_BKSH, segments_BT, segments_BS, sinks_N):
+def _call_kernel(kernel, q_BNTH, k_BKSH, v_BKSH, segments_BT, segments_BS, sinks_N):
     """Calls the kernel for each row; it finds the key head of each query head by itself."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 
-    def of_row(q_NTH, k_KSH, v_KSH, segments_T, segments_S):
+    def attend_row(q_NTH, k_KSH, v_KSH, segments_T, segments_S):
         ids = None if segments_T is None else kernels.SegmentIds(segments_T, segments_S)
         return kernel(q_NTH, k_KSH, v_KSH, ids, sinks_N)
 
-    return jax.vmap(of_row)(q_BNTH, k_BKSH, v_BKSH, segments_BT, segments_BS)
+    return jax.vmap(attend_row)(q_BNTH, k_BKSH, v_BKSH, segments_BT, segments_BS)

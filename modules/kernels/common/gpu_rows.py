@@ -20,34 +20,34 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from modules.kernels.common.exponentials import Form, Pair
+from modules.kernels.common.exponentials import ExponentialForm, Pair
 
 THREADS = 128  # of a program
-MOST_BYTES = 16  # that a thread moves at once
+MAX_THREAD_BYTES = 16  # that a thread moves at once
 PROCESSORS = 132  # of an H100 and an H200: programs come in multiples of it
-MOST_EACH = 16  # programs of a processor
-ENTRIES_AT_ONCE = 32  # of a row, for each thread, where registers do not hold the whole row
-KEPT = THREADS * ENTRIES_AT_ONCE  # the longest rows that registers hold
+MAX_PROGRAMS = 16  # programs of a processor
+THREAD_ENTRIES = 32  # of a row, for each thread, where registers do not hold the whole row
+MAX_REGISTER_ROW = THREADS * THREAD_ENTRIES  # the longest rows that registers hold
 
 
 class Slice(NamedTuple):
     """Columns from `start` on. fresh: the first one that no slice before it has; None: all."""
 
     start: Any
-    fresh: int | None = None
+    first_new: int | None = None
 
 
-class Split(NamedTuple):
+class RowSlices(NamedTuple):
     """Slices of a row of `width` entries, as programs read them: `vector` entries a thread."""
 
     width: int
     vector: int
 
     @classmethod
-    def of(cls, width: int, *arrays: Any) -> 'Split':
+    def for_arrays(cls, width: int, *arrays: Any) -> 'RowSlices':
         """Picks the longest vector at whose multiples every row of the arrays begins."""
         least = min(array.dtype.itemsize for array in arrays)
-        vector = MOST_BYTES // least
+        vector = MAX_THREAD_BYTES // least
         while vector > 1 and (width % vector or THREADS * vector > width):
             vector //= 2
         return cls(width, vector)
@@ -75,11 +75,11 @@ class Split(NamedTuple):
         index = plgpu.broadcasted_iota(jnp.int32, (self.size,), 0, layout=self.layout)
         return index + part.start
 
-    def counted(self, part: Slice, values: jax.Array, otherwise: float = 0.0) -> jax.Array:
+    def mask_repeated(self, part: Slice, values: jax.Array, fill: float = 0.0) -> jax.Array:
         """Replaces the values that a slice before this one has by `otherwise`."""
-        if part.fresh is None:
+        if part.first_new is None:
             return values
-        return jnp.where(self.columns(part) >= part.fresh, values, otherwise)
+        return jnp.where(self.columns(part) >= part.first_new, values, fill)
 
     def load(self, ref: Any, row: Any, part: Slice) -> jax.Array:
         """Reads a slice of a row; of a vector where `row` is None."""
@@ -94,59 +94,61 @@ class Split(NamedTuple):
     def write(self, ref: Any, row: Any, part: Slice, values: jax.Array) -> None:
         ref[row, pl.ds(part.start, self.size)] = values.astype(ref.dtype)
 
-    def at_once(self, slices: Iterable[Any]) -> Iterator[tuple]:
+    def batch_slices(self, slices: Iterable[Any]) -> Iterator[tuple]:
         """Batches slices: of a batch everything is read before anything is written, as the
         compiler does not move a read over a write.
         """
-        return itertools.batched(slices, max(1, ENTRIES_AT_ONCE // self.vector))
+        return itertools.batched(slices, max(1, THREAD_ENTRIES // self.vector))
 
-    def over(self, step: Callable[[list[Slice], Any], Any], carry: Any = None) -> Any:
+    def loop(self, step: Callable[[list[Slice], Any], Any], carry: Any = None) -> Any:
         """Loops over a row, carry = step(slices, carry), with as many slices as registers hold."""
-        together = max(1, ENTRIES_AT_ONCE // self.vector) * self.size
+        together = max(1, THREAD_ENTRIES // self.vector) * self.size
         times = self.width // together if self.width > together else 0
 
-        def some(i, carry):
+        def step_batch(i, carry):
             starts = range(0, together, self.size)
             return step([Slice(i * together + start) for start in starts], carry)
 
-        carry = jax.lax.fori_loop(0, times, some, carry)
+        carry = jax.lax.fori_loop(0, times, step_batch, carry)
         rest = self.slices(times * together)
         return step(rest, carry) if rest else carry
 
     def reduce(
         self,
-        read: Callable[[Slice], Any],
-        counted: Callable[[Slice, Any], Any],
+        read_slice: Callable[[Slice], Any],
+        slice_terms: Callable[[Slice, Any], Any],
         add: Callable[[list, Any], Any],
         start: Any,
         finish: Callable[[Any], Any],
-        use: Callable[[Slice, Any, Any], None],
+        use_slice: Callable[[Slice, Any, Any], None],
     ) -> Any:
         """Computes total = finish(add([counted(slice, read(slice)) ...], start)) and calls
         use(slice, read(slice), total) for each. A row that registers do not hold is read twice.
         """
 
         def read_all(parts):
-            return [(part, read(part)) for part in parts]
+            return [(part, read_slice(part)) for part in parts]
 
-        def added(pairs, carry):
-            return add([counted(*pair) for pair in pairs], carry)
+        def add_slices(pairs, carry):
+            return add([slice_terms(*pair) for pair in pairs], carry)
 
         def use_all(pairs, total):
             for pair in pairs:
-                use(*pair, total)
+                use_slice(*pair, total)
 
-        if self.width <= KEPT:
+        if self.width <= MAX_REGISTER_ROW:
             pairs = read_all(self.slices())
-            total = finish(added(pairs, start))
+            total = finish(add_slices(pairs, start))
             use_all(pairs, total)
         else:
-            total = finish(self.over(lambda parts, carry: added(read_all(parts), carry), start))
-            self.over(lambda parts, _: use_all(read_all(parts), total))
+            total = finish(
+                self.loop(lambda parts, carry: add_slices(read_all(parts), carry), start)
+            )
+            self.loop(lambda parts, _: use_all(read_all(parts), total))
         return total
 
 
-def wide(x_ND: jax.Array | None, fill: float = 0.0) -> jax.Array | None:
+def pad_columns(x_ND: jax.Array | None, fill: float = 0.0) -> jax.Array | None:
     """Pads rows with `fill` to at least as many columns as a program has threads."""
     if x_ND is None or x_ND.shape[-1] >= THREADS:
         return x_ND
@@ -154,12 +156,12 @@ def wide(x_ND: jax.Array | None, fill: float = 0.0) -> jax.Array | None:
     return jnp.pad(x_ND, added, constant_values=fill)
 
 
-def total(slices: Sequence[jax.Array]) -> jax.Array:
+def sum_slices(slices: Sequence[jax.Array]) -> jax.Array:
     """Returns the sum of all entries, a number that each thread has."""
     return jnp.sum(functools.reduce(jnp.add, slices))
 
 
-def gathered(form: Form, pair: Pair) -> Pair:
+def sum_threads(form: ExponentialForm, pair: Pair) -> Pair:
     """Adds the pairs of all threads to two numbers that each thread has."""
     exponent, mantissa = pair
     most = jnp.max(exponent)
@@ -168,8 +170,8 @@ def gathered(form: Form, pair: Pair) -> Pair:
 
 def call_on_gpu(
     body: Callable[[dict[str, Any], Any, Any], Any],
-    given: dict[str, jax.Array | None],
-    made: dict[str, jax.ShapeDtypeStruct],
+    operands: dict[str, jax.Array | None],
+    out_shapes: dict[str, jax.ShapeDtypeStruct],
     *,
     rows: int,
     programs: int,
@@ -183,38 +185,38 @@ def call_on_gpu(
     body(refs, row, carry), then finish(refs, program, carry). refs: {name: ref} of both; arrays
     that are None are left out.
     """
-    given = {name: array for name, array in given.items() if array is not None}
+    operands = {name: array for name, array in operands.items() if array is not None}
     programs = min(programs, rows)
-    names = [*given, *made]
+    names = [*operands, *out_shapes]
 
     def kernel(*refs):
         refs = dict(zip(names, refs, strict=True))
         program = jax.lax.axis_index('program')
         count = (rows - program + programs - 1) // programs
 
-        def one(i, carry):
+        def step_row(i, carry):
             return body(refs, program + i * programs, carry)
 
-        carry = jax.lax.fori_loop(0, count, one, start(refs))
+        carry = jax.lax.fori_loop(0, count, step_row, start(refs))
         finish(refs, program, carry)
 
     kernel.__name__ = name
     results = plgpu.kernel(
         kernel,
-        out_type=list(made.values()),
+        out_type=list(out_shapes.values()),
         grid=(programs,),
         grid_names=('program',),
         compiler_params=plgpu.CompilerParams(
             approx_math=True,  # exp by the GPU's own instruction
             unsafe_no_auto_barriers=True,  # no kernel reads what it has written
         ),
-    )(*given.values())
-    return dict(zip(made, results, strict=True))
+    )(*operands.values())
+    return dict(zip(out_shapes, results, strict=True))
 
 
-def programs_of(width: int, arrays: int) -> int:
+def count_programs(width: int, n_arrays: int) -> int:
     """Returns how many programs fill the GPU, whose threads hold ENTRIES_AT_ONCE entries of each
     array.
     """
-    at_once = math.ceil(min(width, KEPT) * arrays / KEPT)
-    return PROCESSORS * max(2, min(MOST_EACH, 8 // at_once))
+    at_once = math.ceil(min(width, MAX_REGISTER_ROW) * n_arrays / MAX_REGISTER_ROW)
+    return PROCESSORS * max(2, min(MAX_PROGRAMS, 8 // at_once))

@@ -26,16 +26,16 @@ class Kernel:
     platforms: tuple[str, ...] | None = None
     is_forward_mode: bool = True
     is_plain: bool = False
-    usual_on: tuple[str, ...] = ()
+    default_platforms: tuple[str, ...] = ()
 
-    def on(self, platform: str) -> Callable[..., Any]:
+    def for_platform(self, platform: str) -> Callable[..., Any]:
         """Returns the kernel for devices of one of its platforms."""
         if self.platforms is None:
             return self.compute
         return functools.partial(self.compute, platform=platform)
 
 
-def refuse_types(name: str, *arrays: jax.Array | None) -> None:
+def check_types(name: str, *arrays: jax.Array | None) -> None:
     """Raises ValueError for an array of a type that these kernels do not take."""
     for array in arrays:
         if array is not None and array.dtype.name not in TYPES:
@@ -44,16 +44,16 @@ def refuse_types(name: str, *arrays: jax.Array | None) -> None:
             )
 
 
-def refuse_width(name: str, where: str, width: int, longest: int) -> None:
+def check_width(name: str, memory: str, width: int, longest: int) -> None:
     """Raises ValueError for rows that are too long to be whole in `where`, a kind of memory."""
     if width > longest:
         raise ValueError(
-            f'{name} has whole rows in {where}, at most {longest:,} entries of this type; got '
+            f'{name} has whole rows in {memory}, at most {longest:,} entries of this type; got '
             f'{width:,}. Choose reference.'
         )
 
 
-def flat(x: jax.Array) -> jax.Array:
+def flatten_rows(x: jax.Array) -> jax.Array:
     """Returns [..., D] as rows [N, D]."""
     return x.reshape(-1, x.shape[-1])
 
@@ -63,13 +63,13 @@ def itemsize(*arrays: Any) -> int:
     return sum(array.dtype.itemsize for array in arrays)
 
 
-def index_of_broadcast(n: Any, lengths: Sequence[int], own: Sequence[int]) -> Any:
+def broadcast_index(n: Any, lengths: Sequence[int], array_lengths: Sequence[int]) -> Any:
     """Returns the flat index, in axes of lengths `own`, of the flat index n in axes of `lengths`.
 
     Each of `own` is 1, for an axis that is broadcast, or the length of the axis.
     """
     index, stride = 0, 1
-    for length, own_length in reversed(list(zip(lengths, own, strict=True))):
+    for length, own_length in reversed(list(zip(lengths, array_lengths, strict=True))):
         if own_length > 1:
             index = index + jax.lax.rem(n, length) * stride
             stride *= own_length
@@ -77,7 +77,7 @@ def index_of_broadcast(n: Any, lengths: Sequence[int], own: Sequence[int]) -> An
     return index
 
 
-def by_rows(compute: Callable[..., Any]) -> Callable[..., Any]:
+def merge_runs(compute: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `compute`, under `vmap` a single call whose rows are those of all mapped runs.
 
     Blocks are then as large as for one run, and an axis of runs is never within a block. The first
@@ -89,7 +89,7 @@ def by_rows(compute: Callable[..., Any]) -> Callable[..., Any]:
         return compute(*arrays)
 
     @call.def_vmap
-    def of_runs(runs, mapped, *arrays):
+    def batch_rule(runs, mapped, *arrays):
         arrays = [
             array if is_mapped else jnp.broadcast_to(array, (runs, *array.shape))
             for array, is_mapped in zip(arrays, mapped, strict=True)

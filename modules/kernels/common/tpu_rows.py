@@ -17,46 +17,46 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from modules.kernels.common.rows import refuse_width
+from modules.kernels.common.rows import check_width
 
 LANES = 128  # columns of a vector register
 SUBLANES = 16  # rows of a block are a multiple: a register of 16-bit numbers has 16, of float32 8
-USUAL_BYTES = 12 * 2**20  # of vector memory for a block, of the 16 MiB available by default
-MOST_BYTES = 56 * 2**20  # of the 64 MiB of a core, for rows that need them
-MOST_ROWS = 1024
+DEFAULT_BYTES = 12 * 2**20  # of vector memory for a block, of the 16 MiB available by default
+MAX_BYTES = 56 * 2**20  # of the 64 MiB of a core, for rows that need them
+MAX_ROWS = 1024
 
 
 def row_bytes(width: int, bytes_an_entry: float) -> float:
     return math.ceil(width / LANES) * LANES * bytes_an_entry
 
 
-def most_columns(rows: int, bytes_an_entry: float) -> int:
+def max_columns(rows: int, bytes_an_entry: float) -> int:
     """Returns the longest rows of which so many fit into vector memory."""
-    return int(MOST_BYTES / rows / bytes_an_entry) // LANES * LANES
+    return int(MAX_BYTES / rows / bytes_an_entry) // LANES * LANES
 
 
-def columns_at_once(rows: int, bytes_an_entry: float) -> int:
+def block_columns(rows: int, bytes_an_entry: float) -> int:
     """Returns how many columns of so many rows USUAL_BYTES hold, a multiple of LANES."""
-    return int(USUAL_BYTES / bytes_an_entry / rows) // LANES * LANES
+    return int(DEFAULT_BYTES / bytes_an_entry / rows) // LANES * LANES
 
 
-def rows_at_once(rows: int, width: int, bytes_an_entry: float, name: str) -> int:
+def block_rows(rows: int, width: int, bytes_an_entry: float, name: str) -> int:
     """Returns how many rows a block has: a multiple of SUBLANES within USUAL_BYTES, or SUBLANES
     where these take more.
 
     bytes_an_entry: of all buffers together; a buffer that is moved while the block before it is
     computed counts twice. Raises ValueError where SUBLANES rows do not fit.
     """
-    if SUBLANES * row_bytes(width, bytes_an_entry) > MOST_BYTES:
-        refuse_width(name, 'vector memory', width, most_columns(SUBLANES, bytes_an_entry))
-    fitting = int(USUAL_BYTES / row_bytes(width, bytes_an_entry)) // SUBLANES * SUBLANES
-    return max(SUBLANES, min(fitting, MOST_ROWS, math.ceil(rows / SUBLANES) * SUBLANES))
+    if SUBLANES * row_bytes(width, bytes_an_entry) > MAX_BYTES:
+        check_width(name, 'vector memory', width, max_columns(SUBLANES, bytes_an_entry))
+    fitting = int(DEFAULT_BYTES / row_bytes(width, bytes_an_entry)) // SUBLANES * SUBLANES
+    return max(SUBLANES, min(fitting, MAX_ROWS, math.ceil(rows / SUBLANES) * SUBLANES))
 
 
 def memory_limit(rows: int, width: int, bytes_an_entry: float) -> int | None:
     """Returns the limit in bytes to ask for, for such a block; None where the default is enough."""
     needed = rows * row_bytes(width, bytes_an_entry)
-    return None if needed <= USUAL_BYTES else int(1.125 * needed)
+    return None if needed <= DEFAULT_BYTES else int(1.125 * needed)
 
 
 def _diagonals(size: int, lanes: int, first: Any) -> Iterator[tuple[int, jax.Array]]:
@@ -70,7 +70,7 @@ def _diagonals(size: int, lanes: int, first: Any) -> Iterator[tuple[int, jax.Arr
         yield at, lane == row + first
 
 
-def as_column(numbers_1L: jax.Array, first: Any, size: int) -> jax.Array:
+def lanes_to_column(numbers_1L: jax.Array, first: Any, size: int) -> jax.Array:
     """Returns the lanes from `first` on as [size, 1]."""
     parts = [
         jnp.sum(jnp.where(own, numbers_1L[:, at : at + own.shape[1]], 0.0), 1, keepdims=True)
@@ -79,7 +79,7 @@ def as_column(numbers_1L: jax.Array, first: Any, size: int) -> jax.Array:
     return jnp.concatenate(parts)
 
 
-def as_lanes(column_R1: jax.Array, first: Any, lanes: int) -> tuple[jax.Array, jax.Array]:
+def column_to_lanes(column_R1: jax.Array, first: Any, lanes: int) -> tuple[jax.Array, jax.Array]:
     """Returns (a column as [1, lanes] from the lane `first` on, which lanes it has)."""
     size = len(column_R1)
     parts = [
@@ -92,8 +92,8 @@ def as_lanes(column_R1: jax.Array, first: Any, lanes: int) -> tuple[jax.Array, j
 
 def call_on_tpu(
     body: Callable[[dict[str, Any]], None],
-    given: dict[str, tuple[jax.Array | None, pl.BlockSpec]],
-    made: dict[str, tuple[jax.ShapeDtypeStruct, pl.BlockSpec]],
+    operands: dict[str, tuple[jax.Array | None, pl.BlockSpec]],
+    out_shapes: dict[str, tuple[jax.ShapeDtypeStruct, pl.BlockSpec]],
     *,
     grid: tuple[int, ...],
     semantics: tuple[str, ...],
@@ -110,18 +110,18 @@ def call_on_tpu(
     bytes moved). aliases: {given: made} that share memory. scratch: {name: memory} that the body
     gets too, kept from block to block.
     """
-    given = {name: pair for name, pair in given.items() if pair[0] is not None}
-    names = [*given, *made, *(scratch or {})]
+    operands = {name: pair for name, pair in operands.items() if pair[0] is not None}
+    names = [*operands, *out_shapes, *(scratch or {})]
     flops, transcendentals, moved = cost
     results = pl.pallas_call(
         lambda *refs: body(dict(zip(names, refs, strict=True))),
         grid=grid,
-        in_specs=[spec for _, spec in given.values()],
-        out_specs=[spec for _, spec in made.values()],
-        out_shape=[shape for shape, _ in made.values()],
+        in_specs=[spec for _, spec in operands.values()],
+        out_specs=[spec for _, spec in out_shapes.values()],
+        out_shape=[shape for shape, _ in out_shapes.values()],
         scratch_shapes=list((scratch or {}).values()),
         input_output_aliases={
-            list(given).index(one): list(made).index(other)
+            list(operands).index(one): list(out_shapes).index(other)
             for one, other in (aliases or {}).items()
         },
         compiler_params=pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=limit),
@@ -129,5 +129,5 @@ def call_on_tpu(
             flops=flops, transcendentals=transcendentals, bytes_accessed=moved
         ),
         name=name,
-    )(*(array for array, _ in given.values()))
-    return dict(zip(made, results, strict=True))
+    )(*(array for array, _ in operands.values()))
+    return dict(zip(out_shapes, results, strict=True))

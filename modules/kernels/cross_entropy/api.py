@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from modules.kernels.common.exponentials import ONLINE
-from modules.kernels.common.rows import PALLAS, Kernel, by_rows, refuse_types
+from modules.kernels.common.rows import PALLAS, Kernel, check_types, merge_runs
 from modules.kernels.cross_entropy import base
 from modules.kernels.cross_entropy.base import COEFFICIENTS, NAME, STATE, Statistics
-from modules.parallel.kernel_calls import over_devices
+from modules.parallel.kernel_calls import map_shards
 
 
 def kernels_on(platform: str) -> ModuleType:
@@ -51,18 +51,18 @@ def cross_entropy(
     On TPUs their gradient is written over them where nothing else reads them.
     """
     found = statistics(logits_MV, labels_M, platform=platform)
-    return base.terms(found, z_loss, label_smoothing)
+    return base.loss_terms(found, z_loss, label_smoothing)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _statistics(logits_MV, labels_M, platform):
-    return _saved(logits_MV, labels_M, platform)[0]
+    return _forward(logits_MV, labels_M, platform)[0]
 
 
-def _saved(logits_MV, labels_M, platform):
-    refuse_types(NAME, logits_MV)
-    compute = by_rows(kernels_on(platform).forward_rows)
-    state = over_devices(compute, (logits_MV, labels_M), 'MM', tuple('M' * STATE))
+def _forward(logits_MV, labels_M, platform):
+    check_types(NAME, logits_MV)
+    compute = merge_runs(kernels_on(platform).forward_rows)
+    state = map_shards(compute, (logits_MV, labels_M), 'MM', tuple('M' * STATE))
     exponent_M, mantissa_M, label_logit_M, total_M, count_M = state
     high_M, low_M = ONLINE.log((exponent_M, mantissa_M))
     some_M = count_M > 0
@@ -75,23 +75,23 @@ def _saved(logits_MV, labels_M, platform):
     return (log_z_M, label_logit_M, total_M / count_M), saved
 
 
-def _backward(platform, saved, cotangents):
-    logits_MV, labels_M, high_M, low_M, count_M = saved
+def _backward(platform, residuals, cotangents):
+    logits_MV, labels_M, high_M, low_M, count_M = residuals
     of_log_z_M, of_label_M, of_mean_M = cotangents
     numbers = (labels_M, of_log_z_M, of_label_M, of_mean_M / count_M, high_M, low_M)
     if platform != 'tpu':
         column_1V = jnp.arange(logits_MV.shape[1])[None]
         numbers = (number_M[:, None] for number_M in numbers)
-        return base.gradient_of(logits_MV, column_1V, *numbers), None
-    compute = by_rows(kernels_on(platform).backward_rows)
-    return over_devices(compute, (logits_MV, *numbers), 'M' * (1 + COEFFICIENTS), 'M'), None
+        return base.logit_gradient(logits_MV, column_1V, *numbers), None
+    compute = merge_runs(kernels_on(platform).backward_rows)
+    return map_shards(compute, (logits_MV, *numbers), 'M' * (1 + COEFFICIENTS), 'M'), None
 
 
-_statistics.defvjp(_saved, _backward)
+_statistics.defvjp(_forward, _backward)
 
 
 # (logits [M, V], labels [M], z_loss, label_smoothing) -> {'objective', 'ce', 'z_loss'}, [M] each
 CROSS_ENTROPY_KERNELS = {
     'reference': Kernel(base.cross_entropy, is_plain=True),
-    'pallas': Kernel(cross_entropy, PALLAS, is_forward_mode=False, usual_on=('gpu',)),
+    'pallas': Kernel(cross_entropy, PALLAS, is_forward_mode=False, default_platforms=('gpu',)),
 }

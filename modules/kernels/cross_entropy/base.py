@@ -40,15 +40,15 @@ def statistics(logits_MV: jax.Array, labels_M: jax.Array) -> Statistics:
     return jnp.where(some_M, log_z_M, 0.0), jnp.where(some_M, label_logit_M, 0.0), mean_logit_M
 
 
-def terms(
-    found: Statistics, z_loss: jax.Array | float, label_smoothing: jax.Array | float
+def loss_terms(
+    row_statistics: Statistics, z_loss: jax.Array | float, label_smoothing: jax.Array | float
 ) -> dict[str, jax.Array]:
     """Returns {'objective', 'ce', 'z_loss'} [M] of the statistics, in nats a token.
 
     objective = (1 - s) ce + s (log_z - mean_logit) + z_loss log_z^2, with ce = log_z - label_logit
     and s = label_smoothing.
     """
-    log_z_M, label_logit_M, mean_logit_M = found
+    log_z_M, label_logit_M, mean_logit_M = row_statistics
     ce_M = log_z_M - label_logit_M
     uniform_M = log_z_M - mean_logit_M
     z_M = jnp.square(log_z_M)
@@ -63,12 +63,12 @@ def cross_entropy(
     label_smoothing: jax.Array | float,
 ) -> dict[str, jax.Array]:
     """Returns `terms` of `statistics`."""
-    return terms(statistics(logits_MV, labels_M), z_loss, label_smoothing)
+    return loss_terms(statistics(logits_MV, labels_M), z_loss, label_smoothing)
 
 
-def gradient_of(x, column, label, of_log_z, of_label, of_each, high, low):
+def logit_gradient(x, column, label, grad_log_z, grad_label, grad_entry, high, low):
     """Returns of_log_z p_v + of_label [v = label] + of_each, with p_v = exp(x_v - high - low)."""
     x32 = x.astype(jnp.float32)
-    gradient = of_log_z * jnp.exp((x32 - high) - low) + of_each
-    gradient = gradient + jnp.where(column == label, of_label, 0.0)
+    gradient = grad_log_z * jnp.exp((x32 - high) - low) + grad_entry
+    gradient = gradient + jnp.where(column == label, grad_label, 0.0)
     return jnp.where(x32 != -jnp.inf, gradient, 0.0).astype(x.dtype)

@@ -7,8 +7,14 @@ There is no kernel backward: XLA's own program reads once and writes once.
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.common.exponentials import NO_EXPONENT, ONLINE, add
-from modules.kernels.common.gpu_rows import Split, call_on_gpu, gathered, programs_of, wide
+from modules.kernels.common.exponentials import NO_EXPONENT, ONLINE, add_terms
+from modules.kernels.common.gpu_rows import (
+    RowSlices,
+    call_on_gpu,
+    count_programs,
+    pad_columns,
+    sum_threads,
+)
 
 NAMES = ('exponent', 'mantissa', 'label_logit', 'total', 'count')
 
@@ -16,20 +22,22 @@ NAMES = ('exponent', 'mantissa', 'label_logit', 'total', 'count')
 def forward_rows(logits_MV: jax.Array, labels_M: jax.Array) -> tuple[jax.Array, ...]:
     """Returns the state of each row, a tuple of [M]."""
     rows = logits_MV.shape[0]
-    logits_MV = wide(logits_MV, -jnp.inf)
-    row = Split.of(logits_MV.shape[1], logits_MV)
+    logits_MV = pad_columns(logits_MV, -jnp.inf)
+    row = RowSlices.for_arrays(logits_MV.shape[1], logits_MV)
 
     def body(refs, n, _):
         def step(parts, carry):
             pair, total = carry
             logits = [row.read(refs['logits'], n, part) for part in parts]
             for part, x in zip(parts, logits, strict=True):
-                total = total + row.counted(part, x)
-            logits = [row.counted(part, x, -jnp.inf) for part, x in zip(parts, logits, strict=True)]
-            return add(ONLINE, pair, logits), total
+                total = total + row.mask_repeated(part, x)
+            logits = [
+                row.mask_repeated(part, x, -jnp.inf) for part, x in zip(parts, logits, strict=True)
+            ]
+            return add_terms(ONLINE, pair, logits), total
 
         nothing = row.full(NO_EXPONENT), row.full(0.0)
-        pair, total = row.over(step, (nothing, row.full(0.0)))
+        pair, total = row.loop(step, (nothing, row.full(0.0)))
         total = jnp.sum(total)
         # Few rows have logits of -inf, and to look for them in all would be a fourth of the work.
         total, count = jax.lax.cond(
@@ -40,13 +48,13 @@ def forward_rows(logits_MV: jax.Array, labels_M: jax.Array) -> tuple[jax.Array, 
         label = refs['labels'][n]
         picked = refs['logits'][n, jnp.maximum(label, 0)].astype(jnp.float32)
         picked = jnp.where(label >= 0, picked, 0.0)
-        numbers = (*gathered(ONLINE, pair), picked, total, count)
+        numbers = (*sum_threads(ONLINE, pair), picked, total, count)
         for name, number in zip(NAMES, numbers, strict=True):
             refs[name][n] = number
 
     given = {'logits': logits_MV, 'labels': labels_M}
     made = dict.fromkeys(NAMES, jax.ShapeDtypeStruct((rows,), jnp.float32))
-    programs = programs_of(row.width, 1)
+    programs = count_programs(row.width, 1)
     found = call_on_gpu(body, given, made, rows=rows, programs=programs, name='cross_entropy')
     return tuple(found.values())
 

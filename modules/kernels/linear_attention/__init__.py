@@ -9,8 +9,8 @@ the last token). `quadratic` is the specification; the others equal it to roundi
 """
 
 from modules.kernels.linear_attention.base import quadratic
-from modules.kernels.linear_attention.chunked import chunked
+from modules.kernels.linear_attention.chunked import chunked_linear_attention
 
 __all__ = ['LINEAR_ATTENTION_KERNELS']
 
-LINEAR_ATTENTION_KERNELS = {'chunked': chunked, 'quadratic': quadratic}
+LINEAR_ATTENTION_KERNELS = {'chunked': chunked_linear_attention, 'quadratic': quadratic}

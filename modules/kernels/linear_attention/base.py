@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from modules.kernels.attention.base import share_heads
-from modules.sequence import start_of
+from modules.kernels.attention.base import repeat_kv_heads
+from modules.sequence import segment_starts
 from modules.statistics import at_least_float32
 
 
@@ -39,24 +39,24 @@ def quadratic(
     q_num_BNTF, k_num_BKTF, q_den_BNTF, k_den_BKTF, v = map(
         at_least_float32, (q_num_BNTF, k_num_BKTF, q_den_BNTF, k_den_BKTF, v_BKTH)
     )
-    start_BT = starts(v_BKTH.shape[2], segments_BT, state)
+    start_BT = document_starts(v_BKTH.shape[2], segments_BT, state)
     place_T = jnp.arange(v_BKTH.shape[2], dtype=jnp.int32)
-    seen_BTS = sees(place_T, place_T, start_BT)
+    seen_BTS = causal_mask(place_T, place_T, start_BT)
 
-    def weights(q_BNTF, k_BKTF):
-        weights_BNTS = jnp.einsum('bntf,bnsf->bnts', q_BNTF, share_heads(k_BKTF, n_heads))
+    def masked_weights(q_BNTF, k_BKTF):
+        weights_BNTS = jnp.einsum('bntf,bnsf->bnts', q_BNTF, repeat_kv_heads(k_BKTF, n_heads))
         return jnp.where(jnp.broadcast_to(seen_BTS[:, None], weights_BNTS.shape), weights_BNTS, 0.0)
 
     above_BNTH = jnp.einsum(
-        'bnts,bnsh->bnth', weights(q_num_BNTF, k_num_BKTF), share_heads(v, n_heads)
+        'bnts,bnsh->bnth', masked_weights(q_num_BNTF, k_num_BKTF), repeat_kv_heads(v, n_heads)
     )
-    below_BNT = jnp.sum(weights(q_den_BNTF, k_den_BKTF), -1)
+    below_BNT = jnp.sum(masked_weights(q_den_BNTF, k_den_BKTF), -1)
     last_BS = jnp.broadcast_to(seen_BTS[:, -1], (len(v), v.shape[2])).astype(v.dtype)
     products_BKFH = jnp.einsum('bs,bksf,bksh->bkfh', last_BS, k_num_BKTF, v)
     keys_BKF = jnp.einsum('bs,bksf->bkf', last_BS, k_den_BKTF)
     if state is not None:
-        products_BNFH = share_heads(state.products_BKFH, n_heads)
-        keys_BN1F = share_heads(state.keys_BKF[:, :, None], n_heads)
+        products_BNFH = repeat_kv_heads(state.products_BKFH, n_heads)
+        keys_BN1F = repeat_kv_heads(state.keys_BKF[:, :, None], n_heads)
         above_BNTH = above_BNTH + jnp.einsum('bntf,bnfh->bnth', q_num_BNTF, products_BNFH)
         below_BNT = below_BNT + jnp.einsum('bntf,bnuf->bnt', q_den_BNTF, keys_BN1F)
         products_BKFH, keys_BKF = products_BKFH + state.products_BKFH, keys_BKF + state.keys_BKF
@@ -64,7 +64,9 @@ def quadratic(
     return out_BNTH, AttentionSums(products_BKFH, keys_BKF)
 
 
-def starts(length: int, segments_BT: jax.Array | None, state: AttentionSums | None) -> jax.Array:
+def document_starts(
+    length: int, segments_BT: jax.Array | None, state: AttentionSums | None
+) -> jax.Array:
     """Returns where the document of each token begins, [1 or B, T] int32; below 0 where it
     continues from `state`.
     """
@@ -72,10 +74,10 @@ def starts(length: int, segments_BT: jax.Array | None, state: AttentionSums | No
         return jnp.full((1, length), 0 if state is None else -1, jnp.int32)
     if state is not None:
         raise ValueError('a state is of one document, and segments tell several: give one of them')
-    return start_of(segments_BT)
+    return segment_starts(segments_BT)
 
 
-def sees(query_T: jax.Array, key_S: jax.Array, start_BT: jax.Array) -> jax.Array:
+def causal_mask(query_T: jax.Array, key_S: jax.Array, start_BT: jax.Array) -> jax.Array:
     """Whether the tokens at the places `query_T` see those at `key_S`, [B, T, S]."""
     causal_TS = query_T[:, None] >= key_S[None]
     return causal_TS[None] & (key_S[None, None] >= start_BT[..., None])

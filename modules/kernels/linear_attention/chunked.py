@@ -3,13 +3,18 @@
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.linear_attention.base import AttentionSums, divide, sees, starts
+from modules.kernels.linear_attention.base import (
+    AttentionSums,
+    causal_mask,
+    divide,
+    document_starts,
+)
 from modules.statistics import at_least_float32
 
 CHUNK = 128  # tokens; within it all pairs are computed, 2 CHUNK (F + H) operations a token
 
 
-def chunked(
+def chunked_linear_attention(
     q_num_BNTF: jax.Array,
     k_num_BKTF: jax.Array,
     q_den_BNTF: jax.Array,
@@ -27,9 +32,9 @@ def chunked(
     """
     batch, n_kv_heads, length, head_dim = v_BKTH.shape
     groups, chunk = q_num_BNTF.shape[1] // n_kv_heads, min(chunk, length)
-    start_BT = jnp.broadcast_to(starts(length, segments_BT, state), (batch, length))
+    start_BT = jnp.broadcast_to(document_starts(length, segments_BT, state), (batch, length))
     arrays = q_num_BNTF, k_num_BKTF, q_den_BNTF, k_den_BKTF, v_BKTH
-    q_num, k_num, q_den, k_den, v = (by_chunks(at_least_float32(x), 2, chunk) for x in arrays)
+    q_num, k_num, q_den, k_den, v = (split_chunks(at_least_float32(x), 2, chunk) for x in arrays)
     if state is None:
         zeros_BKFH = jnp.zeros((batch, n_kv_heads, k_num.shape[-1], head_dim), v.dtype)
         state = AttentionSums(zeros_BKFH, zeros_BKFH[..., 0])
@@ -39,19 +44,21 @@ def chunked(
     first_C = jnp.arange(len(v), dtype=jnp.int32) * chunk
 
     def body(state, parts):
-        return of_chunk(state, *parts, eps)
+        return attend_chunk(state, *parts, eps)
 
-    parts = q_num, k_num, q_den, k_den, v, by_chunks(start_BT, 1, chunk, 'edge'), first_C
+    parts = q_num, k_num, q_den, k_den, v, split_chunks(start_BT, 1, chunk, 'edge'), first_C
     state, out = jax.lax.scan(jax.checkpoint(body, prevent_cse=False), state, parts)
     out_BKGTH = jnp.moveaxis(out, 0, 3).reshape(batch, n_kv_heads, groups, -1, head_dim)
     out_BNTH = out_BKGTH.reshape(batch, n_kv_heads * groups, -1, head_dim)[:, :, :length]
     return out_BNTH.astype(v_BKTH.dtype), state
 
 
-def of_chunk(state, q_num_BKGTF, k_num_BKTF, q_den_BKGTF, k_den_BKTF, v_BKTH, start_BT, first, eps):
+def attend_chunk(
+    state, q_num_BKGTF, k_num_BKTF, q_den_BKGTF, k_den_BKTF, v_BKTH, start_BT, first, eps
+):
     """Returns (the state after a chunk, its output); its first token is at the place `first`."""
     place_T = first + jnp.arange(v_BKTH.shape[2], dtype=jnp.int32)
-    seen_BTS = sees(place_T, place_T, start_BT).astype(v_BKTH.dtype)
+    seen_BTS = causal_mask(place_T, place_T, start_BT).astype(v_BKTH.dtype)
     # The state is of the document of the token before the chunk.
     goes_on_BT = (start_BT < first).astype(v_BKTH.dtype)
     keys_BKTF = jnp.einsum('bts,bksf->bktf', seen_BTS, k_den_BKTF)
@@ -69,7 +76,7 @@ def of_chunk(state, q_num_BKGTF, k_num_BKTF, q_den_BKGTF, k_den_BKTF, v_BKTH, st
     return later, divide(above_BKGTH, below_BKGT, eps)
 
 
-def by_chunks(x: jax.Array, axis: int, chunk: int, mode: str = 'constant') -> jax.Array:
+def split_chunks(x: jax.Array, axis: int, chunk: int, mode: str = 'constant') -> jax.Array:
     """Cuts x along `axis` to [chunks, ..., chunk, ...], padded by jnp.pad's `mode`."""
     count = -(-x.shape[axis] // chunk)
     width = [(0, 0)] * x.ndim

@@ -9,12 +9,12 @@ gradients are estimates.
 import jax
 import jax.numpy as jnp
 
-from modules.facts import demands_nothing, marks
+from modules.facts import accept_any, row_decorator
 from modules.kernels.matmul.wta_crs import WTACRS
 
 __all__ = ['MATMUL_KERNELS', 'direct', 'einsum']
 
-matmul_row = marks(flat=True, check=demands_nothing)
+matmul_row = row_decorator(flat=True, check=accept_any)
 
 
 @matmul_row()

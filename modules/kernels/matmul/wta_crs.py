@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from flax import struct
 
 from modules.options import Option
-from modules.parallel.axes import parts_of
+from modules.parallel.axes import count_axis_shards
 from modules.statistics import at_least_float32
 
 
-class KeptRows(struct.PyTreeNode):
+class SampledRows(struct.PyTreeNode):
     """K rows of each of S shards of an input x [M, I], which a product keeps of it.
 
     scaled_SKI: the rows times their weights. places_SK: their places in a shard.
@@ -55,7 +55,7 @@ class WTACRS:
                 f'{recipe.train.trainable} trains none: it would change nothing. Leave one of them '
                 'out.'
             )
-        for asker, what in recipe.in_forward_mode.items():
+        for asker, what in recipe.forward_mode_targets.items():
             raise ValueError(
                 f'{asker} differentiates the {what}, and {part} makes gradients of a few tokens as '
                 'if these were constants: its derivative would be another, or none. Leave '
@@ -68,13 +68,13 @@ class WTACRS:
         """Computes x w with exact gradients."""
         return jnp.matmul(x_MI, w_IO, preferred_element_type=out_dtype)
 
-    def rows(self, key: jax.Array, x_MI: jax.Array) -> KeptRows | None:
+    def sample_rows(self, key: jax.Array, x_MI: jax.Array) -> SampledRows | None:
         """Draws the rows that stand for x in weight gradients; None where all are kept.
 
         Each shard of the batch draws its own, so that no token moves to another device; another
         number of devices draws others.
         """
-        n = parts_of('M')
+        n = count_axis_shards('M')
         x_SMI = x_MI.reshape(n if len(x_MI) % n == 0 else 1, -1, x_MI.shape[-1])
         n_tokens = x_SMI.shape[1]
         n_kept = max(self.wta_crs_least, int(self.wta_crs_ratio * n_tokens))
@@ -82,25 +82,25 @@ class WTACRS:
             return None
         x_SMI = jax.lax.stop_gradient(x_SMI)
         keys_S = jax.random.split(key, len(x_SMI))
-        return jax.vmap(functools.partial(rows_of, n_kept=n_kept))(keys_S, x_SMI)
+        return jax.vmap(functools.partial(sample_shard_rows, n_kept=n_kept))(keys_S, x_SMI)
 
 
-def rows_of(key: jax.Array, x_MI: jax.Array, n_kept: int) -> KeptRows:
-    """Draws `KeptRows` of one shard, without the axis S."""
+def sample_shard_rows(key: jax.Array, x_MI: jax.Array, n_kept: int) -> SampledRows:
+    """Draws `SampledRows` of one shard, without the axis S."""
     norms_M = jnp.linalg.norm(at_least_float32(x_MI), axis=-1)
-    places_K, weights_K = choose_rows(key, norms_M, n_kept)
+    places_K, weights_K = sample_indices(key, norms_M, n_kept)
     scaled_KI = (weights_K[:, None] * at_least_float32(x_MI[places_K])).astype(x_MI.dtype)
-    return KeptRows(scaled_KI, places_K)
+    return SampledRows(scaled_KI, places_K)
 
 
-def choose_rows(key: jax.Array, sizes_M: jax.Array, n_kept: int) -> tuple[jax.Array, jax.Array]:
+def sample_indices(key: jax.Array, sizes_M: jax.Array, n_kept: int) -> tuple[jax.Array, jax.Array]:
     """Draws (places [K], weights [K]): sum_k weights_k f(places_k) has the mean sum_m f(m), for any
     f that is 0 where the size is.
     """
     total = jnp.sum(sizes_M)
     p_M = sizes_M / jnp.where(total > 0, total, 1.0)
     places_K = jnp.argsort(-p_M)[:n_kept]  # XLA does not cut top_k over devices, but sorts it does
-    n_top = winners(p_M[places_K])
+    n_top = count_winners(p_M[places_K])
     is_top_K = jnp.arange(n_kept) < n_top
     rest_M = p_M.at[places_K].multiply(1 - is_top_K)
     ends_M = jnp.cumsum(rest_M)
@@ -113,7 +113,7 @@ def choose_rows(key: jax.Array, sizes_M: jax.Array, n_kept: int) -> tuple[jax.Ar
     return jnp.where(is_top_K, places_K, drawn_K), jnp.where(is_top_K, 1.0, weights_K)
 
 
-def winners(top_K: jax.Array) -> jax.Array:
+def count_winners(top_K: jax.Array) -> jax.Array:
     """Returns c = argmin (1 - P_c) / (K - c) over 0 <= c < K, for the K largest p in descending
     order.
     """
@@ -123,18 +123,18 @@ def winners(top_K: jax.Array) -> jax.Array:
 
 
 @jax.custom_vjp
-def product_by_rows(x_MI: jax.Array, w_IO: jax.Array, rows: KeptRows) -> jax.Array:
+def sampled_product(x_MI: jax.Array, w_IO: jax.Array, rows: SampledRows) -> jax.Array:
     """Computes x w with a weight gradient from `rows`; the backward pass keeps w and `rows`."""
     del rows
     return jnp.matmul(x_MI, w_IO)
 
 
 def _forward(x_MI, w_IO, rows):
-    return product_by_rows(x_MI, w_IO, rows), (w_IO, rows)
+    return sampled_product(x_MI, w_IO, rows), (w_IO, rows)
 
 
-def _backward(kept, grad_MO):
-    w_IO, rows = kept
+def _backward(residuals, grad_MO):
+    w_IO, rows = residuals
     n_shards, n_kept, _ = rows.scaled_SKI.shape
     grad_SMO = grad_MO.reshape(n_shards, -1, grad_MO.shape[-1])
     grad_SKO = jnp.take_along_axis(grad_SMO, rows.places_SK[:, :, None], 1)
@@ -143,4 +143,4 @@ def _backward(kept, grad_MO):
     return jnp.einsum('mo,io->mi', grad_MO, w_IO), grad_w_IO, None
 
 
-product_by_rows.defvjp(_forward, _backward)
+sampled_product.defvjp(_forward, _backward)

@@ -10,9 +10,9 @@ from types import ModuleType
 import jax
 import jax.numpy as jnp
 
-from modules.kernels.common.rows import PALLAS, Kernel, flat, refuse_types
+from modules.kernels.common.rows import PALLAS, Kernel, check_types, flatten_rows
 from modules.kernels.rms_norm.base import NAME, reference
-from modules.parallel.kernel_calls import PARTS, letters_of, over_devices
+from modules.parallel.kernel_calls import PARTS, map_shards, row_letters
 
 
 def kernels_on(platform: str) -> ModuleType:
@@ -37,34 +37,36 @@ def rms_norm(
     Raises ValueError for types other than bfloat16 and float32, and for rows that do not fit a TPU
     core's vector memory or the registers of a GPU's warpgroup.
     """
-    refuse_types(NAME, x, scale_D)
+    check_types(NAME, x, scale_D)
     return _rms_norm(x, scale_D, eps, jnp.dtype(out_dtype or x.dtype), platform)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _rms_norm(x, scale_D, eps, out_dtype, platform):
     def on_device(x, scale_D):
-        y_ND = kernels_on(platform).forward_rows(flat(x), scale_D, eps, out_dtype)
+        y_ND = kernels_on(platform).forward_rows(flatten_rows(x), scale_D, eps, out_dtype)
         return y_ND.reshape(x.shape)
 
-    rows = letters_of(x)
-    return over_devices(on_device, (x, scale_D), (rows, None), rows)
+    rows = row_letters(x)
+    return map_shards(on_device, (x, scale_D), (rows, None), rows)
 
 
 def _forward(x, scale_D, eps, out_dtype, platform):
     return _rms_norm(x, scale_D, eps, out_dtype, platform), (x, scale_D)
 
 
-def _backward(eps, out_dtype, platform, saved, g):
+def _backward(eps, out_dtype, platform, residuals, g):
     del out_dtype
-    x, scale_D = saved
+    x, scale_D = residuals
 
     def on_device(x, g, scale_D):
-        dx_ND, dscale_PD = kernels_on(platform).backward_rows(flat(x), flat(g), scale_D, eps)
+        dx_ND, dscale_PD = kernels_on(platform).backward_rows(
+            flatten_rows(x), flatten_rows(g), scale_D, eps
+        )
         return dx_ND.reshape(x.shape), dscale_PD
 
-    rows = letters_of(x)
-    dx, dscale_PD = over_devices(on_device, (x, g, scale_D), (rows, rows, None), (rows, PARTS))
+    rows = row_letters(x)
+    dx, dscale_PD = map_shards(on_device, (x, g, scale_D), (rows, rows, None), (rows, PARTS))
     return dx, None if scale_D is None else jnp.sum(dscale_PD, 0).astype(scale_D.dtype)
 
 

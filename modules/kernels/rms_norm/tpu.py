@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from modules.kernels.common.rows import itemsize
-from modules.kernels.common.tpu_rows import call_on_tpu, memory_limit, rows_at_once
+from modules.kernels.common.tpu_rows import block_rows, call_on_tpu, memory_limit
 from modules.kernels.rms_norm.base import NAME
 
 PARTS = 2  # of the rows, with a sum of gradients each: as many as a chip has cores at most
@@ -18,7 +18,7 @@ PARTIAL_ROWS = 8  # a part sums every eighth row, so that whole registers are ad
 def forward_rows(x_ND, scale_D, eps, out_dtype):
     rows, width = x_ND.shape
     moved = itemsize(x_ND) + jnp.dtype(out_dtype).itemsize
-    size = rows_at_once(rows, width, 2 * moved + 8, NAME)
+    size = block_rows(rows, width, 2 * moved + 8, NAME)
     block = pl.BlockSpec((size, width), lambda i: (i, 0))
     whole = pl.BlockSpec((1, width), lambda i: (0, 0))
     scale_1D = None if scale_D is None else scale_D.reshape(1, -1)
@@ -46,7 +46,7 @@ def _forward_block(refs, eps):
 def backward_rows(x_ND, g_ND, scale_D, eps):
     rows, width = x_ND.shape
     moved = itemsize(x_ND, g_ND, x_ND)
-    size = rows_at_once(rows, width, 2 * moved + 12, NAME)
+    size = block_rows(rows, width, 2 * moved + 12, NAME)
     blocks = math.ceil(rows / size)
     parts = min(PARTS, blocks)
     each = math.ceil(blocks / parts)

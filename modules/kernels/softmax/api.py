@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from modules.choices import choose
-from modules.kernels.common.rows import PALLAS, Kernel, refuse_types
-from modules.kernels.softmax.base import FORMS, NAME, SUMS, Softmax, reference
-from modules.parallel.kernel_calls import letters_of, over_devices
+from modules.kernels.common.rows import PALLAS, Kernel, check_types
+from modules.kernels.softmax.base import FORMS, NAME, SUMS, SoftmaxOptions, reference
+from modules.parallel.kernel_calls import map_shards, row_letters
 
 
 def kernels_on(platform: str) -> ModuleType:
@@ -45,18 +45,18 @@ def softmax(
     arrays are whole on each device. Raises ValueError for types that kernels do not take, and for
     shapes that do not broadcast.
     """
-    refuse_types(NAME, x)
+    check_types(NAME, x)
     choose(FORMS, form, 'form')
     shape = (1,) * max(0, 2 - x.ndim) + x.shape
-    mask, sink = _of_rank(mask, shape, 'mask'), _of_rank(sink, shape[:-1], 'sink')
+    mask, sink = _expand_rank(mask, shape, 'mask'), _expand_rank(sink, shape[:-1], 'sink')
     if mask is not None and mask.dtype != bool:
         raise ValueError(f'a mask is boolean, True where x may be seen; got {mask.dtype}.')
     mask = None if mask is None else mask.astype(jnp.int8)  # kernels have no arrays of booleans
-    how = Softmax(softcap, form, platform)
+    how = SoftmaxOptions(softcap, form, platform)
     return _softmax(x.reshape(shape), mask, sink, how).reshape(x.shape)
 
 
-def _of_rank(array, shape, name):
+def _expand_rank(array, shape, name):
     """Adds leading axes of length 1, so that the array has as many as `shape`."""
     if array is None:
         return None
@@ -68,11 +68,11 @@ def _of_rank(array, shape, name):
     return array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
 
 
-def _call(kernel, arrays, made):
+def _call(kernel, arrays, names):
     """Calls a kernel on each device. `p` and `dx` have the shape of the first array, the other
     results, one number a row, its shape without the last axis.
     """
-    letters = letters_of(arrays[0])
+    letters = row_letters(arrays[0])
 
     def on_device(*arrays):
         shape = arrays[0].shape
@@ -81,28 +81,28 @@ def _call(kernel, arrays, made):
             for name, array in kernel(*arrays).items()
         }
 
-    return over_devices(on_device, arrays, [letters] * len(arrays), dict.fromkeys(made, letters))
+    return map_shards(on_device, arrays, [letters] * len(arrays), dict.fromkeys(names, letters))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _softmax(x, mask, sink, how):
-    return _forward(x, mask, sink, how, saves=False)[0]
+    return _compute(x, mask, sink, how, saves=False)[0]
 
 
-def _forward(x, mask, sink, how, saves):
+def _compute(x, mask, sink, how, saves):
     """Returns (p, the SUMS of its rows by name, if they are saved)."""
     kernel = functools.partial(kernels_on(how.platform).forward_rows, how=how, saves=saves)
     sums = _call(kernel, (x, mask, sink), ('p', *SUMS) if saves else ('p',))
     return sums.pop('p'), sums
 
 
-def _saved(x, mask, sink, how):
-    p, sums = _forward(x, mask, sink, how, bool(how.softcap) or sink is not None)
+def _forward_with_residuals(x, mask, sink, how):
+    p, sums = _compute(x, mask, sink, how, bool(how.softcap) or sink is not None)
     return p, (x if how.softcap else p, sums, mask, sink)
 
 
-def _backward(how, saved, g):
-    x_or_p, sums, mask, sink = saved
+def _backward(how, residuals, g):
+    x_or_p, sums, mask, sink = residuals
     kernel = functools.partial(kernels_on(how.platform).backward_rows, how=how)
     made = ('dx',) if sink is None else ('dx', 'dsink')
     found = _call(kernel, (x_or_p, g, sums, mask, sink), made)
@@ -113,7 +113,7 @@ def _backward(how, saved, g):
     return found['dx'], None, dsink
 
 
-_softmax.defvjp(_saved, _backward)
+_softmax.defvjp(_forward_with_residuals, _backward)
 
 
 # (x, mask, sink, softcap=) -> p, as in `reference`

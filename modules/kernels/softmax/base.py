@@ -16,7 +16,7 @@ SUMS = ('exponent', 'mantissa')  # of rows, that the forward pass saves
 
 
 @dataclasses.dataclass(frozen=True)
-class Softmax:
+class SoftmaxOptions:
     """Static options of a call."""
 
     softcap: float
@@ -24,21 +24,21 @@ class Softmax:
     platform: str
 
 
-def logits_of(
-    x: jax.Array, seen: Sequence[jax.Array | None], softcap: float, tanh: Callable
+def capped_logits(
+    x: jax.Array, masks: Sequence[jax.Array | None], softcap: float, tanh: Callable
 ) -> tuple[jax.Array, jax.Array | None]:
     """Returns (z, dz / dx) of entries in a kernel; None for a slope of 1.
 
     z = softcap tanh(x / softcap) where softcap is not 0, else x; -inf where one of `seen` is False.
     """
-    seen, slope = [part for part in seen if part is not None], None
-    seen = functools.reduce(jnp.logical_and, seen) if seen else None
-    if seen is not None:
-        x = jnp.where(seen, x, 0.0)
+    masks, slope = [part for part in masks if part is not None], None
+    masks = functools.reduce(jnp.logical_and, masks) if masks else None
+    if masks is not None:
+        x = jnp.where(masks, x, 0.0)
     if softcap:
         bounded = tanh(x, softcap)
         x, slope = softcap * bounded, 1 - bounded * bounded
-    return x if seen is None else jnp.where(seen, x, -jnp.inf), slope
+    return x if masks is None else jnp.where(masks, x, -jnp.inf), slope
 
 
 def reference(

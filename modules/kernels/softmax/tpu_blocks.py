@@ -14,25 +14,25 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from modules.kernels.common.rows import index_of_broadcast, itemsize
+from modules.kernels.common.rows import broadcast_index, itemsize
 from modules.kernels.common.tpu_rows import (
+    DEFAULT_BYTES,
     LANES,
-    MOST_ROWS,
+    MAX_ROWS,
     SUBLANES,
-    USUAL_BYTES,
-    as_column,
-    as_lanes,
     call_on_tpu,
+    column_to_lanes,
+    lanes_to_column,
     memory_limit,
     row_bytes,
 )
 
-LEAST_ROWS = 8  # of a block
+MIN_ROWS = 8  # of a block
 COLUMNS = 2048  # of a block with a part of a row: a multiple of LANES
 TOTALS = ('first_total', 'second_total')  # over the blocks of a row, in fast memory
 
 
-def merged(shape: tuple[int, ...]) -> tuple[int, ...]:
+def merge_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Merges the axes before the last of [..., T, S] where that moves little: T is whole registers,
     or few rows.
     """
@@ -52,13 +52,13 @@ class Tiling:
     bytes_an_entry: float
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], columns: int, bytes_an_entry: float) -> 'Tiling':
+    def for_shape(cls, shape: tuple[int, ...], columns: int, bytes_an_entry: float) -> 'Tiling':
         """Picks as many rows as fit. bytes_an_entry: of all buffers together."""
         *lead, rows, width = shape
         columns = width if width <= columns else columns
-        fitting = int(USUAL_BYTES / row_bytes(columns, bytes_an_entry))
+        fitting = int(DEFAULT_BYTES / row_bytes(columns, bytes_an_entry))
         # A power of two, so that it divides a register's lanes or they divide it.
-        size = 2 ** int(math.log2(max(LEAST_ROWS, min(fitting, MOST_ROWS))))
+        size = 2 ** int(math.log2(max(MIN_ROWS, min(fitting, MAX_ROWS))))
         return cls(tuple(lead), rows, width, min(size, rows), columns, bytes_an_entry)
 
     @property
@@ -83,29 +83,31 @@ class Tiling:
         return (math.prod(self.lead), groups, each, self.phases, self.chunks)
 
     @property
-    def blocks_of_rows(self) -> int:
+    def row_blocks(self) -> int:
         return math.ceil(self.rows / self.size)
 
     @property
-    def every_is_there(self) -> bool:
-        return self.grid[1] * self.grid[2] == self.blocks_of_rows
+    def has_all_blocks(self) -> bool:
+        return self.grid[1] * self.grid[2] == self.row_blocks
 
-    def is_there(self, group: Any, i: Any) -> Any:
+    def has_block(self, group: Any, i: Any) -> Any:
         """Whether the rows have this block: the last group may have fewer."""
-        return group * (self.group // self.size) + i < self.blocks_of_rows
+        return group * (self.group // self.size) + i < self.row_blocks
 
-    def block(self, group: Any, i: Any, phase: Any, chunk: Any) -> tuple:
+    def clamp_block(self, group: Any, i: Any, phase: Any, chunk: Any) -> tuple:
         """Returns (block of rows, phase, block of columns); the last of each where there is none,
         so that nothing is moved.
         """
-        row = jnp.minimum(group * (self.group // self.size) + i, self.blocks_of_rows - 1)
-        if self.every_is_there:
+        row = jnp.minimum(group * (self.group // self.size) + i, self.row_blocks - 1)
+        if self.has_all_blocks:
             return row, phase, chunk
-        there = self.is_there(group, i)
+        there = self.has_block(group, i)
         phase = jnp.where(there, phase, self.phases - 1)
         return row, phase, jnp.where(there, chunk, self.chunks - 1)
 
-    def matrix(self, array: jax.Array, written: bool = False) -> tuple[jax.Array, pl.BlockSpec]:
+    def matrix_operand(
+        self, array: jax.Array, is_output: bool = False
+    ) -> tuple[jax.Array, pl.BlockSpec]:
         """Returns [..., T or 1, S or 1] as the kernel has it, and its blocks.
 
         written: it is an output, of which nothing is written before the last phase.
@@ -113,43 +115,43 @@ class Tiling:
         *own, rows, columns = array.shape
 
         def index(group, i, phase, chunk):
-            row, phase, chunk = self.block(group, i, phase, chunk)
-            if written and self.phases == 2:
+            row, phase, chunk = self.clamp_block(group, i, phase, chunk)
+            if is_output and self.phases == 2:
                 chunk = chunk * phase
             return row if rows > 1 else 0, chunk if columns > 1 else 0
 
         block = (self.size if rows > 1 else 1, self.columns if columns > 1 else 1)
-        return self._cut(array, own, (rows, columns), block, index)
+        return self._make_operand(array, own, (rows, columns), block, index)
 
-    def of_rows(self, array: jax.Array) -> tuple[jax.Array, pl.BlockSpec]:
+    def row_operand(self, array: jax.Array) -> tuple[jax.Array, pl.BlockSpec]:
         """Returns [..., T or 1] along lanes, and its blocks."""
         *own, rows = array.shape
 
         def index(group, i, phase, chunk):
             return 0, group if rows > 1 else 0
 
-        return self._cut(array, own, (1, rows), (1, min(self.group, rows)), index)
+        return self._make_operand(array, own, (1, rows), (1, min(self.group, rows)), index)
 
-    def _cut(self, array, own: Sequence[int], shape, block, index):
+    def _make_operand(self, array, leading: Sequence[int], shape, block, index):
         """Returns an array, or its description, as [1, L, *shape], and its blocks. own: its leading
         axes, those of `lead` or 1.
         """
-        shape = (1, math.prod(own), *shape)
-        own = (1,) * (len(self.lead) - len(own)) + tuple(own)
+        shape = (1, math.prod(leading), *shape)
+        leading = (1,) * (len(self.lead) - len(leading)) + tuple(leading)
 
-        def whole_index(lead, *at):
-            lead = lead if own == self.lead else index_of_broadcast(lead, self.lead, own)
+        def index_map(lead, *at):
+            lead = lead if leading == self.lead else broadcast_index(lead, self.lead, leading)
             return 0, lead, *index(*at)
 
         if isinstance(array, jax.ShapeDtypeStruct):
             array = jax.ShapeDtypeStruct(shape, array.dtype)
         else:
             array = array.reshape(shape)
-        return array, pl.BlockSpec((None, None, *block), whole_index)
+        return array, pl.BlockSpec((None, None, *block), index_map)
 
 
 @dataclasses.dataclass(frozen=True)
-class Here:
+class CurrentBlock:
     """The block that a kernel computes; `offset` is its first row among those of a group."""
 
     blocks: Tiling
@@ -158,9 +160,9 @@ class Here:
     chunk: Any
 
     @classmethod
-    def of(cls, blocks: Tiling) -> 'Here':
+    def from_grid(cls, blocks: Tiling) -> 'CurrentBlock':
         group, i, phase, chunk = (pl.program_id(axis) for axis in range(1, 5))
-        row = blocks.block(group, i, phase, chunk)[0] * blocks.size
+        row = blocks.clamp_block(group, i, phase, chunk)[0] * blocks.size
         return cls(blocks, row - group * blocks.group, phase, chunk)
 
     @property
@@ -172,7 +174,7 @@ class Here:
         first = self.chunk * self.blocks.columns
         return first + jax.lax.broadcasted_iota(jnp.int32, self.shape, 1)
 
-    def inside(self) -> jax.Array | None:
+    def column_mask(self) -> jax.Array | None:
         """Returns which entries are in the array's columns; None for all."""
         if self.blocks.width % self.blocks.columns == 0:
             return None
@@ -182,11 +184,11 @@ class Here:
         """Returns a block along lanes as [size or 1, 1]."""
         if ref.shape[-1] == 1:
             return ref[...]
-        return as_column(ref[...], self.offset, self.blocks.size)
+        return lanes_to_column(ref[...], self.offset, self.blocks.size)
 
     def write_rows(self, ref: Any, values_R1: jax.Array) -> None:
         """Writes numbers of this block's rows along lanes and keeps those of other rows."""
-        new, is_own = as_lanes(values_R1, self.offset, ref.shape[-1])
+        new, is_own = column_to_lanes(values_R1, self.offset, ref.shape[-1])
         ref[...] = jnp.where(is_own, new, ref[...])
 
     def reduce_row(
@@ -217,38 +219,38 @@ class Here:
 
 
 def call_in_blocks(
-    body: Callable[[dict[str, Any], Here], None],
+    body: Callable[[dict[str, Any], CurrentBlock], None],
     blocks: Tiling,
-    given: dict[str, tuple[jax.Array, pl.BlockSpec]],
-    made: dict[str, tuple[jax.ShapeDtypeStruct, pl.BlockSpec]],
+    operands: dict[str, tuple[jax.Array, pl.BlockSpec]],
+    out_shapes: dict[str, tuple[jax.ShapeDtypeStruct, pl.BlockSpec]],
     name: str,
-    totals: int = 0,
+    n_totals: int = 0,
 ) -> dict[str, jax.Array]:
     """Calls `call_on_tpu` over all blocks, with so many totals of the blocks of a row."""
 
-    def where_there(refs):
-        here = Here.of(blocks)
-        if blocks.every_is_there:
+    def run_block(refs):
+        here = CurrentBlock.from_grid(blocks)
+        if blocks.has_all_blocks:
             body(refs, here)
         else:
             group, i = pl.program_id(1), pl.program_id(2)
-            pl.when(blocks.is_there(group, i))(lambda: body(refs, here))
+            pl.when(blocks.has_block(group, i))(lambda: body(refs, here))
 
     entries = math.prod(blocks.lead) * blocks.rows * blocks.width
     reads, writes = (
         sum(math.prod(array.shape) * itemsize(array) for array, _ in arrays.values())
-        for arrays in (given, made)
+        for arrays in (operands, out_shapes)
     )
     total = pltpu.VMEM((blocks.size, 1), jnp.float32)
     return call_on_tpu(
-        where_there,
-        given,
-        made,
+        run_block,
+        operands,
+        out_shapes,
         grid=blocks.grid,
         # Blocks of rows whose numbers are in one block along lanes belong to one core.
         semantics=('parallel', 'parallel', *(['arbitrary'] * 3)),
         limit=memory_limit(blocks.size, blocks.columns, blocks.bytes_an_entry),
         cost=(8 * entries, entries, blocks.phases * reads + writes),
         name=name,
-        scratch=dict.fromkeys(TOTALS[:totals], total) if blocks.chunks > 1 else {},
+        scratch=dict.fromkeys(TOTALS[:n_totals], total) if blocks.chunks > 1 else {},
     )

@@ -44,8 +44,8 @@ def test_a_file_is_read(tmp_path):
     )
     assert claim.texts['Says'] == 'half of the compute is enough.'
     first, second = claim.conditions
-    assert (first.low, first.high) == (-math.inf, 0.0) and first.range_words == 'at most 0'
-    assert second.of == {'value': 'slope'} and second.range_words == 'between 0.5 and 1'
+    assert (first.low, first.high) == (-math.inf, 0.0) and first.range_text == 'at most 0'
+    assert second.of == {'value': 'slope'} and second.range_text == 'between 0.5 and 1'
 
 
 def test_a_file_may_withdraw_its_verdict_or_qualify_it(tmp_path):
@@ -54,20 +54,20 @@ def test_a_file_may_withdraw_its_verdict_or_qualify_it(tmp_path):
     text = GOOD + "WITHDRAWN = 'It ran with another rate.'\nCAUTION = 'Small.'\n"
     claim = read_claim(write(tmp_path, text))
     assert (claim.withdrawn, claim.caution) == ('It ran with another rate.', 'Small.')
-    assert claim.asked == plain.asked  # what counts is the same
+    assert claim.digest == plain.digest  # what counts is the same
 
 
 def test_what_counts_has_a_digest(tmp_path):
     """Other words are the same claim; another bound, arm or study is not."""
-    one = read_claim(write(tmp_path, GOOD)).asked
-    assert read_claim(write(tmp_path, GOOD.replace('a small model', 'another'))).asked == one
+    one = read_claim(write(tmp_path, GOOD)).digest
+    assert read_claim(write(tmp_path, GOOD.replace('a small model', 'another'))).digest == one
     changes = {
         '(None, 0.0)': '(None, 0.1)',
         "'muon'": "'lion'",
         'optimizers_tuned.py': 'optimizers_tuned.py:half',
     }
     others = {
-        read_claim(write(tmp_path, GOOD.replace(*change))).asked for change in changes.items()
+        read_claim(write(tmp_path, GOOD.replace(*change))).digest for change in changes.items()
     }
     assert len(others | {one}) == 4
 

@@ -16,15 +16,15 @@ import pytest
 from eval.claims import board, evidence, register
 from eval.claims.__main__ import read_board
 from eval.claims.claim import Claim, Condition, read_claims
-from eval.claims.decide import decide, verdict
-from eval.claims.estimates import FAILS, HOLDS, UNDECIDED, Estimate, exact, over_seeds
-from eval.claims.evidence import StudyEvidence, cores_of, open_evidence
+from eval.claims.decide import combine_outcomes, decide
+from eval.claims.estimates import FAILS, HOLDS, UNDECIDED, Estimate, exact_estimate, mean_over_seeds
+from eval.claims.evidence import StudyEvidence, count_cores, open_evidence
 from eval.claims.measures.rows import MEASURES
 from eval.claims.record import read_record
-from eval.claims.train import train_open
+from eval.claims.train import train_open_claims
 from lm.config.resolve import resolve, to_dict
 from lm.launch.command import ConfigParser
-from lm.storage.files import sealed, write_json
+from lm.storage.files import seal_record, write_json
 from lm.study.plan.arms import ArmPlan
 from lm.study.plan.cells import split_sweep
 from lm.study.tables.ablation import read_ablation
@@ -72,13 +72,16 @@ def decided(study, *conditions):
 class TestAnInterval:
     def test_is_within_or_outside_or_neither(self):
         found = Estimate(0.5, 0.4, 0.6, 5)
-        assert found.said(0.3, 0.7) == found.said(0.4, math.inf) == HOLDS
-        assert found.said(0.7, 0.9) == found.said(-math.inf, 0.3) == FAILS
-        assert found.said(0.5, 0.9) == found.said(0.45, 0.55) == UNDECIDED
-        assert exact(1.0).said(1.0, 2.0) == HOLDS and exact(math.nan).said(0.0, 1.0) == UNDECIDED
+        assert found.outcome(0.3, 0.7) == found.outcome(0.4, math.inf) == HOLDS
+        assert found.outcome(0.7, 0.9) == found.outcome(-math.inf, 0.3) == FAILS
+        assert found.outcome(0.5, 0.9) == found.outcome(0.45, 0.55) == UNDECIDED
+        assert (
+            exact_estimate(1.0).outcome(1.0, 2.0) == HOLDS
+            and exact_estimate(math.nan).outcome(0.0, 1.0) == UNDECIDED
+        )
 
     def test_over_seeds_is_students(self):
-        found = over_seeds([1.0, 2.0, 3.0])
+        found = mean_over_seeds([1.0, 2.0, 3.0])
         half = 4.302653 / math.sqrt(3)
         np.testing.assert_allclose([found.low, found.high], [2 - half, 2 + half], rtol=1e-6)
         assert (found.n, found.deviation) == (3, 1.0)
@@ -97,7 +100,7 @@ class TestAnInterval:
     ],
 )
 def test_a_claim_is_what_its_conditions_are(said, wanted):
-    assert verdict(said) == wanted
+    assert combine_outcomes(said) == wanted
 
 
 class TestOfArms:
@@ -148,7 +151,7 @@ class TestOfArms:
 def test_a_condition_of_several_studies_says_of_which(study):
     two = claim(condition('layernorm', high=0.0), studies={'whole': 'study.py', 'half': 'half.py'})
     (one,) = decide(two, {'study.py': study, 'half.py': study}).conditions
-    assert one.words == 'whole: loss of layernorm - loss of rmsnorm at most 0 nats per token'
+    assert one.text == 'whole: loss of layernorm - loss of rmsnorm at most 0 nats per token'
 
 
 def test_an_unfinished_study_decides_nothing(study):
@@ -174,10 +177,10 @@ class TestAWithdrawnClaim:
 
     def test_is_not_counted(self, study):
         found = [self.withdraw(study), decided(study, condition('layernorm', high=0.0))]
-        first, second, _ = board.summary(found)
+        first, second, _ = board.summary_lines(found)
         assert first == '2 claims, of which 1 withdrawn'
         assert second == '1 by training: 1 reproduced'
-        kept, withdrawn = board.rows(found, {})
+        kept, withdrawn = board.table_rows(found, {})
         assert (kept['verdict'], withdrawn['verdict']) == ('reproduced', 'withdrawn')
         assert withdrawn['note'] == self.WHY
 
@@ -197,9 +200,9 @@ class TestAWithdrawnClaim:
         own = SimpleNamespace(
             name='it', state='open', cost=1.0, command=['-c', 'raise SystemExit(3)']
         )
-        train_open([SimpleNamespace(evidence={'it': own}, verdict='withdrawn')])
+        train_open_claims([SimpleNamespace(evidence={'it': own}, verdict='withdrawn')])
         with pytest.raises(ValueError, match='ended with status 3'):
-            train_open([SimpleNamespace(evidence={'it': own}, verdict='open')])
+            train_open_claims([SimpleNamespace(evidence={'it': own}, verdict='open')])
 
 
 def test_a_caution_stands_in_the_first_lines(study, tmp_path):
@@ -207,7 +210,7 @@ def test_a_caution_stands_in_the_first_lines(study, tmp_path):
     found = decide(asked, {'study.py': study})
     _, page, _ = board.write_pages(tmp_path, [found], {})
     assert page.read_text().splitlines()[2] == '**Caution.** At one start.'
-    (row,) = board.rows([found], {})
+    (row,) = board.table_rows([found], {})
     assert (row['verdict'], row['note']) == ('reproduced', 'At one start.')
 
 
@@ -268,7 +271,7 @@ class TestTheRecordOfABoard:
         assert [one.verdict for one in found] == ['reproduced', 'reproduced']
         path = tmp_path / TestAMeasure.PATH
         path.parent.mkdir()
-        write_json(path, sealed({'values': {}, 'code': 'another', 'core_seconds': 1.0}))
+        write_json(path, seal_record({'values': {}, 'code': 'another', 'core_seconds': 1.0}))
         found, _ = read_board(claims, tmp_path, record)
         assert [one.verdict for one in found] == ['stale', 'reproduced']
 
@@ -311,11 +314,11 @@ class TestAMeasure:
             MEASURES['self_normalizing'], function=lambda: [0.8] * len(values)
         )
         monkeypatch.setitem(evidence.MEASURES, 'self_normalizing', cheap)
-        monkeypatch.setattr(evidence, 'code_of', lambda name: 'a digest')
-        evidence.compute('self_normalizing', tmp_path / self.PATH)
+        monkeypatch.setattr(evidence, 'measure_digest', lambda name: 'a digest')
+        evidence.compute_measure('self_normalizing', tmp_path / self.PATH)
         known = open_evidence(self.NAME, tmp_path)
         assert decide(asked, {self.NAME: known}).verdict == 'reproduced'
-        monkeypatch.setattr(evidence, 'code_of', lambda name: 'another')
+        monkeypatch.setattr(evidence, 'measure_digest', lambda name: 'another')
         assert open_evidence(self.NAME, tmp_path).state == 'stale'
 
     def test_has_the_values_it_says(self, tmp_path):
@@ -397,7 +400,7 @@ class TestAPod:
         found = decide(asked, {self.NAME: opened()})
         assert found.verdict == 'out of reach here'
         assert found.why == '300 to 500 chip-hours of v5e:4x4 would decide'
-        (row,) = board.rows([found], {})
+        (row,) = board.table_rows([found], {})
         assert row['note'] == found.why
         own.folder.mkdir()  # of a pod's runs, which are not read
         write_json(own.folder / 'sweep.json', {'base': {}})
@@ -421,12 +424,12 @@ class TestAPod:
             name='it', state='out of reach here', plan=plan, plan_command=['-c', code]
         )
         found = [SimpleNamespace(evidence={'it': own}, verdict='out of reach here')] * 2
-        train_open(found)
-        train_open(found)
+        train_open_claims(found)
+        train_open_claims(found)
         assert runs.read_text() == 'x'
         with pytest.raises(ValueError, match='ended with status 3'):
             own.plan, own.plan_command = tmp_path / 'none', ['-c', 'raise SystemExit(3)']
-            train_open(found)
+            train_open_claims(found)
 
 
 @pytest.mark.full
@@ -438,7 +441,7 @@ def test_a_broken_method_is_not_reproduced(tmp_path, monkeypatch):
         row = dataclasses.replace(ACTIVATIONS['selu'], fn=fn)
         monkeypatch.setitem(ACTIVATIONS, 'selu', row)
         path = tmp_path / TestAMeasure.PATH
-        evidence.compute('self_normalizing', path)
+        evidence.compute_measure('self_normalizing', path)
         found = decide(asked, {TestAMeasure.NAME: open_evidence(TestAMeasure.NAME, tmp_path)})
         assert found.verdict == wanted
 
@@ -451,20 +454,22 @@ def jax_elu(x):
     'device, cores', [('2-core x86_64 CPU', 2), ('8 x TPU v5e', 8), ('CPU', 1), (None, 1)]
 )
 def test_cores_of_a_device(device, cores):
-    assert cores_of(device) == cores
+    assert count_cores(device) == cores
 
 
 class TestTheRecord:
     def test_says_what_counted_and_whether_the_outcome_was_there(self, study, tmp_path):
         one = claim(condition('layernorm', high=0.0))
         begun = dataclasses.replace(study, ablation=None)
-        entries = register.enter(tmp_path, [one], {'study.py': begun})
-        assert register.note(one, entries) == ''
-        assert register.enter(tmp_path, [one], {'study.py': study}) == entries  # the first counts
+        entries = register.add_entries(tmp_path, [one], {'study.py': begun})
+        assert register.entry_note(one, entries) == ''
+        assert (
+            register.add_entries(tmp_path, [one], {'study.py': study}) == entries
+        )  # the first counts
         changed = dataclasses.replace(one, conditions=[condition('layernorm', high=0.1)])
-        assert 'what counts was changed after' in register.note(changed, entries)
-        late = register.enter(tmp_path / 'late', [one], {'study.py': study})
-        assert f'{study.fresh} fresh runs had ended' in register.note(one, late)
+        assert 'what counts was changed after' in register.entry_note(changed, entries)
+        late = register.add_entries(tmp_path / 'late', [one], {'study.py': study})
+        assert f'{study.fresh} fresh runs had ended' in register.entry_note(one, late)
         assert study.fresh >= 10 and register.read_entries(tmp_path) == entries
 
 
@@ -474,10 +479,10 @@ class TestTheBoard:
             decided(study, condition('layernorm', high=-9.0)),
             decided(study, condition('layernorm', high=0.0)),
         ]
-        rows = board.rows(found, {})
+        rows = board.table_rows(found, {})
         assert [row['verdict'] for row in rows] == ['reproduced', 'not reproduced']
         assert rows[0]['effect'].startswith('-0.1') and rows[0]['runs'] == study.runs
-        first, second, third = board.summary(found)
+        first, second, third = board.summary_lines(found)
         assert (first, second) == ('2 claims', '2 by training: 1 reproduced, 1 not reproduced')
         assert third.startswith(f'{study.runs} runs of studies and 0 measures')  # each once
 
@@ -492,11 +497,11 @@ class TestTheBoard:
                 Condition('it', 'within', {'value': value}, 0.0, 1.0), studies={'it': name}
             )
             found.append(decide(asked, {name: open_evidence(name, tmp_path)}))
-        assert board.summary(found)[1:3] == [
+        assert board.summary_lines(found)[1:3] == [
             '2 by training: 1 reproduced, 1 open',
             '1 by computing alone: 1 open',
         ]
-        assert [row['by'] for row in board.rows(found, {})] == [
+        assert [row['by'] for row in board.table_rows(found, {})] == [
             'training',
             'training',
             'computing alone',
@@ -513,4 +518,4 @@ class TestTheBoard:
         board_text = index.read_text()
         assert '[It is so](mine.md)' in board_text and '### Norms' in board_text
         assert '## What has no place here' in board_text and 'HELM' in board_text
-        json.dumps(board.rows([one], {}))
+        json.dumps(board.table_rows([one], {}))

@@ -12,7 +12,7 @@ from eval.claims.measures import classifiers
 def test_wrong_labels_are_those_of_other_classes():
     """Catches wrong labels in what is held out, and right ones among those that are drawn."""
     key = jax.random.key(0)
-    task = dataclasses.replace(classifiers.WRONG_LABELS.task, trained=4096)
+    task = dataclasses.replace(classifiers.WRONG_LABELS.task, n_train=4096)
     x, right, held_out, wanted = draw_rows(key, task)
     same = draw_rows(key, dataclasses.replace(task, wrong=0.4))
     np.testing.assert_array_equal(same[0], x)
@@ -28,7 +28,7 @@ def test_wrong_labels_are_those_of_other_classes():
 
 def test_a_rare_class_has_its_share_and_clusters_of_its_own():
     task = classifiers.A_RARE_CLASS.task
-    task = dataclasses.replace(task, trained=4096, held_out=4096, spread=0.0)
+    task = dataclasses.replace(task, n_train=4096, n_held_out=4096, spread=0.0)
     _, labels, held_out, wanted = draw_rows(jax.random.key(1), task)
     assert abs(np.mean(np.concatenate([labels, wanted])) - task.rare) < 0.004
     centres = [{row.tobytes() for row in np.array(held_out)[wanted == y]} for y in (0, 1)]

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from eval.claims.claim import read_claims
-from eval.claims.evidence import code_of
+from eval.claims.evidence import measure_digest
 from eval.claims.lab import Task, measure
 from eval.claims.measures import classifiers
 from eval.claims.measures.rows import MEASURES, MODULES
@@ -17,7 +17,7 @@ from lm.storage.files import read_json
 from tests import ROOT
 
 BOARD = ROOT / 'docs' / 'claims' / 'board.json'
-TINY = Task(4, 8, 0.7, trained=128, held_out=128)
+TINY = Task(4, 8, 0.7, n_train=128, n_held_out=128)
 CLASSIFIER = {'RATES': (1e-3, 1e-2), 'WIDTH': 8}
 SIZES = {  # of what trains in loops; others have tests of their own, or no size
     'wrong_labels': CLASSIFIER,
@@ -54,7 +54,7 @@ def test_a_measure_gives_the_values_it_names(name, monkeypatch):
     if module is classifiers:
         for training in ('WRONG_LABELS', 'A_RARE_CLASS', 'RANKS', 'SOME_TRIES'):
             own = getattr(module, training)
-            task = dataclasses.replace(own.task, trained=128, held_out=128)
+            task = dataclasses.replace(own.task, n_train=128, n_held_out=128)
             task = dataclasses.replace(task, rare=0.3 * bool(task.rare))
             tiny = dataclasses.replace(own, task=task, passes=4, batch=32)
             monkeypatch.setattr(module, training, tiny)
@@ -90,7 +90,7 @@ def test_the_published_board_is_of_the_measures_as_they_are():
     """Where this fails a measure is another: run it again, and make the pages of its record."""
     rows = read_json(BOARD)['evidence']
     codes = {name: row['code'] for name, row in rows.items() if name.startswith('measure:')}
-    assert codes == {f'measure:{name}': code_of(name) for name in MEASURES}
+    assert codes == {f'measure:{name}': measure_digest(name) for name in MEASURES}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from eval.convert import __main__ as convert
 from eval.convert import fold
-from eval.convert.fold import cast, fold_checkpoint, logits_of, write
+from eval.convert.fold import cast, compute_logits, fold_checkpoint, write_workdir
 from eval.generate import generate
 from eval.load import Checkpoint, load
 from eval.suites.perplexity import perplexity
@@ -150,7 +150,7 @@ def test_logits_are_computed_in_float64():
 
     def logits(change):
         moved = {'params': params | {'embedding': params['embedding'] + change * towards}}
-        return logits_of(config, VOCAB, moved, 'float64')
+        return compute_logits(config, VOCAB, moved, 'float64')
 
     start = logits(0.0)
     slopes = [(logits(change) - start) / change for change in (1e-10, 1e-5)]
@@ -205,7 +205,7 @@ def test_unfinished_removal_says_how_much_is_to_do(updates, left):
     with pytest.raises(ValueError, match=match):
         fold_checkpoint(checkpoint(changes, weights), 'none')
     changes, weights = removal('layernorm', 11)
-    fold.refuse(checkpoint(changes, weights), 'none', untie=False)
+    fold.check_foldable(checkpoint(changes, weights), 'none', untie=False)
 
 
 @pytest.fixture(scope='module')
@@ -252,11 +252,13 @@ def test_training_goes_on_from_what_was_written(tuned, tmp_path, capsys):
     """Its workdir is that of a run at the step of the source."""
     source, out = load(tuned.parent / 'layernorm'), tmp_path / 'rmsnorm'
     result = fold_checkpoint(source, 'rmsnorm')
-    write(out, result.recipe, result.weights, source.tokenizer, source.step, source.meta)
+    write_workdir(out, result.recipe, result.weights, source.tokenizer, source.step, source.meta)
     assert train(result.recipe, out) == DONE
     assert f'is at step {source.step} of {source.step}: nothing left' in capsys.readouterr().out
     with pytest.raises(ValueError, match='is not empty; give a new folder'):
-        write(out, result.recipe, result.weights, source.tokenizer, source.step, source.meta)
+        write_workdir(
+            out, result.recipe, result.weights, source.tokenizer, source.step, source.meta
+        )
 
 
 @pytest.mark.parametrize(

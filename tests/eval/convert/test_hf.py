@@ -27,14 +27,14 @@ from eval.convert import (
     mxfp4,
     safetensors,
 )
-from eval.convert.fold import fold_checkpoint, learner_on_cpu
+from eval.convert.fold import build_cpu_learner, fold_checkpoint
 from eval.convert.hf_families import FAMILIES
 from eval.convert.import_hf import import_folder, largest_difference
 from eval.convert.layouts import Layout
 from eval.load import Checkpoint, load
 from eval.suites.perplexity import perplexity
 from lm.config.fields import MeshConfig
-from lm.config.resolve import replaced, resolve, to_dict
+from lm.config.resolve import resolve, to_dict, update_recipe
 from lm.data import tokenizers
 from lm.devices.mesh import make_mesh
 from lm.inference.decoding import extend, init_cache
@@ -67,7 +67,7 @@ def saved(folder, name, arrays=None, most=10**9, **fields):
     config = {k: v for k, v in (CASES[name]['config'] | fields).items() if v != 'left out'}
     (folder / 'config.json').write_text(json.dumps(config))
     arrays = drawn(name) if arrays is None else arrays
-    safetensors.write_folder(folder, safetensors.of_arrays(arrays), most)
+    safetensors.write_folder(folder, safetensors.make_tensors(arrays), most)
     return folder
 
 
@@ -79,7 +79,7 @@ def imported(name):
 
 def checkpoint_of(found, recipe=None):
     recipe = recipe or found.recipe
-    learner = learner_on_cpu(recipe, found.vocab_size)
+    learner = build_cpu_learner(recipe, found.vocab_size)
     weights = Weights(unflatten_dict(found.params, sep='/'), (), {})
     meta = {'vocab_size': found.vocab_size, 'model_type': found.model_type}
     where = Path('memory/checkpoints/0')
@@ -129,7 +129,7 @@ def test_each_device_has_its_part_of_an_import(name, mesh):
     found, whole = spread(name, **mesh), imported(name)
     assert_same(found.params, whole.params)
     if mesh == {'fsdp': 8}:  # nothing is read twice; CUT has copies of what it does not cut
-        assert found.n_bytes == found.n_bytes_of_files == whole.n_bytes
+        assert found.n_bytes == found.file_bytes == whole.n_bytes
     up = found.params['layers/mlp/up']
     assert up.addressable_shards[0].data.size == up.size / (8 if 'tensor' not in mesh else 4)
 
@@ -150,7 +150,7 @@ def test_logits_on_eight_devices_are_theirs(name):
 def test_logits_are_theirs_unscanned_and_with_a_cache(name):
     """A token at a time, and layers that are not scanned."""
     found = imported(name)
-    recipe = replaced(found.recipe, {'model.scan_layers': False})
+    recipe = update_recipe(found.recipe, {'model.scan_layers': False})
     checkpoint = checkpoint_of(found, recipe)
     logits = checkpoint.logits(TOKENS_BT)
     assert largest_difference(np.asarray(logits)[0], theirs()[name]) < CLOSE
@@ -166,7 +166,7 @@ def test_logits_are_theirs_unscanned_and_with_a_cache(name):
 def exported(name):
     """The export of an import, without the comparison of logits."""
     checkpoint = checkpoint_of(imported(name))
-    return checkpoint, export_hf.refilled(checkpoint, 'float32')
+    return checkpoint, export_hf.convert_checkpoint(checkpoint, 'float32')
 
 
 @pytest.mark.default_rows(*DEFAULT_ROWS)
@@ -176,11 +176,11 @@ def test_import_of_an_export_is_bitwise(tmp_path, name):
     in one direction alone.
     """
     checkpoint, found = exported(name)
-    export_hf.write_folder(tmp_path / 'out', checkpoint, found, 'float32', most=9000)
+    export_hf.write_folder(tmp_path / 'out', checkpoint, found, 'float32', max_bytes=9000)
     again = import_folder(tmp_path / 'out', base(), Path('run'))
-    assert export_hf.definition(again.recipe) == export_hf.definition(imported(name).recipe)
+    assert export_hf.describe_model(again.recipe) == export_hf.describe_model(imported(name).recipe)
     assert_same(again.params, imported(name).params)
-    stored = dict(safetensors.opened(safetensors.read_folder(tmp_path / 'out')))
+    stored = dict(safetensors.map_tensors(safetensors.read_folder(tmp_path / 'out')))
     there = CASES[name]
     assert {n: list(array.shape) for n, array in stored.items()} == there['tensors']
     config = hf_files.read_config(tmp_path / 'out')
@@ -243,7 +243,7 @@ def test_files_of_the_hub_are_read_too(tmp_path):
 def test_weights_of_four_bits_are_read(tmp_path):
     """Weights are those that transformers dequantises (make.py), and the same in float32."""
     blocks, scales = theirs()['mxfp4_blocks'], theirs()['mxfp4_scales']
-    found = mxfp4.dequantised(blocks, scales)
+    found = mxfp4.dequantise(blocks, scales)
     np.testing.assert_array_equal(np.swapaxes(found, 1, 2), theirs()['mxfp4'])
     rng, sizes = np.random.default_rng(0), {'hidden_size': 32, 'intermediate_size': 32}
     wide = {}
@@ -256,7 +256,7 @@ def test_weights_of_four_bits_are_read(tmp_path):
         experts, inputs, outputs = packed.pop(name).shape
         blocks = rng.integers(0, 256, (experts, outputs, inputs // 32, 16), dtype=np.uint8)
         scales = rng.integers(120, 130, blocks.shape[:-1], dtype=np.uint8)
-        wide[name] = np.swapaxes(mxfp4.dequantised(blocks, scales), 1, 2)
+        wide[name] = np.swapaxes(mxfp4.dequantise(blocks, scales), 1, 2)
         packed |= {f'{name}_blocks': blocks, f'{name}_scales': scales}
     quantised = {'quantization_config': {'quant_method': 'mxfp4'}}
     cut = make_mesh(MeshConfig(data=1, fsdp=4, expert=2))  # experts, and parts of a group of 32
@@ -289,8 +289,8 @@ def test_a_llama_with_biases_is_read(tmp_path, attention, mlp):
         assert np.any(found.params[path]) == (attention if '/attention/' in path else mlp), path
     said = [note for note in found.notes if 'biases of' in note]
     assert len(said) == (attention != mlp)
-    out = export_hf.refilled(checkpoint_of(found), 'float32')
-    written = {n: t.make() for n, t in export_hf.tensors_of(out, 'float32').items()}
+    out = export_hf.convert_checkpoint(checkpoint_of(found), 'float32')
+    written = {n: t.make() for n, t in export_hf.export_tensors(out, 'float32').items()}
     assert out.config['attention_bias'] and out.config['mlp_bias']
     for name, array in arrays.items():
         np.testing.assert_array_equal(written.pop(name), array)
@@ -341,7 +341,7 @@ def test_what_a_text_config_leaves_out_is_that_of_its_class():
     own = {'model_type': 'gemma3_text', 'hidden_size': 2560, 'num_hidden_layers': 34}
     own |= {'intermediate_size': 10240, 'sliding_window': 1024}
     own |= {'rope_scaling': {'factor': 8.0, 'rope_type': 'linear'}}
-    found = hf_multimodal.text_config({'model_type': 'gemma3', 'text_config': own})
+    found = hf_multimodal.find_text_config({'model_type': 'gemma3', 'text_config': own})
     fields = FAMILIES['gemma3_text'].read(found)
     assert (fields['model.n_heads'], fields['model.n_kv_heads']) == (8, 4)
     assert (fields['model.d_model'], fields['model.head_dim']) == (2560, 256)
@@ -376,7 +376,7 @@ def test_a_field_that_we_lack_is_named(name):
     config = CASES[case]['config'] | fields
     config = {k: v for k, v in config.items() if v != 'left out'}
     with pytest.raises(ValueError, match=said) as error:
-        convert.import_hf.family_of(config).read(config)
+        convert.import_hf.find_family(config).read(config)
     assert '\n' not in str(error.value)
 
 
@@ -433,7 +433,7 @@ def test_a_model_that_no_family_has_says_what_is_missing():
         ({'model.qk_norm': 'layernorm:eps=0.1'}, "model.qk_norm='layernorm'"),
     ):
         with pytest.raises(ValueError, match='no family of theirs has this model') as error:
-            export_hf.family_for(replaced(found.recipe, changes), found.params)
+            export_hf.select_family(update_recipe(found.recipe, changes), found.params)
         assert re.search(said, str(error.value))
 
 
@@ -449,12 +449,12 @@ def test_a_part_of_a_head_is_turned_where_transformers_does(tmp_path):
     for fields in (half | {'rope_scaling': linear}, {'rope_parameters': linear | half}):
         with pytest.raises(ValueError, match=r'cannot run such a llama'):
             family.read(config | fields)
-    part = replaced(found.recipe, {'attention.rope_fraction': 0.5})
-    name, config, _ = export_hf.family_for(part, found.params, 'llama')
+    part = update_recipe(found.recipe, {'attention.rope_fraction': 0.5})
+    name, config, _ = export_hf.select_family(part, found.params, 'llama')
     assert (name, config['partial_rotary_factor']) == ('phi3', 0.5)
-    biased = replaced(part, {'model.bias': True})
+    biased = update_recipe(part, {'model.bias': True})
     with pytest.raises(ValueError, match=r'rope_fraction=0.5 .there 1.0'):
-        export_hf.family_for(biased, found.params | {'layers/mlp/up_bias': np.ones(1)}, 'llama')
+        export_hf.select_family(biased, found.params | {'layers/mlp/up_bias': np.ones(1)}, 'llama')
 
 
 @pytest.mark.parametrize('name', ['gemma2', 'gemma3', 'gpt_oss'])
@@ -463,8 +463,8 @@ def test_a_model_without_windows_has_a_number_all_the_same(name):
     usual = ['window', 'full_every', 'rope_local_base', 'rope_scaling', 'rope_factor']
     usual += ['rope_original_length', 'rope_beta_fast', 'rope_beta_slow', 'rope_truncate']
     changes = {f'attention.{option}': None for option in usual}
-    recipe = replaced(imported(name).recipe, changes)
-    family, config, found = export_hf.family_for(recipe, imported(name).params)
+    recipe = update_recipe(imported(name).recipe, changes)
+    family, config, found = export_hf.select_family(recipe, imported(name).params)
     assert family == CASES[name]['config']['model_type'] and config['sliding_window'] > 0
     assert set(config['layer_types']) == {'full_attention'}
     assert found.attention.options['window'] is None
@@ -473,10 +473,10 @@ def test_a_model_without_windows_has_a_number_all_the_same(name):
 def test_the_difference_of_bfloat16_is_that_of_the_files(tmp_path):
     """What is compared are the weights that an import reads, bitwise; gains are 1 more there."""
     checkpoint = checkpoint_of(imported('gemma3'))
-    found = export_hf.refilled(checkpoint, 'bfloat16')
+    found = export_hf.convert_checkpoint(checkpoint, 'bfloat16')
     export_hf.write_folder(tmp_path / 'out', checkpoint, found, 'bfloat16')
     again, rounded = import_folder(tmp_path / 'out', base(), Path('run')), 0
-    for path, array in export_hf.stored_params(found, 'bfloat16').items():
+    for path, array in export_hf.round_params(found, 'bfloat16').items():
         np.testing.assert_array_equal(array, again.params[path])
         rounded += np.any(array != found.params[path])
     assert rounded > 10
@@ -499,7 +499,7 @@ def test_a_factor_of_embeddings_that_depends_on_the_dtype_is_noted():
     in bfloat16, and sqrt(16) is 4 in both.
     """
     square = imported('gemma2').recipe
-    recipe, bfloat16 = replaced(square, {'model.d_model': 24}), np.dtype(ml_dtypes.bfloat16)
+    recipe, bfloat16 = update_recipe(square, {'model.d_model': 24}), np.dtype(ml_dtypes.bfloat16)
     for one, dtype, count in ((square, bfloat16, 0), (recipe, np.dtype(np.float32), 0)):
         assert len(import_hf.factor_notes(one, dtype, {'embedding_scale'})) == count
     (note,) = import_hf.factor_notes(recipe, bfloat16, {'embedding_scale'})
@@ -525,14 +525,17 @@ def with_tokenizer(folder):
 def test_a_tokenizer_comes_along(tmp_path):
     """BOS and EOS are ids of the model, whose table may have more rows than words, never fewer."""
     with_tokenizer(tmp_path)
-    found = tokenizers.of_model(tmp_path, 64, 62, 63)
+    found = tokenizers.load_for_model(tmp_path, 64, 62, 63)
     assert (found.vocab_size, found.bos_id, found.eos_id) == (64, 1, 2)
     (tmp_path / 'tokenizer_config.json').unlink()
-    ids = [tokenizers.of_model(tmp_path, 64, *given) for given in ((7, 8), (None, 8), (None, None))]
+    ids = [
+        tokenizers.load_for_model(tmp_path, 64, *given)
+        for given in ((7, 8), (None, 8), (None, None))
+    ]
     assert [(one.bos_id, one.eos_id) for one in ids] == [(7, 8), (8, 8), (63, 63)]
     with pytest.raises(ValueError, match='has the id 52, and the model 52 embeddings'):
-        tokenizers.of_model(tmp_path, 52, 1, 2)
-    ids = tokenizers.plan('ids:64,1,2').build([])
+        tokenizers.load_for_model(tmp_path, 52, 1, 2)
+    ids = tokenizers.plan_tokenizer('ids:64,1,2').build([])
     ids.save(tmp_path / 'saved')
     assert tokenizers.load(tmp_path / 'saved') == ids
     assert ids.encode('3 63') == [3, 63] and ids.decode([3, 63]) == '3 63'

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from eval.convert import hf_positions, safetensors
-from eval.convert.hf_config import Fields
+from eval.convert.hf_config import ConfigFields
 from eval.convert.hf_families import FAMILIES
 from eval.convert.hf_files import FIELDS, ROPE_FIELDS, is_dropout, read_config
 from eval.convert.import_hf import import_folder
@@ -19,13 +19,13 @@ from tests.hostile_models import INDEX, ONE_FILE, in_shards, write_model
 
 def names_taken(monkeypatch) -> set[str]:
     """Returns the fields that families take from the configs of `CASES`."""
-    names, take = set(), Fields.take
+    names, take = set(), ConfigFields.take
 
     def record(self, name, *default):
         names.add(name)
         return take(self, name, *default)
 
-    monkeypatch.setattr(Fields, 'take', record)
+    monkeypatch.setattr(ConfigFields, 'take', record)
     for case in CASES.values():
         FAMILIES[case['config']['model_type']].read(case['config'])
     entries = [entry for family in FAMILIES.values() for entry in family.entries]
@@ -36,7 +36,7 @@ def test_each_field_that_a_family_reads_has_a_type(monkeypatch):
     """Catches a new entry of a family whose field a stranger may fill with anything."""
     names = {name for name in names_taken(monkeypatch) if name and not is_dropout(name)}
     assert names - FIELDS.keys() == set()
-    scalings = {name for options in hf_positions.OF_SCALING.values() for name in options}
+    scalings = {name for options in hf_positions.SCALING_OPTIONS.values() for name in options}
     assert scalings - ROPE_FIELDS.keys() == set()
 
 
@@ -51,7 +51,7 @@ def filled(folder, value, file=ONE_FILE):
     """Writes tensors of llama3 that are all `value`."""
     shapes = CASES['llama3']['tensors']
     arrays = {name: np.full(shape, value, np.float32) for name, shape in shapes.items()}
-    safetensors.write_file(folder / file, safetensors.of_arrays(arrays))
+    safetensors.write_file(folder / file, safetensors.make_tensors(arrays))
     return arrays
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from eval.convert import export_hf, hf_config
-from eval.convert.hf_config import Fields
+from eval.convert.hf_config import ConfigFields
 from eval.convert.hf_families import FAMILIES
 from eval.convert.import_hf import import_folder
 from tests.eval.convert.test_hf import CASES, CLOSE, FOLDER, TOKENS_BT, base, checkpoint_of, saved
@@ -130,7 +130,7 @@ def test_importers_and_transformers_read_the_same_fields(name):
     and a probe has changed it.
     """
     raw, reads = config_of(name), {*RECORD[name]['reads']}
-    fields = Fields(raw)
+    fields = ConfigFields(raw)
     for entry in FAMILIES[raw['model_type']].entries:
         entry.read(fields)
     renamed = {NAMES_OF_GPT2.get(field, field) for field in reads} if name == 'gpt2' else reads
@@ -150,7 +150,7 @@ def test_importers_and_transformers_read_the_same_fields(name):
             assert BECOMES.get(field, field) in renamed | READ_BY_ALL, field
     unprobed = {'hidden_size', 'n_embd', 'n_head', 'n_layer', 'quantization_config'}
     unprobed |= {'experts_per_token'}  # not read, and no note where it is the same number
-    assert fields.taken - hf_config.NOT_READ <= probed | unprobed
+    assert fields.taken - hf_config.IGNORED_FIELDS <= probed | unprobed
 
 
 def exported(name):

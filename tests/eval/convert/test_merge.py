@@ -11,16 +11,16 @@ from flax.traverse_util import unflatten_dict
 
 from eval.convert import __main__ as convert
 from eval.convert import merge, safetensors
-from eval.convert.fold import write
+from eval.convert.fold import write_workdir
 from eval.convert.means import (
     EPS,
-    bases_of_params,
-    basis_of,
-    mean_of,
-    merged_params,
-    rebuilt_params,
+    compute_bases,
+    compute_basis,
+    compute_mean,
+    merge_params,
+    rebuild_params,
     relative_error,
-    with_variance,
+    rescale_variance,
 )
 from eval.load import load
 from lm.data.tokenizers import ByteTokenizer
@@ -38,28 +38,30 @@ def test_variance_is_that_of_the_parts():
     standard deviation, about 0, or over one axis alone.
     """
     parts = [np.array([[1.0, 3.0], [5.0, 7.0]]), np.array([[3.0, 1.0], [7.0, 5.0]])]
-    merged = mean_of(parts)
+    merged = compute_mean(parts)
     np.testing.assert_array_equal(merged, [[2, 2], [6, 6]])
     away = 2 * np.sqrt((5 + 5 * EPS) / (4 + 5 * EPS))
     wanted = [[4 - away, 4 - away], [4 + away, 4 + away]]
-    np.testing.assert_allclose(with_variance(merged, parts, 0), wanted, rtol=1e-14)
+    np.testing.assert_allclose(rescale_variance(merged, parts, 0), wanted, rtol=1e-14)
 
 
 def test_a_scale_of_the_weights_is_one_of_the_result():
     """Catches eps that is not relative: weights of a wide model have small variances."""
     rng = np.random.default_rng(0)
     parts = [rng.normal(size=(8, 8)) for _ in range(4)]
-    once = with_variance(mean_of(parts), parts, 0)
+    once = rescale_variance(compute_mean(parts), parts, 0)
     small = [1e-4 * part for part in parts]
-    np.testing.assert_allclose(with_variance(mean_of(small), small, 0), 1e-4 * once, rtol=1e-10)
+    np.testing.assert_allclose(
+        rescale_variance(compute_mean(small), small, 0), 1e-4 * once, rtol=1e-10
+    )
 
 
 def test_independent_parts_lose_variance_and_get_it_back():
     """Catches layers that share a variance: the second has 100 times that of the first."""
     rng, sizes = np.random.default_rng(0), np.array([1.0, 10.0])[:, None, None]
     models = [{'up': (sizes * rng.normal(size=(2, 64, 64))).astype(np.float32)} for _ in range(8)]
-    plain = merged_params({'up': LAYERS}, models, None)['up']
-    kept = merged_params({'up': LAYERS}, models, 'variance')['up']
+    plain = merge_params({'up': LAYERS}, models, None)['up']
+    kept = merge_params({'up': LAYERS}, models, 'variance')['up']
     np.testing.assert_allclose(np.var(plain, (1, 2)), np.array([1, 100]) / 8, rtol=0.1)
     wanted = np.mean([np.var(model['up'], (1, 2)) for model in models], 0)
     np.testing.assert_allclose(np.var(kept, (1, 2)), wanted, rtol=1e-2)
@@ -69,16 +71,18 @@ def test_vectors_are_means():
     """Catches gains that are rescaled about their mean, of whose variance nothing is known."""
     rng = np.random.default_rng(0)
     models = [{'scale': rng.normal(1, 0.1, (2, 16)).astype(np.float32)} for _ in range(3)]
-    found = merged_params({'scale': GAIN}, models, 'variance')['scale']
+    found = merge_params({'scale': GAIN}, models, 'variance')['scale']
     np.testing.assert_allclose(found, np.mean([model['scale'] for model in models], 0), rtol=1e-6)
 
 
 def test_constants_stay():
     """Parts without a variance, or whose mean has none, make no number that is not finite."""
     ones = np.ones((3, 3))
-    np.testing.assert_array_equal(with_variance(ones, [ones, ones], 0), ones)
+    np.testing.assert_array_equal(rescale_variance(ones, [ones, ones], 0), ones)
     opposite = [np.eye(3), -np.eye(3)]
-    np.testing.assert_array_equal(with_variance(mean_of(opposite), opposite, 0), np.zeros((3, 3)))
+    np.testing.assert_array_equal(
+        rescale_variance(compute_mean(opposite), opposite, 0), np.zeros((3, 3))
+    )
 
 
 def test_directions_are_the_principal_ones():
@@ -86,8 +90,8 @@ def test_directions_are_the_principal_ones():
     base = {'up': np.ones((1, 4), np.float32)}
     changes = np.array([[3.0, 0, 0, 0], [0, 0, 4.0, 0]], np.float32)
     models = [{'up': base['up'] + change} for change in changes]
-    bases = bases_of_params({'up': MATRIX}, base, models, 1)
-    rebuilt = [rebuilt_params(base, bases, i) for i in range(2)]
+    bases = compute_bases({'up': MATRIX}, base, models, 1)
+    rebuilt = [rebuild_params(base, bases, i) for i in range(2)]
     np.testing.assert_allclose(rebuilt[0]['up'], base['up'], atol=1e-6)
     np.testing.assert_allclose(rebuilt[1]['up'], models[1]['up'], rtol=1e-6)
     errors = [relative_error(base, *both) for both in zip(models, rebuilt, strict=True)]
@@ -98,7 +102,7 @@ def test_directions_are_the_principal_ones():
 def test_what_is_lost_are_the_smaller_singular_values(p):
     """Catches another order, and coefficients without their sizes."""
     differences = np.random.default_rng(0).normal(size=(5, 40))
-    basis = basis_of(differences, p)
+    basis = compute_basis(differences, p)
     lost = np.sum((basis.coefficients @ basis.directions - differences) ** 2)
     sizes = np.linalg.svd(differences, compute_uv=False)
     np.testing.assert_allclose(lost, np.sum(sizes[p:] ** 2), atol=1e-12)
@@ -139,21 +143,21 @@ def test_as_many_directions_as_models_lose_nothing():
     """And fewer lose more. The bytes are those of the arrays."""
     base = known()
     models = [moved(base, seed) for seed in range(3)]
-    errors = [merge.in_basis(base, models, p).errors for p in (1, 2, 3)]
+    errors = [merge.compress_to_basis(base, models, p).errors for p in (1, 2, 3)]
     assert max(errors[2]) < 1e-5 < 0.3 < np.mean(errors[1]) < np.mean(errors[0])
     n_params = sum(leaf.size for leaf in named_leaves(base.weights.params).values())
     least = 4 * 2 * n_params
-    assert least < merge.in_basis(base, models, 2).n_bytes < 1.02 * least
+    assert least < merge.compress_to_basis(base, models, 2).n_bytes < 1.02 * least
 
 
 def test_a_file_has_the_bases(tmp_path):
     base = known()
-    found = merge.in_basis(base, [moved(base, seed) for seed in range(3)], 2)
+    found = merge.compress_to_basis(base, [moved(base, seed) for seed in range(3)], 2)
     merge.write_bases(tmp_path / merge.BASIS, found.bases)
     stored = safetensors.read_header(tmp_path / merge.BASIS)
     for path, basis in found.bases.items():
         for name, array in basis._asdict().items():
-            np.testing.assert_array_equal(safetensors.mapped(stored[f'{path}/{name}']), array)
+            np.testing.assert_array_equal(safetensors.map_tensor(stored[f'{path}/{name}']), array)
 
 
 REFUSED = {
@@ -193,7 +197,7 @@ ASKED = [
 @pytest.mark.parametrize(('asked', 'match'), ASKED)
 def test_what_merges_to_nothing_is_refused(asked, match):
     with pytest.raises(ValueError, match=match):
-        merge.check_asked(*asked)
+        merge.check_arguments(*asked)
 
 
 @pytest.mark.full
@@ -203,7 +207,7 @@ def test_runs_are_merged_by_a_command(tmp_path, capsys):
     models = {'base': base, 'a': moved(base, 1), 'b': moved(base, 2)}
     meta = {'vocab_size': base.meta['vocab_size'], 'data': None}
     for name, one in models.items():
-        write(tmp_path / name, one.recipe, one.weights, one.tokenizer, 3, meta)
+        write_workdir(tmp_path / name, one.recipe, one.weights, one.tokenizer, 3, meta)
     paths = {name: str(tmp_path / name) for name in models}
     options = {'keep': None, 'basis': None, 'base': '', 'out': str(tmp_path / 'mean')}
     convert.run(['merge', paths['a'], paths['b']], options)

@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 
 from eval.convert import safetensors
-from eval.convert.export_hf import export_checkpoint, imported_as, tensors_of
-from eval.convert.export_peft import BEFORE, CONFIG, WEIGHTS, export_adapter, factors, write_folder
+from eval.convert.export_hf import export_checkpoint, export_tensors, find_source_family
+from eval.convert.export_peft import (
+    CONFIG,
+    PREFIX,
+    WEIGHTS,
+    export_adapter,
+    join_factors,
+    write_folder,
+)
 from eval.convert.import_hf import write_run
 from eval.convert.layouts import Layout
 from modules.params import ParamSpec
@@ -40,7 +47,7 @@ def test_factors_multiply_to_the_matrix_of_the_file(axes, spec, shape, turned):
     a = rng.normal(size=(*shape[:n_rows], 3))
     b = rng.normal(size=(3, *shape[n_rows:]))
     wanted = layout.join([np.tensordot(a, b, 1)])
-    in_a, in_b, found = factors(layout, spec, [(a, b)])
+    in_a, in_b, found = join_factors(layout, spec, [(a, b)])
     assert found == turned and in_a.shape[0] == in_b.shape[1] == 3
     np.testing.assert_allclose((in_b @ in_a).T if turned else in_b @ in_a, wanted)
 
@@ -58,7 +65,7 @@ def test_matrices_that_share_a_tensor_share_its_factors(axes, heads, turned):
     rng, layout = np.random.default_rng(0), Layout(axes)
     pairs = [(rng.normal(size=(6, 3)), rng.normal(size=(3, n, 4))) for n in heads]
     wanted = layout.join([np.tensordot(a, b, 1) for a, b in pairs])
-    in_a, in_b, found = factors(layout, QUERY, pairs)
+    in_a, in_b, found = join_factors(layout, QUERY, pairs)
     assert found == turned and in_a.shape == (9, 6)
     np.testing.assert_allclose((in_b @ in_a).T if turned else in_b @ in_a, wanted)
 
@@ -72,7 +79,7 @@ def test_an_adapter_has_the_names_of_the_model_that_was_imported(tmp_path):
     own = {'model.n_layers': 1, 'train.init_from': str(tmp_path / 'run')}
     source = checkpoint(LLAMA | own | {'reparam.rslora': True})
     adapter = export_adapter(source, 'someone/phi')
-    name = f'{BEFORE}model.layers.0.self_attn.qkv_proj'
+    name = f'{PREFIX}model.layers.0.self_attn.qkv_proj'
     assert adapter.config['target_modules'] == [
         *('mlp.down_proj', 'mlp.gate_up_proj', 'self_attn.o_proj', 'self_attn.qkv_proj')
     ]
@@ -81,7 +88,7 @@ def test_an_adapter_has_the_names_of_the_model_that_was_imported(tmp_path):
     rank, alpha = (adapter.config[f'{x}_pattern']['self_attn.qkv_proj'] for x in ('rank', 'alpha'))
     assert rank == 9 and alpha / 3 == pytest.approx(2 / 3**0.5)
     shutil.rmtree(tmp_path / 'run')
-    assert imported_as(source) is None
+    assert find_source_family(source) is None
 
 
 @pytest.mark.full
@@ -94,13 +101,13 @@ def test_an_adapter_on_its_base_is_the_merged_model(tmp_path):
     assert config['r'] == 3 and config['lora_alpha'] == 2 and not config['fan_in_fan_out']
     assert 'self_attn.q_proj' in config['target_modules'] and config['peft_type'] == 'LORA'
     stored = safetensors.read_header(tmp_path / 'adapter' / WEIGHTS)
-    found = {name: np.array(x) for name, x in safetensors.opened(stored)}
-    merged = {n: t.make() for n, t in tensors_of(export_checkpoint(source), 'float32').items()}
+    found = {name: np.array(x) for name, x in safetensors.map_tensors(stored)}
+    merged = {n: t.make() for n, t in export_tensors(export_checkpoint(source), 'float32').items()}
     b_is_0 = {n: x for n, x in found.items() if n.endswith('lora_A.weight')}
     assert len(b_is_0) == 2 * 7  # two layers
     base = source.weights.params['layers']['attention']['query']['base'][1]
     name = 'model.layers.1.self_attn.q_proj'
-    a, b = (found[f'{BEFORE}{name}.lora_{x}.weight'] for x in 'AB')
+    a, b = (found[f'{PREFIX}{name}.lora_{x}.weight'] for x in 'AB')
     assert a.shape == (3, 16) and b.shape == (16, 3)
     wanted = base.reshape(16, 16).T + 2 / 3 * b @ a
     np.testing.assert_allclose(merged[f'{name}.weight'], wanted, rtol=1e-5, atol=1e-5)

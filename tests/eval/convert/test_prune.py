@@ -12,17 +12,17 @@ import pytest
 
 from eval.convert import __main__ as convert
 from eval.convert import prune
-from eval.convert.fold import write
+from eval.convert.fold import write_workdir
 from eval.convert.scores import (
     DAMPING,
     MOMENTS,
     REMOVE,
     SCORES,
     SQUARES,
-    largest_of_matrices,
-    largest_of_outputs,
+    largest_per_matrix,
+    largest_per_output,
     obs,
-    regularised,
+    regularise,
     taylor,
     taylor_published,
     wanda,
@@ -43,9 +43,9 @@ def test_scores_and_masks_by_hand():
     weights_IO, squares_I = np.array([[1.0, -2.0], [3.0, 0.5]]), np.array([4.0, 1.0])
     scores_IO = wanda(weights_IO, squares_I)
     np.testing.assert_array_equal(scores_IO, [[2, 4], [3, 0.5]])
-    chosen = largest_of_outputs(scores_IO, 0.5)
+    chosen = largest_per_output(scores_IO, 0.5)
     np.testing.assert_array_equal(chosen, [[False, True], [True, False]])
-    np.testing.assert_array_equal(largest_of_outputs(-scores_IO, 0.5), ~chosen)
+    np.testing.assert_array_equal(largest_per_output(-scores_IO, 0.5), ~chosen)
 
 
 @pytest.mark.parametrize('remove', REMOVE)
@@ -55,7 +55,7 @@ def test_a_share_is_exact_for_every_output(remove, share, n_inputs, n):
     rng = RNG(0)
     for weights_IO in (rng.normal(size=(3, n_inputs, 5)), np.ones((3, n_inputs, 5))):
         scores_IO = wanda(weights_IO, rng.uniform(1, 1, (3, n_inputs)))
-        mask_IO = largest_of_outputs(REMOVE[remove](scores_IO, rng), share)
+        mask_IO = largest_per_output(REMOVE[remove](scores_IO, rng), share)
         np.testing.assert_array_equal(mask_IO.sum(-2), n)
 
 
@@ -68,9 +68,9 @@ def test_a_share_is_exact_for_every_matrix(share, n):
     ):
         if n == 0:
             with pytest.raises(ValueError, match='of the 35 weights of a matrix is less than one'):
-                largest_of_matrices(ranks_IO, share)
+                largest_per_matrix(ranks_IO, share)
             continue
-        mask_IO = largest_of_matrices(ranks_IO, share)
+        mask_IO = largest_per_matrix(ranks_IO, share)
         np.testing.assert_array_equal(mask_IO.sum((-1, -2)), n)
         chosen, others = np.where(mask_IO, ranks_IO, np.inf), np.where(mask_IO, -np.inf, ranks_IO)
         assert (chosen.min((-1, -2)) >= others.max((-1, -2))).all()
@@ -106,7 +106,7 @@ def test_obs_of_an_input_that_is_always_0_is_0():
 
 def test_scores_of_gradients_by_hand():
     """Catches a sign that counts in one and does not in the other, and a factor of either."""
-    assert regularised(-2.0, 3.0, 0.5) == 4.0  # -2 + 0.5 * 3 * 4
+    assert regularise(-2.0, 3.0, 0.5) == 4.0  # -2 + 0.5 * 3 * 4
     assert taylor(-1.0, 3.0) == taylor(1.0, 3.0) == 7.5
     assert taylor_published(-1.0, 3.0) == pytest.approx(3.9955)  # |-3 + 9/2000 - 1|
     assert taylor_published(-1.0, -2.0) == pytest.approx(1.002)  # |2 + 4/2000 - 1|
@@ -121,7 +121,7 @@ def read_model():
     """(a checkpoint, what reads it)."""
     one = checkpoint({})
     one = dataclasses.replace(one, weights=jax.device_put(one.weights))
-    return one, prune.Reader(one.learner, 2)
+    return one, prune.ScoreReader(one.learner, 2)
 
 
 @pytest.mark.full
@@ -131,7 +131,7 @@ def test_a_taylor_score_is_the_change_of_the_loss():
     """
     one, reader = read_model()
     params, rows_1T = one.weights.params, TOKENS_BT[:1]
-    scores = reader.scores(one.weights, prune.Asked('unimportant', 0.5, 'taylor'), rows_1T)[UP]
+    scores = reader.scores(one.weights, prune.Pruning('unimportant', 0.5, 'taylor'), rows_1T)[UP]
     at = RNG(1).integers(0, scores.shape, (24, 3))
 
     def loss(index):
@@ -147,7 +147,7 @@ def test_a_taylor_score_is_the_change_of_the_loss():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('score', [name for name, row in SCORES.items() if row.general])
+@pytest.mark.parametrize('score', [name for name, row in SCORES.items() if row.needs_general])
 def test_dual_scores_are_means_over_rows(score):
     """Gradients of each row of the domain, importance by the general text. Catches the gradient of
     a batch, the texts exchanged, a last batch that counts in full, and a strength that is lost.
@@ -159,16 +159,18 @@ def test_dual_scores_are_means_over_rows(score):
 
     grads_B = jax.jit(lambda x: jax.lax.map(of_row, x))(TOKENS_BT)
     general_BT = RNG(1).integers(1, 16, (2, 8), dtype=np.int32)
-    asked = prune.Asked('unimportant', 0.5, score, strength=1e3)
+    asked = prune.Pruning('unimportant', 0.5, score, strength=1e3)
     found = reader.scores(one.weights, asked, TOKENS_BT, general_BT)[UP]
     weights = np.asarray(named_leaves(one.weights.params)[UP], np.float64)
     importance = obs(weights, reader.means(MOMENTS, one.weights, general_BT)[UP])
     each = [
-        SCORES[score].of(weights, regularised(np.asarray(own, np.float64), importance, 1e3))
+        SCORES[score].compute(weights, regularise(np.asarray(own, np.float64), importance, 1e3))
         for own in grads_B
     ]
     np.testing.assert_allclose(found, np.mean(each, 0), rtol=1e-3)
-    assert not np.allclose(found, np.mean([SCORES[score].of(weights, own) for own in grads_B], 0))
+    assert not np.allclose(
+        found, np.mean([SCORES[score].compute(weights, own) for own in grads_B], 0)
+    )
 
 
 def test_heads_are_inputs_of_one_sum():
@@ -176,7 +178,7 @@ def test_heads_are_inputs_of_one_sum():
     rng = RNG(0)
     weight, squares = rng.normal(size=(2, 3, 4, 5)).astype(np.float32), rng.uniform(1, 2, (2, 3, 4))
     squares[1, 2] = 1e6  # all that is important in layer 1 is behind the last head
-    found = prune.pruned({'w': OUT}, {'w': weight}, {'w': squares}, 'important', 0.25, rng)
+    found = prune.prune_params({'w': OUT}, {'w': weight}, {'w': squares}, 'important', 0.25, rng)
     mask = found.params['w'] == 0
     np.testing.assert_array_equal(np.asarray(as_matrices(OUT, mask)).sum(-2), 3)
     assert mask[1, 2].sum() == 3 * 5 and not mask[1, :2].any()
@@ -186,14 +188,14 @@ def test_a_model_loses_inputs_of_its_blocks_alone():
     """Catches a mask that is kept in place of what it leaves, and embeddings that are pruned."""
     one = checkpoint({'model.activation': 'swiglu', 'model.n_kv_heads': 1})
     tokens_BT = RNG(0).integers(0, one.meta['vocab_size'], (3, 8), dtype=np.int32)
-    found = prune.prune_checkpoint(one, tokens_BT, prune.Asked('important', 0.25))
+    found = prune.prune_checkpoint(one, tokens_BT, prune.Pruning('important', 0.25))
     before = named_leaves(one.weights.params)
     matrices = {'query', 'key', 'value', 'out', 'up', 'gate', 'down'}
     for path, leaf in found.params.items():
         if path.rpartition('/')[2] not in matrices:
             np.testing.assert_array_equal(leaf, before[path], path)
             continue
-        spec = named_leaves(one.learner.described.specs)[path]
+        spec = named_leaves(one.learner.description.specs)[path]
         old, new = (np.asarray(as_matrices(spec, x)) for x in (before[path], leaf))
         np.testing.assert_array_equal((new == 0).sum(-2), old.shape[-2] // 4, path)
         np.testing.assert_array_equal(new[new != 0], old[new != 0])
@@ -205,8 +207,10 @@ def test_squares_are_means_over_all_rows():
     """Batches of another number of rows give the same; catches the last, smaller one as a whole."""
     one = checkpoint({'data.batch_size': 2})
     tokens_BT = RNG(0).integers(0, one.meta['vocab_size'], (5, 8), dtype=np.int32)
-    wanted = prune.Reader(one.learner, 5).means(SQUARES, one.weights, tokens_BT)
-    for path, found in prune.Reader(one.learner, 2).means(SQUARES, one.weights, tokens_BT).items():
+    wanted = prune.ScoreReader(one.learner, 5).compute_means(SQUARES, one.weights, tokens_BT)
+    for path, found in (
+        prune.ScoreReader(one.learner, 2).compute_means(SQUARES, one.weights, tokens_BT).items()
+    ):
         np.testing.assert_allclose(found, wanted[path], rtol=1e-5)
 
 
@@ -215,14 +219,14 @@ def test_text_is_cut_into_rows(tmp_path):
     (tmp_path / 'a.txt').write_text('abcdef')
     (tmp_path / 'b.txt').write_text('gh')
     bos = one.tokenizer.bos_id
-    rows_BT = prune.rows_of_text(one, f'text:{tmp_path}/*.txt', '--text')
+    rows_BT = prune.read_text_rows(one, f'text:{tmp_path}/*.txt', '--text')
     np.testing.assert_array_equal(rows_BT, [[bos, *b'abc'], [*b'def', bos]])
     np.testing.assert_array_equal(
-        prune.rows_of_text(one, f'text:{tmp_path}/b.txt', '--text'), [[bos, *b'gh']]
+        prune.read_text_rows(one, f'text:{tmp_path}/b.txt', '--text'), [[bos, *b'gh']]
     )
     (tmp_path / 'none.txt').write_text('')
     with pytest.raises(ValueError, match='holds no text'):
-        prune.rows_of_text(one, f'text:{tmp_path}/none.txt', '--text')
+        prune.read_text_rows(one, f'text:{tmp_path}/none.txt', '--text')
 
 
 @pytest.mark.parametrize(
@@ -235,7 +239,7 @@ def test_text_is_cut_into_rows(tmp_path):
 )
 def test_what_removes_nothing_or_all_is_refused(remove, share, match):
     with pytest.raises(ValueError, match=match):
-        prune.Asked(remove, share)
+        prune.Pruning(remove, share)
 
 
 @pytest.mark.parametrize(
@@ -248,39 +252,39 @@ def test_what_removes_nothing_or_all_is_refused(remove, share, match):
 )
 def test_scores_that_are_none_are_refused(changes, match):
     with pytest.raises(ValueError, match=match):
-        prune.Asked('unimportant', 0.5, **changes)
+        prune.Pruning('unimportant', 0.5, **changes)
 
 
 def test_a_general_text_is_asked_for_where_it_is_read():
     with pytest.raises(ValueError, match='add --general=SOURCE, or take --score=taylor'):
-        prune.Asked('unimportant', 0.5, 'dual').check_general(None)
+        prune.Pruning('unimportant', 0.5, 'dual').check_general(None)
     with pytest.raises(ValueError, match='leave --general=x out, or take one of dual, dual_publ'):
-        prune.Asked('unimportant', 0.5, 'obs').check_general('x')
-    prune.Asked('unimportant', 0.5, 'dual').check_general('x')
+        prune.Pruning('unimportant', 0.5, 'obs').check_general('x')
+    prune.Pruning('unimportant', 0.5, 'dual').check_general('x')
 
 
 def test_a_share_of_no_input_is_refused():
     with pytest.raises(ValueError, match=r'0\.1 of the 8 inputs .* give 0\.125 or more'):
-        largest_of_outputs(np.ones((8, 2)), 0.1)
+        largest_per_output(np.ones((8, 2)), 0.1)
 
 
 def test_a_map_of_the_weights_is_refused():
     one = checkpoint({'model.reparam': 'weight_norm'}, weights=Weights({}, (), {}))
     with pytest.raises(ValueError, match='fold --to=none'):
-        prune.prune_checkpoint(one, np.zeros((1, 8), np.int32), prune.Asked('important', 0.25))
+        prune.prune_checkpoint(one, np.zeros((1, 8), np.int32), prune.Pruning('important', 0.25))
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('score', [prune.Asked.score, 'dual'])
+@pytest.mark.parametrize('score', [prune.Pruning.score, 'dual'])
 def test_a_run_is_pruned_by_a_command(tmp_path, capsys, score):
     one = checkpoint({})
     meta = {'vocab_size': one.meta['vocab_size'], 'data': None}
-    write(tmp_path / 'run', one.recipe, one.weights, ByteTokenizer(), 3, meta)
+    write_workdir(tmp_path / 'run', one.recipe, one.weights, ByteTokenizer(), 3, meta)
     (tmp_path / 'a.txt').write_text('\x01\x02\x03\x04\x05\x06\x07\x08\x09')
     source = f'text:{tmp_path}/a.txt'
     options = {'checkpoint': str(tmp_path / 'run'), 'out': str(tmp_path / 'out'), 'seed': 0}
     options |= {'remove': 'important', 'share': 0.25, 'text': source, 'score': score, 'per': None}
-    options |= {'general': source if score == 'dual' else None, 'strength': prune.Asked.strength}
+    options |= {'general': source if score == 'dual' else None, 'strength': prune.Pruning.strength}
     convert.run(['prune'], options)
     assert '1,024 of 4,096 weights of the blocks set to 0' in capsys.readouterr().out
     zeros = sum(

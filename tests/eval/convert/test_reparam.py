@@ -94,7 +94,11 @@ def test_norms_that_can_be_are_folded_with_it():
     found = fold_checkpoint(
         checkpoint(SMALL | {'model.norm': 'unified', 'model.reparam': 'sigma'}), 'none'
     )
-    assert (found.recipe.model.norm, found.recipe.model.reparam, found.kept) == ('none', 'none', '')
+    assert (found.recipe.model.norm, found.recipe.model.reparam, found.norm_obstacle) == (
+        'none',
+        'none',
+        '',
+    )
     assert found.differences['float64'] < 1e-12
 
 
@@ -115,7 +119,7 @@ def test_what_cannot_be_folded_is_refused(changes, to, said):
 def test_the_command_says_what_stays(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(convert, 'load', lambda path: source('weight_norm'))
     monkeypatch.setattr(convert, 'fold_checkpoint', lambda *_: plain('weight_norm'))
-    monkeypatch.setattr(convert, 'write', lambda *_: None)
+    monkeypatch.setattr(convert, 'write_workdir', lambda *_: None)
     assert isinstance(source('weight_norm'), Checkpoint)
     convert.run(['fold'], {'checkpoint': 'x', 'out': str(tmp_path), 'to': 'none', 'untie': False})
     said = capsys.readouterr().out

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from eval.convert import safetensors
-from eval.convert.safetensors import of_arrays, opened, read_folder, read_header, write_folder
+from eval.convert.safetensors import (
+    make_tensors,
+    map_tensors,
+    read_folder,
+    read_header,
+    write_folder,
+)
 
 ARRAYS = {
     'b': np.arange(6, dtype=np.float32).reshape(2, 3).T,  # not contiguous
@@ -34,9 +40,9 @@ def test_what_is_written_is_read(tmp_path, most, files):
     """In one file or several. Catches a transposed array written as it lies, and one dtype for all
     tensors of a file.
     """
-    write_folder(tmp_path, of_arrays(ARRAYS), most)
+    write_folder(tmp_path, make_tensors(ARRAYS), most)
     assert len(list(tmp_path.glob('*.safetensors'))) == files
-    found = dict(opened(read_folder(tmp_path)))
+    found = dict(map_tensors(read_folder(tmp_path)))
     assert found.keys() == ARRAYS.keys()
     for name, array in ARRAYS.items():
         assert found[name].dtype == array.dtype

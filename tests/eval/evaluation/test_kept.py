@@ -12,14 +12,14 @@ import pytest
 from eval.evaluation import kept
 from eval.evaluation.program import evaluate_checkpoints
 from eval.evaluation.suite_flags import read_suites
-from eval.evaluation.targets import evaluate_all, targets_of
+from eval.evaluation.targets import evaluate_all, find_targets
 from eval.suites import SUITES
 from eval.suites.base import Suite, SuiteResult, Table
 from lm.record import digests
-from lm.record.checkpoint import steps_in
-from lm.record.remote.mirror import mirrored
+from lm.record.checkpoint import list_steps
+from lm.record.remote.mirror import mirror_workdir
 from lm.storage.buckets import open_bucket
-from lm.storage.files import read_json, sealed
+from lm.storage.files import read_json, seal_record
 from modules.options import Option
 
 NUMBERS = {'loss': 1.5, 'nothing': math.nan, 'far': math.inf, 'below': -math.inf, 'count': 3}
@@ -52,13 +52,13 @@ def workdir(whole, tmp_path):
 
 def evaluations(paths, suites='fake', step=None, again=False, say=lambda line: None):
     asked = read_suites(suites, {})
-    targets = targets_of([str(path) for path in paths], step, say)
+    targets = find_targets([str(path) for path in paths], step, say)
     return list(evaluate_all(targets, asked, again, say))
 
 
 def same(one, other) -> bool:
     """Whether values are equal, nan to nan."""
-    return json.dumps(kept.plain(one)) == json.dumps(kept.plain(other))
+    return json.dumps(kept.to_json(one)) == json.dumps(kept.to_json(other))
 
 
 def test_a_result_is_read_again_as_it_was(workdir, calls):
@@ -85,7 +85,7 @@ def test_other_options_and_again_and_other_checkpoints_compute(workdir, calls):
         assert len(calls) == before + 1, more
     (path,) = (workdir / 'evaluations' / str(first.step)).glob('other-*')
     record = {k: v for k, v in read_json(path).items() if k != 'checkpoint'}
-    path.write_text(json.dumps(sealed(record | {'checkpoint': 'another'})))
+    path.write_text(json.dumps(seal_record(record | {'checkpoint': 'another'})))
     evaluations([workdir], 'other')
     assert len(calls) == 5
 
@@ -101,7 +101,7 @@ def test_what_was_cut_is_computed_anew(workdir, calls):
 
 
 def test_killed_halfway_it_goes_on_at_the_next_step(workdir, calls, monkeypatch):
-    steps = steps_in(workdir / 'checkpoints')
+    steps = list_steps(workdir / 'checkpoints')
     assert len(steps) > 1
     function = SUITES['fake'].function
 
@@ -129,7 +129,7 @@ def test_a_folder_that_cannot_be_written_is_said(workdir, calls):
 
 
 def test_steps_are_named_and_those_that_are_not_there_refused(workdir, calls):
-    steps = steps_in(workdir / 'checkpoints')
+    steps = list_steps(workdir / 'checkpoints')
     assert [one.step for one in evaluations([workdir], step=str(steps[0]))] == steps[:1]
     named = workdir / 'checkpoints' / str(steps[1])
     assert [one.step for one in evaluations([named])] == steps[1:2]
@@ -142,14 +142,14 @@ def test_steps_are_named_and_those_that_are_not_there_refused(workdir, calls):
         (workdir / 'checkpoints' / '5', None, 'holds no checkpoint'),
     ):
         with pytest.raises(ValueError, match=said):
-            targets_of([str(path)], step, print)
+            find_targets([str(path)], step, print)
     with pytest.raises(ValueError, match='is given twice'):
-        targets_of([str(workdir), str(workdir)], None, print)
+        find_targets([str(workdir), str(workdir)], None, print)
 
 
 @pytest.mark.full
 def test_half_a_checkpoint_is_passed_over_where_there_are_others(workdir, calls):
-    steps = steps_in(workdir / 'checkpoints')
+    steps = list_steps(workdir / 'checkpoints')
     for file in (workdir / 'checkpoints' / str(steps[-1]) / 'weights').rglob('*'):
         if file.is_file():
             file.write_bytes(b'')
@@ -166,11 +166,11 @@ def test_half_a_checkpoint_is_passed_over_where_there_are_others(workdir, calls)
 
 def test_weights_of_another_architecture_are_refused_with_the_differences(workdir):
     """A record whose config is of a wider model than the arrays."""
-    step = steps_in(workdir / 'checkpoints')[-1]
+    step = list_steps(workdir / 'checkpoints')[-1]
     path = workdir / 'checkpoints' / str(step) / 'meta' / 'metadata'
     meta = json.loads(path.read_text())['record']
     meta['config']['model']['d_ff'] = 48
-    path.write_text(json.dumps({'record': meta, 'sha256': digests.of_record(meta)}))
+    path.write_text(json.dumps({'record': meta, 'sha256': digests.hash_record(meta)}))
     with pytest.raises(ValueError, match=r'mlp/up: checkpoint .*32\], model .*48\]'):
         evaluations([workdir], 'perplexity', step=str(step))
 
@@ -192,9 +192,9 @@ def test_a_sweep_is_its_cells_and_seeds_have_a_spread(workdir, tmp_path, calls, 
     out = tmp_path / 'out' / 'all.json'
     said = []
     text = evaluate_checkpoints(
-        [str(sweep)], read_suites('seeded', {}), step='all', out=out, say=said.append
+        [str(sweep)], read_suites('seeded', {}), step='all', json_path=out, say=said.append
     )
-    steps = steps_in(workdir / 'checkpoints')
+    steps = list_steps(workdir / 'checkpoints')
     head, score, count = (line.split() for line in text.splitlines())
     assert head[:2] == ['suite', 'number'] and head[-4:] == ['std', 'signal', 'to', 'noise']
     assert score[:3] == ['seeded', 'score', f'{11 + steps[0]}'] and count[-1] == '7'
@@ -211,14 +211,14 @@ def test_a_sweep_is_its_cells_and_seeds_have_a_spread(workdir, tmp_path, calls, 
 
 @pytest.mark.full
 def test_checkpoints_of_a_bucket_are_evaluated_and_nothing_is_kept(whole, bucket_url, calls):
-    with mirrored(bucket_url) as workdir:
+    with mirror_workdir(bucket_url) as workdir:
         shutil.copytree(whole, workdir, dirs_exist_ok=True)
     before, said = [*open_bucket(bucket_url).list()], []
-    asked, steps = read_suites('fake', {}), steps_in(whole / 'checkpoints')
+    asked, steps = read_suites('fake', {}), list_steps(whole / 'checkpoints')
     evaluate_checkpoints([bucket_url], asked, step='all', say=said.append)
     text = evaluate_checkpoints([bucket_url], asked, step=str(steps[0]), say=said.append)
     assert json.loads(text)['step'] == steps[0] and calls == [*steps, steps[0]]
     assert sum('--out=FILE.json keeps the numbers' in line for line in said) == 2
     assert [*open_bucket(bucket_url).list()] == before
     with pytest.raises(ValueError, match='holds no checkpoint'):
-        targets_of([bucket_url], '5', print)
+        find_targets([bucket_url], '5', print)

@@ -4,15 +4,15 @@ import math
 
 import pytest
 
-from eval.charts import spec_of
-from eval.evaluation.page import FEW_ROWS, MOST_ROWS, write_evaluation_page
+from eval.charts import chart_spec
+from eval.evaluation.page import FEW_ROWS, MAX_ROWS, write_evaluation_page
 from eval.evaluation.suite_flags import read_suites
 from eval.evaluation.targets import Evaluation
 from eval.suites.base import SuiteResult, Table
 
 
 def evaluation(run: str, step: int) -> Evaluation:
-    many = list(range(2 * MOST_ROWS))
+    many = list(range(2 * MAX_ROWS))
     tables = {
         'By position': Table({'x': many, 'y': [step + i for i in many]}, 'x', 'y'),
         'By task': Table(
@@ -27,7 +27,7 @@ def evaluation(run: str, step: int) -> Evaluation:
 
 
 def data_of(chart) -> list[dict]:
-    return spec_of(chart)['data']['values']
+    return chart_spec(chart)['data']['values']
 
 
 def test_one_checkpoint_has_its_numbers_and_tables(tmp_path):
@@ -37,27 +37,27 @@ def test_one_checkpoint_has_its_numbers_and_tables(tmp_path):
     assert [row['y'] for row in data_of(charts['table_0_0'])][:2] == [10, 11]
     assert [row['x'] for row in data_of(charts['table_0_1'])] == ['<b>']  # nan has no bar
     assert {row['by'] for row in data_of(charts['table_0_3'])} == {'p', 'q'}
-    kinds = [spec_of(charts[name])['mark']['type'] for name in charts]
+    kinds = [chart_spec(charts[name])['mark']['type'] for name in charts]
     assert kinds == ['line', 'bar', 'line']
     page = path.read_text()
     assert '<td>&lt;b&gt;</td>' in page and '<td>a &amp; b</td>' in page and '<h1>a</h1>' in page
     assert all(f'id="{name}"' in page for name in charts) and 'id="traces' not in page
     assert '<td>loss</td><td>0.5</td>' in page
     assert page.count('<details>') == 1 and FEW_ROWS - 11 < 2
-    assert f'{MOST_ROWS} more are in the file' in page
+    assert f'{MAX_ROWS} more are in the file' in page
 
 
 def test_several_have_traces_and_their_tables_are_one(tmp_path):
     found = [evaluation(run, step) for run in ('runs/a', 'runs/bb') for step in (10, 20)]
     path = tmp_path / 'page.html'
     charts = write_evaluation_page(path, found, read_suites('perplexity', {}))
-    assert len(spec_of(charts['traces_0'])['concat']) == 1  # neither of constants nor of nan
+    assert len(chart_spec(charts['traces_0'])['concat']) == 1  # neither of constants nor of nan
     rows = data_of(charts['traces_0'])
     assert {(row['run'], row['step'], row['value']) for row in rows} == {
         (run, step, 5 / step) for run in ('a', 'bb') for step in (10, 20)
     }
     last = data_of(charts['table_0_0'])
-    assert len(last) == 4 * MOST_ROWS and {row['by'] for row in last} == {'a', 'bb'}
+    assert len(last) == 4 * MAX_ROWS and {row['by'] for row in last} == {'a', 'bb'}
     assert last[0]['y'] == 20  # of the last step
     both = {row['by'] for row in data_of(charts['table_0_3'])}
     assert both == {'p, a', 'q, a', 'p, bb', 'q, bb'}

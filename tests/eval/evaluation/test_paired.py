@@ -6,10 +6,12 @@ import math
 import numpy as np
 import pytest
 
-from eval.evaluation.paired import Difference, Pairs, difference, pairs_of
+from eval.evaluation.paired import Difference, Pairs, compute_difference, pair_items
 from eval.suites.base import Suite, SuiteResult
 
-SUITE = Suite(lambda checkpoint: SuiteResult({}), score='nats', weight='bytes', counted='documents')
+SUITE = Suite(
+    lambda checkpoint: SuiteResult({}), score='nats', weight='bytes', item_noun='documents'
+)
 RESAMPLES = 600
 TRIALS = 300
 
@@ -30,11 +32,11 @@ def test_intervals_cover_and_tests_keep_their_level():
     covered, found, false = 0, 0, 0
     widths = []
     for _ in range(TRIALS):
-        one = difference(simulated(rng, 80, 0.02), resamples=RESAMPLES)
+        one = compute_difference(simulated(rng, 80, 0.02), resamples=RESAMPLES)
         covered += one.low <= 0.02 <= one.high
         found += one.p < 0.05
         widths.append(one.high - one.low)
-        false += difference(simulated(rng, 80, 0.0), resamples=RESAMPLES).p < 0.05
+        false += compute_difference(simulated(rng, 80, 0.0), resamples=RESAMPLES).p < 0.05
     assert covered / TRIALS >= 0.93
     assert false / TRIALS <= 0.08  # 0.05 and 2.4 standard deviations of the count
     assert found / TRIALS > 0.4 and np.mean(widths) < 0.05
@@ -55,20 +57,22 @@ def test_reference_p_is_that_of_all_swaps():
     every = [
         abs(ratio(swaps)) >= abs(value) - 1e-12 for swaps in itertools.product((0, 1), repeat=4)
     ]
-    one = difference(Pairs(tuple(scores.T), tuple(weights.T), 0, 0), scale=2.0, resamples=20_000)
+    one = compute_difference(
+        Pairs(tuple(scores.T), tuple(weights.T), 0, 0), scale=2.0, resamples=20_000
+    )
     assert one.value == pytest.approx(2 * value)
     assert one.p == pytest.approx(np.mean(every), abs=0.015)
 
 
 def test_the_same_twice_and_too_little_to_tell():
     pairs = simulated(np.random.default_rng(3), 20, 0.01)
-    assert difference(pairs, resamples=99) == difference(pairs, resamples=99)
+    assert compute_difference(pairs, resamples=99) == compute_difference(pairs, resamples=99)
     equal = Pairs((pairs.scores[0],) * 2, pairs.weights, 0, 0)
-    assert difference(equal, resamples=99) == Difference(0.0, 0.0, 0.0, 1.0)
+    assert compute_difference(equal, resamples=99) == Difference(0.0, 0.0, 0.0, 1.0)
     one = Pairs((np.ones(1), np.ones(1)), (np.ones(1), np.full(1, 2.0)), 0, 0)
-    assert difference(one).value == -0.5 and math.isnan(difference(one).p)
+    assert compute_difference(one).value == -0.5 and math.isnan(compute_difference(one).p)
     lost = Pairs((np.array([1.0, math.nan]), np.ones(2)), (np.ones(2),) * 2, 0, 0)
-    assert math.isnan(difference(lost).p)
+    assert math.isnan(compute_difference(lost).p)
 
 
 def items(names: str, nats) -> SuiteResult:
@@ -76,12 +80,12 @@ def items(names: str, nats) -> SuiteResult:
 
 
 def test_items_are_paired_by_name_and_others_counted():
-    pairs = pairs_of(items('abc', [1.0, 2.0, 3.0]), items('dcb', [7.0, 8.0, 9.0]), SUITE)
+    pairs = pair_items(items('abc', [1.0, 2.0, 3.0]), items('dcb', [7.0, 8.0, 9.0]), SUITE)
     assert [own.tolist() for own in pairs.scores] == [[2.0, 3.0], [9.0, 8.0]]
     assert (len(pairs), pairs.only_first, pairs.only_second) == (2, 1, 1)
     with pytest.raises(ValueError, match='no documents in common, of 1 and 2'):
-        pairs_of(items('a', [1.0]), items('bc', [1.0, 2.0]), SUITE)
+        pair_items(items('a', [1.0]), items('bc', [1.0, 2.0]), SUITE)
     with pytest.raises(ValueError, match='of 2 documents only 1 have a name of their own'):
-        pairs_of(items('aa', [1.0, 2.0]), items('a', [1.0]), SUITE)
+        pair_items(items('aa', [1.0, 2.0]), items('a', [1.0]), SUITE)
     alike = Suite(SUITE.function, score='nats')
-    assert pairs_of(items('a', [1.0]), items('a', [2.0]), alike).weights[0].tolist() == [1]
+    assert pair_items(items('a', [1.0]), items('a', [2.0]), alike).weights[0].tolist() == [1]

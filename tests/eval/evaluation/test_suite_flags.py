@@ -6,10 +6,10 @@ import pytest
 from absl import flags
 
 from eval.evaluation import suite_flags as module
-from eval.evaluation.suite_flags import check_options, listing, parse_value, read_suites
+from eval.evaluation.suite_flags import check_options, format_suites, parse_value, read_suites
 from eval.suites import SUITES
 from eval.suites.base import Suite, SuiteResult
-from modules.options import Option, options
+from modules.options import Option, declared_options
 
 
 def tasks(
@@ -92,7 +92,7 @@ def test_options_that_no_suite_has_are_refused_with_the_nearest(flag, said):
     ],
 )
 def test_values_have_the_types_of_their_options(option, text, value):
-    found = parse_value(f'tasks.{option}', text, options(tasks)[option])
+    found = parse_value(f'tasks.{option}', text, declared_options(tasks)[option])
     assert found == value and type(found) is type(value)
 
 
@@ -106,7 +106,7 @@ def test_each_option_is_a_flag_with_its_words(monkeypatch):
     module.define_suites()
     words = '--suite=tasks --tasks.shots=3 --tasks.rate=0.5 --tasks.fast'
     own(['eval', *words.split()])
-    assert module.given_options() == {'tasks.shots': 3, 'tasks.rate': 0.5, 'tasks.fast': True}
+    assert module.read_option_flags() == {'tasks.shots': 3, 'tasks.rate': 0.5, 'tasks.fast': True}
     text = own.get_help()
     assert 'examples before a question' in text and '0 to 32' in text
     assert '(NAME:VALUE)' in text
@@ -115,6 +115,6 @@ def test_each_option_is_a_flag_with_its_words(monkeypatch):
 
 
 def test_suites_are_listed_with_a_sentence_each():
-    lines = listing().splitlines()
+    lines = format_suites().splitlines()
     assert len(lines) == len(SUITES)
     assert any(line.split() == ['tasks', 'Counts', 'tasks'] for line in lines)

@@ -7,7 +7,13 @@ import pytest
 from scipy import stats
 
 from eval.evaluation.targets import Evaluation
-from eval.evaluation.traces import NumberTrace, groups_of, kendall_tau, rows_of, traces_of
+from eval.evaluation.traces import (
+    NumberTrace,
+    collect_traces,
+    format_traces,
+    group_evaluations,
+    kendall_tau,
+)
 from eval.suites.base import SuiteResult
 
 
@@ -43,12 +49,12 @@ def test_runs_without_an_order_are_left_out_of_monotonicity():
     short = {'a': {1: 2.0, 2: 3.0}, 'b': {1: 4.0}, 'c': {1: 5.0, 2: 5.0}}
     trace = NumberTrace('s', 'n', '', short)
     assert trace.monotonicity == 1 and trace.record['monotonicity_runs'] == 1
-    (row,) = rows_of([trace])
+    (row,) = format_traces([trace])
     assert (row['monotonicity'], row['of runs']) == (1, '1 of 3')
     none = NumberTrace('s', 'n', '', {'b': {1: 4.0}, 'd': {2: 4.5}})
     assert math.isnan(none.monotonicity) and none.record['monotonicity_runs'] == 0
     whole = NumberTrace('s', 'n', '', {'a': {1: 2.0, 2: 3.0}, 'b': {1: 4.0, 2: 3.0}})
-    assert whole.monotonicity == 0 and 'of runs' not in rows_of([whole, none])[0]
+    assert whole.monotonicity == 0 and 'of runs' not in format_traces([whole, none])[0]
     assert math.isnan(NumberTrace('s', 'n', '', short | {'d': {1: 1.0, 2: math.nan}}).monotonicity)
 
 
@@ -66,12 +72,15 @@ def test_runs_that_differ_in_seeds_alone_are_a_group():
         evaluation('d', 10, 'layernorm', 1, 4.0),
         evaluation('d', 20, 'layernorm', 1, 3.0),
     ]
-    names = {name: [one.run for one in own] for name, own in groups_of(found).items()}
+    names = {name: [one.run for one in own] for name, own in group_evaluations(found).items()}
     assert names == {'norm rmsnorm': ['a', 'b'], 'norm layernorm': ['c', 'd', 'd']}
-    assert [*groups_of(found[:2])] == [''] and [*groups_of(found[1:3])] == ['b', 'c']
-    rms, layer, *counts = rows_of(traces_of(found))
+    assert [*group_evaluations(found[:2])] == [''] and [*group_evaluations(found[1:3])] == [
+        'b',
+        'c',
+    ]
+    rms, layer, *counts = format_traces(collect_traces(found))
     assert (rms['step 10'], rms['step 20'], layer['step 20']) == (4, None, 3)
     assert rms['seed std'] == pytest.approx(math.sqrt(2)) and layer['seed std'] == 0
     assert [row['monotonicity'] for row in counts] == [None, None]
     many = [evaluation('a', step, 'rmsnorm', 0, step / 2) for step in range(9)]
-    assert rows_of(traces_of(many))[0]['last'] == 4
+    assert format_traces(collect_traces(many))[0]['last'] == 4

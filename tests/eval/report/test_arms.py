@@ -5,7 +5,7 @@ import math
 import pytest
 
 from eval.report import tables
-from eval.report.page import report
+from eval.report.page import write_report
 from tests.eval import tuned_fixture as tuned
 from tests.eval.report.test_page import Page, as_dicts, specs_of
 from tests.eval.tuned_fixture import bowl
@@ -23,7 +23,7 @@ def written(tmp_path_factory):
     """The folder, the text of the page and what a terminal is told."""
     folder, said = tmp_path_factory.mktemp('runs') / 'norms', []
     tuned.write_tuned(folder, LOSSES, ASKED)
-    return folder, report(folder, say=said.append).read_text(), said[0]
+    return folder, write_report(folder, say=said.append).read_text(), said[0]
 
 
 def test_the_answer_comes_first(written):
@@ -77,7 +77,7 @@ def test_a_terminal_is_told_the_answer(written):
 def test_a_page_of_what_is_not_finished(tmp_path):
     """In the first wave there is a picture of what has ended, and a row for each arm."""
     tuned.write_tuned(tmp_path / 'half', LOSSES, ASKED, 0)
-    text = report(tmp_path / 'half').read_text()
+    text = write_report(tmp_path / 'half').read_text()
     parsed = Page(text)
     assert 'Not finished: stage scan, of which 6 of 15 runs have ended' in parsed.text
     rows = as_dicts(parsed.tables['Arms'])
@@ -87,15 +87,15 @@ def test_a_page_of_what_is_not_finished(tmp_path):
 
 def test_what_a_tuned_sweep_cannot_be_asked(written, tmp_path):
     with pytest.raises(ValueError, match=r'--baseline=layernorm: runs .* first arm, rmsnorm'):
-        report(written[0], tmp_path / 'page.html', baseline='layernorm')
+        write_report(written[0], tmp_path / 'page.html', baseline='layernorm')
     with pytest.raises(ValueError, match=r'norms is a sweep with config.tune'):
         tuned.write_tuned(tmp_path / 'other', {'rmsnorm': bowl(3.0)}, ASKED, 0)
-        report([written[0], tmp_path / 'other'])
+        write_report([written[0], tmp_path / 'other'])
 
 
 def test_the_protocol_is_a_fact_of_the_sweep():
     protocol = {'name': 'equal_time', 'options': {'hours': 6.0}, 'of_each': []}
-    assert tables.facts([], {'protocol': protocol})['protocol'] == 'equal_time (hours 6)'
+    assert tables.shared_facts([], {'protocol': protocol})['protocol'] == 'equal_time (hours 6)'
     protocol |= {'name': 'equal_flops', 'options': {}}
-    assert tables.facts([], {'protocol': protocol})['protocol'] == 'equal_flops'
-    assert 'protocol' not in tables.facts([], {})
+    assert tables.shared_facts([], {'protocol': protocol})['protocol'] == 'equal_flops'
+    assert 'protocol' not in tables.shared_facts([], {})

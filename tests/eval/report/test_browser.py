@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from eval.report.page import report
+from eval.report.page import write_report
 from tests.commands import PATIENCE_SEC
 from tests.eval import sweep_fixture as fixture
 from tests.eval.report.test_unstable import diagnosed, warned
@@ -136,7 +136,7 @@ def browse(page: str, script: str, folder: Path, *flags: str, width: int = 1280)
 def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp('browser')
     fixture.write_sweep(folder / 'norms')
-    return report(folder / 'norms').read_text()
+    return write_report(folder / 'norms').read_text()
 
 
 @pytest.fixture(scope='module')
@@ -193,7 +193,7 @@ def test_many_variants_in_a_narrow_window(tmp_path):
     """Ten variants and 120 cells: neither the table nor a chart needs scrolling."""
     kinds = ('gelu', 'relu', 'silu', 'swiglu', 'geglu')
     fixture.write_sweep(tmp_path / 'sweep', fixture.AXES | {'model.activation': kinds}, {})
-    found = browse(report(tmp_path / 'sweep').read_text(), LOOK, tmp_path, width=900)
+    found = browse(write_report(tmp_path / 'sweep').read_text(), LOOK, tmp_path, width=900)
     assert found['wrong'] == found['console'] == found['beside'] == []
     assert found['fits'] == [True] and found['legend'] == 10
 
@@ -204,7 +204,7 @@ def test_what_a_diverged_run_left_fits_a_narrow_window(tmp_path, monkeypatch):
     whole = fixture.summary
     monkeypatch.setattr(fixture, 'summary', lambda *a: whole(*a) | warned(a[1]))
     fixture.write_run(tmp_path / 'run', fixture.base_config(), 'diverged')
-    found = browse(report(tmp_path / 'run').read_text(), LOOK, tmp_path, width=900)
+    found = browse(write_report(tmp_path / 'run').read_text(), LOOK, tmp_path, width=900)
     assert found['wrong'] == found['console'] == found['beside'] == []
     assert len(found['fits']) == 2 and all(found['fits'])
     for name in ('steps_attention_entropy_share', 'heads_attention_entropy_share'):

@@ -7,10 +7,18 @@ import numpy as np
 import pytest
 
 from configs.studies import depth_variance
-from eval.charts import INK, spec_of
+from eval.charts import INK, chart_spec
 from eval.report import figures
-from eval.report.layers import MEAN, Profile, by_depth, exponent, profiles, ratio, table
-from eval.report.page import report
+from eval.report.layers import (
+    MEAN,
+    Profile,
+    build_profiles,
+    depth_exponent,
+    depth_table,
+    draw_by_depth,
+    last_over_first,
+)
+from eval.report.page import write_report
 from eval.report.series import Series, read_series
 from eval.runs import gather
 from lm.study.tables.columns import schema
@@ -51,7 +59,9 @@ def found(sweep):
     records = gather(sweep)
     series = {record['workdir']: read_series(record) for record in records}
     comparisons = compare(records, read_sweep(sweep))
-    return {name: profiles(comparisons, series, name) for name in ('residual_rms', 'skewness')}
+    return {
+        name: build_profiles(comparisons, series, name) for name in ('residual_rms', 'skewness')
+    }
 
 
 def test_profiles_are_means_over_seeds_at_both_ends(found):
@@ -65,28 +75,30 @@ def test_profiles_are_means_over_seeds_at_both_ends(found):
         assert list(profile.values) == [1, fixture.STEPS]
         for step, values_L in profile.values.items():
             np.testing.assert_allclose(values_L, 2 * (1 + step) * layers**power)  # seeds 0 and 2
-            ratios = [ratio(values_L) for values_L in profile.seeds[step]]
+            ratios = [last_over_first(values_L) for values_L in profile.seeds[step]]
             np.testing.assert_allclose(ratios, [profile.layers**power] * 2)
 
 
 def test_exponent_and_ratio():
     layers = np.arange(1, 25)
-    assert exponent(3 * layers**-0.7) == pytest.approx(-0.7) == exponent(layers**-0.7)
+    assert depth_exponent(3 * layers**-0.7) == pytest.approx(-0.7) == depth_exponent(layers**-0.7)
     for without in ([1.0], [1.0, 0.0], [1.0, -2.0], [1.0, math.nan], [1.0, math.inf]):
-        assert math.isnan(exponent(np.array(without)))
-    assert ratio(np.array([2.0, 9.0, 3.0])) == 1.5
-    assert math.isnan(ratio(np.array([0.0, 1.0]))) and math.isnan(ratio(np.array([math.nan, 1.0])))
+        assert math.isnan(depth_exponent(np.array(without)))
+    assert last_over_first(np.array([2.0, 9.0, 3.0])) == 1.5
+    assert math.isnan(last_over_first(np.array([0.0, 1.0]))) and math.isnan(
+        last_over_first(np.array([math.nan, 1.0]))
+    )
 
 
 def test_table_without_numbers_has_gaps():
     gap = np.array([1.0, math.nan])
     profile = Profile('x', False, 2, {0: gap}, {0: [gap, gap]})
-    assert table([profile])[1] == ['x', '2', '0', '1', '1', '', '', '', '', '']
+    assert depth_table([profile])[1] == ['x', '2', '0', '1', '1', '', '', '', '', '']
 
 
 @pytest.mark.full
 def test_markdown_has_a_table_by_depth(sweep, tmp_path):
-    report(sweep, tmp_path / 'page.html')
+    write_report(sweep, tmp_path / 'page.html')
     text = (tmp_path / 'page.md').read_text()
     assert '## By depth: residual rms' in text and '## By depth: skewness' in text
     assert '| peri | 6 | 1 | 4 | 12 | 24 | 6 | 6 to 6 | 6 | +1.00 |' in text
@@ -96,7 +108,7 @@ def test_markdown_has_a_table_by_depth(sweep, tmp_path):
 
 def drawn(found, name):
     """The specification of the chart by depth, and its rows by panel, line and seed."""
-    spec = spec_of(by_depth(found, name))
+    spec = chart_spec(draw_by_depth(found, name))
     values, lines = spec['data']['values'], {}
     for row in values:
         line = lines.setdefault((row['panel'], row['line'], row['seed']), [])
@@ -142,7 +154,7 @@ def test_a_step_at_which_nothing_moves_is_no_end():
     one = Series(([], []), ([], []), {'update_ratio': update})
     record = dict.fromkeys(schema().names) | {'workdir': 'w', 'lr': 0.1}
     (compared,) = compare_variants([Variant('x', {}, [record], True)], 'ce')
-    (profile,) = profiles([compared], {'w': one}, 'update_ratio')
+    (profile,) = build_profiles([compared], {'w': one}, 'update_ratio')
     assert list(profile.values) == [1, 9]
 
 

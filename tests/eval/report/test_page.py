@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from eval.charts import spec_of
+from eval.charts import chart_spec
 from eval.report import figures, series
-from eval.report.layers import MEAN, layer_maps
-from eval.report.page import report
+from eval.report.layers import MEAN, draw_layer_maps
+from eval.report.page import write_report
 from eval.report.tables import interval_cell
 from lm.study.statistics import Interval
 from tests.eval import sweep_fixture as fixture
@@ -21,7 +21,7 @@ from tests.eval.programs import run_module
 def written(sweep):
     """The page, and what a terminal is told."""
     said = []
-    return report(sweep, say=said.append).read_text(), *said
+    return write_report(sweep, say=said.append).read_text(), *said
 
 
 @pytest.fixture(scope='module')
@@ -135,7 +135,7 @@ def test_an_option_that_one_variant_reads_is_unset_in_the_other(tmp_path):
     config = json.loads(path.read_text())
     config['reparam']['gamma_start'] = 'sigma'
     path.write_text(json.dumps(config))
-    text = (report(tmp_path / 'sweep').with_suffix('.md')).read_text()
+    text = (write_report(tmp_path / 'sweep').with_suffix('.md')).read_text()
     assert 'reparam.gamma_start: unset → sigma' in text
 
 
@@ -198,7 +198,7 @@ def test_markdown_has_the_tables(sweep, page):
 def test_single_run(tmp_path):
     fixture.write_run(tmp_path / 'run', fixture.base_config())
     out = tmp_path / 'elsewhere' / 'page.html'
-    assert report(tmp_path / 'run', out) == out and out.with_suffix('.md').exists()
+    assert write_report(tmp_path / 'run', out) == out and out.with_suffix('.md').exists()
     parsed = Page(out.read_text())
     assert 'Variants' not in parsed.tables and '1 done' in ' '.join(parsed.text.split())
     [result] = as_dicts(parsed.tables['Results'])
@@ -221,7 +221,7 @@ def test_sweep_without_a_result(axes, tmp_path):
     path = tmp_path / 'sweep' / 'sweep.json'
     if not axes:
         path.write_text(json.dumps(json.loads(path.read_text()) | {'axes': {}, 'cells': []}))
-    text = report(tmp_path / 'sweep', figures=tmp_path / 'figures').read_text()
+    text = write_report(tmp_path / 'sweep', figures=tmp_path / 'figures').read_text()
     assert ('24 waiting' if axes else 'no cells') in ' '.join(Page(text).text.split())
     assert 'No cell has ended yet' in text and 'id="loss_curves"' not in text
     assert not (tmp_path / 'figures').exists()
@@ -231,7 +231,7 @@ def test_text_that_would_end_the_script(tmp_path):
     config = fixture.changed(fixture.base_config(), {'data.source': 'text:</script><b>x'})
     axes = fixture.AXES | {'data.source': ('text:</script><b>x',), 'optim.lr': (0.003,)}
     fixture.write_sweep(tmp_path / 'sweep', axes, {})
-    text = report(tmp_path / 'sweep').read_text()
+    text = write_report(tmp_path / 'sweep').read_text()
     assert Page(text).scripts == 3 and '</script><b>' not in text
     rows = specs_of(text)['final_losses']['layer'][0]['data']['values']
     assert any(config['data']['source'] in row['line'] for row in rows)
@@ -239,7 +239,7 @@ def test_text_that_would_end_the_script(tmp_path):
 
 @pytest.mark.full
 def test_figures_for_papers(sweep, tmp_path):
-    report(sweep, tmp_path / 'page.html', figures=tmp_path / 'figures')
+    write_report(sweep, tmp_path / 'page.html', figures=tmp_path / 'figures')
     names = [
         'differences',
         'learning_rates',
@@ -258,7 +258,7 @@ def test_figures_for_papers(sweep, tmp_path):
 def test_many_variants_have_a_panel_each(tmp_path):
     kinds = ('gelu', 'relu', 'silu', 'swiglu', 'geglu')
     fixture.write_sweep(tmp_path / 'sweep', fixture.AXES | {'model.activation': kinds}, {})
-    spec = spec_of(figures.learning_rates(fixture.compared(tmp_path / 'sweep'), 'ce'))
+    spec = chart_spec(figures.draw_learning_rates(fixture.compared(tmp_path / 'sweep'), 'ce'))
     wanted = [f'{norm}, {kind}' for norm in fixture.NORMS for kind in kinds]
     assert spec['facet']['sort'] == wanted[1:]
     for panel in wanted[1:]:  # with the baseline in each
@@ -271,7 +271,7 @@ def test_many_variants_have_a_panel_each(tmp_path):
 def test_heat_maps_count_layers_from_1_and_are_logarithmic_where_they_can(least, scale):
     told = {'line': 'a', 'lr': 0.1, 'best': True, 'seed': MEAN}
     maps = [(told, ([0, 10], [[least, 10.0], [2.0, 100.0]]))]
-    spec = spec_of(layer_maps(maps, [], 'x'))
+    spec = chart_spec(draw_layer_maps(maps, [], 'x'))
     assert spec['spec']['encoding']['color']['scale']['type'] == scale
     rows = [(row['layer'], row['step'], row['y']) for row in spec['data']['values']]
     assert rows == [(1, [0, 10], [least, 2.0]), (2, [0, 10], [10.0, 100.0])]
@@ -287,18 +287,18 @@ def test_a_zip_is_described_as_one(tmp_path):
         sweep = json.loads(path.read_text())
         sweep['cells'] = cells[:: 3 if kept == 2 else 1]
         path.write_text(json.dumps(sweep))
-        text = ' '.join(Page(report(tmp_path / name).read_text()).text.split())
+        text = ' '.join(Page(write_report(tmp_path / name).read_text()).text.split())
         assert ('Swept: model.norm over' in text) == (kept == 4)
         assert ('Swept together, in 2 combinations of model.norm over' in text) == (kept == 2)
 
 
 @pytest.mark.full
 def test_another_baseline(tmp_path, sweep):
-    text = report(sweep, tmp_path / 'page.html', baseline='layernorm').read_text()
+    text = write_report(sweep, tmp_path / 'page.html', baseline='layernorm').read_text()
     rms, layer = as_dicts(Page(text).tables['Variants'])
     assert layer['verdict'] == 'baseline' and rms['difference'].startswith('-0.0807')
     with pytest.raises(ValueError, match=r"--baseline=layernrom is no variant .* mean 'layernorm'"):
-        report(sweep, tmp_path / 'page.html', baseline='layernrom')
+        write_report(sweep, tmp_path / 'page.html', baseline='layernrom')
 
 
 def test_interval_cell():
@@ -327,8 +327,8 @@ def test_maps():
     mean = series.mean_map([([1, 2, 3], [[1.0], [2.0], [None]]), ([2, 3], [[4.0], [5.0]])])
     assert mean == ([2, 3], [[3.0], [None]])
     wide = series.Series(([], []), ([], []), {'a': ([1], [[0.0] * 100])})
-    assert series.room([wide] * 100)[0] == series.MAP_NUMBERS // 10_000 == 40
-    assert [series.room(all_series)[0] for all_series in ([wide] * 10_000, [])] == [6, 60]
+    assert series.select_fitting([wide] * 100)[0] == series.MAP_NUMBERS // 10_000 == 40
+    assert [series.select_fitting(all_series)[0] for all_series in ([wide] * 10_000, [])] == [6, 60]
 
 
 @pytest.mark.full
@@ -340,4 +340,4 @@ def test_program_writes_the_page(sweep, tmp_path):
 
 def test_neither_run_nor_sweep(tmp_path):
     with pytest.raises(ValueError, match='holds no run and no sweep'):
-        report(tmp_path)
+        write_report(tmp_path)

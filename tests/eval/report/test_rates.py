@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.report.page import report
+from eval.report.page import write_report
 from eval.report.tables import rates_table
 from tests.eval import sweep_fixture as fixture
 
@@ -45,8 +45,8 @@ def test_no_mean_where_every_run_diverged(tmp_path):
 
 @pytest.mark.full
 def test_the_report_has_it_where_learning_rates_were_swept(sweep, tmp_path):
-    report(sweep, tmp_path / 'page.html')
+    write_report(sweep, tmp_path / 'page.html')
     assert '## By learning rate' in (tmp_path / 'page.md').read_text()
     fixture.write_sweep(tmp_path / 'one', fixture.AXES | {'optim.lr': (0.003,)}, {})
-    report(tmp_path / 'one')
+    write_report(tmp_path / 'one')
     assert '## By learning rate' not in (tmp_path / 'one' / 'report.md').read_text()

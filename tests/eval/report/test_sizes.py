@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from eval.charts import spec_of
-from eval.report.figures import by_size, rates_by_size
+from eval.charts import chart_spec
+from eval.report.figures import draw_rates_by_size, group_by_size
 from tests.eval import sweep_fixture as fixture
 
 
@@ -18,11 +18,11 @@ def test_a_panel_for_each_choice_and_a_line_for_each_size(tmp_path):
     and a ring that is not at the lowest mean.
     """
     axes = {'model.d_model': (256, 32, 64), 'model.d_ff': (128,), 'scaling.base_width': (32,)}
-    panels = by_size(comparisons_of(tmp_path / 'sweep', axes))
+    panels = group_by_size(comparisons_of(tmp_path / 'sweep', axes))
     assert list(panels) == [f'norm {norm}' for norm in fixture.NORMS]
     for lines in panels.values():
         assert [label for label, _ in lines] == ['d_model 32', 'd_model 64', 'd_model 256']
-    spec = spec_of(rates_by_size(panels, 'ce'))
+    spec = chart_spec(draw_rates_by_size(panels, 'ce'))
     assert spec['facet']['sort'] == list(panels)
     rows = spec['data']['values']
     rings = [row for row in rows if 'ring' in row]
@@ -35,4 +35,7 @@ def test_a_panel_for_each_choice_and_a_line_for_each_size(tmp_path):
 
 
 def test_one_size_has_no_such_figure(tmp_path):
-    assert by_size(comparisons_of(tmp_path / 'sweep', {'model.activation': ('gelu', 'relu')})) == {}
+    assert (
+        group_by_size(comparisons_of(tmp_path / 'sweep', {'model.activation': ('gelu', 'relu')}))
+        == {}
+    )

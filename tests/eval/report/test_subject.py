@@ -7,13 +7,13 @@ import re
 
 import pytest
 
-from eval.charts import spec_of
+from eval.charts import chart_spec
 from eval.report import figures, tables
-from eval.report.page import report
+from eval.report.page import write_report
 from eval.report.series import read_series
 from eval.report.subject import read_subject
-from eval.report.tables import compared, needed_text, p_text
-from lm.study.statistics import MOST_SEEDS, Interval
+from eval.report.tables import format_p_value, needed_seeds_text, rank_comparisons
+from lm.study.statistics import MAX_SEEDS, Interval
 from lm.study.tables import comparison
 from tests.eval import sweep_fixture as fixture
 
@@ -74,7 +74,7 @@ def test_sweeps_without_variants_have_their_own_name(tmp_path):
 
 @pytest.mark.full
 def test_a_page_of_several_sweeps(sweeps):
-    page = report([sweeps / 'a', sweeps / 'c'])
+    page = write_report([sweeps / 'a', sweeps / 'c'])
     assert page == sweeps / 'a' / 'report-with-c.html'
     text, markdown = page.read_text(), page.with_suffix('.md').read_text()
     assert f'--workdir={sweeps}/a,{sweeps}/c</code>' in text
@@ -151,13 +151,15 @@ def test_a_sweep_of_learning_rates_compares_them(tmp_path):
         'The verdicts are of these learning rates as they are: no seed chose one.',
         'Sensitivity is not given: lr 0.03 has not ended.',
     ]
-    assert '## Learning rates' in report(tmp_path / 'sweep').with_suffix('.md').read_text()
+    assert '## Learning rates' in write_report(tmp_path / 'sweep').with_suffix('.md').read_text()
     everything, rates = compared
-    charts = figures.charts_of_losses(rates, everything, curves(subject), subject.metric)
+    charts = figures.draw_loss_charts(rates, everything, curves(subject), subject.metric)
     assert charts.keys() == {'loss_curves', 'learning_rates', 'differences'}
-    names = [row['variant'] for row in spec_of(charts['differences'])['layer'][1]['data']['values']]
+    names = [
+        row['variant'] for row in chart_spec(charts['differences'])['layer'][1]['data']['values']
+    ]
     assert names == ['lr 0.003', 'lr 0.01'] and 'lr 0.001' in json.dumps(
-        spec_of(charts['loss_curves'])
+        chart_spec(charts['loss_curves'])
     )
 
 
@@ -169,22 +171,27 @@ def curves(subject):
 
 def test_differences_are_sorted_and_say_what_would_settle_them(sweeps):
     _, found = compared_of(sweeps / 'b', sweeps / 'c', sweeps / 'a')
-    means = [c.difference.mean for c in compared(found)]
+    means = [c.difference.mean for c in rank_comparisons(found)]
     assert len(means) == 5 and means == sorted(means)
     within = next(c for c in found if c.verdict == 'within noise')
-    assert needed_text(within) == f'more than {MOST_SEEDS} seeds' and p_text(within.p) == 'p 1'
-    assert needed_text(next(c for c in found if c.verdict == 'worse')) == ''
+    assert (
+        needed_seeds_text(within) == f'more than {MAX_SEEDS} seeds'
+        and format_p_value(within.p) == 'p 1'
+    )
+    assert needed_seeds_text(next(c for c in found if c.verdict == 'worse')) == ''
     some = dataclasses.replace(within, seeds_needed=14, p=0.0123)
-    assert (needed_text(some), p_text(some.p)) == ('about 14 seeds', 'p 0.012')
+    assert (needed_seeds_text(some), format_p_value(some.p)) == ('about 14 seeds', 'p 0.012')
     alone = dataclasses.replace(within, difference=Interval(1.0, math.nan, 1), p=math.nan)
-    assert p_text(alone.p) == ''
+    assert format_p_value(alone.p) == ''
 
 
 def test_seeds_of_one_variant_are_named_on_its_curves(tmp_path):
     fixture.write_sweep(tmp_path / 'sweep', SEEDS, {})
     subject, comparisons = compared_of(tmp_path / 'sweep')
-    chart = figures.loss_curves(comparisons, figures.runs_of(comparisons, curves(subject)))
-    panel = spec_of(chart)['concat'][0]
+    chart = figures.draw_loss_curves(
+        comparisons, figures.collect_runs(comparisons, curves(subject))
+    )
+    panel = chart_spec(chart)['concat'][0]
     seeds = [f'train_seed {seed}' for seed in (0, 1, 2)]
     assert [row['line'] for row in panel['layer'][0]['data']['values']] == seeds
     colours = panel['encoding']['color']['scale']
@@ -197,6 +204,6 @@ def test_curves_that_cannot_be_read_are_said(tmp_path):
     path = tmp_path / 'sweep' / cells[0]['cell'] / 'metrics.jsonl'
     path.unlink()
     path.mkdir()
-    markdown = report(tmp_path / 'sweep').with_suffix('.md').read_text()
+    markdown = write_report(tmp_path / 'sweep').with_suffix('.md').read_text()
     assert f'No curves of {cells[0]["cell"]}: ' in markdown and str(path) in markdown
     assert markdown.count('| done |') == 6

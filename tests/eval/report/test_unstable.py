@@ -6,11 +6,11 @@ import re
 import numpy as np
 import pytest
 
-from eval.charts import spec_of
+from eval.charts import chart_spec
 from eval.report import series
-from eval.report.figures import lines_of, runs_of
-from eval.report.layers import over_steps, step_rows
-from eval.report.page import report
+from eval.report.figures import collect_runs, run_line_encodings
+from eval.report.layers import draw_over_steps, step_rows
+from eval.report.page import write_report
 from tests.eval import sweep_fixture as fixture
 from tests.eval.report.test_page import Page, as_dicts, specs_of
 
@@ -58,7 +58,7 @@ def warned(fate):
 
 @pytest.fixture(scope='module')
 def page(sweep):
-    return report(sweep).read_text()
+    return write_report(sweep).read_text()
 
 
 @pytest.mark.full
@@ -125,7 +125,7 @@ def test_run_without_a_summary_is_warned_of_from_its_rows(tmp_path):
     rows = [{'step': 0, 'residual_rms': [1.0, 1.0]}, {'step': 9, 'residual_rms': [1.0, 5000.0]}]
     text = ''.join(json.dumps(row) + '\n' for row in rows)
     (tmp_path / 'run' / 'metrics.jsonl').write_text(text)
-    [told] = as_dicts(Page(report(tmp_path / 'run').read_text()).tables['Warnings'])
+    [told] = as_dicts(Page(write_report(tmp_path / 'run').read_text()).tables['Warnings'])
     assert (told['warning'], told['layer'], told['step']) == ('exploding layer', '2', '9')
 
 
@@ -136,21 +136,21 @@ def test_what_matters_less_has_no_room():
     layers['attention_entropy_share'] = ([1], [[0.0] * 50])
     layers |= {f'gradient_rms_{i}': ([1], [[0.0] * 50]) for i in range(9)}
     one = series.Series(([], []), ([], []), layers, heads)
-    steps, names, by_head = series.room([one] * 2)
+    steps, names, by_head = series.select_fitting([one] * 2)
     assert set(names) == layers.keys() and by_head == ['attention_entropy_share'] and steps == 60
-    steps, names, by_head = series.room([one] * 1000)
+    steps, names, by_head = series.select_fitting([one] * 1000)
     assert steps == 6 and names[:2] == ['attention_entropy_share', 'residual_rms'] and not by_head
     assert len(names) == 5 and 'x' not in names
-    assert series.room([])[0] == series.MAP_STEPS[1]
+    assert series.select_fitting([])[0] == series.MAP_STEPS[1]
 
 
 def test_figures_are_of_what_matters_where_there_is_much():
     """Catches hundreds of files from a run with all diagnostics, and none from a run with few."""
     names = [f'singular_value_{i}' for i in range(series.MOST_FIGURES - 1)]
     one = series.Series(([], []), ([], []), dict.fromkeys([*names, 'residual_rms'], ([], [])))
-    assert series.drawn([one]) == ['residual_rms', *names]
+    assert series.select_figures([one]) == ['residual_rms', *names]
     more = series.Series(([], []), ([], []), {'residual_sink': ([], [])})
-    assert series.drawn([one, more]) == ['residual_rms', 'residual_sink']
+    assert series.select_figures([one, more]) == ['residual_rms', 'residual_sink']
 
 
 def test_figures_over_steps_have_a_line_for_each_run(sweep):
@@ -160,7 +160,7 @@ def test_figures_over_steps_have_a_line_for_each_run(sweep):
     comparisons = fixture.compared(sweep)
     records = [record for one in comparisons for record in one.variant.records]
     found = {record['workdir']: series.read_series(record) for record in records}
-    runs = runs_of(comparisons, found)
+    runs = collect_runs(comparisons, found)
     assert step_rows(runs, 'update_ratio_hidden') == []  # it lacks a layer
     rows = step_rows(runs, 'attention_entropy_share')
     assert len(rows) == 2 * 2  # variants and their seeds at the best learning rate
@@ -168,11 +168,15 @@ def test_figures_over_steps_have_a_line_for_each_run(sweep):
         assert row['step'] == [1, 40, 80, 120, 160, 200] and row['best']
         np.testing.assert_allclose(row['y'], 0.66)  # of 0.51, 0.61, 0.71 and 0.81
         np.testing.assert_allclose([*row['low'], *row['high']], [0.51] * 6 + [0.81] * 6)
-    spec = spec_of(over_steps(rows, lines_of(comparisons, runs), 'attention_entropy_share'))
+    spec = chart_spec(
+        draw_over_steps(rows, run_line_encodings(comparisons, runs), 'attention_entropy_share')
+    )
     assert (
         len(spec['layer']) == 3 and spec['layer'][1]['encoding']['y']['scale']['type'] == 'linear'
     )
-    spec = spec_of(over_steps(step_rows(runs, 'log_z_mean'), lines_of(comparisons, runs), 'x'))
+    spec = chart_spec(
+        draw_over_steps(step_rows(runs, 'log_z_mean'), run_line_encodings(comparisons, runs), 'x')
+    )
     assert len(spec['layer']) == 2  # no band: it has no layers
     for row in step_rows(runs, 'learning_rate'):  # of every training row
         assert row['step'] == [1, *range(5, 201, 5)] and set(row['y']) == {0.003}
@@ -183,5 +187,5 @@ def test_what_is_constant_in_all_runs_is_said_and_not_drawn():
     still = {'update_ratio': ([1, 9], [[0.0, 0.0], [0.0, 0.0]])}
     one = series.Series(([], []), ([], []), still | {'x': ([1], [[2.0]])})
     other = series.Series(([], []), ([], []), still | {'x': ([1], [[3.0]])})
-    assert series.constants([one, other]) == {'update_ratio': 0.0}
-    assert series.drawn([one, other]) == ['x']
+    assert series.constant_quantities([one, other]) == {'update_ratio': 0.0}
+    assert series.select_figures([one, other]) == ['x']

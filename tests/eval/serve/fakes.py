@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from eval.serve.app import Limits, Service
-from eval.serve.chat import chat_of
-from eval.serve.connections import abort, bind, server_of
-from eval.serve.replies import Served
+from eval.serve.chat import build_chat
+from eval.serve.connections import abort_connection, bind_socket, build_http_server
+from eval.serve.replies import ServedModel
 from eval.serve.scheduler import Scheduler
 from lm.data.tokenizers import ByteTokenizer
-from lm.inference.engine import Engine, Request, Token, Update
+from lm.inference.engine import Engine, Request, RowUpdate, Token
 
 BYTE = ByteTokenizer()
-SERVED = Served('letters', 3, 'ab' * 32, 17, 64)
+SERVED = ServedModel('letters', 3, 'ab' * 32, 17, 64)
 PATIENCE_SEC = 60
 
 
@@ -57,14 +57,14 @@ class Letters:
     def release(self, slot: int) -> None:
         del self.rows[slot]
 
-    def step(self, fail) -> dict[int, Update]:
+    def step(self, fail) -> dict[int, RowUpdate]:
         del fail
         if self.fails_with:
             raise self.fails_with
         time.sleep(self.step_sec)
         return {slot: self._update(slot) for slot in list(self.rows)}
 
-    def _update(self, slot: int) -> Update:
+    def _update(self, slot: int) -> RowUpdate:
         request, last, left = self.rows[slot]
         tokens, finish = [], ''
         while len(tokens) < self.at_once and not finish:
@@ -81,7 +81,7 @@ class Letters:
         self.rows[slot] = [request, last, left]
         if finish:
             del self.rows[slot]
-        return Update(tokens, finish)
+        return RowUpdate(tokens, finish)
 
 
 def score(rows: Sequence[Sequence[int]], top: int) -> list[list[Token]]:
@@ -113,7 +113,7 @@ def service(
     return Service(
         SERVED,
         BYTE,
-        chat_of(BYTE, folder),
+        build_chat(BYTE, folder),
         Scheduler(engine, score, queue),
         engine.check,
         Limits(**{'timeout_sec': PATIENCE_SEC, 'longest_scored': SERVED.capacity} | limits),
@@ -125,7 +125,7 @@ def service(
 @contextlib.contextmanager
 def on_loopback(engine: Letters, send_buffer: int | None = None, **settings) -> Iterator[int]:
     """Serves an engine in a thread of this process; yields the port."""
-    with serving(service(engine, cut=abort, **settings), send_buffer) as port:
+    with serving(service(engine, cut=abort_connection, **settings), send_buffer) as port:
         yield port
 
 
@@ -136,11 +136,11 @@ def serving(
     """Serves in a thread of this process; yields the port. send_buffer: bytes that the system takes
     for a client that does not read. sock: bound to an address; by default one of its own.
     """
-    with sock or bind('127.0.0.1', 0) as sock:
+    with sock or bind_socket('127.0.0.1', 0) as sock:
         sock.listen()  # a client may come before the server does
         if send_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-        server = server_of(own.app(), own.end)
+        server = build_http_server(own.app(), own.refuse_active)
         thread = threading.Thread(target=server.run, args=([sock],))
         thread.start()
         try:

@@ -232,7 +232,7 @@ def test_a_mistake_is_an_error_in_one_line(status, code, sent):
 
 
 def test_a_text_that_is_far_too_long_is_not_turned_into_tokens(client, monkeypatch):
-    monkeypatch.setattr(type(BYTE), 'encode', lambda self, text: pytest.fail('it is'))
+    monkeypatch.setattr(type(BYTE), 'encode_piece', lambda self, text: pytest.fail('it is'))
     long = 'a' * 100_000
     for path, body in (
         ('/v1/completions', {'prompt': long}),
@@ -278,7 +278,7 @@ def test_head_is_get_without_a_body(client):
 
 def test_a_route_that_fails_is_an_error_in_the_same_form(monkeypatch):
     engine = Letters()
-    monkeypatch.setattr(engine, 'check', lambda row: 1 / 0)
+    monkeypatch.setattr(engine, 'check_result', lambda row: 1 / 0)
     app = service(engine).app()
     with TestClient(app, raise_server_exceptions=False) as client:
         response = ask(client, prompt='a')
@@ -307,13 +307,13 @@ def test_tokens_that_the_model_lists_end_a_text_and_are_not_shown(tmp_path):
 def test_prompts_do_not_wait_for_chats_whose_template_takes_its_time(monkeypatch):
     """More chats than there are threads for them."""
     goes_on, threads = threading.Event(), []
-    read = PlainChat.text
+    read = PlainChat.format_prompt
 
     def slow(self, messages):
         assert goes_on.wait(60)
         return read(self, messages)
 
-    monkeypatch.setattr(PlainChat, 'text', slow)
+    monkeypatch.setattr(PlainChat, 'format_prompt', slow)
     answers = []
     with TestClient(service(Letters(slots=4)).app()) as client:
         body = {'messages': HELLO, 'max_tokens': 2}
@@ -333,7 +333,7 @@ def test_prompts_do_not_wait_for_chats_whose_template_takes_its_time(monkeypatch
 
 
 def test_a_chat_that_its_template_makes_too_long_is_not_turned_into_tokens(monkeypatch):
-    monkeypatch.setattr(PlainChat, 'text', lambda self, messages: 'a' * 100_000)
+    monkeypatch.setattr(PlainChat, 'format_prompt', lambda self, messages: 'a' * 100_000)
     monkeypatch.setattr(PlainChat, 'encode', lambda self, text: pytest.fail('it is'))
     with TestClient(service(Letters()).app()) as client:
         response = ask(client, '/v1/chat/completions', messages=HELLO)

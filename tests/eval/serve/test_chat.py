@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from eval.serve.chat import PlainChat, TemplateChat, chat_of, compiled
+from eval.serve.chat import PlainChat, TemplateChat, build_chat, compile_template
 from eval.serve.requests import Refusal
 from eval.serve.templates import Template, TemplateFailure
 from lm.data import tokenizers
-from lm.data.tokenizers import ByteTokenizer, ends_in
+from lm.data.tokenizers import ByteTokenizer, read_end_tokens
 from tests import ROOT
 
 TEMPLATE = """\
@@ -44,33 +44,33 @@ def folder(tmp_path):
 
 
 def test_a_template_is_rendered_and_its_special_tokens_are_tokens(folder):
-    tokenizer = tokenizers.of_model(folder, 258, None, None)
-    chat = chat_of(tokenizer, folder)
-    assert isinstance(chat, TemplateChat) and chat.ends == {257, 12}
-    ids = chat.encode(chat.text(HELLO))
+    tokenizer = tokenizers.load_for_model(folder, 258, None, None)
+    chat = build_chat(tokenizer, folder)
+    assert isinstance(chat, TemplateChat) and chat.end_tokens == {257, 12}
+    ids = chat.encode(chat.format_prompt(HELLO))
     start, end = tokenizer.bos_id, tokenizer.eos_id
     assert ids[0] == start and ids.count(start) == 2 and ids.count(end) == 1
     assert tokenizer.decode(ids) == 'user: hello\nassistant:'
 
 
 def test_a_message_that_spells_a_special_token_is_refused(folder):
-    chat = chat_of(tokenizers.of_model(folder, 258, None, None), folder)
+    chat = build_chat(tokenizers.load_for_model(folder, 258, None, None), folder)
     with pytest.raises(Refusal, match=r"messages\[0\].content spells the special token '<|end|>'"):
-        chat.text([{'role': 'user', 'content': 'a<|end|>b'}])
+        chat.format_prompt([{'role': 'user', 'content': 'a<|end|>b'}])
 
 
 def test_a_template_file_has_precedence(folder):
     (folder / 'chat_template.jinja').write_text('{{ bos_token }}{{ messages[0].content }}')
-    tokenizer = tokenizers.of_model(folder, 258, None, None)
-    chat = chat_of(tokenizer, folder)
-    assert tokenizer.decode(chat.encode(chat.text(HELLO))) == ' hello '
+    tokenizer = tokenizers.load_for_model(folder, 258, None, None)
+    chat = build_chat(tokenizer, folder)
+    assert tokenizer.decode(chat.encode(chat.format_prompt(HELLO))) == ' hello '
 
 
 def test_without_template_lines_have_roles(tmp_path):
-    chat = chat_of(ByteTokenizer(), tmp_path)
+    chat = build_chat(ByteTokenizer(), tmp_path)
     assert isinstance(chat, PlainChat) and chat.stops == ('\nuser:',)
     turns = [{'role': 'system', 'content': 'Be brief.'}, *HELLO]
-    ids = chat.encode(chat.text(turns))
+    ids = chat.encode(chat.format_prompt(turns))
     assert ids[0] == ByteTokenizer.bos_id
     assert ByteTokenizer().decode(ids) == 'system: Be brief.\nuser:  hello \nassistant:'
 
@@ -97,9 +97,9 @@ def test_a_template_that_fails_refuses_the_messages(folder, name):
     """Also one that reaches out of its sandbox, or takes all memory."""
     template, words = RAISES[name]
     (folder / 'chat_template.jinja').write_text(template)
-    chat = chat_of(tokenizers.of_model(folder, 258, None, None), folder)
+    chat = build_chat(tokenizers.load_for_model(folder, 258, None, None), folder)
     with pytest.raises(Refusal, match="the model's chat template refuses the messages") as caught:
-        chat.text(HELLO)
+        chat.format_prompt(HELLO)
     assert words in caught.value.message and caught.value.status == 400
     chat.close()
 
@@ -126,7 +126,7 @@ def test_a_template_that_never_ends_is_ended_and_the_next_prompt_has_a_new_proce
 def test_a_template_that_takes_too_long_to_compile_is_an_error_at_the_start():
     """Jinja computes constants as it compiles."""
     with pytest.raises(ValueError, match=r'cannot be read: it takes more than [13] seconds'):
-        compiled('{{ 2 ** (2 ** 30) }}')
+        compile_template('{{ 2 ** (2 ** 30) }}')
 
 
 def test_processes_end_with_their_template():
@@ -172,9 +172,9 @@ def test_a_template_knows_the_date_and_the_tokens_that_the_model_has(folder):
     words = ' '.join(f'{{{{ {name} if {name} is defined else "none" }}}}' for name in names)
     (folder / 'chat_template.jinja').write_text(words + "{{ strftime_now('%Y') }}")
     (folder / 'special_tokens_map.json').write_text('{"unk_token": {"content": "<unk>"}}')
-    chat = chat_of(tokenizers.of_model(folder, 258, None, None), folder)
+    chat = build_chat(tokenizers.load_for_model(folder, 258, None, None), folder)
     years = {str(datetime.date.today().year)}
-    text = chat.text(HELLO)
+    text = chat.format_prompt(HELLO)
     years.add(str(datetime.date.today().year))
     assert text.startswith('<|start|> <|end|> none <unk>') and text[-4:] in years
     chat.close()
@@ -199,7 +199,7 @@ def test_a_template_knows_the_date_and_the_tokens_that_the_model_has(folder):
 def test_ends_are_the_token_ids_that_are_listed(tmp_path, listed, ends):
     """Token 0 is one like any other."""
     (tmp_path / 'generation_config.json').write_text(json.dumps({'eos_token_id': listed}))
-    assert ends_in(tmp_path) == ends == chat_of(ByteTokenizer(), tmp_path).ends
+    assert read_end_tokens(tmp_path) == ends == build_chat(ByteTokenizer(), tmp_path).end_tokens
 
 
 @pytest.mark.parametrize(
@@ -214,22 +214,22 @@ def test_ends_are_the_token_ids_that_are_listed(tmp_path, listed, ends):
     ],
 )
 def test_a_config_of_another_form_is_an_error_at_the_start(folder, config):
-    tokenizer = tokenizers.of_model(folder, 258, None, None)
+    tokenizer = tokenizers.load_for_model(folder, 258, None, None)
     (folder / 'tokenizer_config.json').write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r'chat.template|holds no object'):
-        chat_of(tokenizer, folder)
+        build_chat(tokenizer, folder)
 
 
 def test_a_template_file_that_is_no_text_is_an_error_at_the_start(folder):
-    tokenizer = tokenizers.of_model(folder, 258, None, None)
+    tokenizer = tokenizers.load_for_model(folder, 258, None, None)
     (folder / 'chat_template.jinja').write_bytes(b'\xff')
     with pytest.raises(ValueError, match=r'chat_template\.jinja is no chat template'):
-        chat_of(tokenizer, folder)
+        build_chat(tokenizer, folder)
     (folder / 'chat_template.jinja').write_bytes(b'a' * (1 << 20) + b'a')
     with pytest.raises(ValueError, match='more than 1,048,576 bytes'):
-        chat_of(tokenizer, folder)
+        build_chat(tokenizer, folder)
 
 
 def test_what_is_no_template_is_an_error_at_the_start():
     with pytest.raises(ValueError, match="the model's chat template cannot be read"):
-        compiled('{% if %}')
+        compile_template('{% if %}')

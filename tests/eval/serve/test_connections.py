@@ -12,7 +12,7 @@ import time
 import pytest
 
 from eval.serve import connections
-from eval.serve.connections import bind, is_loopback
+from eval.serve.connections import bind_socket, is_loopback
 from tests.bench.serve_load import BAD, NONSENSE, idle, load, request
 from tests.eval.serve.fakes import (
     PATIENCE_SEC,
@@ -100,7 +100,7 @@ def test_a_connection_in_which_nothing_moves_is_cut(sent, monkeypatch):
 
 
 def test_more_connections_than_may_be_are_closed_at_once(monkeypatch):
-    monkeypatch.setattr(connections, 'MOST_CONNECTIONS', 2)
+    monkeypatch.setattr(connections, 'MAX_CONNECTIONS', 2)
     with on_loopback(Letters()) as port, talking(port) as one, talking(port) as two:
         one.sendall(request(b'{"prompt": "x"}'))
         assert b'200 OK' in one.recv(1000)
@@ -193,16 +193,16 @@ def test_an_address_that_is_in_use_or_none_is_one_line():
         with pytest.raises(
             ValueError, match=f'--port={port} of 127.0.0.1 cannot be had: .* in use'
         ):
-            bind('127.0.0.1', port)
+            bind_socket('127.0.0.1', port)
     with pytest.raises(ValueError, match=r'--host=no\.such is no address'):
-        bind('no.such', 0)
+        bind_socket('no.such', 0)
 
 
 @pytest.mark.parametrize('host', ['127.0.0.1', '::1'])
 def test_a_connection_sends_small_answers_at_once(host, monkeypatch):
     """Its TCP_NODELAY is set, by asyncio where the socket has the protocol of TCP."""
     try:
-        sock = bind(host, 0)
+        sock = bind_socket(host, 0)
     except ValueError:
         pytest.skip('this machine has no IPv6')
     values = queue.SimpleQueue()

@@ -7,13 +7,13 @@ from pydantic import ValidationError
 
 from eval.serve.requests import (
     IGNORED,
-    MOST_CHOICES,
+    MAX_CHOICES,
     NEUTRAL,
-    Chat,
-    Completion,
+    ChatBody,
+    CompletionBody,
     Refusal,
     parse_body,
-    shown,
+    quote_value,
 )
 
 HELLO = [{'role': 'user', 'content': 'hello'}]
@@ -26,19 +26,23 @@ def refusal(parse, *arguments) -> Refusal:
 
 
 def test_what_is_left_out_has_the_value_that_openai_gives_it():
-    body = Completion.parse({'prompt': 'a'})
+    body = CompletionBody.parse({'prompt': 'a'})
     assert (body.prompts, body.max_tokens, body.n, body.stops) == (['a'], 16, 1, ())
     assert (body.temperature, body.top_p, body.top) == (1.0, 1.0, None)
     assert (body.echo, body.stream, body.stream_options) == (False, False, {})
-    assert Completion.parse({'prompt': 'a', 'max_tokens': None, 'logprobs': None}).max_tokens == 16
-    assert all(Completion.parse({'prompt': 'a', 'stop': none}).stops == () for none in (None, []))
+    assert (
+        CompletionBody.parse({'prompt': 'a', 'max_tokens': None, 'logprobs': None}).max_tokens == 16
+    )
+    assert all(
+        CompletionBody.parse({'prompt': 'a', 'stop': none}).stops == () for none in (None, [])
+    )
 
 
 def test_a_request_without_seed_has_one_of_its_own():
-    seeds = {Completion.parse({'prompt': 'a'}).seed for _ in range(8)}
+    seeds = {CompletionBody.parse({'prompt': 'a'}).seed for _ in range(8)}
     assert len(seeds) == 8
-    body = Completion.parse({'prompt': 'a', 'seed': -3})
-    assert [body.sampling(place).seed for place in (0, 2)] == [-3, -1]
+    body = CompletionBody.parse({'prompt': 'a', 'seed': -3})
+    assert [body.make_sampling(place).seed for place in (0, 2)] == [-3, -1]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +55,7 @@ def test_a_request_without_seed_has_one_of_its_own():
     ],
 )
 def test_prompts_have_four_forms(prompt, wanted):
-    assert Completion.parse({'prompt': prompt}).prompts == wanted
+    assert CompletionBody.parse({'prompt': prompt}).prompts == wanted
 
 
 BAD = [
@@ -87,13 +91,13 @@ BAD = [
 
 @pytest.mark.parametrize('name, value, words', BAD)
 def test_a_bad_value_is_refused_with_what_holds(name, value, words):
-    wrong = refusal(Completion.parse, {'prompt': 'a', name: value})
+    wrong = refusal(CompletionBody.parse, {'prompt': 'a', name: value})
     assert (wrong.status, wrong.code) == (400, 'invalid_value') and words in wrong.message
     assert '\n' not in wrong.message and wrong.message.encode()
 
 
 @pytest.mark.parametrize(
-    'parse, raw', [(Completion.parse, {'prompt': 'a'}), (Chat.parse, {'messages': HELLO})]
+    'parse, raw', [(CompletionBody.parse, {'prompt': 'a'}), (ChatBody.parse, {'messages': HELLO})]
 )
 def test_fields_that_are_not_served_may_stand_at_what_changes_nothing(parse, raw):
     """Clients send many. Catches one that would change the answer and is passed over."""
@@ -104,7 +108,7 @@ def test_fields_that_are_not_served_may_stand_at_what_changes_nothing(parse, raw
         assert wrong.code == 'unsupported_parameter' and name in wrong.message
     assert parse(raw | dict.fromkeys(IGNORED, 'x')).n == 1
     assert not NEUTRAL.keys() & (
-        IGNORED | Completion.model_fields.keys() | Chat.model_fields.keys()
+        IGNORED | CompletionBody.model_fields.keys() | ChatBody.model_fields.keys()
     )
 
 
@@ -114,15 +118,15 @@ WRONG = {'top_p': 2, 'min_p': 2, 'best_of': 2, 'promt': 'a'}
 @pytest.mark.parametrize('first', WRONG)
 def test_of_several_mistakes_the_first_is_told(first):
     rest = {name: value for name, value in WRONG.items() if name != first}
-    wrong = refusal(Completion.parse, {first: WRONG[first], 'prompt': 'a'} | rest)
+    wrong = refusal(CompletionBody.parse, {first: WRONG[first], 'prompt': 'a'} | rest)
     assert first in wrong.message.partition(' must ')[0].partition(' is not ')[0]
 
 
 def test_an_unknown_field_is_refused_with_the_nearest():
-    wrong = refusal(Completion.parse, {'prompt': 'a', 'temprature': 1})
+    wrong = refusal(CompletionBody.parse, {'prompt': 'a', 'temprature': 1})
     assert wrong.code == 'unknown_parameter' and "Did you mean 'temperature'?" in wrong.message
     # To find the nearest of a long name takes a second for each million characters.
-    wrong = refusal(Completion.parse, {'prompt': 'a', 'temperature' * 10: 1})
+    wrong = refusal(CompletionBody.parse, {'prompt': 'a', 'temperature' * 10: 1})
     assert wrong.code == 'unknown_parameter' and 'Did you mean' not in wrong.message
 
 
@@ -135,19 +139,19 @@ def test_a_body_that_is_no_object_is_refused(body):
 
 
 def test_texts_of_a_request_are_counted():
-    wrong = refusal(Completion.parse, {'prompt': ['a'] * 3, 'n': MOST_CHOICES // 2})
+    wrong = refusal(CompletionBody.parse, {'prompt': ['a'] * 3, 'n': MAX_CHOICES // 2})
     assert wrong.code == 'too_many_choices'
 
 
 def test_prompt_and_messages_are_needed():
-    assert refusal(Completion.parse, {}).code == 'missing_required_parameter'
-    assert refusal(Chat.parse, {'messages': None}).code == 'missing_required_parameter'
+    assert refusal(CompletionBody.parse, {}).code == 'missing_required_parameter'
+    assert refusal(ChatBody.parse, {'messages': None}).code == 'missing_required_parameter'
 
 
 def test_messages_are_texts_with_roles():
     parts = [{'type': 'text', 'text': 'a'}, {'type': 'text', 'text': 'b'}]
     raw = [{'role': 'system', 'content': parts, 'name': 'x'}, {'role': 'user', 'content': ''}]
-    assert Chat.parse({'messages': raw}).messages == [
+    assert ChatBody.parse({'messages': raw}).messages == [
         {'role': 'system', 'content': 'ab'},
         {'role': 'user', 'content': ''},
     ]
@@ -165,28 +169,28 @@ def test_messages_are_texts_with_roles():
     ],
 )
 def test_other_messages_are_refused_by_place(message, words):
-    wrong = refusal(Chat.parse, {'messages': [*HELLO, message]})
+    wrong = refusal(ChatBody.parse, {'messages': [*HELLO, message]})
     assert wrong.status == 400 and words in wrong.message
 
 
 def test_both_names_of_the_most_tokens_are_known():
-    assert Chat.parse({'messages': HELLO, 'max_completion_tokens': 7}).max_tokens == 7
-    assert Chat.parse({'messages': HELLO}).max_tokens is None
+    assert ChatBody.parse({'messages': HELLO, 'max_completion_tokens': 7}).max_tokens == 7
+    assert ChatBody.parse({'messages': HELLO}).max_tokens is None
     both = {'messages': HELLO, 'max_completion_tokens': 7, 'max_tokens': 8}
-    assert refusal(Chat.parse, both).code == 'invalid_value'
+    assert refusal(ChatBody.parse, both).code == 'invalid_value'
 
 
 def test_top_logprobs_need_logprobs():
-    assert Chat.parse({'messages': HELLO, 'logprobs': True, 'top_logprobs': 2}).top == 2
-    assert Chat.parse({'messages': HELLO, 'logprobs': True}).top == 0
-    assert refusal(Chat.parse, {'messages': HELLO, 'top_logprobs': 2}).code == 'invalid_value'
+    assert ChatBody.parse({'messages': HELLO, 'logprobs': True, 'top_logprobs': 2}).top == 2
+    assert ChatBody.parse({'messages': HELLO, 'logprobs': True}).top == 0
+    assert refusal(ChatBody.parse, {'messages': HELLO, 'top_logprobs': 2}).code == 'invalid_value'
 
 
 @pytest.mark.parametrize('name', ['a\ud800', 'x' * 10**6, '\n'], ids=['half', 'long', 'line'])
 def test_errors_have_a_short_form_whatever_was_sent(name):
-    wrong = refusal(Completion.parse, {'prompt': 'a', name: 1})
+    wrong = refusal(CompletionBody.parse, {'prompt': 'a', name: 1})
     assert len(json.dumps(wrong.message, ensure_ascii=False).encode()) < 2000
-    assert len(shown(name)) < 70
+    assert len(quote_value(name)) < 70
 
 
 MANY = 300_000
@@ -207,8 +211,8 @@ MANY = 300_000
 def test_a_body_of_many_mistakes_is_refused_by_the_first(fields):
     """An error for each entry would hold up all other clients for seconds."""
     body = {'prompt': 'a'} | fields
-    assert refusal(Completion.parse, body).status == 400
+    assert refusal(CompletionBody.parse, body).status == 400
     try:
-        Completion.model_validate(body)
+        CompletionBody.model_validate(body)
     except ValidationError as error:
         assert error.error_count() < 10

@@ -6,7 +6,7 @@ import pytest
 
 from eval.serve.requests import Refusal
 from eval.serve.scheduler import Chunk, Generation, Scheduler
-from lm.inference.engine import Request, Update
+from lm.inference.engine import Request, RowUpdate
 from lm.inference.sampling import Sampling
 from tests.eval.serve.fakes import BYTE, Letters, score, wait_until
 
@@ -32,7 +32,7 @@ class Texts:
             self.ended.set()
 
     def text(self, place: int = 0) -> str:
-        return ''.join(one.text for one in self.chunks if one.place == place)
+        return ''.join(one.text for one in self.chunks if one.text_index == place)
 
 
 def done(scheduler: Scheduler, *texts: Texts) -> None:
@@ -61,7 +61,7 @@ def test_texts_end_as_asked(at_once):
         'bcd',
         'bc',
     ]
-    finishes = [(one.place, one.finish) for text in texts for one in text.chunks if one.finish]
+    finishes = [(one.text_index, one.finish) for text in texts for one in text.chunks if one.finish]
     assert sorted(finishes) == [(0, 'length'), (0, 'stop'), (0, 'stop'), (1, 'stop')]
     assert engine.free == 2
 
@@ -119,7 +119,7 @@ def test_a_prompt_is_scored_without_a_slot_where_the_likeliest_token_is_all():
     done(Scheduler(engine, score, 8), texts)
     assert len(engine.admitted) == 1 and engine.admitted[0].max_tokens == 2
     assert [texts.text(i) for i in range(3)] == ['c', '', 'cd']
-    scored = {one.place: one.prompt for one in texts.chunks if one.prompt is not None}
+    scored = {one.text_index: one.prompt for one in texts.chunks if one.prompt is not None}
     assert [token.log_p for token in scored[0]] == [-0.5, -0.5]
     assert [token.log_p for token in scored[1]] == [-0.5, -2.0]
     assert len(texts.chunks[0].tokens) == 1  # the one behind the prompt
@@ -161,7 +161,7 @@ class Fails(Letters):
             raise self.error
         return super().admit(request)
 
-    def step(self, fail) -> dict[int, Update]:
+    def step(self, fail) -> dict[int, RowUpdate]:
         for slot, (request, _, _) in [*self.rows.items()]:
             if self.place == 'step' and request.tokens[-1] == ord('f'):
                 self.release(slot)
@@ -211,7 +211,7 @@ def raising(error: Exception):
 def test_an_engine_that_fails_ends_all_calls():
     engine, told = Letters(slots=1), []
     engine.fails_with = RuntimeError('out of memory')
-    scheduler = Scheduler(engine, score, 8, failed=told.append)
+    scheduler = Scheduler(engine, score, 8, on_failure=told.append)
     running, waiting = Texts(row()), Texts(row())
     done(scheduler, running, waiting)
     assert told == [engine.fails_with]

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from eval.generate import generate
 from eval.load import load
 from eval.serve import server as program
-from eval.serve.connections import bind
+from eval.serve.connections import bind_socket
 from lm.inference.scoring import Scorer
 from tests.commands import PATIENCE_SEC, ROOT
 from tests.eval.programs import run_module
@@ -92,8 +92,8 @@ def test_the_model_has_the_name_of_its_workdir_and_the_digest_of_its_weights(cli
     (model,) = client.get('/v1/models').json()['data']
     assert (model['id'], model['step'], model['max_model_len']) == (whole.name, 12, 16)
     assert len(model['digest']) == 64
-    assert program.name_of(f'{whole}/checkpoints/12/', 12) == whole.name
-    assert program.name_of('s3://bucket/runs/mine', 12) == 'mine'
+    assert program.model_name(f'{whole}/checkpoints/12/', 12) == whole.name
+    assert program.model_name('s3://bucket/runs/mine', 12) == 'mine'
 
 
 @pytest.mark.parametrize('key', ['', 'a b', 'é'])
@@ -101,9 +101,9 @@ def test_a_key_that_no_header_holds_is_refused(key, monkeypatch):
     monkeypatch.setenv(program.KEY_VARIABLE, key)
     for given in (key, 'env'):
         with pytest.raises(ValueError, match='must be letters, digits or signs of ASCII'):
-            program.key_of(given)
+            program.read_key(given)
     monkeypatch.setenv(program.KEY_VARIABLE, 'right')
-    assert (program.key_of('env'), program.key_of('k'), program.key_of(None)) == (
+    assert (program.read_key('env'), program.read_key('k'), program.read_key(None)) == (
         'right',
         'k',
         None,
@@ -123,7 +123,7 @@ def test_an_engine_that_fails_ends_the_server_with_the_reason(checkpoint, whole,
         except RuntimeError as error:
             raised.append(error)
 
-    with bind('127.0.0.1', 0) as sock:
+    with bind_socket('127.0.0.1', 0) as sock:
         sock.listen()
         thread = threading.Thread(target=run)
         thread.start()

@@ -8,7 +8,7 @@ import pytest
 
 from eval.load import load
 from eval.serve import server as program
-from eval.serve.requests import Chat, Completion, Refusal, parse_body
+from eval.serve.requests import ChatBody, CompletionBody, Refusal, parse_body
 from eval.serve.scheduler import Scheduler
 from tests.eval.serve.fakes import PATIENCE_SEC, Letters, score, service, serving
 from tests.eval.serve.hostile import COMPLETIONS, ORDINARY, bodies, encode
@@ -26,8 +26,8 @@ def test_what_is_taken_is_admitted():
     taken = refused = 0
     for path, body in bodies(COUNT):
         try:
-            kind = Completion if path == COMPLETIONS else Chat
-            generation = own.prepare(kind.parse(parse_body(body)))
+            kind = CompletionBody if path == COMPLETIONS else ChatBody
+            generation = own.prepare_generation(kind.parse(parse_body(body)))
         except Refusal as refusal:
             assert 400 <= refusal.status < 500 and refusal.message, body
             refused += 1

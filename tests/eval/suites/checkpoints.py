@@ -13,7 +13,7 @@ from lm.config.recipe import Recipe
 from lm.data.tokenizers import ByteTokenizer, Tokenizer
 from lm.devices.mesh import make_mesh
 from lm.inference.load import Checkpoint
-from lm.training.state import Learner, Weights, build_learner, hyper_from, init_state
+from lm.training.state import Learner, Weights, build_learner, init_state, make_hyper
 from tests.helpers import tiny_config
 
 
@@ -39,7 +39,7 @@ def of_recipe(
     weights: Weights | None = None,
     meta: Mapping[str, Any] = MappingProxyType({}),
 ) -> Checkpoint:
-    learner, hyper = learner_of(recipe, tokenizer), hyper_from(recipe)
+    learner, hyper = learner_of(recipe, tokenizer), make_hyper(recipe)
     if weights is None:
         key = jax.random.key(0)
         made = jax.jit(lambda key, hyper: init_state(learner, hyper, key))(key, hyper)

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from eval.load import load
-from eval.suites.bytes import bytes_, parts_of, read
-from lm.data.tokenizers import ByteTokenizer, plan
-from lm.inference.bytes import Covers, log_prefixes, log_weights
+from eval.suites.bytes import bytes_, score_trees, split_tree
+from lm.data.tokenizers import ByteTokenizer, plan_tokenizer
+from lm.inference.bytes import ContextFinder, node_log_probs, prefix_log_probs
 from tests.eval.suites.checkpoints import a_checkpoint
 
 TEXTS = ('the cat sat on the ca', 'a cat\n\nsat in  the café')
@@ -16,15 +16,15 @@ CHANGES = {'data.seq_len': 64, 'model.n_layers': 1}
 
 @pytest.fixture(scope='module')
 def tokenizer():
-    return plan('bpe:280').build(['the cat sat on the mat'] * 3)
+    return plan_tokenizer('bpe:280').build(['the cat sat on the mat'] * 3)
 
 
 @pytest.mark.full
 def test_the_cache_gives_what_each_context_has_alone(tokenizer):
-    checkpoint, covers = a_checkpoint(CHANGES, tokenizer), Covers(tokenizer)
-    trees = [covers.tree(text.encode()) for text in TEXTS]
+    checkpoint, covers = a_checkpoint(CHANGES, tokenizer), ContextFinder(tokenizer)
+    trees = [covers.build_tree(text.encode()) for text in TEXTS]
     gained = []
-    for tree, found in zip(trees, read(checkpoint, trees), strict=True):
+    for tree, found in zip(trees, score_trees(checkpoint, trees), strict=True):
         rows = [[tokenizer.bos_id]]
         for parent, token in zip(tree.parents[1:], tree.tokens[1:], strict=True):
             rows.append([*rows[parent], token])
@@ -32,10 +32,12 @@ def test_the_cache_gives_what_each_context_has_alone(tokenizer):
         padded = np.zeros((64, 64), np.int32)
         padded[: len(rows)] = tokens_BT
         log_p_BTV = np.asarray(jax.nn.log_softmax(checkpoint.logits(padded)))
-        wanted = [log_p_BTV[i, len(row) - 1][tree.following[i]] for i, row in enumerate(rows)]
+        wanted = [log_p_BTV[i, len(row) - 1][tree.next_tokens[i]] for i, row in enumerate(rows)]
         for one, other in zip(found, wanted, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
-        gained.append(log_prefixes(tree, found)[-1] - log_weights(tree, found)[tree.trunk[-1]])
+        gained.append(
+            prefix_log_probs(tree, found)[-1] - node_log_probs(tree, found)[tree.trunk[-1]]
+        )
     assert gained[0] > 0.001  # ' cat' has the last bytes of the first text too
     assert gained[1] >= -1e-9
 
@@ -43,21 +45,21 @@ def test_the_cache_gives_what_each_context_has_alone(tokenizer):
 @pytest.mark.full
 def test_a_model_of_bytes_has_its_own_probabilities():
     checkpoint, text = a_checkpoint(CHANGES), 'a café'
-    tree = Covers(ByteTokenizer()).tree(text.encode())
-    log_p = log_prefixes(tree, next(read(checkpoint, [tree])))
+    tree = ContextFinder(ByteTokenizer()).build_tree(text.encode())
+    log_p = prefix_log_probs(tree, next(score_trees(checkpoint, [tree])))
     log_p_TV = jax.nn.log_softmax(checkpoint.logits(checkpoint.encode(text))[0])
     own = [log_p_TV[i, byte] for i, byte in enumerate(text.encode())]
     np.testing.assert_allclose(log_p, [0, *np.cumsum(own)], rtol=1e-5, atol=1e-5)
 
 
 def test_each_node_is_read_behind_its_own_tokens(tokenizer):
-    tree = Covers(tokenizer).tree(TEXTS[0].encode())
+    tree = ContextFinder(tokenizer).build_tree(TEXTS[0].encode())
     kept, seen = [], {}
-    for part in parts_of(tree, bos_id=-1):
+    for part in split_tree(tree, bos_id=-1):
         assert part.tokens == [tree.tokens[node] for node in part.nodes]
         for i, node in enumerate(part.nodes):
             seen[node] = (*kept, *part.nodes[: i + 1])
-        kept += part.nodes if part.is_kept else []
+        kept += part.nodes if part.is_cached else []
     assert kept == list(tree.trunk)
     assert sorted(seen) == list(range(len(tree.parents)))
     for node, path in seen.items():

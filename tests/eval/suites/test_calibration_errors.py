@@ -10,24 +10,24 @@ import pytest
 from eval.suites.calibration import (
     BETAS,
     Events,
+    bin_classes,
+    compute_slopes,
     frequent_tokens,
-    items_of,
-    of_classes,
-    reliability,
-    slopes_at,
+    reliability_table,
+    row_items,
     token_statistics,
 )
 from eval.suites.calibration_errors import (
-    binned,
+    bin_events,
+    bootstrap_interval,
     cluster_ends,
     correctness_losses,
     debiased_square,
     equal_mass,
     equal_width,
     expected_error,
-    fitted_temperature,
     h_error,
-    interval,
+    solve_temperature,
 )
 from eval.suites.reading import TargetRow
 
@@ -51,14 +51,16 @@ def events_of(logits, labels):
 
 def test_two_levels_by_hand():
     """|0.6 - 3/5| over half of the events, and |0.9 - 2/5| over the other half."""
-    assert expected_error(binned(P, HAPPENED, ONE, equal_width(10)).whole) == pytest.approx(0.25)
-    assert expected_error(binned(P, HAPPENED, ONE, equal_width(1)).whole) == pytest.approx(0.25)
+    assert expected_error(bin_events(P, HAPPENED, ONE, equal_width(10)).total) == pytest.approx(
+        0.25
+    )
+    assert expected_error(bin_events(P, HAPPENED, ONE, equal_width(1)).total) == pytest.approx(0.25)
     signed = HAPPENED.copy()
     signed[:5] = [1, 1, 1, 1, 1]  # 0.4 too low at 0.6, 0.5 too high at 0.9: one bin hides it
-    assert expected_error(binned(P, signed, ONE, equal_width(10)).whole) == pytest.approx(0.45)
-    assert expected_error(binned(P, signed, ONE, equal_width(1)).whole) == pytest.approx(0.05)
+    assert expected_error(bin_events(P, signed, ONE, equal_width(10)).total) == pytest.approx(0.45)
+    assert expected_error(bin_events(P, signed, ONE, equal_width(1)).total) == pytest.approx(0.05)
     squares = 0.5 * (0.0 - 0.6 * 0.4 / 4) + 0.5 * (0.5**2 - 0.4 * 0.6 / 4)
-    assert debiased_square(binned(P, HAPPENED, ONE, equal_width(10)).whole) == pytest.approx(
+    assert debiased_square(bin_events(P, HAPPENED, ONE, equal_width(10)).total) == pytest.approx(
         squares
     )
 
@@ -66,33 +68,33 @@ def test_two_levels_by_hand():
 def test_classes_side_by_side_have_the_mean_of_their_errors():
     following = np.where(HAPPENED, 7, 9)
     scores = {'of_classes': np.stack([P, P, P], 1), 'next': following}
-    classes = of_classes(scores, np.array([7, 9, 8]), ONE, equal_width(10))
-    each = [binned(P, following == token, ONE, equal_width(10)) for token in (7, 9, 8)]
-    mean = np.mean([expected_error(one.whole) for one in each])
-    assert expected_error(classes.whole) == pytest.approx(mean)
+    classes = bin_classes(scores, np.array([7, 9, 8]), ONE, equal_width(10))
+    each = [bin_events(P, following == token, ONE, equal_width(10)) for token in (7, 9, 8)]
+    mean = np.mean([expected_error(one.total) for one in each])
+    assert expected_error(classes.total) == pytest.approx(mean)
 
 
 def test_bins_of_equal_mass_hold_as_many_events_each():
     p = np.random.default_rng(0).beta(5, 1, 3000)
-    counts = binned(p, p > 0.5, np.zeros(3000, int), equal_mass(p, 15)).whole.count
+    counts = bin_events(p, p > 0.5, np.zeros(3000, int), equal_mass(p, 15)).total.count
     np.testing.assert_array_equal(counts, 200)
 
 
 def test_probabilities_that_are_true_are_off_by_no_more_than_chance():
     p, o = events_of(*drawn())
     for edges in (equal_width(15), equal_mass(p, 15)):
-        bins = binned(p, o, np.zeros(len(p), int), edges).whole
+        bins = bin_events(p, o, np.zeros(len(p), int), edges).total
         chance = (bins.count / len(p) * 3 * np.sqrt(0.25 / np.maximum(bins.count, 1))).sum()
         assert expected_error(bins) < chance < 0.05
     p, o = events_of(*drawn(scale=2.0))
-    assert expected_error(binned(p, o, np.zeros(len(p), int), equal_width(15)).whole) > 0.1
+    assert expected_error(bin_events(p, o, np.zeros(len(p), int), equal_width(15)).total) > 0.1
 
 
 def test_the_debiased_square_has_no_bias():
     """True probabilities, 20 events: squares alone are p (1 - p) / n on average, above 0."""
     o = np.random.default_rng(0).random((4000, 20)) < 0.7
     groups = np.repeat(np.arange(4000), 20)
-    bins = binned(np.full(80_000, 0.7), o.ravel(), groups, np.zeros(0))
+    bins = bin_events(np.full(80_000, 0.7), o.ravel(), groups, np.zeros(0))
     found = debiased_square(bins)
     assert abs(found.mean()) < 4 * found.std() / np.sqrt(4000) < 0.001
     assert (((bins.o - bins.p) / 20) ** 2).mean() == pytest.approx(0.7 * 0.3 / 20, rel=0.1)
@@ -101,9 +103,9 @@ def test_the_debiased_square_has_no_bias():
 @pytest.mark.parametrize('temperature', [0.6, 1.0, 2.0])
 def test_the_temperature_of_logits_that_were_scaled_is_found(temperature):
     logits, labels = drawn(scale=temperature)
-    found = slopes_at(BETAS, logits, labels)
+    found = compute_slopes(BETAS, logits, labels)
     means = (np.asarray(found[name])[0].mean(0, np.float64) for name in ('slope', 'curvature'))
-    fitted = fitted_temperature(BETAS, *means)
+    fitted = solve_temperature(BETAS, *means)
     assert fitted == pytest.approx(temperature, rel=0.03)
 
     def slope(temperature):
@@ -118,8 +120,8 @@ def test_the_temperature_of_logits_that_were_scaled_is_found(temperature):
 
 def test_a_temperature_beyond_the_range_is_its_end():
     always = np.ones(len(BETAS))
-    assert fitted_temperature(BETAS, always, always) == pytest.approx(4.0)
-    assert fitted_temperature(BETAS, -always, always) == pytest.approx(0.25)
+    assert solve_temperature(BETAS, always, always) == pytest.approx(4.0)
+    assert solve_temperature(BETAS, -always, always) == pytest.approx(0.25)
 
 
 def test_the_error_of_h_calibration_is_that_of_a_slow_loop():
@@ -162,14 +164,14 @@ def test_the_interval_is_of_groups_and_not_of_events():
     p = rng.uniform(0.5, 1, 400)
     o = rng.random(400) < p - 0.2
     group = np.arange(400)
-    one = interval(expected_error, binned(p, o, group, equal_width(10)), 500)
-    ten = interval(
-        expected_error, binned(*(np.repeat(x, 10) for x in (p, o, group)), equal_width(10)), 500
+    one = bootstrap_interval(expected_error, bin_events(p, o, group, equal_width(10)), 500)
+    ten = bootstrap_interval(
+        expected_error, bin_events(*(np.repeat(x, 10) for x in (p, o, group)), equal_width(10)), 500
     )
     np.testing.assert_allclose(one, ten, rtol=1e-9)
-    apart = interval(
+    apart = bootstrap_interval(
         expected_error,
-        binned(np.repeat(p, 10), np.repeat(o, 10), np.arange(4000), equal_width(10)),
+        bin_events(np.repeat(p, 10), np.repeat(o, 10), np.arange(4000), equal_width(10)),
         500,
     )
     assert one[1] < 0.2 < one[2]
@@ -201,10 +203,10 @@ def test_tables_of_rows_classes_and_bins_by_hand():
     rows = [TargetRow(np.array([9, 4, 4, 7]), one, np.zeros(3, int)) for one in kept]
     items = {name: np.array([0.5, 1.0, 2.0]) for name in ('nll', 'correct', 'confidence')}
     sums = {name: [1.5, 2.0] for name in items}
-    assert items_of(rows, items) == {'item': ['row 0', 'row 2'], 'tokens': [2, 1]} | sums
+    assert row_items(rows, items) == {'item': ['row 0', 'row 2'], 'tokens': [2, 1]} | sums
     assert frequent_tokens(rows, 1).tolist() == [4] and frequent_tokens(rows, 9).tolist() == [4, 7]
 
-    table = reliability({'all': Events(P, HAPPENED, ONE)}, equal_width(10)).columns
+    table = reliability_table({'all': Events(P, HAPPENED, ONE)}, equal_width(10)).columns
     assert table == {
         'tokens of': ['all'] * 2,
         'confidence': pytest.approx([0.6, 0.9]),
@@ -212,5 +214,5 @@ def test_tables_of_rows_classes_and_bins_by_hand():
         'tokens': [5, 5],
     }
     found = {'of_classes': np.stack([P, 1 - P], -1), 'next': np.where(HAPPENED, 4, 7)}
-    one = expected_error(of_classes(found, np.array([4, 7]), ONE, equal_width(10)).whole)
+    one = expected_error(bin_classes(found, np.array([4, 7]), ONE, equal_width(10)).total)
     assert one == pytest.approx(0.25)  # of either class, as 1 - p of the second is off as p is

@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 
 from eval.suites import calibration_errors
-from eval.suites.calibration import calibrated_events
+from eval.suites.calibration import calibrate_events
 from eval.suites.calibration_errors import h_error
 from eval.suites.calibrators import (
     CALIBRATORS,
     MEANS_ROUNDS,
-    events_of,
     fit_correctness,
     fit_h,
     h_loss,
+    make_events,
 )
 
 
@@ -73,7 +73,7 @@ def test_correctness_reads_the_probabilities_of_the_place():
 
 def test_events_are_the_likeliest_tokens_and_the_rest_as_one():
     top, is_next = np.array([[0.5, 0.3], [0.6, 0.4]]), np.array([[False, True], [False, False]])
-    log_p, place = events_of(top, is_next)
+    log_p, place = make_events(top, is_next)
     np.testing.assert_allclose(np.exp(log_p), [[0.5, 0.3, 0.2], [0.6, 0.4, 0]], atol=1e-9)
     np.testing.assert_array_equal(place, [1, 2])
 
@@ -91,6 +91,6 @@ def test_a_calibrator_is_fitted_on_one_half_and_judged_on_the_other(monkeypatch)
         'correct': np.array([1, 0, 0, 1], bool),
     }
     is_fitted = np.array([True, False, True, False])
-    events = calibrated_events('h', found, np.arange(4), is_fitted)
+    events = calibrate_events('h', found, np.arange(4), is_fitted)
     np.testing.assert_allclose(events.p, [0.3, 0.4])
     assert events.o.tolist() == [False, True] and events.unit.tolist() == [1, 3]

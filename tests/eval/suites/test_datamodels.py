@@ -9,7 +9,7 @@ import optax
 import pytest
 from scipy import special, stats
 
-from eval.suites.datamodels import fit_datamodel, klom, margins, match, without
+from eval.suites.datamodels import fit_datamodel, klom, margins, match_targets, predict_without
 
 DOCUMENTS, MODELS, DECAY = 12, 60, 0.5
 FORGOTTEN = np.array([1, 4, 5])
@@ -72,12 +72,12 @@ def test_matching_ends_at_the_model_that_never_had_the_documents(linear):
     full_RI = _ridge(x_NI, y_N, np.ones(DOCUMENTS, bool)) + start
     left = ~np.isin(np.arange(DOCUMENTS), FORGOTTEN)
     wanted_RI = _ridge(x_NI, y_N, left) + start
-    targets_RM = without(full_RI @ asked_MI.T, datamodel, FORGOTTEN)
+    targets_RM = predict_without(full_RI @ asked_MI.T, datamodel, FORGOTTEN)
     np.testing.assert_allclose(targets_RM, wanted_RI @ asked_MI.T, atol=1e-9)
 
     @jax.jit
     def matched(w_I, targets_M):
-        return match(lambda w_I: asked_MI @ w_I, w_I, targets_M, optax.sgd(0.2), 3000)
+        return match_targets(lambda w_I: asked_MI @ w_I, w_I, targets_M, optax.sgd(0.2), 3000)
 
     for full_I, targets_M, wanted_I in zip(full_RI, targets_RM, wanted_RI, strict=True):
         found_I = matched(jnp.float32(full_I), jnp.float32(targets_M))

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from eval.suites.harness import _tasks, harness
-from lm.data.tokenizers import plan
+from eval.suites.harness import _find_tasks, harness
+from lm.data.tokenizers import plan_tokenizer
 from tests import ROOT
 from tests.eval.suites.checkpoints import a_checkpoint
 
@@ -72,7 +72,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def tokenizer():
-    return plan('bpe:300').build([' '.join(WORDS)] * 4)
+    return plan_tokenizer('bpe:300').build([' '.join(WORDS)] * 4)
 
 
 def sum_of(checkpoint, row, count):
@@ -191,7 +191,7 @@ def test_answers_are_kept_by_checkpoint(folder, tokenizer, tmp_path, monkeypatch
     changed = jax.tree.map(lambda x: x * 1.5, one.weights)
     other = harness(a_checkpoint(CHANGES, tokenizer, weights=changed), **options).numbers
     assert len(list((tmp_path / 'kept').glob('*.db'))) == 2
-    monkeypatch.delattr(harness_lm.CheckpointLM, '_scored')  # nothing is scored again
+    monkeypatch.delattr(harness_lm.CheckpointLM, '_score_pairs')  # nothing is scored again
     assert harness(one, **options).numbers == first
     assert other == harness(a_checkpoint(CHANGES, tokenizer, weights=changed), **options).numbers
 
@@ -199,9 +199,9 @@ def test_answers_are_kept_by_checkpoint(folder, tokenizer, tmp_path, monkeypatch
 @pytest.mark.full
 def test_names_and_data_that_are_not_there_are_refused(folder, tmp_path):
     with pytest.raises(ValueError, match=r"no task 'hellaswagg' .*Did you mean 'hellaswag'"):
-        _tasks('hellaswagg', '')
+        _find_tasks('hellaswagg', '')
     with pytest.raises(ValueError, match='is no folder'):
-        _tasks('pick', str(tmp_path / 'no'))
+        _find_tasks('pick', str(tmp_path / 'no'))
     (tmp_path / 'gone.yaml').write_text(
         'task: gone\ndataset_path: somebody/nothing\noutput_type: multiple_choice\n'
         'validation_split: validation\ndoc_to_text: a\ndoc_to_choice: [a]\ndoc_to_target: 0\n'
@@ -214,7 +214,7 @@ def test_names_and_data_that_are_not_there_are_refused(folder, tmp_path):
 
 def test_names_are_needed():
     with pytest.raises(ValueError, match='needs names of tasks: --suite=harness:TASK'):
-        _tasks('', '')
+        _find_tasks('', '')
 
 
 @pytest.mark.full

@@ -13,13 +13,13 @@ from lm.data import regression
 
 suite = importlib.import_module('eval.suites.in_context')  # the package has the function so
 PLANE = regression.REGRESSIONS['linear_regression']
-DRAWN = PLANE.draw(np.random.default_rng(7), 40)
+DRAWN = PLANE.sample_tasks(np.random.default_rng(7), 40)
 
 
 @functools.cache
 def predicted():
     rates = suite.best_rates(DRAWN)
-    return suite.algorithms(suite.context_of(DRAWN), rates, 1 / 2), rates
+    return suite.predict_algorithms(suite.build_context(DRAWN), rates, 1 / 2), rates
 
 
 def test_algorithms_predict_what_the_plain_formulas_do():
@@ -51,8 +51,8 @@ def test_the_learning_rate_is_the_best_there_is():
 
 def test_ridge_has_the_least_error():
     """With many pairs the prior counts for little, and least squares comes as close as chance."""
-    drawn = PLANE.draw(np.random.default_rng(8), 4000)
-    found = suite.algorithms(suite.context_of(drawn), suite.best_rates(drawn), 1 / 2)
+    drawn = PLANE.sample_tasks(np.random.default_rng(8), 4000)
+    found = suite.predict_algorithms(suite.build_context(drawn), suite.best_rates(drawn), 1 / 2)
     error = {name: np.mean((values - drawn.clean_NP) ** 2, 0) for name, values in found.items()}
     ridge = error[suite.RIDGE]
     assert all((ridge[1:] < error[name][1:]).all() for name in (suite.ZERO, suite.GD1))
@@ -73,7 +73,7 @@ def test_the_value_is_the_mean_over_numbers_alone():
 
 def test_the_posterior_is_that_of_a_grid():
     """One dimension, where w can be summed over; without pairs the prior alone says what y is."""
-    line = regression.REGRESSIONS['linear_regression_1d'].draw(np.random.default_rng(3), 5)
+    line = regression.REGRESSIONS['linear_regression_1d'].sample_tasks(np.random.default_rng(3), 5)
     found = suite.posterior_nats(line, 1.0)
     w_G = np.linspace(-6, 6, 40_001)
     variance = 0.1**2 + (4 / 94) ** 2 / 12

@@ -78,9 +78,9 @@ def found():
         step=20,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suite, 'weights_at', lambda _, step: {4: weights(0)}[step])
-        patch.setattr(suite, 'AT_ONCE', 3)  # one row is padding
-        return suite.scores_of(checkpoint, [4, 20], rows(), rows(1))
+        patch.setattr(suite, 'load_weights', lambda _, step: {4: weights(0)}[step])
+        patch.setattr(suite, 'GROUP_ROWS', 3)  # one row is padding
+        return suite.score_documents(checkpoint, [4, 20], rows(), rows(1))
 
 
 @pytest.mark.full
@@ -107,19 +107,19 @@ def test_el2n_is_the_length_of_the_error():
     labels_T = np.array([0, 6, 3, 3, 1])
     wanted = np.linalg.norm(p_TV - np.eye(7)[labels_T], axis=1)
     losses_T = -np.log(p_TV[np.arange(5), labels_T])
-    np.testing.assert_allclose(suite.error_norms(logits_TV, losses_T), wanted, rtol=1e-5)
+    np.testing.assert_allclose(suite.compute_error_norms(logits_TV, losses_T), wanted, rtol=1e-5)
 
 
 def test_steps_and_documents_are_at_equal_distances():
-    assert suite.spaced(10, 2) == [4, 9]
-    assert suite.spaced(3, 5) == [0, 1, 2]
-    assert suite.spaced(7, 7) == list(range(7))
-    assert suite.spaced(1000, 3)[-1] == 999
+    assert suite.spaced_indices(10, 2) == [4, 9]
+    assert suite.spaced_indices(3, 5) == [0, 1, 2]
+    assert suite.spaced_indices(7, 7) == list(range(7))
+    assert suite.spaced_indices(1000, 3)[-1] == 999
 
 
 def test_the_variance_of_arrays_that_come_one_after_another():
     values = np.random.default_rng(0).normal(5, 2, (6, 3, 2))
-    running = suite.Variance()
+    running = suite.RunningVariance()
     for one in values:
         running.add(one)
     np.testing.assert_allclose(running.value(), values.var(0))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lm.training.step import target_weights
-from modules.readouts import unit
+from modules.readouts import normalize
 from tests.eval.suites.checkpoints import a_checkpoint
 from tests.helpers import packed_batch
 
@@ -25,18 +25,18 @@ class TestFrames:
         return 3.0 * (np.eye(n) - 1 / n)
 
     def test_a_simplex_is_one(self):
-        found = suite.frame(self.simplex())
+        found = suite.measure_frame(self.simplex())
         assert max(found.values()) < 1e-9
         assert found.keys() == {'nc2_norms', 'nc2_cosines', 'nc2_distances'}
 
     def test_lengths_and_angles_are_told_apart(self):
         longer, nearer = self.simplex(), self.simplex()
         longer[0] *= 2
-        found = suite.frame(longer)
+        found = suite.measure_frame(longer)
         assert found['nc2_norms'] == pytest.approx(0.4 / 1.2) and found['nc2_cosines'] < 1e-9
         nearer[0] = 0.7 * nearer[0] + 0.6 * nearer[1]
         nearer[0] *= np.linalg.norm(nearer[1]) / np.linalg.norm(nearer[0])
-        found = suite.frame(nearer)
+        found = suite.measure_frame(nearer)
         assert found['nc2_norms'] < 1e-9 < 0.1 < found['nc2_cosines']
         assert found['nc2_distances'] > 0.1
 
@@ -47,18 +47,18 @@ class TestFrames:
             for i in range(4)
             for j in range(i)
         ]
-        assert suite.variability(means, variances) == pytest.approx(np.mean(pairs))
+        assert suite.compute_variability(means, variances) == pytest.approx(np.mean(pairs))
 
 
 class TestClasses:
     def test_are_the_most_frequent(self):
         counts = np.array([3.0, 9.0, 0.0, 5.0, 9.0, 1.0])
-        np.testing.assert_array_equal(suite.frequent(counts, 3, 2), [1, 4, 3])
-        np.testing.assert_array_equal(suite.frequent(counts, 9, 3), [1, 4, 3, 0])
+        np.testing.assert_array_equal(suite.frequent_tokens(counts, 3, 2), [1, 4, 3])
+        np.testing.assert_array_equal(suite.frequent_tokens(counts, 9, 3), [1, 4, 3, 0])
 
     def test_too_few_are_refused(self):
         with pytest.raises(ValueError, match='three tokens that come next 9 times or more, and go'):
-            suite.frequent(np.array([9.0, 9.0, 8.0]), 9, 9)
+            suite.frequent_tokens(np.array([9.0, 9.0, 8.0]), 9, 9)
 
 
 def read_whole(learner, weights):
@@ -99,14 +99,14 @@ def test_numbers_are_those_of_features_one_by_one(monkeypatch, kind):
     variances = [((h[labels == c] - means[i]) ** 2).sum(1).mean() for i, c in enumerate(chosen)]
     kept = np.isin(labels, chosen)
     nearest = np.argmin(np.linalg.norm(h[kept][:, None] - means, axis=2), 1)
-    w = np.float64(unit(params['readout'], 0)).T[chosen]
+    w = np.float64(normalize(params['readout'], 0)).T[chosen]
     centred = means - means.mean(0)
     cosines = np.sum(w * centred, 1) / np.linalg.norm(centred, axis=1)
     wanted = {
         'tokens': kept.sum(),
         'classes': 8,
-        'nc1': suite.variability(means, np.array(variances)),
-        **suite.frame(centred),
+        'nc1': suite.compute_variability(means, np.array(variances)),
+        **suite.measure_frame(centred),
         'nc3': cosines.mean(),
         'nc3_spread': cosines.std() / cosines.mean(),
         'nc4': np.mean(np.argmax(logits[kept][:, chosen], 1) == nearest),

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eval.suites.perplexity import perplexity, windows_of
+from eval.suites.perplexity import perplexity, split_windows
 from lm import data
 from lm.inference.load import Checkpoint
 from lm.run.evaluate import evaluate
-from lm.storage.files import quiet
+from lm.storage.files import discard_line
 from tests.commands import tiny
 from tests.eval.suites.checkpoints import of_recipe
 from tests.helpers import jit_eval_step
@@ -42,7 +42,7 @@ def a_checkpoint(text: Path, source: str, **changes) -> Checkpoint:
         mixture = {name: (w, f'text:{text}/{name}/*.txt') for name, w in SHARES.items()}
         fields = fields | {'data.source': '', 'data.mixture': repr(mixture)}
     recipe = tiny(fields, data_validation_fraction=0.5, data_seq_len=LENGTH, **changes)
-    opened = data.open_dataset(recipe.data, say=quiet)
+    opened = data.open_dataset(recipe.data, say=discard_line)
     return of_recipe(recipe, opened.tokenizer, meta={'data': opened.digest})
 
 
@@ -51,7 +51,7 @@ SHARES = {'short': 0.75, 'long': 0.25}
 
 def of_the_loop(c: Checkpoint) -> dict[str, float]:
     batches = functools.partial(data.evaluation_batches, batch_size=8, limit=0)
-    rows = data.open_dataset(c.recipe.data, say=quiet).validation
+    rows = data.open_dataset(c.recipe.data, say=discard_line).validation
     step = jit_eval_step(c.learner, c.mesh)
     return evaluate(step, c.weights, c.hyper, c.mesh, batches, rows)
 
@@ -97,7 +97,7 @@ def test_reference_windows_move_on_by_the_stride(text):
     """
     checkpoint, stride = a_checkpoint(text, 'long'), 5
     found = perplexity(checkpoint, stride=stride, documents=6).items
-    rows = data.open_dataset(checkpoint.recipe.data, say=quiet).validation
+    rows = data.open_dataset(checkpoint.recipe.data, say=discard_line).validation
     documents = [next_ for _, next_ in zip(range(6), rows.documents(with_marks=True), strict=False)]
     assert max(map(len, documents)) > LENGTH + 2 * stride
     for number, tokens in enumerate(documents):
@@ -132,7 +132,7 @@ def test_rows_of_a_few_documents_are_counted_alone(text):
 )
 def test_property_windows_score_each_token_once(n, stride, counts):
     """Windows of 8, of a document of n tokens."""
-    windows = list(windows_of(np.arange(n), 8, stride))
+    windows = list(split_windows(np.arange(n), 8, stride))
     scored = [tokens[1 + before :].tolist() for tokens, before in windows]
     assert [*itertools.chain(*scored)] == [*range(1, n)]
     assert list(map(len, scored)) == counts

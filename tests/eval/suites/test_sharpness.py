@@ -12,17 +12,17 @@ from jax.flatten_util import ravel_pytree
 
 from eval.suites.sharpness import (
     adam_scales,
+    build_float32_learner,
+    build_spectrum,
     leaves_with,
     mean_loss,
-    plain,
-    spectrum_of,
-    stretches,
+    measure_stretches,
 )
 from lm.config.fields import MeshConfig
 from lm.devices.mesh import make_mesh
-from lm.inference.blocks import each_block, sequence_of
+from lm.inference.blocks import iterate_blocks, make_sequence
 from lm.inference.load import Checkpoint
-from lm.training.state import hyper_from
+from lm.training.state import make_hyper
 from lm.training.step import target_weights
 from tests.helpers import (
     BOS,
@@ -42,7 +42,7 @@ BATCH = packed_batch(rows=2, length=5)
 def some(**changes):
     """(checkpoint, state), with random second moments of COUNT updates where AdamW has them."""
     config = checked_config(SMALL | {k.replace('__', '.'): v for k, v in changes.items()})
-    hyper, state, rng = hyper_from(config), initial_state(config), np.random.default_rng(0)
+    hyper, state, rng = make_hyper(config), initial_state(config), np.random.default_rng(0)
 
     def updated(node):
         if not is_adam(node):
@@ -79,13 +79,13 @@ def test_eigenvalues_of_a_quadratic_of_what_is_trained():
         leaves = enumerate(jax.tree.leaves(weights.params), 2)
         return sum(i * jnp.sum((w - 1) ** 2) / 2 for i, w in leaves)
 
-    params, flags = checkpoint.weights.params, learner.described.trainable
+    params, flags = checkpoint.weights.params, learner.description.trainable
     counted = [(i, w) for i, (w, t) in enumerate(leaves_with(params, flags), 2) if t]
     scales = [(0.5 + np.arange(w.size, dtype=np.float32)).reshape(w.shape) for _, w in counted]
     wanted = np.concatenate(
         [i * np.ravel(s) ** 2 for (i, _), s in zip(counted, scales, strict=True)]
     )
-    spectrum = spectrum_of(learner, 100, quadratic)
+    spectrum = build_spectrum(learner, 100, quadratic)
     found, _ = spectrum(checkpoint.weights, BATCH, checkpoint.hyper, scales)
     assert len(counted) < len(jax.tree.leaves(params))
     np.testing.assert_allclose(found[:3], np.unique(wanted)[::-1][:3], rtol=1e-4)
@@ -96,9 +96,9 @@ def test_eigenvalues_of_a_quadratic_of_what_is_trained():
 def test_eigenvalues_are_those_of_the_dense_hessian_plain_and_preconditioned():
     """To 1e-4 of the largest; the scales are those that AdamW's state has."""
     checkpoint, state = some()
-    learner = plain(checkpoint, 'reference')
+    learner = build_float32_learner(checkpoint, 'reference')
     hessian = dense_hessian(checkpoint, learner)
-    spectrum = spectrum_of(plain(checkpoint, 'xla'), 60)
+    spectrum = build_spectrum(build_float32_learner(checkpoint, 'xla'), 60)
     scales, why = adam_scales(checkpoint.learner, checkpoint.hyper, state)
     assert not why
     ones = [jnp.ones_like(s) for s in scales]
@@ -135,10 +135,10 @@ def test_an_optimizer_without_second_moments_is_named():
 def test_blocks_stretch_as_far_as_their_dense_jacobian(placement):
     """Never further, and after many rounds as far; of two streams the Jacobian has both."""
     checkpoint, _ = some(model__placement=placement)
-    learner = plain(checkpoint, 'reference')
+    learner = build_float32_learner(checkpoint, 'reference')
     given = learner, checkpoint.weights, BATCH, checkpoint.hyper
-    (found_B,) = stretches(*given, 60)
-    (early_B,) = stretches(*given, 1)
+    (found_B,) = measure_stretches(*given, 60)
+    (early_B,) = measure_stretches(*given, 1)
     for row in range(len(found_B)):
         wanted = np.linalg.svd(dense_jacobian(checkpoint, learner, row), compute_uv=False)[0]
         np.testing.assert_allclose(found_B[row], wanted, rtol=2e-3)
@@ -150,10 +150,10 @@ def dense_jacobian(checkpoint, learner, row):
     tokens = BATCH['tokens'][row : row + 1, :-1]
     embedded = checkpoint.weights.params['embedding'][tokens]
     streams = learner.recipe.placement.row.split(jnp.asarray(embedded))
-    sequence = sequence_of(learner, BATCH['segments'][row : row + 1, :-1])
-    (one,) = each_block(learner, learner.variables(checkpoint.weights))
+    sequence = make_sequence(learner, BATCH['segments'][row : row + 1, :-1])
+    (one,) = iterate_blocks(learner, learner.variables(checkpoint.weights))
     flat, back = ravel_pytree(streams)
-    apply = functools.partial(one.apply, one.own, one.number)
+    apply = functools.partial(one.apply, one.variables, one.number)
     return jax.jacobian(lambda x: ravel_pytree(apply(back(x), sequence))[0])(flat)
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from eval.load import open_data
-from eval.suites.calibration import calibration, halves, units_of
-from eval.suites.layers import layers, turns
+from eval.suites.calibration import bootstrap_units, calibration, split_halves
+from eval.suites.layers import layers, sum_angles
 from eval.suites.perplexity import perplexity
-from eval.suites.reading import TargetRow, rows_of, validation_rows
+from eval.suites.reading import TargetRow, split_rows, validation_rows
 from eval.suites.sharpness import sharpness
 from lm.data.tokenizers import ByteTokenizer
 from tests.eval.suites.checkpoints import of_recipe
@@ -81,7 +81,7 @@ def test_rows_know_their_documents(checkpoint):
     """There are as many documents as the split has, each with its own text in order."""
     split = open_data(checkpoint).validation
     bos = checkpoint.learner.bos_id
-    rows = list(rows_of(split, checkpoint.recipe.data.mask_documents, bos))
+    rows = list(split_rows(split, checkpoint.recipe.data.mask_documents, bos))
     found = {}
     for row in rows:
         for token, number in zip(
@@ -96,8 +96,8 @@ def test_rows_know_their_documents(checkpoint):
 
 def test_halves_share_no_document_and_are_as_large():
     unit = np.repeat([0, 1, 2, 3], [5, 1, 3, 2])
-    np.testing.assert_array_equal(halves(unit), unit == 0)  # 5, then 1 + 3 and 2 in the other
-    first = halves(np.repeat(np.arange(50), 7))
+    np.testing.assert_array_equal(split_halves(unit), unit == 0)  # 5, then 1 + 3 and 2 in the other
+    first = split_halves(np.repeat(np.arange(50), 7))
     assert abs(first.sum() - 175) <= 7
 
 
@@ -106,17 +106,17 @@ def test_units_are_documents_or_else_rows():
         document = np.array(document)
         return TargetRow(np.zeros(len(document) + 1, int), np.ones(len(document), bool), document)
 
-    np.testing.assert_array_equal(units_of([row(3, 3), row(3, 5)]), [0, 0, 0, 1])
-    np.testing.assert_array_equal(units_of([row(0, 0), row(0)]), [0, 0, 1])
+    np.testing.assert_array_equal(bootstrap_units([row(3, 3), row(3, 5)]), [0, 0, 0, 1])
+    np.testing.assert_array_equal(bootstrap_units([row(0, 0), row(0)]), [0, 0, 1])
     with pytest.raises(ValueError, match='needs two documents or rows of validation text'):
-        units_of([row(0, 0)])
+        bootstrap_units([row(0, 0)])
 
 
 def test_angles_are_arccos_of_the_cosine():
     streams = np.random.default_rng(0).standard_normal((3, 5, 4)).astype(np.float32)
     streams[2, 0] = 0.0
     weights = np.array([1.0, 1.0, 0.0, 1.0, 1.0])
-    angle, influence = turns(streams, weights)
+    angle, influence = sum_angles(streams, weights)
     lengths = np.maximum(np.linalg.norm(streams, axis=-1), 1e-9)
     for i in range(3):
         for j in range(3):
@@ -131,7 +131,7 @@ def test_angles_are_arccos_of_the_cosine():
 def test_a_small_angle_keeps_its_digits():
     """At 1e-4 the cosine is 1 in float32."""
     pair = np.array([[[1.0, 0.0]], [[np.cos(1e-4), np.sin(1e-4)]]], np.float32)
-    angle, _ = turns(pair, np.ones(1))
+    angle, _ = sum_angles(pair, np.ones(1))
     np.testing.assert_allclose(angle[0, 1], 1e-4 / np.pi, rtol=1e-3)
 
 

@@ -5,9 +5,9 @@ import math
 from collections import Counter
 
 from eval.sync.marks import NOTHING
-from eval.sync.records import flat
+from eval.sync.records import flatten_tree
 from lm.record.metrics import NOT_FINITE
-from lm.storage.files import json_text, sealed
+from lm.storage.files import format_json, seal_record
 
 CONFIG = {'model': {'d_model': 8}, 'optim': {'lr': 0.001, 'beta2': None}, 'mesh': {'data': 1}}
 INF, NAN = math.inf, math.nan
@@ -44,7 +44,7 @@ def line(row):
 def begin(folder, lr=0.001, mesh=1):
     folder.mkdir(parents=True, exist_ok=True)
     config = CONFIG | {'optim': {'lr': lr, 'beta2': None}, 'mesh': {'data': mesh}}
-    (folder / 'config.json').write_text(json_text(sealed(config)))
+    (folder / 'config.json').write_text(format_json(seal_record(config)))
     (folder / 'summary.json').unlink(missing_ok=True)
 
 
@@ -65,7 +65,7 @@ def go_back(folder, step):
 
 def end(folder, status='done', **numbers):
     record = {'status': status, 'parameters': 12, 'warnings': [], **numbers}
-    (folder / 'summary.json').write_text(json_text(sealed(record)))
+    (folder / 'summary.json').write_text(format_json(seal_record(record)))
 
 
 def go_on(folder, behind, last, status='done'):
@@ -109,7 +109,7 @@ class Server:
     """Runs by name. knows: whether it says its last step (as W&B), or completes (as MLflow)."""
 
     certain_after = 'send'
-    where = 'a dict'
+    destination = 'a dict'
 
     def __init__(self, knows=True, most_open=4, reopen_sec=0.0):
         self.knows, self.most_open, self.reopen_sec = knows, most_open, reopen_sec
@@ -139,7 +139,7 @@ class Session:
     """A run that is open at a Server."""
 
     def __init__(self, server, name, source, points, is_new):
-        self.server, self.name, self.config = server, name, flat(source.config)
+        self.server, self.name, self.config = server, name, flatten_tree(source.config)
         self.points, self.is_new = points, is_new
         self.before = {tag: step for step, tag, _ in points}
 

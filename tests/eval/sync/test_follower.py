@@ -7,11 +7,11 @@ import random
 import pytest
 
 from eval.sync import follower as follower_of
-from eval.sync.follower import Follower, follow, only_follower, send_all
+from eval.sync.follower import Follower, follow, hold_follower_lock, send_all
 from eval.sync.marks import file_name, read_mark
 from eval.sync.records import StepTail
 from lm.record.run import Run
-from lm.storage.files import InUse, Unreadable, locked
+from lm.storage.files import InUseError, UnreadableFile, hold_lock
 from tests.eval.sync.fakes import (
     Killed,
     Server,
@@ -24,7 +24,7 @@ from tests.eval.sync.fakes import (
     write_run,
 )
 
-MARK = file_name('fake', Server.where)
+MARK = file_name('fake', Server.destination)
 
 
 def following(folder, server, said=None):
@@ -165,7 +165,7 @@ def test_what_a_tracker_has_lost_is_sent_again(tmp_path, monkeypatch, at_once):
     following(tmp_path, server).round()
     (points,) = server.runs.values()
     points[:] = [point for point in points if point[0] <= 7]
-    monkeypatch.setattr('lm.record.metrics.MOST_BYTES', at_once)
+    monkeypatch.setattr('lm.record.metrics.MAX_READ_BYTES', at_once)
     train(tmp_path, 13, 20)
     end(tmp_path)
     send(tmp_path, server)
@@ -208,7 +208,7 @@ def test_five_hundred_cells_have_their_turns(tmp_path, monkeypatch):
 
 def test_a_long_run_does_not_make_the_others_wait(tmp_path, monkeypatch):
     """Catches a first run that is sent to its end before the second one begins."""
-    monkeypatch.setattr('lm.record.metrics.MOST_BYTES', 1000)
+    monkeypatch.setattr('lm.record.metrics.MAX_READ_BYTES', 1000)
     server = Server()
     for name, last in (('a', 200), ('b', 5)):
         write_run(tmp_path / name, 1, last, lr=last)
@@ -300,14 +300,14 @@ def test_one_follower_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(follower_of, 'PATIENCE_SEC', 0.0)
     (tmp_path / 'cell').mkdir()
     (tmp_path / 'sweep.json').write_text('{}')
-    with only_follower(tmp_path, 'fake', 'here'):
+    with hold_follower_lock(tmp_path, 'fake', 'here'):
         for folder in (tmp_path, tmp_path / 'cell'):
             with (
-                pytest.raises(InUse, match='another process sends'),
-                only_follower(folder, 'fake', 'here'),
+                pytest.raises(InUseError, match='another process sends'),
+                hold_follower_lock(folder, 'fake', 'here'),
             ):
                 pass
-        with only_follower(tmp_path, 'fake', 'elsewhere'):
+        with hold_follower_lock(tmp_path, 'fake', 'elsewhere'):
             pass
 
 
@@ -318,7 +318,7 @@ def test_a_damaged_mark_is_said_with_what_to_do(tmp_path):
     following(tmp_path, server).round()
     record = json.loads((tmp_path / MARK).read_text())
     (tmp_path / MARK).write_text(json.dumps(record | {'step': 2}))
-    with pytest.raises(Unreadable, match=r'changed.*Delete'):
+    with pytest.raises(UnreadableFile, match=r'changed.*Delete'):
         read_mark(tmp_path / MARK)
     assert not send_all(following(tmp_path, server, said), [].append)
     assert len(said) == 1 and 'Delete' in said[0]
@@ -333,7 +333,7 @@ def test_a_run_that_trains_is_followed_to_its_end(tmp_path, monkeypatch):
     (tmp_path / 'sweep.json').write_text('{}')
     watch = follower_of.Watch(tmp_path)
     for _ in range(100):
-        with locked(tmp_path / 'cell' / '.lock'):
+        with hold_lock(tmp_path / 'cell' / '.lock'):
             held.append(watch(5.0))
     assert not any(held)
     left = [watch(5.0) for _ in range(14)]
@@ -351,7 +351,7 @@ def test_lines_are_read_as_they_are_appended(tmp_path):
     data = b''.join(lines)
     path.write_bytes(data)
     whole = StepTail(Run(tmp_path))
-    expected = whole.read()[0] + whole.rest()
+    expected = whole.read()[0] + whole.read_last()
     assert [step.step for step in expected] == list(range(41))
     assert [step.seconds for step in expected[:3]] == [0.0, 0.5, 1.0]
     draw = random.Random(0)
@@ -361,4 +361,4 @@ def test_lines_are_read_as_they_are_appended(tmp_path):
         for cut in [*cuts, len(data)]:
             path.write_bytes(data[:cut])
             found += tail.read()[0]
-        assert list(map(repr, found + tail.rest())) == list(map(repr, expected))
+        assert list(map(repr, found + tail.read_last())) == list(map(repr, expected))

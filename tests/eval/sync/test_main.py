@@ -51,7 +51,7 @@ def test_a_run_without_rows_is_said(tmp_path):
 def test_a_package_that_lacks_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name == 'mlflow' or None)
     with pytest.raises(ValueError, match=r'mlflow needs sqlalchemy and alembic: .*--extra mlflow'):
-        trackers.tracker('mlflow')
+        trackers.make_tracker('mlflow')
 
 
 def test_each_tracker_has_its_packages_and_its_extra():

@@ -10,7 +10,7 @@ from eval.sync import trackers
 from eval.sync.follower import Follower, send_all
 from eval.sync.marks import file_name, read_mark
 from eval.sync.records import read_source
-from eval.sync.to_mlflow import LARGEST, MOST_PARAM, Mlflow
+from eval.sync.to_mlflow import LARGEST, MAX_PARAM_CHARS, Mlflow
 from lm.record.metrics import TIME_FIELDS, read_rows
 from lm.record.run import Run
 from tests.eval.sync.fakes import Killed, begin, end, go_on, on_disk, train, write_run
@@ -69,7 +69,7 @@ def test_a_run_is_sent_as_it_is(database, tmp_path):
     begin(run, mesh=8)
     train(run, 26, 40)
     sender = Follower(run, 'mlflow', tracker, print)
-    sender.round()
+    sender.serve_round()
     assert tracker.client.get_run(there.info.run_id).info.status == 'RUNNING'
     end(run)
     assert send_all(sender)
@@ -81,7 +81,7 @@ def test_a_run_is_sent_as_it_is(database, tmp_path):
 @pytest.mark.parametrize('call', [1, 2, 4])
 def test_a_killed_follower_leaves_nothing_twice(database, tmp_path, monkeypatch, when, call):
     """Kills it at a request, before it or behind it: of config, of some rows, of the next rows."""
-    monkeypatch.setattr('eval.sync.to_mlflow.MOST_POINTS', 7)
+    monkeypatch.setattr('eval.sync.to_mlflow.MAX_POINTS', 7)
     tracker = place(database, f'{when}-{call}')
     write_run(tmp_path, 0, 14, 'stopped')
     log, calls = tracker.client.log_batch, []
@@ -112,12 +112,12 @@ def test_long_and_changed_params_are_no_error(database, tmp_path):
     tracker = place(database, 'params')
     begin(tmp_path)
     run = read_source(Run(tmp_path))
-    run.config['data.source'] = 'x' * (MOST_PARAM + 1)
+    run.config['data.source'] = 'x' * (MAX_PARAM_CHARS + 1)
     session = tracker.open(run, 'a', 0.0)
     run.config['optim.lr'] = 0.5
     tracker.open(run, 'a', 0.0)
     there = tracker.client.get_run(session._id)
-    assert there.data.params['data.source'] == 'x' * MOST_PARAM
+    assert there.data.params['data.source'] == 'x' * MAX_PARAM_CHARS
     assert there.data.params['optim.lr'] == '0.001'
     assert there.data.tags['changed.optim.lr'] == '0.5'
 
@@ -132,7 +132,7 @@ def test_the_cells_of_a_sweep_are_runs(database, tmp_path):
         for folder in folders:
             begin(folder, lr=int(folder.name))
             train(folder, last - 2, last)
-            sender.round()
+            sender.serve_round()
             files.add(len(os.listdir('/proc/self/fd')))
     for folder in folders:
         end(folder)
@@ -144,7 +144,7 @@ def test_the_cells_of_a_sweep_are_runs(database, tmp_path):
 
 def test_a_database_that_cannot_be_is_one_line():
     with pytest.raises(ValueError, match=r'^mlflow at sqlite:////dev/null/x.db cannot be used: '):
-        trackers.tracker('mlflow', 'sqlite:////dev/null/x.db')
+        trackers.make_tracker('mlflow', 'sqlite:////dev/null/x.db')
 
 
 def test_a_server_that_does_not_answer_is_an_error_of_some_seconds(tmp_path, monkeypatch):

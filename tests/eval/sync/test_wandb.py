@@ -7,7 +7,7 @@ import pytest
 
 from eval.sync.follower import Follower, send_all
 from eval.sync.marks import file_name, read_mark
-from eval.sync.to_wandb import Wandb, files_of, points
+from eval.sync.to_wandb import Wandb, list_offline_files, read_points
 from tests.eval.sync.fakes import Killed, begin, go_on, on_disk, write_run
 from tests.eval.sync.programs import TRAIN, finish, kill_when, start
 
@@ -22,8 +22,8 @@ def read_back(folder):
     """{(step, tag): value} of all sessions of the run; each point is there once."""
     (mark,) = folder.glob('sync-wandb-*.json')
     found = {}
-    for path in files_of(folder, read_mark(mark).run):
-        for step, values in points(path):
+    for path in list_offline_files(folder, read_mark(mark).run):
+        for step, values in read_points(path):
             for tag, value in values.items():
                 assert (step, tag) not in found, (step, tag)
                 found[step, tag] = repr(float(value))
@@ -44,7 +44,9 @@ def test_a_run_is_sent_as_it_is(tmp_path):
     go_on(tmp_path, 390, 420)
     assert send_all(Follower(tmp_path, 'wandb', place(), print))
     has_all(tmp_path)
-    path, other = files_of(tmp_path, read_mark(tmp_path / file_name('wandb', tracker.where)).run)
+    path, other = list_offline_files(
+        tmp_path, read_mark(tmp_path / file_name('wandb', tracker.where)).run
+    )
     assert path.stat().st_size > 2 << 15 > other.stat().st_size
     data = path.read_bytes()
     assert b'optim.lr' in data and b'2-core CPU' in data

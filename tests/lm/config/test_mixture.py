@@ -10,8 +10,15 @@ import itertools
 import numpy as np
 import pytest
 
-from lm.config.mixture import Ingredient, MixedRows, Shares, by_source, mean_by_share, parse
-from lm.config.resolve import build, digest, resolve, settle, to_dict
+from lm.config.mixture import (
+    Ingredient,
+    MixedRows,
+    Shares,
+    mean_by_share,
+    parse_mixture,
+    split_by_source,
+)
+from lm.config.resolve import build_config, digest, resolve, resolve_config, to_dict
 from tests.helpers import tiny_config, tiny_raw
 
 WEIGHTS = [
@@ -54,8 +61,8 @@ def test_reference_rows_are_dealt_as_by_hand(weights):
     """Also each row's number within its source, and the counts of every beginning."""
     shares, seen = Shares(weights), [0] * len(weights)
     for i, source in enumerate(slowly(weights, 400)):
-        assert shares.counts(i) == seen
-        assert shares.place(i) == (source, seen[source])
+        assert shares.count_rows(i) == seen
+        assert shares.locate_row(i) == (source, seen[source])
         seen[source] += 1
 
 
@@ -66,28 +73,28 @@ def test_property_every_beginning_has_the_shares(weights):
     """
     shares, bound = Shares(weights), 0.5 if len(weights) <= 2 else 2
     wanted = np.array(weights) / sum(weights)
-    np.testing.assert_allclose(shares.of_each, wanted, rtol=1e-15)
+    np.testing.assert_allclose(shares.fractions, wanted, rtol=1e-15)
     for n in [*range(300), 10**6 + 7, 10**9 + 1]:
-        counts = shares.counts(n)
+        counts = shares.count_rows(n)
         assert sum(counts) == n
         assert np.abs(np.array(counts) - n * wanted).max() <= bound + 1e-6
     far = 10**15 + 3
-    source, number = shares.place(far)
-    after, before = np.array(shares.counts(far + 1)), np.array(shares.counts(far))
+    source, number = shares.locate_row(far)
+    after, before = np.array(shares.count_rows(far + 1)), np.array(shares.count_rows(far))
     assert (after - before).tolist() == [int(k == source) for k in range(len(weights))]
     assert before[source] == number
 
 
 def test_property_a_share_is_the_decimal_that_was_written():
     """0.7 as a float is less than 7/10: of 10^17 rows its nearest float would have 1 too few."""
-    assert Shares([0.7, 0.3]).counts(10**17) == [7 * 10**16, 3 * 10**16]
+    assert Shares([0.7, 0.3]).count_rows(10**17) == [7 * 10**16, 3 * 10**16]
 
 
 TWO = "{'wiki': (0.75, 'text:a/*.txt'), 'code': (0.25, 'python')}"
 
 
 def test_a_mixture_is_parsed():
-    assert parse(TWO) == (
+    assert parse_mixture(TWO) == (
         Ingredient('wiki', 0.75, 'text:a/*.txt'),
         Ingredient('code', 0.25, 'python'),
     )
@@ -116,7 +123,7 @@ def test_property_a_resolved_config_is_itself(weights):
     """Weights that rounding moves each time would make another run of every config.json."""
     mixture = {f's{k}': (weight, f'text:{k}') for k, weight in enumerate(weights)}
     config = resolve(tiny_raw({'data.mixture': repr(mixture), 'data.source': 'python'}))
-    assert resolve(to_dict(config)) == config == settle(build(to_dict(config)))
+    assert resolve(to_dict(config)) == config == resolve_config(build_config(to_dict(config)))
 
 
 BAD = [
@@ -194,8 +201,8 @@ def test_reference_mixed_rows_in_order():
     assert list(mixed.documents()) == ['a', 'b']
     with pytest.raises(IndexError):
         mixed[9]
-    assert by_source(mixed.mapped(len)) == {'a': 4, 'b': 5}
-    assert by_source(mixed.parts[0]) == {'': mixed.parts[0]}
+    assert split_by_source(mixed.map_sources(len)) == {'a': 4, 'b': 5}
+    assert split_by_source(mixed.sources[0]) == {'': mixed.sources[0]}
 
 
 def test_reference_means_by_share_are_by_name():

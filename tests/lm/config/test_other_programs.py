@@ -7,7 +7,7 @@ from pathlib import Path
 from configs import default
 from lm.config import other_programs
 from lm.config.fields import FIELDS
-from lm.config.other_programs import foreign, word
+from lm.config.other_programs import foreign_names, normalize_name
 from lm.config.resolve import resolve
 from tests import ROOT
 
@@ -26,26 +26,26 @@ def test_no_name_is_listed_twice():
 
 
 def test_rows_name_fields_and_configs_that_there_are():
-    there = foreign()
+    there = foreign_names()
     assert {path for paths in there.fields.values() for path in paths} <= FIELDS.keys()
     assert {path for pair in there.shares.values() for path in pair} <= FIELDS.keys()
-    assert {path for fields in there.also.values() for path in fields} <= FIELDS.keys()
+    assert {path for fields in there.implied.values() for path in fields} <= FIELDS.keys()
     assert there.values.keys() <= there.fields.keys() | FIELDS.keys()
-    assert there.forms.keys() | {*there.batches_of_a_step, *there.hub} <= there.fields.keys()
+    assert there.forms.keys() | {*there.step_batches, *there.hub} <= there.fields.keys()
     assert all((ROOT / f'configs/{name}.py').is_file() for name in there.presets)
     assert all(place.count('/') == 1 for place in there.corpora.values())
 
 
 def test_words_are_letters_and_digits_and_sentences_are_lines():
     """A word in another spelling would match nothing."""
-    there = foreign()
+    there = foreign_names()
     words = [
         *there.absent,
         *there.corpora,
         *(size for row in there.presets.values() for size in row),
     ]
     words += [value for table in there.values.values() for value in table]
-    assert [name for name in words if name != word(name)] == []
+    assert [name for name in words if name != normalize_name(name)] == []
     for said in (*there.absent.values(), *there.notes.values()):
         assert said == ' '.join(said.split()) and said
     assert not any(said.endswith('.') for said in there.absent.values())
@@ -54,7 +54,7 @@ def test_words_are_letters_and_digits_and_sentences_are_lines():
 
 
 def test_the_file_is_read_on_a_miss_alone():
-    foreign.cache_clear()
+    foreign_names.cache_clear()
     resolve(default.get_config())
-    assert not foreign.cache_info().currsize
-    assert other_programs.absent('use_wandb') and foreign.cache_info().currsize == 1
+    assert not foreign_names.cache_info().currsize
+    assert other_programs.replacement_hint('use_wandb') and foreign_names.cache_info().currsize == 1

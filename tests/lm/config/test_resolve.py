@@ -14,23 +14,23 @@ import lm.config.fields
 import lm.config.resolve
 from configs import default
 from lm.config.choice import AUTO
-from lm.config.fields import CHOICES, FIELDS, watches
+from lm.config.fields import CHOICES, FIELDS, is_passive
 from lm.config.resolve import (
     differences,
     digest,
     flatten,
     identity,
-    replaced,
     resolve,
-    settle,
+    resolve_config,
     to_dict,
     to_json,
-    unsettled,
+    unresolve_fields,
+    update_recipe,
     with_dtype,
 )
-from lm.config.suggestions import MANY_RUNS
+from lm.config.suggestions import MULTI_RUN_SECTIONS
 from modules.norms import NORMS
-from modules.options import Option, options
+from modules.options import Option, declared_options
 from modules.placements import PLACEMENTS
 from modules.reparam import REPARAMS
 from tests.helpers import checked_config, tiny_config, tiny_raw
@@ -59,7 +59,7 @@ def test_what_was_left_open_is_found_again():
     for changes in ({}, {'model.mlp': 'moe', 'mlp.n_experts': 3, 'attention.window': 8}):
         raw.update_from_flattened_dict(changes)
         given = flatten(resolve(raw)).keys() & flatten(raw.to_dict()).keys()
-        found = unsettled(resolve(raw))
+        found = unresolve_fields(resolve(raw))
         assert {path: found[path] for path in given} == {
             path: value for path, value in flatten(raw.to_dict()).items() if path in given
         }
@@ -79,14 +79,14 @@ def test_the_default_config_names_only_what_its_run_sets():
     warm-up is depends on the run, and no part knows.
     """
     given = flatten(default.get_config().to_dict())
-    for name in MANY_RUNS:  # no field of one
+    for name in MULTI_RUN_SECTIONS:  # no field of one
         assert given.pop(name) is None
     assert given.keys() <= FIELDS.keys()
     for path, value in given.items():
         assert value is not None and type(value) in FIELDS[path].types, path
     needed = {path for path, field in FIELDS.items() if field.default is dataclasses.MISSING}
     assert needed <= given.keys()
-    assert {path for path in given if FIELDS[path].of_parts} == {'optim.warmup_steps'}
+    assert {path for path in given if FIELDS[path].is_part_option} == {'optim.warmup_steps'}
 
 
 def test_a_section_of_the_default_config_takes_options_that_it_leaves_out():
@@ -200,7 +200,7 @@ class TestAuto:
     def test_settling_twice_changes_nothing(self):
         for name in PLACEMENTS:
             config = checked_config({'model.placement': name})
-            assert settle(config.config) == config
+            assert resolve_config(config.config) == config
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ class TestIdentity:
     def test_a_default_of_a_part_that_is_spelt_out_changes_nothing(self, name):
         """In the section, and behind the name."""
         plain = tiny_config({'model.norm': name})
-        for option, declared in options(NORMS[name]).items():
+        for option, declared in declared_options(NORMS[name]).items():
             if declared.default is not None:
                 spelt = {'model.norm': name, f'norm.{option}': declared.default}
                 behind = {'model.norm': f'{name}: {option} = {declared.default}'}
@@ -253,8 +253,8 @@ class TestIdentity:
     def test_what_auto_stands_for_changes_nothing_when_it_is_spelt_out(self):
         for name in PLACEMENTS:
             config = checked_config({'model.placement': name})
-            spelt = {path: flatten(config)[path] for path in lm.config.resolve.LEFT_OPEN}
-            again = resolve(to_dict(replaced(config, spelt)))
+            spelt = {path: flatten(config)[path] for path in lm.config.resolve.DERIVED_DEFAULTS}
+            again = resolve(to_dict(update_recipe(config, spelt)))
             assert identity(again) == identity(checked_config({'model.placement': name}))
             assert not identity(again).keys() & {'model.mlp', 'model.final_norm'}
 
@@ -277,7 +277,7 @@ class TestIdentity:
         values = [value for value in other_values(path) if value != flatten(base)[path]]
         assert values or len(FIELDS[path].choice.table) == 1
         for value in values:
-            assert (digest(replaced(base, {path: value})) == digest(base)) == watches(path)
+            assert (digest(update_recipe(base, {path: value})) == digest(base)) == is_passive(path)
 
     def test_no_two_configs_of_a_family_share_one(self):
         names, n = set(), 0
@@ -362,7 +362,9 @@ def other_values(path):
         return [name for name in field.choice.table if name not in USUAL]
     if kind is bool:
         name = path.split('.')[1]
-        declared = [d for part in NORMS.values() for n, d in options(part).items() if n == name]
+        declared = [
+            d for part in NORMS.values() for n, d in declared_options(part).items() if n == name
+        ]
         return [not declared[0].default] if path.startswith('norm.') else [True, False]
     if field.option and field.option.choices:
         others = [name for name in field.option.choices if name != field.default]

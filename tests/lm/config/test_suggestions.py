@@ -5,12 +5,12 @@ import ast
 import pytest
 
 from lm.config.fields import FIELDS
-from lm.config.other_programs import foreign
+from lm.config.other_programs import foreign_names
 from lm.config.resolve import resolve
-from lm.config.suggestions import check_flags, field_hint, flag_refusal, sweep_hint, tune_hint
+from lm.config.suggestions import check_flags, field_hint, flag_type_error, sweep_hint, tune_hint
 from lm.model.check import check
-from lm.study.plan.cells import cells
-from modules.choices import USUAL_NAMES
+from lm.study.plan.cells import expand_sweep
+from modules.choices import ROWS_BY_ALIAS
 from tests.helpers import tiny_config, tiny_raw
 from tests.lm.model.test_check_fields import NAMES
 
@@ -41,8 +41,8 @@ def test_a_field_unlike_any_suggests_nothing():
 def test_every_hint_names_what_there_is_and_none_is_a_name_here():
     names = {name for table in NAMES.values() for name in table}
     both = {'seed', 'warmup'}  # names of several fields
-    assert foreign().fields.keys() & {path.split('.')[1] for path in FIELDS} == both
-    assert set(USUAL_NAMES.values()) <= names and not USUAL_NAMES.keys() & names
+    assert foreign_names().fields.keys() & {path.split('.')[1] for path in FIELDS} == both
+    assert set(ROWS_BY_ALIAS.values()) <= names and not ROWS_BY_ALIAS.keys() & names
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_a_sweep_that_is_no_literal_is_answered_with_a_flag_that_works(text):
     flag = sweep_hint(text, FIELDS)
     literal = flag.split('--config.sweep="')[1].split('"')[0]
     wanted = [{'optim.lr': 1e-3}, {'optim.lr': 3e-3}]
-    assert [cell.changes for cell in cells(tiny_raw(), ast.literal_eval(literal))] == wanted
+    assert [cell.changes for cell in expand_sweep(tiny_raw(), ast.literal_eval(literal))] == wanted
     with pytest.raises(ValueError, match='must be a Python literal') as error:
-        cells(tiny_raw(), text)
+        expand_sweep(tiny_raw(), text)
     assert flag in str(error.value)
 
 
@@ -105,7 +105,7 @@ def test_a_sweep_that_is_no_literal_is_answered_with_a_flag_that_works(text):
     ],
 )
 def test_a_value_that_cannot_be_read_is_answered_with_one_that_can(path, text, said):
-    assert said in flag_refusal(path, text, FIELDS[path].types)
+    assert said in flag_type_error(path, text, FIELDS[path].types)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from configs import default
 from lm.config.fields import DataConfig
 from lm.config.resolve import resolve
 from lm.data import cache, open_dataset, prepare, scan
-from lm.storage.files import quiet
+from lm.storage.files import discard_line
 
 PIECE_BYTES = 2000
 INTERRUPT = KeyboardInterrupt()
@@ -76,7 +76,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-def prepared_by(cfg: DataConfig, say: Callable = quiet) -> dict[str, bytes]:
+def prepared_by(cfg: DataConfig, say: Callable = discard_line) -> dict[str, bytes]:
     return contents(cache.root(cfg.cache_dir) / open_dataset(cfg, say=say).digest)
 
 
@@ -98,20 +98,20 @@ class Encoding:
     before: Callable | None = None
 
     def __post_init__(self):
-        self.lock, self.encode = threading.Lock(), prepare.encode
+        self.lock, self.encode = threading.Lock(), prepare.encode_piece
 
     def __call__(self, *args):
         with self.lock:
             number, self.n = self.n, self.n + 1
         if self.before is not None:
             self.before(number)
-        self.encode(*args)
+        self.encode_piece(*args)
 
 
 @pytest.fixture
 def encoding(monkeypatch):
     counted = Encoding()
-    monkeypatch.setattr(prepare, 'encode', counted)
+    monkeypatch.setattr(prepare, 'encode_piece', counted)
     return counted
 
 
@@ -121,7 +121,7 @@ def folder_of_pieces(cfg: DataConfig) -> Path:
 
 
 def n_pieces(cfg: DataConfig) -> int:
-    with scan.opened(folder_of_pieces(cfg) / prepare.SCAN) as found:
+    with scan.open_scan(folder_of_pieces(cfg) / prepare.SCAN) as found:
         return len(found.pieces)
 
 
@@ -161,7 +161,7 @@ def left_in(cfg: DataConfig) -> list[str]:
 @contextlib.contextmanager
 def interrupted(monkeypatch, after: int, error: BaseException = INTERRUPT) -> Iterator[None]:
     """By `error`, in the midst of a piece, when `after` pieces are done."""
-    encode, done = prepare.encode, []
+    encode, done = prepare.encode_piece, []
 
     def stop(*args):
         encode(*args)
@@ -170,5 +170,5 @@ def interrupted(monkeypatch, after: int, error: BaseException = INTERRUPT) -> It
         done.append(None)
 
     with monkeypatch.context() as patched, pytest.raises(type(error)):
-        patched.setattr(prepare, 'encode', stop)
+        patched.setattr(prepare, 'encode_piece', stop)
         yield

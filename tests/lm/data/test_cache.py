@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lm.data import cache, open_dataset
-from tests.lm.data.conftest import quiet
+from tests.lm.data.conftest import discard_line
 
 
 def test_property_unchanged_files_are_not_read_again(tmp_path, monkeypatch):
@@ -56,14 +56,14 @@ def test_errors_of_a_full_disk(error, full, tmp_path):
 
     says = f'{full.format(tmp_path)} .*words of .*data.cache_dir'
     with pytest.raises(OSError, match=says):
-        cache.made_once(tmp_path / 'name', make, str, quiet)
+        cache.make_once(tmp_path / 'name', make, str, discard_line)
     assert not (tmp_path / 'name.partial').exists()
 
 
 def test_errors_of_the_cache_folder(cfg, tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(OSError, match=r'cannot be kept in .*file/cache.*Set data\.cache_dir'):
-        open_dataset(cfg(cache_dir=str(tmp_path / 'file' / 'cache')), say=quiet)
+        open_dataset(cfg(cache_dir=str(tmp_path / 'file' / 'cache')), say=discard_line)
 
 
 def test_property_the_cache_is_where_it_is_said_to_be(monkeypatch, tmp_path):
@@ -125,9 +125,9 @@ def test_property_killed_midway_and_prepared_again(cfg, tmp_path):
     assert killed.returncode == -9
     (partial,) = (tmp_path / 'cache').glob('*.partial')
     assert (partial / 'index.npz').exists()
-    again = open_dataset(cfg(), say=quiet)
+    again = open_dataset(cfg(), say=discard_line)
     assert not list((tmp_path / 'cache').glob('*.partial'))
-    fresh = open_dataset(cfg(cache_dir=str(tmp_path / 'fresh')), say=quiet)
+    fresh = open_dataset(cfg(cache_dir=str(tmp_path / 'fresh')), say=discard_line)
     assert again.report == fresh.report
     for a, b in zip(again.train, fresh.train, strict=True):
         np.testing.assert_array_equal(a['tokens'], b['tokens'])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.data.globs import LONGEST, Pattern, find_files
+from lm.data.globs import MAX_LENGTH, Pattern, find_files
 
 SEGMENTS = ['*', '**', 'a*', '*b', '?', '[ab]', '[!a]x', 'ab', 'a?b*', '[a-c]*', '**x', '{a,*b}']
 
@@ -79,8 +79,8 @@ def test_reference_single_globs(pattern, path, wanted):
 
 
 def test_errors_of_a_glob_that_is_too_long():
-    with pytest.raises(ValueError, match=f'longer than {LONGEST} characters'):
-        Pattern('a' * (LONGEST + 1))
+    with pytest.raises(ValueError, match=f'longer than {MAX_LENGTH} characters'):
+        Pattern('a' * (MAX_LENGTH + 1))
 
 
 GLOBS = ['*', '**', '**/*', '**/*.txt', '*/*.txt', '**/b/**', '**/b/*', '**/**', 'c[[]1]/**']
@@ -105,4 +105,4 @@ def test_reference_files_without_links(where, tmp_path, monkeypatch):
         assert wanted or pattern.endswith(('**/', 'nowhere/**', '**/b/*'))
         matches = find_files(pattern)
         assert [*matches.files] == sorted(wanted, key=str), pattern
-        assert matches.doubles == ()
+        assert matches.duplicates == ()

@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from lm.data import hub as lm_hub
-from lm.data.hub import choose_files, open_shards
+from lm.data.hub import open_shards, select_files
 from tests import ROOT
 from tests.commands import PATIENCE_SEC
 from tests.object_store import serving
@@ -57,7 +57,7 @@ CARD = {  # the form of FineWeb-Edu's
     ],
 )
 def test_a_name_means_the_training_files_of_a_subset(subset, paths, card, wanted):
-    assert choose_files('a/b', subset, paths, card) == wanted
+    assert select_files('a/b', subset, paths, card) == wanted
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_name_means_the_training_files_of_a_subset(subset, paths, card, wanted
 )
 def test_what_is_not_there_is_said_with_what_there_is(subset, paths, card, said):
     with pytest.raises(ValueError, match=re.escape(said)):
-        choose_files('a/b', subset, paths, card)
+        select_files('a/b', subset, paths, card)
 
 
 LONG_PATHS = [*SPLITS, 'a/' * 60 + 'x.parquet']
@@ -99,7 +99,7 @@ def test_a_glob_of_a_card_takes_no_time_that_grows_by_powers(globs):
     """As a regular expression the first and third of them take years, and the braces are errors."""
     card = {'configs': [{'config_name': 'a', 'data_files': globs}]}
     with pytest.raises(ValueError, match="has no split 'train'"):
-        choose_files('a/b', '', LONG_PATHS, card)
+        select_files('a/b', '', LONG_PATHS, card)
 
 
 def of_files(data_files, **fields):
@@ -139,15 +139,15 @@ def of_files(data_files, **fields):
 )
 def test_a_card_of_another_form_is_refused_by_its_field(card, says):
     with pytest.raises(ValueError, match=re.escape(says)):
-        choose_files('a/b', '', FILES, card)
+        select_files('a/b', '', FILES, card)
 
 
 def test_a_card_of_more_globs_than_can_be_tried_is_refused(monkeypatch):
-    monkeypatch.setattr(lm_hub, 'MOST_WORK', 3 * len(FILES) * len('*t') + len('data/CC-2014/**'))
+    monkeypatch.setattr(lm_hub, 'MAX_WORK', 3 * len(FILES) * len('*t') + len('data/CC-2014/**'))
     card = of_files(['*t', '*t', '*t', 'data/CC-2014/**'])
-    assert choose_files('a/b', '', FILES, card) == FILES[1:2]
+    assert select_files('a/b', '', FILES, card) == FILES[1:2]
     with pytest.raises(ValueError, match='must be fewer globs for 4 files'):
-        choose_files('a/b', '', FILES, of_files(['*t'] * 6))
+        select_files('a/b', '', FILES, of_files(['*t'] * 6))
 
 
 @pytest.mark.parametrize(
@@ -161,13 +161,13 @@ def test_a_card_of_more_globs_than_can_be_tried_is_refused(monkeypatch):
     ],
 )
 def test_a_card_may_be_of_each_form_that_the_hub_has(card, wanted):
-    assert choose_files('a/b', '', SPLITS, card) == wanted
+    assert select_files('a/b', '', SPLITS, card) == wanted
 
 
 def test_what_is_hidden_is_named():
     paths = ['.a/train.parquet', '__b__/train.parquet', 'c/train.parquet']
-    assert choose_files('a/b', '', paths, of_files('**')) == paths[2:]
-    assert choose_files('a/b', '', paths, of_files(['.*/*', '__b__/*'])) == paths[:2]
+    assert select_files('a/b', '', paths, of_files('**')) == paths[2:]
+    assert select_files('a/b', '', paths, of_files(['.*/*', '__b__/*'])) == paths[:2]
 
 
 def test_without_the_library_it_is_said_how_to_get_it(monkeypatch):

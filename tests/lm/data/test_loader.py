@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from lm.data import (
+    Cursor,
     Feed,
-    Place,
     batch_at,
     check_epochs,
     evaluation_batches,
     open_dataset,
     steps_in_epoch,
 )
-from lm.data.loader import READERS, THREADS
-from tests.lm.data.conftest import quiet
+from lm.data.loader import READERS, THREAD_PREFIX
+from tests.lm.data.conftest import discard_line
 
 
 class Numbered:
@@ -96,13 +96,13 @@ def test_equivalence_hosts_together_hold_the_batch(count):
 def fed(rows, prefetch, batch_size=4, **process):
     """A feed, and the list of (seed, step) that it makes a batch of, in order."""
     feed, made = Feed(rows, batch_size=batch_size, prefetch=prefetch, **process), []
-    make = feed._make
+    make = feed._make_batch
 
     def counted(step, *, seed):
         made.append((seed, step))
         return make(step, seed=seed)
 
-    feed._make = counted
+    feed._make_batch = counted
     with contextlib.closing(feed):
         yield feed, made
 
@@ -115,21 +115,21 @@ def idle(feed):
 
 @pytest.mark.parametrize('prefetch', [0, 1, 8])
 def test_equivalence_a_feed_makes_batch_at(prefetch, cfg):
-    rows = open_dataset(cfg(), say=quiet).train
+    rows = open_dataset(cfg(), say=discard_line).train
     with fed(rows, prefetch) as (feed, made):
         for step in range(3, 20):
-            (batch,) = feed.take([Place(1, step, 20)])
+            (batch,) = feed.take([Cursor(1, step, 20)])
             same(batch, batch_at(rows, step, batch_size=4, seed=1))
     assert sorted(made) == [(1, step) for step in range(3, 20)]  # each once, and none beyond
     with fed(rows, prefetch, process_index=1, process_count=2) as (feed, _):
-        (half,) = feed.take([Place(1, 19, 20)])
+        (half,) = feed.take([Cursor(1, 19, 20)])
     np.testing.assert_array_equal(half['tokens'], batch['tokens'][2:])
 
 
 @pytest.mark.parametrize('prefetch', [0, 1, 8])
 def test_property_a_feed_is_ahead_by_prefetch(prefetch):
     with fed(Numbered(100), prefetch) as (feed, made):
-        feed.take([Place(0, 5, 99)])
+        feed.take([Cursor(0, 5, 99)])
         idle(feed)
         assert sorted(made) == [(0, step) for step in range(5, 6 + prefetch)]
 
@@ -140,9 +140,9 @@ def test_property_runs_at_one_place_share_what_is_made():
     with fed(rows, 8) as (feed, made):
         for step in range(6):
             places = [
-                Place(0, step, 3 if step < 3 else 9),
-                Place(0, step, 6),
-                Place(0, step + 2, 8),
+                Cursor(0, step, 3 if step < 3 else 9),
+                Cursor(0, step, 6),
+                Cursor(0, step + 2, 8),
             ]
             for place, batch in zip(places, feed.take(places), strict=True):
                 same(batch, batch_at(rows, place.index, batch_size=4, seed=place.seed))
@@ -153,9 +153,9 @@ def test_property_runs_at_one_place_share_what_is_made():
 def test_property_what_nobody_leads_to_is_dropped():
     """A run went back and left batches out, another has ended."""
     with fed(Numbered(100), 4) as (feed, _):
-        feed.take([Place(0, 0, 50), Place(1, 0, 50)])
+        feed.take([Cursor(0, 0, 50), Cursor(1, 0, 50)])
         assert set(feed._begun) == {(seed, step) for seed in (0, 1) for step in range(3)}
-        feed.take([Place(0, 30, 50)])
+        feed.take([Cursor(0, 30, 50)])
         assert set(feed._begun) == {(0, step) for step in range(30, 35)}
 
 
@@ -164,14 +164,14 @@ def test_property_many_orders_need_no_more_threads_and_little_more_memory():
     """Three hundred runs, each with an order of its own: what is made ahead is one of each."""
     with fed(Numbered(100), 8) as (feed, made):
         for step in range(3):
-            feed.take([Place(seed, step, 50) for seed in range(300)])
+            feed.take([Cursor(seed, step, 50) for seed in range(300)])
             assert len(feed._begun) == 600
         assert len(readers()) == READERS
     assert readers() == [] and len(made) <= 300 * 4
 
 
 def readers():
-    return [one for one in threading.enumerate() if one.name.startswith(THREADS)]
+    return [one for one in threading.enumerate() if one.name.startswith(THREAD_PREFIX)]
 
 
 def test_property_closing_ends_the_threads_and_leaves_what_was_not_begun():
@@ -181,7 +181,7 @@ def test_property_closing_ends_the_threads_and_leaves_what_was_not_begun():
             return super().__getitem__(i)
 
     with fed(Slow(100), 50, batch_size=1) as (feed, made):
-        feed.take([Place(0, 0, 99)])
+        feed.take([Cursor(0, 0, 99)])
     assert readers() == [] and len(made) < 20
 
 
@@ -191,7 +191,7 @@ def test_an_error_of_a_reader_reaches_who_takes():
             raise OSError('no such chunk')
 
     with fed(Torn(10), 2) as (feed, _), pytest.raises(OSError, match='no such chunk'):
-        feed.take([Place(0, 0, 9)])
+        feed.take([Cursor(0, 0, 9)])
 
 
 def test_property_evaluation_covers_the_split_in_order():
@@ -213,7 +213,7 @@ def test_property_evaluation_covers_the_split_in_order():
 @pytest.mark.parametrize('packing', ['concat', 'best_fit'])
 def test_property_evaluation_counts_the_split_exactly(packing, cfg):
     """What bits per byte divides by: targets and bytes of whole documents, padding aside."""
-    ds = open_dataset(cfg(packing=packing), say=quiet)
+    ds = open_dataset(cfg(packing=packing), say=discard_line)
     rows, tokenizer = ds.validation, ds.tokenizer
     targets, ends = 0, 0
     for batch in evaluation_batches(rows, batch_size=4, limit=0):

@@ -11,8 +11,8 @@ import pytest
 
 from lm.config.mixture import MixedRows, Shares
 from lm.data import (
+    Cursor,
     Feed,
-    Place,
     batch_at,
     cache,
     check,
@@ -23,8 +23,8 @@ from lm.data import (
     steps_in_epoch,
     tokenizers,
 )
-from lm.storage.files import locked
-from tests.lm.data.conftest import Killed, document, killed, quiet
+from lm.storage.files import hold_lock
+from tests.lm.data.conftest import Killed, discard_line, document, killed
 from tests.lm.data.test_loader import Numbered
 
 
@@ -88,7 +88,7 @@ def test_equivalence_processes_together_hold_the_batch(count):
         parts = []
         for i in range(count):
             feed = Feed(rows, batch_size=8, prefetch=2, process_index=i, process_count=count)
-            parts += feed.take([Place(3, step, 9)])
+            parts += feed.take([Cursor(3, step, 9)])
             feed.close()
         np.testing.assert_array_equal(np.concatenate([p['tokens'] for p in parts]), whole)
 
@@ -145,17 +145,17 @@ def two(tmp_path, cfg):
 @pytest.mark.parametrize('tokenizer', ['byte', 'bpe:300'])
 def test_equivalence_a_source_of_a_mixture_is_the_source_alone(two, tokenizer):
     """Its documents, splits and counts; to the token where the tokenizer is the same."""
-    dataset = open_dataset(two(tokenizer=tokenizer), say=quiet)
+    dataset = open_dataset(two(tokenizer=tokenizer), say=discard_line)
     total = collections.Counter()
     for k, name in enumerate(('odd', 'even')):
-        alone = open_dataset(two.alone(name, tokenizer=tokenizer), say=quiet)
+        alone = open_dataset(two.alone(name, tokenizer=tokenizer), say=discard_line)
         own, wanted = dataset.report['sources'][name], alone.report
         for split, rows in (('train', dataset.train), ('validation', dataset.validation)):
             assert own[split]['documents'] == wanted[split]['documents']
             theirs = getattr(alone, split)
-            texts = [dataset.tokenizer.decode(ids) for ids in rows.parts[k].documents()]
+            texts = [dataset.tokenizer.decode(ids) for ids in rows.sources[k].documents()]
             assert texts == [alone.tokenizer.decode(ids) for ids in theirs.documents()]
-            assert rows.parts[k].n_bytes == theirs.n_bytes == own[split]['bytes']
+            assert rows.sources[k].n_bytes == theirs.n_bytes == own[split]['bytes']
             total[split] += own[split]['tokens']
         assert (own['digest'] == alone.digest) == (tokenizer == 'byte')
         assert own['share'] == (0.75, 0.25)[k]
@@ -173,7 +173,7 @@ def test_property_bpe_is_trained_on_all_training_splits_once(two, monkeypatch):
         return iter(trained[-1])
 
     monkeypatch.setattr(prepare, 'training_texts', counted)
-    first = open_dataset(two(tokenizer='bpe:300'), say=quiet)
+    first = open_dataset(two(tokenizer='bpe:300'), say=discard_line)
     fed, n_training = [text for texts in trained[:2] for text in texts], len(trained)
     kept = [first.tokenizer.decode(ids) for ids in first.train.documents()]
     assert sorted(fed) == sorted(kept)
@@ -181,11 +181,11 @@ def test_property_bpe_is_trained_on_all_training_splits_once(two, monkeypatch):
         two(shares=(0.5, 0.5), tokenizer='bpe:300'),
         two(names=('even', 'odd'), tokenizer='bpe:300'),
     ):
-        again = open_dataset(other, say=quiet)
+        again = open_dataset(other, say=discard_line)
         assert again.tokenizer.library.to_str() == first.tokenizer.library.to_str()
         assert again.digest != first.digest
     assert len(trained) == n_training
-    own = open_dataset(two(tokenizer='bpe:300', validation_fraction=0.5), say=quiet)
+    own = open_dataset(two(tokenizer='bpe:300', validation_fraction=0.5), say=discard_line)
     assert own.tokenizer.library.to_str() != first.tokenizer.library.to_str()
 
 
@@ -200,34 +200,34 @@ def test_property_what_is_prepared_is_found_again(two, tmp_path):
     again = open_dataset(cfg, say=pytest.fail)
     assert again.digest == first.digest and again.report == first.report
     (tmp_path / 'odd' / '01.txt').write_text('zqzx ' * 3000)
-    changed = open_dataset(cfg, say=quiet)
+    changed = open_dataset(cfg, say=discard_line)
     assert changed.digest != first.digest
     assert len(changed.tokenizer.encode('zqzx')) < len(first.tokenizer.encode('zqzx'))
     shutil.rmtree(tmp_path / 'cache')
-    fresh = open_dataset(cfg, say=quiet)
+    fresh = open_dataset(cfg, say=discard_line)
     assert fresh.digest == changed.digest
     np.testing.assert_array_equal(fresh.validation[0]['tokens'], changed.validation[0]['tokens'])
 
 
 def test_a_killed_training_of_a_shared_tokenizer_goes_on_from_its_scans(two, monkeypatch):
-    read, scan, cfg = [], dataset.scan, two(tokenizer='bpe:300')
+    read, scan, cfg = [], dataset.scan_source, two(tokenizer='bpe:300')
 
     def counted(source, *given):
         read.append(source)
         scan(source, *given)
 
-    monkeypatch.setattr(dataset, 'scan', counted)
+    monkeypatch.setattr(dataset, 'scan_source', counted)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(tokenizers.SubwordTokenizer, 'save', killed)
-        open_dataset(cfg, say=quiet)
+        open_dataset(cfg, say=discard_line)
     assert len(read) == 2
-    open_dataset(cfg, say=quiet)
+    open_dataset(cfg, say=discard_line)
     assert len(read) == 2 and not list(cache.root(cfg.cache_dir).glob('*.pieces'))
 
 
 def test_a_damaged_tokenizer_of_a_mixture_is_trained_again(two, tmp_path):
     said, cfg = [], two(tokenizer='bpe:300')
-    first = open_dataset(cfg, say=quiet)
+    first = open_dataset(cfg, say=discard_line)
     folders = [p for p in (tmp_path / 'cache').iterdir() if p.is_dir()]
     (tokenizer,) = [p for p in folders if not (p / 'records').exists()]
     (tokenizer / 'tokenizer' / 'tokenizer.json').write_text('{}')
@@ -237,7 +237,7 @@ def test_a_damaged_tokenizer_of_a_mixture_is_trained_again(two, tmp_path):
 
 def test_property_processes_prepare_different_sources(two, tmp_path):
     """One whose lock another process has is left for last: catches hosts that wait in a row."""
-    wanted = open_dataset(two(), say=quiet)
+    wanted = open_dataset(two(), say=discard_line)
     other = {'cache_dir': str(tmp_path / 'other')}
     (tmp_path / 'other').mkdir()
     said, done = [], []
@@ -245,7 +245,7 @@ def test_property_processes_prepare_different_sources(two, tmp_path):
     thread = threading.Thread(
         target=lambda: done.append(open_dataset(two(**other), say=said.append))
     )
-    with locked(held, waiting=''):
+    with hold_lock(held, waiting_message=''):
         thread.start()
         deadline = time.monotonic() + 60
         while not any('waiting for it' in line for line in said):
@@ -267,7 +267,7 @@ BAD = [
 @pytest.mark.parametrize(('fields', 'says'), BAD)
 def test_what_is_wrong_with_a_source_names_it(two, fields, says):
     with pytest.raises(ValueError, match=says):
-        open_dataset(two(**fields), say=quiet)
+        open_dataset(two(**fields), say=discard_line)
     if 'names' in fields:
         with pytest.raises(ValueError, match=says):
             check(two(**fields))
@@ -281,7 +281,7 @@ def test_kinds_of_sources_are_checked_as_data_source_is(cfg):
 
 
 def test_property_batches_of_a_mixture_read_both_sources(two):
-    dataset = open_dataset(two(), say=quiet)
+    dataset = open_dataset(two(), say=discard_line)
     seen = itertools.chain.from_iterable(
         batch_at(dataset.train, step, batch_size=4, seed=0)['tokens'] for step in range(5)
     )

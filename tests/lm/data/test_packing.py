@@ -89,7 +89,7 @@ def test_property_each_token_is_of_the_document_that_has_it(packing):
     for bare, whole in zip(rows.documents(), documents, strict=True):
         np.testing.assert_array_equal(bare, whole[1:-1])
     for i, row in enumerate(rows):
-        owners = rows.documents_of(i)
+        owners = rows.document_ids(i)
         np.testing.assert_array_equal(owners == -1, row['segments'] == 0)
         for owner in {*owners.tolist()} - {-1}:
             own = row['tokens'][owners == owner]

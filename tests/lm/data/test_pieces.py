@@ -15,17 +15,17 @@ import pytest
 
 from lm.data import cache, open_dataset, prepare, scan
 from lm.data.sources import open_source
-from lm.storage.files import locked, read_json, write_json
+from lm.storage.files import hold_lock, read_json, write_json
 from tests.lm.data.conftest import (
     PIECE_BYTES,
     Killed,
+    discard_line,
     folder_of_pieces,
     interrupted,
     killed,
     left_in,
     n_pieces,
     prepared_by,
-    quiet,
     write_texts,
     write_tokenizer,
 )
@@ -85,7 +85,7 @@ def test_without_locks_the_first_folder_of_a_name_stays(tmp_path):
         path.mkdir()
         (path / 'theirs').touch()
 
-    cache.fill(path, make, str, quiet, False)
+    cache.fill(path, make, str, discard_line, False)
     assert [p.name for p in tmp_path.rglob('*')] == ['name', 'theirs']
 
 
@@ -103,10 +103,10 @@ def test_hosts_that_do_not_see_each_others_locks_write_apart(tmp_path, monkeypat
         (partial / 'ours').touch()
         with monkeypatch.context() as patched:
             patched.setattr(cache.socket, 'gethostname', lambda: 'elsewhere')
-            cache.fill(path, make_there, str, quiet, True)
+            cache.fill(path, make_there, str, discard_line, True)
         assert [p.name for p in partial.iterdir()] == ['ours']
 
-    cache.fill(path, make, str, quiet, True)
+    cache.fill(path, make, str, discard_line, True)
     assert sorted(p.name for p in tmp_path.rglob('*')) == ['name', 'theirs']
 
 
@@ -114,13 +114,13 @@ def test_an_error_of_the_text_is_told_by_all_and_leaves_nothing(cfg, tmp_path, m
     """Each process finds it, however it waited, and none waits for ever."""
     texts = [f'{"line" if i == 25 else "nine" * 100}{i}' for i in range(40)]
     own = cfg(source=write_texts(tmp_path, texts), tokenizer=write_tokenizer(tmp_path))
-    for error in on_each(lambda: open_dataset(own, say=quiet), monkeypatch):
+    for error in on_each(lambda: open_dataset(own, say=discard_line), monkeypatch):
         assert isinstance(error, ValueError) and 'makes its own BOS' in str(error)
     assert left_in(own) == []
 
 
 def test_pieces_beside_whole_data_are_removed(own):
-    dataset = open_dataset(own, say=quiet)
+    dataset = open_dataset(own, say=discard_line)
     left = cache.root(own.cache_dir) / f'{dataset.digest}.pieces'
     (left / 'scan').mkdir(parents=True)
     open_dataset(own, say=pytest.fail)
@@ -133,8 +133,8 @@ def test_pieces_of_a_text_that_has_changed_since_are_removed_and_said(
 ):
     """A process was killed, and the text changed; unless another is at work on what it was."""
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(prepare.Pieces, '_make', killed)
-        open_dataset(own, say=quiet)
+        patch.setattr(prepare.Pieces, '_ensure_piece', killed)
+        open_dataset(own, say=discard_line)
     (left,) = cache.root(own.cache_dir).glob('*.pieces')
     other = cache.root(own.cache_dir) / 'other.pieces'  # of another text
     shutil.copytree(left, other)
@@ -144,7 +144,7 @@ def test_pieces_of_a_text_that_has_changed_since_are_removed_and_said(
     said = []
     with contextlib.ExitStack() as held:
         if is_at_work:
-            held.enter_context(locked(left / 'piece-000003.lock'))
+            held.enter_context(hold_lock(left / 'piece-000003.lock'))
         open_dataset(own, say=said.append)
     assert left.exists() == is_at_work and other.exists()
     told = [line for line in said if 'of a text that has changed' in line]
@@ -157,12 +157,12 @@ def test_a_mixture_goes_on_while_others_encode_the_last_pieces(cfg, tmp_path, mo
     (tmp_path / 'second').mkdir()
     (tmp_path / 'second' / 'a.txt').write_text('some lines\n' * 100)
     with interrupted(monkeypatch, 0):
-        open_dataset(first, say=quiet)
+        open_dataset(first, say=discard_line)
     spelt = {'one': (1, first.source), 'two': (1, f'text:{tmp_path}/second/*')}
     said, done = [], []
     mixture = cfg(source='', mixture=repr(spelt))
     thread = threading.Thread(target=lambda: done.append(open_dataset(mixture, say=said.append)))
-    with locked(folder_of_pieces(first) / 'piece-000000.lock', waiting=''):
+    with hold_lock(folder_of_pieces(first) / 'piece-000000.lock', waiting_message=''):
         thread.start()
         deadline = time.monotonic() + 60
         while not any('other processes encode the last' in line for line in said):
@@ -196,8 +196,8 @@ def test_property_pieces_are_all_documents_and_bounded(length, n, cfg, tmp_path)
     (tmp_path / 'a.jsonl').write_text(lines)
     own = cfg(source=f'text:{tmp_path}/a.jsonl')
     (tmp_path / 'scan').mkdir()
-    scan.scan(open_source(own.source, 'text'), own, tmp_path / 'scan')
-    with scan.opened(tmp_path / 'scan') as found:
+    scan.scan_source(open_source(own.source, 'text'), own, tmp_path / 'scan')
+    with scan.open_scan(tmp_path / 'scan') as found:
         stops, starts = [piece.stop for piece in found.pieces], [0]
         assert [piece.first for piece in found.pieces] == [0, *stops[:-1]]
         assert stops[-1] == len(found.lengths) and len(stops) > 3

@@ -9,7 +9,7 @@ from lm.data import check, open_dataset, prepare, prepared, rows
 from lm.data.prepared import Chunks
 from lm.data.rows import CHUNK
 from lm.data.scan import cut_point
-from tests.lm.data.conftest import quiet, write_texts, write_tokenizer
+from tests.lm.data.conftest import discard_line, write_texts, write_tokenizer
 
 
 def hash64(data):
@@ -32,7 +32,7 @@ def documents_of(ds, split):
 
 @pytest.mark.parametrize('tokenizer', ['byte', 'bpe:400'])
 def test_property_every_document_is_in_one_split_whole(tokenizer, cfg, tmp_path):
-    ds = open_dataset(cfg(tokenizer=tokenizer), say=quiet)
+    ds = open_dataset(cfg(tokenizer=tokenizer), say=discard_line)
     train, validation = documents_of(ds, ds.train), documents_of(ds, ds.validation)
     texts = [path.read_bytes().decode() for path in sorted((tmp_path / 'corpus').iterdir())]
     threshold = 0.2 * 2**64
@@ -45,26 +45,28 @@ def test_property_every_document_is_in_one_split_whole(tokenizer, cfg, tmp_path)
 
 
 def test_equivalence_batches_and_files_of_records_leave_no_trace(cfg, tmp_path, monkeypatch):
-    ds = open_dataset(cfg(), say=quiet)
+    ds = open_dataset(cfg(), say=discard_line)
     whole = [documents_of(ds, split) for split in (ds.train, ds.validation)]
     monkeypatch.setattr(prepare, 'BATCH_CHARACTERS', 500)
     monkeypatch.setattr(prepared, 'CHUNKS_PER_FILE', 2)
     for reader in (rows, prepared):
-        monkeypatch.setattr(reader, 'CHUNK', 64)
-    ds = open_dataset(cfg(cache_dir=str(tmp_path / 'other')), say=quiet)
+        monkeypatch.setattr(reader, 'PREFILL_CHUNK', 64)
+    ds = open_dataset(cfg(cache_dir=str(tmp_path / 'other')), say=discard_line)
     assert len(list((tmp_path / 'other').glob('*/records/*train.array_record*'))) > 10
     assert [documents_of(ds, split) for split in (ds.train, ds.validation)] == whole
 
 
 def test_property_documents_longer_than_a_chunk(cfg, tmp_path):
     texts = [f'{i} ' + 'abcdefg' * (i * CHUNK // 7) for i in range(6)]
-    ds = open_dataset(cfg(source=write_texts(tmp_path / 'long', texts), seq_len=1000), say=quiet)
+    ds = open_dataset(
+        cfg(source=write_texts(tmp_path / 'long', texts), seq_len=1000), say=discard_line
+    )
     assert sorted(documents_of(ds, ds.train) + documents_of(ds, ds.validation)) == sorted(texts)
 
 
 def test_property_ids_beyond_16_bits(cfg):
     """An unfilled vocabulary puts BOS and EOS at its end."""
-    ds = open_dataset(cfg(tokenizer='bpe:70000'), say=quiet)
+    ds = open_dataset(cfg(tokenizer='bpe:70000'), say=discard_line)
     assert ds.train[0]['tokens'][0] == ds.tokenizer.bos_id == 69998
     assert documents_of(ds, ds.train)[0].startswith('document ')
 
@@ -72,12 +74,12 @@ def test_property_ids_beyond_16_bits(cfg):
 def test_errors_of_a_bos_that_text_can_spell(cfg, tmp_path):
     source = write_texts(tmp_path / 'a', [f'line{"n" * i}' for i in range(9)])
     with pytest.raises(ValueError, match=r'makes its own BOS, token 4.*another bos_token'):
-        open_dataset(cfg(source=source, tokenizer=write_tokenizer(tmp_path)), say=quiet)
+        open_dataset(cfg(source=source, tokenizer=write_tokenizer(tmp_path)), say=discard_line)
 
 
 def test_property_copies_stay_on_one_side(cfg, tmp_path):
     texts = [f'text {i % 30} ' * 9 for i in range(90)]
-    ds = open_dataset(cfg(source=write_texts(tmp_path / 'twice', texts)), say=quiet)
+    ds = open_dataset(cfg(source=write_texts(tmp_path / 'twice', texts)), say=discard_line)
     train, validation = documents_of(ds, ds.train), documents_of(ds, ds.validation)
     assert len(train) + len(validation) == 90
     assert not set(train) & set(validation)
@@ -87,14 +89,14 @@ def test_property_the_split_ignores_order(cfg, tmp_path):
     texts = [f'text {i} ' * 9 for i in range(60)]
     sides = []
     for name, order in (('a', texts), ('b', texts[::-1])):
-        ds = open_dataset(cfg(source=write_texts(tmp_path / name, order)), say=quiet)
+        ds = open_dataset(cfg(source=write_texts(tmp_path / name, order)), say=discard_line)
         sides.append(set(documents_of(ds, ds.validation)))
     assert sides[0] == sides[1]
 
 
 @pytest.mark.parametrize('fraction', [0.0, 1e-9, 0.999999])
 def test_property_neither_split_is_empty(fraction, cfg):
-    ds = open_dataset(cfg(validation_fraction=fraction), say=quiet)
+    ds = open_dataset(cfg(validation_fraction=fraction), say=discard_line)
     counts = [ds.report[split]['documents'] for split in ('train', 'validation')]
     assert sorted(counts) == [1, 39]
 
@@ -128,8 +130,10 @@ def test_property_tokenizer_is_trained_on_the_training_split_alone(cfg, tmp_path
         if hash64(f'{i} '.encode() + b'zqj' * 400) < 0.2 * 2**64
     )
     how = {'tokenizer': 'bpe:400'}
-    plain = open_dataset(cfg(source=write_texts(tmp_path / 'a', texts), **how), say=quiet)
-    more = open_dataset(cfg(source=write_texts(tmp_path / 'b', [*texts, secret]), **how), say=quiet)
+    plain = open_dataset(cfg(source=write_texts(tmp_path / 'a', texts), **how), say=discard_line)
+    more = open_dataset(
+        cfg(source=write_texts(tmp_path / 'b', [*texts, secret]), **how), say=discard_line
+    )
     assert len(documents_of(more, more.validation)) == len(held) + 1
     assert more.tokenizer.library.to_str() == plain.tokenizer.library.to_str()
 
@@ -138,7 +142,7 @@ def test_property_the_digest_follows_content_and_nothing_else(cfg, tmp_path):
     source = write_texts(tmp_path / 'a', [f'text {i} ' * 9 for i in range(20)])
 
     def digest(**fields):
-        return open_dataset(cfg(**({'source': source} | fields)), say=quiet).digest
+        return open_dataset(cfg(**({'source': source} | fields)), say=discard_line).digest
 
     first = digest()
     same = [{'seq_len': 16}, {'packing': 'best_fit'}, {'seed': 5}, {'batch_size': 2}]
@@ -171,13 +175,13 @@ def test_errors_invalid_utf8_stops(cfg, tmp_path):
     source = write_texts(tmp_path / 'a', ['fine', b'caf\xe9!'])
     says = r'0001\.txt is not UTF-8: byte 0xe9 at offset 3 .*data\.invalid_utf8=replace'
     with pytest.raises(ValueError, match=says):
-        open_dataset(cfg(source=source, invalid_utf8='stop'), say=quiet)
+        open_dataset(cfg(source=source, invalid_utf8='stop'), say=discard_line)
     assert not list((tmp_path / 'cache').glob('*.partial'))
 
 
 def test_property_empty_documents_are_left_out(cfg, tmp_path):
     source = write_texts(tmp_path / 'a', ['', *(f'text {i} ' * 9 for i in range(20)), ''])
-    ds = open_dataset(cfg(source=source), say=quiet)
+    ds = open_dataset(cfg(source=source), say=discard_line)
     assert ds.report['empty_documents'] == 2
     assert ds.report['train']['documents'] + ds.report['validation']['documents'] == 20
 
@@ -218,14 +222,14 @@ def test_check_passes_what_opens(cfg):
 
 def test_errors_of_small_corpora(cfg, tmp_path):
     with pytest.raises(ValueError, match=r'holds no text: 2 documents, all of them empty'):
-        open_dataset(cfg(source=write_texts(tmp_path / 'empty', ['', ''])), say=quiet)
+        open_dataset(cfg(source=write_texts(tmp_path / 'empty', ['', ''])), say=discard_line)
     with pytest.raises(ValueError, match=r'0000\.txt alone, 1 bytes: too short to be split'):
-        open_dataset(cfg(source=write_texts(tmp_path / 'tiny', ['x'])), say=quiet)
+        open_dataset(cfg(source=write_texts(tmp_path / 'tiny', ['x'])), say=discard_line)
     source = write_texts(tmp_path / 'short', ['0123456789', 'abcdefghij'])
     says = r'holds 12 tokens, less than one row.*= 13.*data\.seq_len to 11 at most'
     with pytest.raises(ValueError, match=says):
-        open_dataset(cfg(source=source, seq_len=12), say=quiet)
-    assert len(open_dataset(cfg(source=source, seq_len=11), say=quiet).train) == 1
+        open_dataset(cfg(source=source, seq_len=12), say=discard_line)
+    assert len(open_dataset(cfg(source=source, seq_len=11), say=discard_line).train) == 1
 
 
 def test_property_opening_again_prepares_nothing(cfg):

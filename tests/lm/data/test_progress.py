@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from lm.data import open_dataset, progress, scan
-from tests.lm.data.conftest import quiet
+from tests.lm.data.conftest import discard_line
 
 
 class Terminal(io.StringIO):
@@ -21,7 +21,7 @@ def heard(monkeypatch):
 
     def said(file, work, first=0.0):
         monkeypatch.setattr(progress, 'FIRST_SEC', first)
-        monkeypatch.setattr(progress, 'EVERY_SEC', dict.fromkeys((True, False), 0.0))
+        monkeypatch.setattr(progress, 'INTERVAL_SEC', dict.fromkeys((True, False), 0.0))
         monkeypatch.setattr(progress.sys, 'stderr', file)
         work()
         return file.getvalue()
@@ -38,7 +38,7 @@ def two_words():
             twice.set()
         return 'at work'
 
-    with progress.said_meanwhile(words):
+    with progress.report_periodically(words):
         assert twice.wait(60)
 
 
@@ -50,7 +50,9 @@ def test_a_log_has_lines_and_a_terminal_one_line_that_is_gone_in_the_end(heard):
 
 
 def test_short_work_says_nothing(heard):
-    assert not heard(io.StringIO(), lambda: list(progress.tracked('abc', 3, 'letters')), first=60.0)
+    assert not heard(
+        io.StringIO(), lambda: list(progress.track_progress('abc', 3, 'letters')), first=60.0
+    )
 
 
 @pytest.fixture
@@ -65,17 +67,17 @@ def said(monkeypatch):
         found[found.index(words)] = words()
 
     for module in (progress, scan):
-        monkeypatch.setattr(module, 'said_meanwhile', said_meanwhile)
+        monkeypatch.setattr(module, 'report_periodically', said_meanwhile)
     return found
 
 
 def test_items_are_counted_once_they_are_done(said):
-    found = [(item, said[0]()) for item in progress.tracked('ab', 2, 'letters')]
+    found = [(item, said[0]()) for item in progress.track_progress('ab', 2, 'letters')]
     assert found == [('a', 'letters: 0 of 2'), ('b', 'letters: 1 of 2')]
 
 
 def test_a_preparation_says_what_it_reads_and_encodes(said, cfg):
-    open_dataset(cfg(tokenizer='bpe:300'), say=quiet)
+    open_dataset(cfg(tokenizer='bpe:300'), say=discard_line)
     read, used, encoded = said
     assert read == 'data: 40 documents are read, 0 MB'
     assert used == 'data: pieces read for the tokenizer: 1 of 1'

@@ -10,12 +10,12 @@ from lm.data import cache, open_dataset, prepare, scan, tokenizers
 from tests.lm.data.conftest import (
     INTERRUPT,
     PIECE_BYTES,
+    discard_line,
     folder_of_pieces,
     interrupted,
     left_in,
     n_pieces,
     prepared_by,
-    quiet,
     write_texts,
 )
 from tests.lm.data.test_cache import launch
@@ -50,7 +50,7 @@ def test_a_killed_process_is_gone_on_with(own, wanted, encoding, monkeypatch):
     assert len(list(folder_of_pieces(own).glob('piece-*.partial'))) == 1
     said = []
     with monkeypatch.context() as patched:
-        patched.setattr(scan, 'scan', refuse)
+        patched.setattr(scan, 'scan_source', refuse)
         patched.setattr(tokenizers, '_train_bpe', refuse)
         assert prepared_by(own, said.append) == wanted
     assert encoding.n == n - 2 > 3 and left_in(own) == []
@@ -60,7 +60,7 @@ def test_a_killed_process_is_gone_on_with(own, wanted, encoding, monkeypatch):
 @pytest.mark.parametrize('error', [INTERRUPT, OSError(errno.ENOSPC, 'full')], ids=repr)
 def test_an_error_leaves_what_is_done(error, own, wanted, encoding, monkeypatch):
     with interrupted(monkeypatch, 4, error):
-        open_dataset(own, say=quiet)
+        open_dataset(own, say=discard_line)
     assert not list(cache.root(own.cache_dir).rglob('*.partial'))
     n, before = n_pieces(own), encoding.n
     assert prepared_by(own) == wanted
@@ -98,7 +98,7 @@ DAMAGES = {'flip': flip, 'cut': cut, 'deleted': Path.unlink}
 @pytest.mark.parametrize('how', DAMAGES)
 def test_a_damaged_piece_is_encoded_again(how, name, own, wanted, encoding, monkeypatch):
     with interrupted(monkeypatch, 3):
-        open_dataset(own, say=quiet)
+        open_dataset(own, say=discard_line)
     piece = min(p for p in folder_of_pieces(own).glob('piece-*') if p.is_dir())
     if not (piece / name).stat().st_size:
         (piece / name).write_bytes(b'ab')  # a piece without validation, which has now
@@ -127,7 +127,7 @@ def test_a_damaged_scan_is_made_again(how, name, own, wanted, monkeypatch):
     """Before the tokenizer is trained, or anything is encoded."""
     with monkeypatch.context() as patched, pytest.raises(AssertionError):
         patched.setattr(prepare, 'training_texts', refuse)
-        open_dataset(own, say=quiet)
+        open_dataset(own, say=discard_line)
     how(folder_of_pieces(own) / prepare.SCAN / name)
     said = []
     assert prepared_by(own, said.append) == wanted
@@ -138,7 +138,7 @@ def test_a_damaged_scan_is_made_again(how, name, own, wanted, monkeypatch):
 def test_a_copy_that_is_damaged_meanwhile_is_made_again(own, wanted, encoding, monkeypatch):
     """Pieces of the copy as it was are not made again."""
     with interrupted(monkeypatch, 3):
-        open_dataset(own, say=quiet)
+        open_dataset(own, say=discard_line)
     n, before = n_pieces(own), encoding.n
     swap(folder_of_pieces(own) / prepare.SCAN / scan.COPY)
     assert prepared_by(own) == wanted
@@ -150,7 +150,7 @@ def test_one_document_is_not_cut_by_a_damaged_copy(cfg, tmp_path, monkeypatch):
     own = cfg(source=write_texts(tmp_path, ['a line\n' * 200] * 9))
     wanted = prepared_by(dataclasses.replace(own, cache_dir=str(tmp_path / 'wanted')))
     with interrupted(monkeypatch, 0):
-        open_dataset(own, say=quiet)
+        open_dataset(own, say=discard_line)
     monkeypatch.setattr(prepare.random, 'randrange', lambda n: 1)  # the damage is in piece 0
     path = folder_of_pieces(own) / prepare.SCAN / scan.COPY
     data = path.read_bytes()
@@ -159,12 +159,12 @@ def test_one_document_is_not_cut_by_a_damaged_copy(cfg, tmp_path, monkeypatch):
 
 
 def test_a_disk_that_damages_every_copy_is_an_error(own, monkeypatch):
-    written = scan.scan
+    written = scan.scan_source
 
     def damaged(source, cfg, folder):
         written(source, cfg, folder)
         flip(folder / scan.COPY)
 
-    monkeypatch.setattr(scan, 'scan', damaged)
+    monkeypatch.setattr(scan, 'scan_source', damaged)
     with pytest.raises(OSError, match='the copy of the text is damaged'):
-        open_dataset(own, say=quiet)
+        open_dataset(own, say=discard_line)

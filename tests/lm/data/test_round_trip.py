@@ -12,7 +12,7 @@ import tokenizers as library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from lm.data import cache, open_dataset, prepared, round_trip, tokenizers
-from tests.lm.data.conftest import notes_of, quiet, write_texts
+from tests.lm.data.conftest import discard_line, notes_of, write_texts
 from tests.lm.data.test_tokenizers import TEXTS
 
 LETTERS = 'abcdefghijklmnopqrstuvwxyz'
@@ -71,7 +71,7 @@ LOSSLESS = {
 
 def as_tokenizer(made, folder):
     made.save(str(folder / 'tokenizer.json'))
-    return tokenizers.plan(f'hf:{folder}').build([])
+    return tokenizers.plan_tokenizer(f'hf:{folder}').build([])
 
 
 def samples():
@@ -89,9 +89,9 @@ def test_property_of_what_loses_nothing_nothing_is_said(name, tmp_path):
 
 
 def test_property_ours_lose_nothing():
-    assert round_trip.measure_loss(tokenizers.plan('byte').build([]), TEXTS) is None
-    assert round_trip.measure_loss(tokenizers.plan('ids:9,7,8').build([]), TEXTS) is None
-    ours = tokenizers.plan('bpe:300').build(TEXTS)
+    assert round_trip.measure_loss(tokenizers.plan_tokenizer('byte').build([]), TEXTS) is None
+    assert round_trip.measure_loss(tokenizers.plan_tokenizer('ids:9,7,8').build([]), TEXTS) is None
+    ours = tokenizers.plan_tokenizer('bpe:300').build(TEXTS)
     assert round_trip.measure_loss(ours, samples())['lost'] == 0
 
 
@@ -173,7 +173,7 @@ def test_a_note_says_what_is_lost_at_each_start(cfg, tmp_path):
     assert "by a sample of 891 bytes: 'the a fox, the a fox, the a fox, the a f' comes back" in note
     assert 'not compare with that of another tokenizer' in note
     assert notes_of(own) == [note]
-    folder = cache.root(own.cache_dir) / open_dataset(own, say=quiet).digest
+    folder = cache.root(own.cache_dir) / open_dataset(own, say=discard_line).digest
     report = json.loads((folder / prepared.REPORT).read_text())
     assert report.pop(prepared.ROUND_TRIP)['lost'] == 9 * 9 * 4
     (folder / prepared.REPORT).write_text(json.dumps(report))
@@ -183,7 +183,7 @@ def test_a_note_says_what_is_lost_at_each_start(cfg, tmp_path):
 
 def test_a_sample_is_of_the_whole_text(cfg, tmp_path, monkeypatch):
     """Bytes that are lost near its end are seen."""
-    monkeypatch.setattr(round_trip, 'SAMPLE', 40)
+    monkeypatch.setattr(round_trip, 'SAMPLE_BYTES', 40)
     words().save(str(tmp_path / 'tokenizer.json'))
     (tmp_path / 'a.txt').write_text('abc' * 9_000 + '123' * 1_000)
     (note,) = notes_of(cfg(source=f'text:{tmp_path}/a.txt', tokenizer=f'hf:{tmp_path}'))

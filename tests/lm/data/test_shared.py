@@ -36,7 +36,7 @@ def test_the_second_machine_fetches_what_the_first_prepared(opened, remote, monk
     first, said = opened('a')
     assert any('preparing' in line for line in said)
     made = contents(cache.root(remote.cache_dir) / first.digest)
-    monkeypatch.setattr('lm.data.scan.scan', None)  # it would prepare
+    monkeypatch.setattr('lm.data.scan.scan_source', None)  # it would prepare
     second, said = opened('b')
     assert [line.split()[1] for line in said] == ['fetching']
     assert contents(cache.root(remote.cache_dir) / second.digest) == made

@@ -19,7 +19,7 @@ import zstandard
 from lm.data import cache, formats, open_dataset, regression, sources
 from lm.data.sources import SOURCES, SYNTHETIC, open_source
 from tests import ROOT
-from tests.lm.data.conftest import notes_of, quiet, write_texts
+from tests.lm.data.conftest import discard_line, notes_of, write_texts
 
 TEXTS = ['first\r\ntext', 'zweiter 🙂', 'the third\n']
 
@@ -436,11 +436,11 @@ def test_reference_tfds(tmp_path):
 
 def test_equivalence_formats_make_the_same_rows(cfg, tmp_path):
     """The documents of .txt files, as lines of .jsonl.zst."""
-    texts = open_dataset(cfg(), say=quiet)
+    texts = open_dataset(cfg(), say=discard_line)
     files = sorted((tmp_path / 'corpus').glob('*.txt'))
     lines = [json.dumps({'text': path.read_bytes().decode()}) for path in files]
     (tmp_path / 'all.jsonl.zst').write_bytes(zstandard.compress('\n'.join(lines).encode()))
-    records = open_dataset(cfg(source=f'text:{tmp_path}/all.jsonl.zst'), say=quiet)
+    records = open_dataset(cfg(source=f'text:{tmp_path}/all.jsonl.zst'), say=discard_line)
     assert records.report == texts.report
     for a, b in zip(records.train, texts.train, strict=True):
         np.testing.assert_array_equal(a['tokens'], b['tokens'])

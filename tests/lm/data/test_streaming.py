@@ -12,10 +12,10 @@ import pyarrow.parquet
 import pytest
 
 from lm.data import formats, open_dataset, prepare, scan, tokenizers
-from lm.data.scan import characters, replace, stop
+from lm.data.scan import align_characters, count_invalid, refuse_invalid
 from lm.data.sources import open_source
 from tests import ROOT
-from tests.lm.data.conftest import notes_of, quiet, write_texts
+from tests.lm.data.conftest import discard_line, notes_of, write_texts
 
 FRACTION = 0.3
 PIECES = [
@@ -80,13 +80,13 @@ def test_equivalence_parts_are_the_whole(name, tokenizer, cfg, tmp_path, monkeyp
         name: [data.decode('utf-8', 'replace') for data in whole]
         for name, whole in split_reference(documents).items()
     }
-    built = tokenizers.plan(tokenizer).build(wanted['train'])
+    built = tokenizers.plan_tokenizer(tokenizer).build(wanted['train'])
     for room in (formats, scan):
         monkeypatch.setattr(room, 'BLOCK', 5)
     monkeypatch.setattr(tokenizers, 'PART', 7)
     monkeypatch.setattr(prepare, 'BATCH_CHARACTERS', 20)
     how = {'tokenizer': tokenizer, 'validation_fraction': FRACTION, 'seq_len': 1}
-    dataset = open_dataset(cfg(source=source, **how), say=quiet)
+    dataset = open_dataset(cfg(source=source, **how), say=discard_line)
     if tokenizer != 'byte':
         assert dataset.tokenizer.library.to_str() == built.library.to_str()
         encode = lambda t: built.library.encode(t, add_special_tokens=False).ids  # noqa: E731
@@ -111,16 +111,16 @@ def test_equivalence_blocks_decode_as_the_whole():
     for _ in range(300):
         data = broken(rng, rng.randrange(1, 20))
         size = rng.randrange(1, 6)
-        blocks = list(characters(data[i : i + size] for i in range(0, len(data), size)))
+        blocks = list(align_characters(data[i : i + size] for i in range(0, len(data), size)))
         assert b''.join(blocks) == data and all(blocks) and max(map(len, blocks)) <= size + 3
         assert ''.join(b.decode('utf-8', 'replace') for b in blocks) == data.decode(
             'utf-8', 'replace'
         )
-        assert sum(replace('', b, 0) for b in blocks) == replace('', data, 0)
+        assert sum(count_invalid('', b, 0) for b in blocks) == count_invalid('', data, 0)
         offset = 0
         try:
             for block in blocks:
-                offset += len(block) + stop('', block, offset)
+                offset += len(block) + refuse_invalid('', block, offset)
         except ValueError as error:
             with pytest.raises(UnicodeDecodeError) as whole:
                 data.decode()
@@ -131,7 +131,7 @@ def test_equivalence_blocks_decode_as_the_whole():
 
 def test_property_parts_are_cut_where_the_pattern_cuts():
     """Catches a place to cut at which tokens of the whole would go on."""
-    pieces = tokenizers.plan('bpe:258').build([]).library.pre_tokenizer.pre_tokenize_str
+    pieces = tokenizers.plan_tokenizer('bpe:258').build([]).library.pre_tokenizer.pre_tokenize_str
 
     def split_of(text):
         return [piece for piece, _ in pieces(text)]
@@ -150,7 +150,7 @@ def test_property_batches_are_bounded_in_characters_and_in_documents():
     """A corpus of single letters would otherwise be millions of objects at once."""
     for text, documents in (('x', 100_000), ('word ' * 5_000, 400)):
         parts = (part for _ in range(documents) for part in (('train', text), ('train', None)))
-        groups = list(prepare.batched(parts))
+        groups = list(prepare.batch_parts(parts))
         assert sum(map(len, groups)) == 2 * documents
         for group in groups:
             ends = sum(own is None for _, own in group)
@@ -165,9 +165,9 @@ def test_errors_of_what_cannot_be_cut(cfg, tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizers, 'PART', 10)
     monkeypatch.setattr(tokenizers, 'LONGEST_UNCUT', 150)
     with pytest.raises(ValueError, match=r'8\.txt holds 150 characters without a space.*=byte'):
-        open_dataset(cfg(source=source, tokenizer='bpe:300'), say=quiet)
+        open_dataset(cfg(source=source, tokenizer='bpe:300'), say=discard_line)
     assert not list((tmp_path / 'cache').glob('*.partial'))
-    assert open_dataset(cfg(source=source), say=quiet).train.n_bytes > 150
+    assert open_dataset(cfg(source=source), say=discard_line).train.n_bytes > 150
 
 
 def test_property_a_tokenizer_that_needs_documents_whole_says_what_they_take(
@@ -198,7 +198,7 @@ def test_errors_of_a_source_that_changes_while_it_is_read(cfg, tmp_path, monkeyp
 
     monkeypatch.setitem(scan.INVALID_UTF8, 'replace', append)
     with pytest.raises(ValueError, match=r'a\.txt changed while they were read'):
-        open_dataset(cfg(source=f'text:{tmp_path}/a.txt'), say=quiet)
+        open_dataset(cfg(source=f'text:{tmp_path}/a.txt'), say=discard_line)
 
 
 def test_errors_of_a_line_that_is_too_long(tmp_path, monkeypatch):
@@ -217,7 +217,7 @@ def test_equivalence_parquet_of_few_rows_at_a_time(tmp_path, monkeypatch):
     groups = (texts[:20], texts[20:40], texts[40:])
     widest = max(sum(len(one.encode()) for one in group) / len(group) for group in groups)
     with pyarrow.parquet.ParquetFile(tmp_path / 'a.parquet') as file:  # it adds some bytes a row
-        assert 500 / (widest + 30) - 1 < formats._batch_rows(file, 'text') <= 500 / widest
+        assert 500 / (widest + 30) - 1 < formats._rows_per_batch(file, 'text') <= 500 / widest
     for field in columns:
         found = open_source(f'text:{tmp_path}/*', field).documents()
         assert [b''.join(parts).decode() for _, parts in found] == texts

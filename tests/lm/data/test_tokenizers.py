@@ -20,7 +20,7 @@ TEXTS = [
 
 @pytest.fixture(scope='module')
 def bpe():
-    return tokenizers.plan('bpe:300').build(TEXTS * 3)
+    return tokenizers.plan_tokenizer('bpe:300').build(TEXTS * 3)
 
 
 @pytest.fixture
@@ -49,9 +49,9 @@ def hf_folder(tmp_path):
 @pytest.mark.parametrize('kind', ['byte', 'bpe', 'hf'])
 def test_property_round_trip(kind, text, bpe, hf_folder):
     makers = {
-        'byte': lambda: tokenizers.plan('byte').build([]),
+        'byte': lambda: tokenizers.plan_tokenizer('byte').build([]),
         'bpe': lambda: bpe,
-        'hf': lambda: tokenizers.plan(f'hf:{hf_folder}').build([]),
+        'hf': lambda: tokenizers.plan_tokenizer(f'hf:{hf_folder}').build([]),
     }
     tokenizer = makers[kind]()
     ids = tokenizer.encode(text)
@@ -64,7 +64,7 @@ def test_property_round_trip(kind, text, bpe, hf_folder):
 
 
 def test_reference_byte_ids():
-    tokenizer = tokenizers.plan('byte').build([])
+    tokenizer = tokenizers.plan_tokenizer('byte').build([])
     assert tokenizer.encode('aé') == [97, 195, 169]
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size) == (256, 257, 258)
 
@@ -72,27 +72,27 @@ def test_reference_byte_ids():
 def test_property_bpe_compresses_and_stays_below_its_size(bpe):
     text = 'the specials by name: '
     assert len(bpe.encode(text)) < len(text)
-    assert tokenizers.plan('bpe:5000').build(TEXTS).vocab_size == 5000
-    assert len(tokenizers.plan('bpe:258').build(TEXTS).encode('abc')) == 3
+    assert tokenizers.plan_tokenizer('bpe:5000').build(TEXTS).vocab_size == 5000
+    assert len(tokenizers.plan_tokenizer('bpe:258').build(TEXTS).encode('abc')) == 3
 
 
 def test_property_bpe_training_is_deterministic(bpe):
-    again = tokenizers.plan('bpe:300').build(TEXTS * 3)
+    again = tokenizers.plan_tokenizer('bpe:300').build(TEXTS * 3)
     assert again.library.to_str() == bpe.library.to_str()
 
 
 def test_equivalence_long_texts_encode_in_parts_as_the_whole(monkeypatch):
     text = 'def f(x):\n    return x\n\n\nclass A:\n\tpass \n end\nshort\nlines\r\nhere\n' * 50
-    tokenizer = tokenizers.plan('bpe:400').build([text])
+    tokenizer = tokenizers.plan_tokenizer('bpe:400').build([text])
     whole = tokenizer.encode(text)
     monkeypatch.setattr(tokenizers, 'PART', 40)
-    assert len(list(tokenizers.cut([text], 'name'))) > 20
+    assert len(list(tokenizers.split_text([text], 'name'))) > 20
     assert tokenizer.encode(text) == whole
 
 
 @pytest.mark.parametrize('kind', ['byte', 'bpe'])
 def test_equivalence_saved_and_loaded(kind, bpe, tmp_path):
-    tokenizer = bpe if kind == 'bpe' else tokenizers.plan('byte').build([])
+    tokenizer = bpe if kind == 'bpe' else tokenizers.plan_tokenizer('byte').build([])
     tokenizer.save(tmp_path / 'there')
     loaded = tokenizers.load(tmp_path / 'there')
     for name in ('vocab_size', 'bos_id', 'eos_id'):
@@ -104,7 +104,7 @@ def test_equivalence_hf_reads_what_was_saved(bpe, tmp_path):
     """With the ids of BOS and EOS that it had, and under the name of what it holds."""
     for folder in ('a', 'b'):
         bpe.save(tmp_path / folder)
-    a, b = (tokenizers.plan(f'hf:{tmp_path}/{folder}') for folder in 'ab')
+    a, b = (tokenizers.plan_tokenizer(f'hf:{tmp_path}/{folder}') for folder in 'ab')
     (loaded, ids) = a.build([]), ('vocab_size', 'bos_id', 'eos_id')
     assert [getattr(loaded, name) for name in ids] == [getattr(bpe, name) for name in ids]
     assert a.vocab_size == bpe.vocab_size and a.identity == b.identity
@@ -112,13 +112,13 @@ def test_equivalence_hf_reads_what_was_saved(bpe, tmp_path):
 
 
 def test_reference_hf_specials_are_those_declared(hf_folder):
-    told = tokenizers.plan(f'hf:{hf_folder}').build([])
+    told = tokenizers.plan_tokenizer(f'hf:{hf_folder}').build([])
     assert (told.bos_id, told.eos_id, told.vocab_size) == (0, 1, 280)
     (hf_folder / 'tokenizer_config.json').write_text('{}')
-    bare = tokenizers.plan(f'hf:{hf_folder}/tokenizer.json').build([])
+    bare = tokenizers.plan_tokenizer(f'hf:{hf_folder}/tokenizer.json').build([])
     assert (bare.eos_id, bare.bos_id, bare.vocab_size) == (280, 281, 282)
     (hf_folder / 'tokenizer_config.json').write_text('{"bos_token": "</s>", "eos_token": "</s>"}')
-    one = tokenizers.plan(f'hf:{hf_folder}').build([])
+    one = tokenizers.plan_tokenizer(f'hf:{hf_folder}').build([])
     assert (one.eos_id, one.bos_id, one.vocab_size) == (1, 280, 281)
 
 
@@ -146,13 +146,13 @@ def test_reference_vocab_size_needs_no_corpus(hf_folder):
 )
 def test_errors(spec, says):
     with pytest.raises(ValueError, match=says.replace('.', r'\.')):
-        tokenizers.plan(spec)
+        tokenizers.plan_tokenizer(spec)
 
 
 def test_errors_of_files(tmp_path):
     (tmp_path / 'tokenizer.json').write_text('{}')
     with pytest.raises(ValueError, match='is not a tokenizer'):
-        tokenizers.plan(f'hf:{tmp_path}')
+        tokenizers.plan_tokenizer(f'hf:{tmp_path}')
     with pytest.raises(ValueError, match='holds no tokenizer'):
         tokenizers.load(tmp_path)
 
@@ -168,7 +168,7 @@ def test_property_training_can_be_interrupted():
 
     before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):
-        tokenizers.plan('bpe:300').build(texts())
+        tokenizers.plan_tokenizer('bpe:300').build(texts())
     for thread in set(threading.enumerate()) - before:
         thread.join(1)
         assert not thread.is_alive()
@@ -180,4 +180,4 @@ def test_errors_of_texts_reach_who_trains():
         raise ValueError('no more text')
 
     with pytest.raises(ValueError, match='no more text'):
-        tokenizers.plan('bpe:300').build(texts())
+        tokenizers.plan_tokenizer('bpe:300').build(texts())

@@ -14,7 +14,7 @@ from lm.devices.run_axis import SINGLE
 from lm.devices.shardings import jit_init
 from lm.model.check import check
 from lm.run.program import Program
-from lm.training.state import hyper_from
+from lm.training.state import make_hyper
 from tests.helpers import BOS, VOCAB, tiny_config
 from tests.program_text import hidden
 from tests.programs import kernels_compiled
@@ -64,11 +64,11 @@ def main(platform: str) -> None:
             continue
         config = tiny_config(CHANGES | OF_PLATFORM[platform] | changes)
         check(config)
-        devices = list(CHIPS[chip].devices(chips)[:chips])
+        devices = list(CHIPS[chip].make_host_devices(chips)[:chips])
         made = Blueprint(config, VOCAB, BOS, devices, memory=lambda: 0, runs=runs)
-        program = Program(made, how).compiled(runs)
+        program = Program(made, how).compile_step(runs)
         text = program.as_text()
-        key, hyper = jax.eval_shape(lambda: jax.random.key(0)), hyper_from(config)
+        key, hyper = jax.eval_shape(lambda: jax.random.key(0)), make_hyper(config)
         jit_init(made.learner, made.mesh).lower(key, hyper)
         queries = r'%\S*splash_mha\S* = \(?bf16\[([\d,]+)\].*tpu_custom_call'
         rows = r'%\w*?((?:rms_norm|cross_entropy)(?:_backward)?)_*[.\d]* = .*tpu_custom_call'

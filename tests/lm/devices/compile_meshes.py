@@ -12,7 +12,7 @@ from lm.model.check import check
 from lm.run.program import Program
 from tests.helpers import BOS, tiny_config
 from tpu.chips import open_topology
-from tpu.collectives import OPCODE, collectives
+from tpu.collectives import OPCODE, list_collectives
 from tpu.hlo import Module
 
 VOCAB, D, F, LAYERS, ROWS, TOKENS, EXPERTS, CAPACITY = 1024, 256, 1024, 4, 32, 256, 8, 1.0
@@ -62,10 +62,10 @@ def blueprint(topology: str, sizes: dict[str, int], changes: dict[str, Any]) -> 
 
 def main() -> None:
     for name, of_program in PROGRAMS.items():
-        program = Program(blueprint(*of_program), SINGLE).compiled(1)
+        program = Program(blueprint(*of_program), SINGLE).compile_step(1)
         module = Module(program.as_text())
         waits = [one.opcode for _, one, _ in module.instructions() if OPCODE.match(one.opcode)]
-        found = {'program': name, 'sent': collectives(module), 'waits': waits}
+        found = {'program': name, 'sent': list_collectives(module), 'waits': waits}
         print(json.dumps(found), flush=True)
 
 

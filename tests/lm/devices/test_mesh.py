@@ -14,14 +14,14 @@ from lm.devices.mesh import (
     RULES,
     batch_parts,
     batch_sharding,
+    check_idle_devices,
     make_mesh,
     param_sharding,
+    process_share,
     put_batch,
-    refuse_idle,
-    replicated,
-    share_of_process,
+    replicated_sharding,
 )
-from modules.parallel.axes import ACTIVATIONS, AXES, PARAMETERS, parts_of, sharded
+from modules.parallel.axes import ACTIVATIONS, AXES, PARAMETERS, count_axis_shards, shard_activation
 from modules.params import ParamSpec
 from tests.helpers import tiny_batch
 
@@ -101,9 +101,9 @@ def test_axes_that_devices_cannot_fill_together(sizes, said):
 def test_a_single_run_leaves_no_device_idle():
     config = MeshConfig(data=2, tensor=2)
     with pytest.raises(ValueError, match=r'4 would be idle. Set mesh\.data=-1 .* which is 4 here'):
-        refuse_idle(config, make_mesh(config), 8)
-    refuse_idle(MeshConfig(data=1), mesh_of(), 8)
-    refuse_idle(MeshConfig(data=-1), mesh_of(data=-1), 8)
+        check_idle_devices(config, make_mesh(config), 8)
+    check_idle_devices(MeshConfig(data=1), mesh_of(), 8)
+    check_idle_devices(MeshConfig(data=-1), mesh_of(data=-1), 8)
 
 
 def test_data_crosses_the_slices_of_a_pod():
@@ -165,11 +165,11 @@ def test_rules_name_axes_of_the_mesh():
 def test_activations_lie_by_their_letters():
     mesh = mesh_of(data=2, context=2, tensor=2)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        assert (parts_of('B'), parts_of('T'), parts_of('V')) == (2, 2, 2)
-        cut = jax.jit(lambda x: sharded(x, 'BNTH'), in_shardings=replicated(mesh))(
-            np.ones((4, 2, 6, 3))
-        )
-        odd = jax.jit(lambda x: sharded(x, 'BTV'), in_shardings=replicated(mesh))(
+        assert (count_axis_shards('B'), count_axis_shards('T'), count_axis_shards('V')) == (2, 2, 2)
+        cut = jax.jit(
+            lambda x: shard_activation(x, 'BNTH'), in_shardings=replicated_sharding(mesh)
+        )(np.ones((4, 2, 6, 3)))
+        odd = jax.jit(lambda x: shard_activation(x, 'BTV'), in_shardings=replicated_sharding(mesh))(
             np.ones((4, 6, 3))
         )
     assert cut.sharding.spec == PartitionSpec('data', 'tensor', 'context')
@@ -181,7 +181,7 @@ def test_nothing_is_said_where_rows_alone_are_cut():
     mesh = mesh_of(data=-1)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         assert 'sharding' not in str(
-            jax.make_jaxpr(lambda x: sharded(x, 'BTD'))(np.ones((8, 2, 2)))
+            jax.make_jaxpr(lambda x: shard_activation(x, 'BTD'))(np.ones((8, 2, 2)))
         )
 
 
@@ -199,7 +199,7 @@ def test_batch_is_cut_by_rows(sizes):
 
 
 def test_replicated_is_whole_everywhere():
-    array = jax.device_put(np.arange(3), replicated(mesh_of(data=-1)))
+    array = jax.device_put(np.arange(3), replicated_sharding(mesh_of(data=-1)))
     assert [shard.data.shape for shard in array.addressable_shards] == [(3,)] * 8
 
 
@@ -222,14 +222,14 @@ def test_hosts_read_the_rows_of_their_devices(sizes, shares):
     of_hosts = SimpleNamespace(
         devices=np.array(hosts, object).reshape(mesh.devices.shape), shape=mesh.shape
     )
-    assert [share_of_process(of_hosts, i) for i in range(4)] == shares
+    assert [process_share(of_hosts, i) for i in range(4)] == shares
 
 
 def test_hosts_whose_rows_do_not_lie_side_by_side():
     devices = np.array([SimpleNamespace(process_index=i % 2) for i in range(8)], object)
     mesh = SimpleNamespace(devices=devices.reshape(1, 8, 1, 1, 1, 1), shape=mesh_of(data=8).shape)
     with pytest.raises(ValueError, match=r'the devices of host 1 hold parts .* side by side'):
-        share_of_process(mesh, 1)
+        process_share(mesh, 1)
 
 
 def test_a_mesh_of_other_names_is_cut_by_those_it_has():

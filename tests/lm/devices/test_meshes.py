@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from lm.devices import check_mesh
-from lm.devices.check_mesh import check_devices, notes_of_mesh
-from lm.devices.mesh import batch_sharding, make_mesh, replicated, traced_on
+from lm.devices.check_mesh import check_devices, list_mesh_notes
+from lm.devices.mesh import batch_sharding, make_mesh, replicated_sharding, trace_on_mesh
 from lm.devices.shardings import state_shardings
 from lm.model.check import check
-from lm.training.state import hyper_from, init_state
+from lm.training.state import init_state, make_hyper
 from lm.training.step import make_train_step
 from tests.helpers import packed_batch, tiny_config, tiny_learner
 
@@ -82,9 +82,9 @@ def losses_of(model, sizes, devices=None):
 
         return jax.lax.scan(one, state, batches)
 
-    whole = replicated(mesh)
-    jitted = jax.jit(traced_on(mesh, run), in_shardings=(whole, whole, over_steps))
-    state, losses = jitted(jax.random.key(0), hyper_from(config), batches)
+    whole = replicated_sharding(mesh)
+    jitted = jax.jit(trace_on_mesh(mesh, run), in_shardings=(whole, whole, over_steps))
+    state, losses = jitted(jax.random.key(0), make_hyper(config), batches)
     return np.array(losses), state.params
 
 
@@ -149,16 +149,16 @@ def test_what_a_mesh_cannot_cut(sizes, changes, said):
 
 def test_what_stays_whole_is_said():
     config = tiny_config(COMMON | {'model.n_kv_heads': 2, 'mesh.data': 2, 'mesh.tensor': 4})
-    kept, logits = notes_of_mesh(config, make_mesh(config.mesh), 258)
+    kept, logits = list_mesh_notes(config, make_mesh(config.mesh), 258)
     assert kept.startswith('keys and values are whole') and 'model.n_kv_heads, 2.' in kept
     assert 'mesh.tensor=4 does not divide the vocabulary, 258. 260 would be cut.' in logits
-    assert not list(notes_of_mesh(config, make_mesh(config_of('default', {'data': 8}).mesh), 258))
+    assert not list(list_mesh_notes(config, make_mesh(config_of('default', {'data': 8}).mesh), 258))
 
 
 def test_a_whole_torus_is_said(monkeypatch):
     """Catches a note for one dimension of it, which is what is advised."""
-    monkeypatch.setattr(check_mesh, 'torus_of', lambda devices: [4, 2])
+    monkeypatch.setattr(check_mesh, 'torus_shape', lambda devices: [4, 2])
     whole, part = (tiny_config(COMMON | {'mesh.data': 8 // n, 'mesh.fsdp': n}) for n in (8, 4))
-    (said,) = notes_of_mesh(whole, make_mesh(whole.mesh), 256)
+    (said,) = list_mesh_notes(whole, make_mesh(whole.mesh), 256)
     assert 'a whole torus of 4 x 2' in said and 'mesh.fsdp=4 with mesh.data=-1' in said
-    assert not list(notes_of_mesh(part, make_mesh(part.mesh), 256))
+    assert not list(list_mesh_notes(part, make_mesh(part.mesh), 256))

@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 
 from lm.config.fields import FIELDS, MeshConfig
-from lm.devices.mesh import batch_sharding, make_mesh, over_runs, param_sharding, replicated
-from lm.devices.run_axis import RUN_AXES, SINGLE, layout, loop, run_axis
+from lm.devices.mesh import (
+    batch_sharding,
+    make_mesh,
+    param_sharding,
+    replicated_sharding,
+    stacked_sharding,
+)
+from lm.devices.run_axis import RUN_AXES, SINGLE, loop, make_layout, select_run_axis
 from modules.parallel.axes import BATCH
 from modules.params import ParamSpec
 
@@ -32,7 +38,7 @@ def arguments():
 
 def mapped(how, mesh, active):
     shared, weights, scale = arguments()
-    run = over_runs(replicated(mesh))
+    run = stacked_sharding(replicated_sharding(mesh))
     many = jax.jit(
         RUN_AXES[how](mesh, function, n_shared=1),
         in_shardings=(batch_sharding(mesh), run, run, run),
@@ -46,7 +52,7 @@ def mapped(how, mesh, active):
 def test_each_run_has_its_own_result(how, run, data):
     mesh = make_mesh(MeshConfig(data=data, run=run), runs=R)
     result = mapped(how, mesh, np.ones(R, bool))
-    assert result['y'].sharding.spec == over_runs(replicated(mesh)).spec
+    assert result['y'].sharding.spec == stacked_sharding(replicated_sharding(mesh)).spec
     shared, weights, scale = arguments()
     for i in range(R):
         own = function(shared, weights[i], scale[i])
@@ -97,14 +103,14 @@ def test_a_run_that_is_not_finite_leaves_the_others_as_they_were(how):
 def test_sharding_over_runs_puts_the_run_first():
     mesh = make_mesh(MeshConfig(data=2, run=4), runs=R)
     spec = ParamSpec('hidden', ('embed', 'mlp'), ('embed',))
-    assert tuple(over_runs(param_sharding(mesh, spec, (4, 4))).spec) == ('run', None, None)
-    assert tuple(over_runs(batch_sharding(mesh)).spec) == ('run', BATCH)
+    assert tuple(stacked_sharding(param_sharding(mesh, spec, (4, 4))).spec) == ('run', None, None)
+    assert tuple(stacked_sharding(batch_sharding(mesh)).spec) == ('run', BATCH)
 
 
 def test_auto_names_a_row_by_platform():
-    assert run_axis('auto', 'cpu') == 'loop'
-    assert run_axis('auto', 'tpu') == run_axis('auto', 'gpu') == 'vmap'
-    assert run_axis('vmap', 'cpu') == 'vmap'
+    assert select_run_axis('auto', 'cpu') == 'loop'
+    assert select_run_axis('auto', 'tpu') == select_run_axis('auto', 'gpu') == 'vmap'
+    assert select_run_axis('vmap', 'cpu') == 'vmap'
     assert set(FIELDS['kernels.run_axis'].option.choices) == {'auto', *RUN_AXES}
 
 
@@ -118,7 +124,9 @@ class TestLayout:
     def laid(self, request):
         """(layout, number of slots)."""
         mesh = make_mesh(MeshConfig(data=1, run=1))
-        found = layout(request.param, mesh, jax.tree.map(lambda _: replicated(mesh), STATE))
+        found = make_layout(
+            request.param, mesh, jax.tree.map(lambda _: replicated_sharding(mesh), STATE)
+        )
         return found, 1 if request.param == SINGLE else R
 
     def test_takes_out_what_was_put_in(self, laid):
@@ -133,7 +141,7 @@ class TestLayout:
     def test_picks_what_was_stacked(self, laid):
         laid, slots = laid
         own = [{'x': np.float32(i), 'y': np.full(2, i)} for i in range(slots)]
-        for stacked in (laid.stack(own), jax.device_get(laid.scalars_of(own))):
+        for stacked in (laid.stack(own), jax.device_get(laid.stack_scalars(own))):
             for slot in range(slots):
                 jax.tree.map(np.testing.assert_array_equal, laid.pick(stacked, slot), own[slot])
 

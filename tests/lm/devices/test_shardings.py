@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from lm.devices.shardings import state_layout, weights_layout
-from lm.training.state import hyper_from, init_state
+from lm.training.state import init_state, make_hyper
 from tests.helpers import checked_config, tiny_learner
 
 
@@ -20,7 +20,7 @@ def test_described_shapes_are_those_of_the_first_state(changes):
     learner = tiny_learner(checked_config(changes))
 
     def first_state():
-        return init_state(learner, hyper_from(learner.recipe), jax.random.key(0))
+        return init_state(learner, make_hyper(learner.recipe), jax.random.key(0))
 
     made, described = jax.eval_shape(first_state), state_layout(learner)[0]
     assert jax.tree.structure(described) == jax.tree.structure(made)

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from lm.config.resolve import replaced
-from lm.inference.blocks import each_block, sequence_of, with_blocks
-from lm.model.transformer import groups_of_blocks
-from lm.training.state import hyper_from
-from lm.training.step import activations
+from lm.config.resolve import update_recipe
+from lm.inference.blocks import iterate_blocks, make_sequence, select_blocks
+from lm.model.transformer import block_groups
+from lm.training.state import make_hyper
+from lm.training.step import compute_activations
 from tests.helpers import (
     assert_trees_close,
     checked_config,
@@ -46,7 +46,7 @@ def program(learner):
     tokens, segments = BATCH['tokens'][:, :-1], BATCH['segments'][:, :-1]
 
     def run(variables, kept=None):
-        variables = variables if kept is None else with_blocks(learner, variables, kept)
+        variables = variables if kept is None else select_blocks(learner, variables, kept)
         return learner.model.apply(variables, tokens, segments, segments > 0)
 
     return jax.jit(run)
@@ -55,7 +55,7 @@ def program(learner):
 def gathered(params, recipe, removed):
     """The parameters of all blocks but one, by group."""
     found, start = dict(params), 0
-    for group in groups_of_blocks(recipe):
+    for group in block_groups(recipe):
         rows = [i for i in range(group.count) if start + i != removed]
         found[group.name] = jax.tree.map(
             lambda leaf, rows=rows: leaf[np.array(rows)], params[group.name]
@@ -70,10 +70,10 @@ def test_without_a_block_the_model_is_one_that_never_had_it(case):
     """Each block of the last group, all in the same program."""
     learner, variables = seen(case)
     recipe, run = learner.recipe, program(learner)
-    smaller = replaced(recipe, {'model.n_layers': LAYERS - 1} | FEWER.get(case, {}))
+    smaller = update_recipe(recipe, {'model.n_layers': LAYERS - 1} | FEWER.get(case, {}))
     whole = run(variables, np.ones(LAYERS, bool))
     np.testing.assert_allclose(whole, run(variables), rtol=1e-5, atol=1e-6)
-    for removed in range(LAYERS - groups_of_blocks(recipe)[-1].count, LAYERS):
+    for removed in range(LAYERS - block_groups(recipe)[-1].count, LAYERS):
         params = gathered(variables['params'], recipe, removed)
         wanted = program(tiny_learner(smaller))(variables | {'params': params})
         found = run(variables, np.arange(LAYERS) != removed)
@@ -86,14 +86,14 @@ def test_without_a_block_the_model_is_one_that_never_had_it(case):
 def test_blocks_in_turn_are_the_model(case):
     """What each leaves is the activation behind it; the numbers of blocks are theirs."""
     learner, variables = seen(case)
-    hyper = hyper_from(learner.recipe)
-    _, filled = activations(learner, variables, BATCH, ('activations',), hyper)
+    hyper = make_hyper(learner.recipe)
+    _, filled = compute_activations(learner, variables, BATCH, ('activations',), hyper)
     found = filled['activations']
     streams = learner.recipe.placement.row.split(found['embedding'])
-    sequence = sequence_of(learner, BATCH['segments'][:, :-1])
+    sequence = make_sequence(learner, BATCH['segments'][:, :-1])
     wanted = np.concatenate(
-        [found[group.name]['after_mlp'] for group in groups_of_blocks(learner.recipe)]
+        [found[group.name]['after_mlp'] for group in block_groups(learner.recipe)]
     )
-    for one, behind in zip(each_block(learner, variables), wanted, strict=True):
-        streams = one.apply(one.own, one.number, streams, sequence)
+    for one, behind in zip(iterate_blocks(learner, variables), wanted, strict=True):
+        streams = one.apply(one.variables, one.number, streams, sequence)
         assert_trees_close(jax.tree.leaves(streams)[0], behind, rtol=1e-5, atol=1e-5)

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 import tokenizers as library
 
-from lm.data.tokenizers import ByteTokenizer, SubwordTokenizer, TokenIds, plan
-from lm.inference.bytes import Covers, futures, log_prefixes, log_weights, next_bytes, spelling
+from lm.data.tokenizers import ByteTokenizer, SubwordTokenizer, TokenIds, plan_tokenizer
+from lm.inference.bytes import (
+    ContextFinder,
+    list_continuations,
+    next_byte_probs,
+    node_log_probs,
+    prefix_log_probs,
+    spell_vocabulary,
+)
 
 LETTERS, LENGTH = 'abc', 7
 
@@ -20,7 +27,7 @@ def two_merges() -> SubwordTokenizer:
 
 
 def trained(*texts: str, size: int = 300) -> SubwordTokenizer:
-    return plan(f'bpe:{size}').build(texts)
+    return plan_tokenizer(f'bpe:{size}').build(texts)
 
 
 class Chain:
@@ -53,7 +60,7 @@ class Chain:
         for parent, token in zip(tree.parents[1:], tree.tokens[1:], strict=True):
             own.append((*own[parent], token))
         with np.errstate(divide='ignore'):
-            for tokens, ids in zip(own, tree.following, strict=True):
+            for tokens, ids in zip(own, tree.next_tokens, strict=True):
                 masses = [self.begun.get((*tokens, i), 0.0) for i in ids.tolist()]
                 found.append(np.log(np.array(masses)) - np.log(self.begun.get(tokens, np.nan)))
         return found
@@ -62,31 +69,31 @@ class Chain:
 @pytest.mark.parametrize('order', [1, 2, 3])
 def test_next_bytes_are_those_of_the_chain_that_the_tokens_come_from(order):
     tokenizer = two_merges()
-    chain, covers = Chain(order, tokenizer), Covers(two_merges())
+    chain, covers = Chain(order, tokenizer), ContextFinder(two_merges())
     for text in ('', 'a', 'b', 'ab', 'ba', 'aab', 'abab', 'cabab', 'abcab', 'abcaba'):
-        tree = covers.tree(text.encode(), ahead=True)
-        found = next_bytes(tree, chain.log_ps(tree), covers.spelling)
+        tree = covers.build_tree(text.encode(), open_ended=True)
+        found = next_byte_probs(tree, chain.log_ps(tree), covers.token_bytes)
         wanted = np.zeros(256)
         wanted[list(LETTERS.encode())] = list(chain.next(text).values())
         np.testing.assert_allclose(found, wanted, atol=1e-9, err_msg=text)
 
 
 def test_prefixes_of_a_text_have_the_chains_probabilities():
-    chain, covers = Chain(2, two_merges()), Covers(two_merges())
+    chain, covers = Chain(2, two_merges()), ContextFinder(two_merges())
     text = 'abcabab'
-    tree = covers.tree(text.encode())
+    tree = covers.build_tree(text.encode())
     steps = [np.log(chain.next(text[:n])[text[n]]) for n in range(len(text))]
-    log_p = log_prefixes(tree, chain.log_ps(tree))
+    log_p = prefix_log_probs(tree, chain.log_ps(tree))
     np.testing.assert_allclose(log_p, [0, *np.cumsum(steps)], atol=1e-9)
 
 
 def test_tokens_by_themselves_are_not_the_chain():
     """A cover that is left out shows: the encoding of 'a' alone has less than P(a)."""
-    chain, covers = Chain(1, two_merges()), Covers(two_merges())
-    tree = covers.tree(b'a')
+    chain, covers = Chain(1, two_merges()), ContextFinder(two_merges())
+    tree = covers.build_tree(b'a')
     log_ps = chain.log_ps(tree)
-    alone = log_weights(tree, log_ps)[tree.trunk[-1]]
-    assert np.exp(alone) < 0.99 * np.exp(log_prefixes(tree, log_ps)[-1])
+    alone = node_log_probs(tree, log_ps)[tree.trunk[-1]]
+    assert np.exp(alone) < 0.99 * np.exp(prefix_log_probs(tree, log_ps)[-1])
 
 
 TEXTS = (
@@ -100,15 +107,15 @@ TEXTS = (
 def test_uniform_tokens_give_a_distribution_and_no_less_than_the_encoding(text, size):
     """Under any model of tokens the bytes' P falls along a text, and is at least the tokens' P."""
     tokenizer = trained(*TEXTS, size=size)
-    covers, rng = Covers(tokenizer), np.random.default_rng(0)
-    tree = covers.tree(text.encode())
-    assert b''.join(covers.spelling[tree.tokens[n]] for n in tree.trunk[1:]) == text.encode()
+    covers, rng = ContextFinder(tokenizer), np.random.default_rng(0)
+    tree = covers.build_tree(text.encode())
+    assert b''.join(covers.token_bytes[tree.tokens[n]] for n in tree.trunk[1:]) == text.encode()
     assert [tree.tokens[n] for n in tree.trunk[1:]] == tokenizer.encode(text)
     log_ps = []
-    for ids in tree.following:
+    for ids in tree.next_tokens:
         p_V = rng.dirichlet(np.ones(tokenizer.vocab_size))
         log_ps.append(np.log(p_V[ids]))
-    log_p, weights = log_prefixes(tree, log_ps), log_weights(tree, log_ps)
+    log_p, weights = prefix_log_probs(tree, log_ps), node_log_probs(tree, log_ps)
     assert np.all(np.diff(log_p) <= 1e-9)
     for node in tree.trunk:
         assert log_p[tree.ends[node]] >= weights[node] - 1e-9
@@ -120,47 +127,47 @@ def test_contexts_are_encodings_of_texts():
     """'\\n\\n' is one token at the end of a text, and two before a word."""
     tokenizer = trained('x\n\n' * 9, 'y\n\n' * 9, size=262)
     assert len(tokenizer.encode('x\n\n')) == 2 < len(tokenizer.encode('x\n\ny')) - 1
-    tree = Covers(tokenizer).tree(b'x\n\n')
+    tree = ContextFinder(tokenizer).build_tree(b'x\n\n')
     assert [end for end in tree.ends if end == 3] == [3, 3]
-    bytes_ = Covers(ByteTokenizer()).tree('xé'.encode())
+    bytes_ = ContextFinder(ByteTokenizer()).build_tree('xé'.encode())
     assert list(bytes_.parents) == [-1, 0, 1, 2]
 
 
 def test_what_the_tokenizer_never_gives_does_not_follow():
     """'a' then 'b' is always one token, so that no cover has them apart."""
-    tree = Covers(two_merges()).tree(b'abb')
-    own = dict(zip(tree.tokens, tree.following, strict=True))
+    tree = ContextFinder(two_merges()).build_tree(b'abb')
+    own = dict(zip(tree.tokens, tree.next_tokens, strict=True))
     assert own[0].tolist() == []  # behind 'a' alone
     assert own[-1].tolist() == [0, 3, 4]
     assert own[3].tolist() == [1]
 
 
 def test_the_own_encoding_is_among_the_covers_whatever_may_follow(monkeypatch):
-    monkeypatch.setattr('lm.inference.bytes.FOLLOWING', (b'',))
+    monkeypatch.setattr('lm.inference.bytes.NEXT_TEXTS', (b'',))
     tokenizer = trained('x\n\n' * 9, 'y\n\n' * 9, size=262)
-    tree = Covers(tokenizer).tree(b'x\n\ny')
+    tree = ContextFinder(tokenizer).build_tree(b'x\n\ny')
     assert [tree.tokens[n] for n in tree.trunk[1:]] == tokenizer.encode('x\n\ny')
     for node in tree.trunk[1:]:
-        assert tree.tokens[node] in tree.following[tree.parents[node]]
+        assert tree.tokens[node] in tree.next_tokens[tree.parents[node]]
 
 
 def test_a_text_may_end_within_a_character():
     tokenizer = trained(*TEXTS)
-    tree = Covers(tokenizer).tree('café'.encode()[:-1], ahead=True)
-    log_ps = [np.full(len(ids), -1.0) for ids in tree.following]
-    found = next_bytes(tree, log_ps, Covers(tokenizer).spelling)
+    tree = ContextFinder(tokenizer).build_tree('café'.encode()[:-1], open_ended=True)
+    log_ps = [np.full(len(ids), -1.0) for ids in tree.next_tokens]
+    found = next_byte_probs(tree, log_ps, ContextFinder(tokenizer).token_bytes)
     assert found[0xA9] > 0
     assert not found[:0x80].any()
-    assert futures(b'\xff') == futures(b'a\xa9') == []
+    assert list_continuations(b'\xff') == list_continuations(b'a\xa9') == []
 
 
 def test_tokenizers_that_do_not_spell_are_refused():
     with pytest.raises(ValueError, match='Here texts are token ids'):
-        spelling(TokenIds(16, 0, 1))
+        spell_vocabulary(TokenIds(16, 0, 1))
     words = library.Tokenizer(library.models.WordLevel({'a': 0}, unk_token='a'))
     with pytest.raises(ValueError, match='This one decodes by nothing'):
-        spelling(SubwordTokenizer(words, 3, 1, 2, cuttable=False))
+        spell_vocabulary(SubwordTokenizer(words, 3, 1, 2, cuttable=False))
     spaced = trained(*TEXTS)
     spaced.library.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=True)
     with pytest.raises(ValueError, match="This one spells 'a' otherwise"):
-        spelling(spaced)
+        spell_vocabulary(spaced)

@@ -14,10 +14,10 @@ import pytest
 from lm.data.tokenizers import TokenIds
 from lm.inference import engine as engine_module
 from lm.inference import slots as slots_module
-from lm.inference.engine import Engine, Request, Update
+from lm.inference.engine import Engine, Request, RowUpdate
 from lm.inference.load import Checkpoint
 from lm.inference.sampling import Sampling
-from lm.training.state import hyper_from
+from lm.training.state import make_hyper
 from tests.helpers import BOS, VOCAB, checked_config, initial_state, tiny_learner
 
 EOS, CAPACITY = 1, 8
@@ -45,7 +45,7 @@ def checkpoint_of(name: str) -> Checkpoint:
     """A tiny model as it starts, in place of a stored one."""
     recipe = checked_config(ROWS[name])
     learner, weights = tiny_learner(recipe), initial_state(recipe).weights
-    rest = {'mesh': None, 'hyper': hyper_from(recipe), 'tokenizer': TokenIds(VOCAB, BOS, EOS)}
+    rest = {'mesh': None, 'hyper': make_hyper(recipe), 'tokenizer': TokenIds(VOCAB, BOS, EOS)}
     return Checkpoint(Path(), recipe, 0, {}, learner, weights=weights, **rest)
 
 
@@ -61,21 +61,21 @@ def log_p_of(name: str, row: list[int]) -> np.ndarray:
     return np.asarray(jax.nn.log_softmax(logits_BTV[0]))
 
 
-def run(engine: Engine, requests: list[Request]) -> list[Update]:
+def run(engine: Engine, requests: list[Request]) -> list[RowUpdate]:
     """All tokens of each request, with its end; slots are filled as they get free."""
-    found = [Update([], '') for _ in requests]
+    found = [RowUpdate([], '') for _ in requests]
     waiting, running = list(range(len(requests))), {}
     while waiting or running:
-        while waiting and engine.free:
+        while waiting and engine.n_free:
             slot = engine.admit(requests[waiting[0]])
             running[slot] = waiting.pop(0)
         for slot, update in engine.step().items():
-            i = running.pop(slot) if update.finish else running[slot]
-            found[i] = Update(found[i].tokens + update.tokens, update.finish)
+            i = running.pop(slot) if update.finish_reason else running[slot]
+            found[i] = RowUpdate(found[i].tokens + update.tokens, update.finish_reason)
     return found
 
 
-def ids(update: Update) -> list[int]:
+def ids(update: RowUpdate) -> list[int]:
     return [token.id for token in update.tokens]
 
 
@@ -85,17 +85,19 @@ def test_rows_are_those_of_the_model_that_reads_them_whole(name, monkeypatch):
     """Five over two slots, whose cache grows, and prompts read in parts while others go on. Catches
     a slot that keeps what its last row left, and a row that others change while it waits.
     """
-    monkeypatch.setattr(engine_module, 'CHUNK', 2)
-    monkeypatch.setattr(engine_module, 'BUDGET', 2)
-    monkeypatch.setattr(slots_module, 'SMALL_BYTES', 0)
-    monkeypatch.setattr(slots_module, 'LEAST_ROOM', CAPACITY // 2)
+    monkeypatch.setattr(engine_module, 'PREFILL_CHUNK', 2)
+    monkeypatch.setattr(engine_module, 'PREFILL_BUDGET', 2)
+    monkeypatch.setattr(slots_module, 'SMALL_CACHE_BYTES', 0)
+    monkeypatch.setattr(slots_module, 'MIN_CACHE_LENGTH', CAPACITY // 2)
     engine, checkpoint = Engine(checkpoint_of(name), slots=2), checkpoint_of(name)
-    rooms = checkpoint.programs.rooms(checkpoint.variables, 2, CAPACITY)
+    rooms = checkpoint.programs.cache_shapes(checkpoint.variables, 2, CAPACITY)
     assert [*rooms] == ([8] if name in ('linear', 'nala') else [4, 8])
     updates = run(engine, REQUESTS)
     for request, update in zip(REQUESTS, updates, strict=True):
         made = ids(update)
-        assert len(made) == request.max_tokens if update.finish == 'length' else EOS not in made
+        assert (
+            len(made) == request.max_tokens if update.finish_reason == 'length' else EOS not in made
+        )
         log_p_TV = log_p_of(name, [*request.tokens, *made])[len(request.tokens) - 1 :]
         for token, log_p_V in zip(update.tokens, log_p_TV, strict=False):
             np.testing.assert_allclose(token.log_p, log_p_V[token.id], rtol=1e-4, atol=1e-5)
@@ -122,7 +124,7 @@ def test_rows_are_what_they_are_alone(engine, alone):
     for order in ([3, 1, 4, 0, 2], [2, 2, 1, 0]):
         together = run(engine, [REQUESTS[i] for i in order])
         for i, update in zip(order, together, strict=True):
-            assert (ids(update), update.finish) == (ids(alone[i]), alone[i].finish)
+            assert (ids(update), update.finish_reason) == (ids(alone[i]), alone[i].finish)
 
 
 def test_random_numbers_are_of_the_place_in_the_row(engine, alone):
@@ -137,8 +139,8 @@ def test_random_numbers_are_of_the_place_in_the_row(engine, alone):
 
 def test_prompts_are_read_in_parts_while_others_go_on(engine, alone, monkeypatch):
     """Two tokens at a time; the row that waits gets nothing, and then what it is to get."""
-    monkeypatch.setattr(engine_module, 'CHUNK', 2)
-    monkeypatch.setattr(engine_module, 'BUDGET', 2)
+    monkeypatch.setattr(engine_module, 'PREFILL_CHUNK', 2)
+    monkeypatch.setattr(engine_module, 'PREFILL_BUDGET', 2)
     goes_on = engine.admit(Request((BOS, 8), 60, Sampling(seed=9)))
     assert not engine.step()[goes_on].finish, 'the seed is of a row that goes on'
     waits = engine.admit(REQUESTS[2])  # five tokens before its last one
@@ -170,9 +172,9 @@ def test_eos_ends_a_row_and_is_no_token_of_it(engine, alone, monkeypatch):
         if len({*made}) > 1
     )
     stop = next(token for token in made if token != made[0])
-    monkeypatch.setattr(engine, '_ends', np.array([stop], np.int32))
+    monkeypatch.setattr(engine, '_end_ids', np.array([stop], np.int32))
     (update,) = run(engine, [request])
-    assert (ids(update), update.finish) == (made[: made.index(stop)], 'stop')
+    assert (ids(update), update.finish_reason) == (made[: made.index(stop)], 'stop')
     assert engine.free == 3
 
 
@@ -221,9 +223,9 @@ def test_any_of_the_listed_tokens_ends_a_row(engine, alone, monkeypatch, tmp_pat
     made = ids(alone[1])
     never = next(i for i in range(VOCAB) if i not in made)
     for stop in {*made}:
-        monkeypatch.setattr(engine, '_ends', np.array([never, stop], np.int32))
+        monkeypatch.setattr(engine, '_end_ids', np.array([never, stop], np.int32))
         (update,) = run(engine, [REQUESTS[1]])
-        assert (ids(update), update.finish) == (made[: made.index(stop)], 'stop')
+        assert (ids(update), update.finish_reason) == (made[: made.index(stop)], 'stop')
 
 
 class Unusable(Sampling):
@@ -239,7 +241,7 @@ def test_an_error_at_one_row_ends_that_row_alone(engine, alone, place, monkeypat
     fails = Request((BOS, 7, 7, 7), 4, Unusable() if place == 'step' else Sampling())
     if place == 'prompt':
         read = engine._read
-        monkeypatch.setattr(engine, '_read', lambda slot, start, part: (
+        monkeypatch.setattr(engine, '_read_tokens', lambda slot, start, part: (
             read(slot, start, part) if 7 not in part else 1 / 0
         ))  # fmt: skip
     slots = [engine.admit(one) for one in (requests[0], fails, requests[1])]

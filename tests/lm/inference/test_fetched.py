@@ -2,7 +2,7 @@
 
 import jax
 
-from lm.inference.scoring import MOST_IN_FLIGHT, fetched
+from lm.inference.scoring import MAX_IN_FLIGHT, fetch_pipelined
 
 
 def test_results_are_fetched_while_few_others_are_dispatched(monkeypatch):
@@ -17,8 +17,8 @@ def test_results_are_fetched_while_few_others_are_dispatched(monkeypatch):
         return get(tree)
 
     monkeypatch.setattr(jax, 'device_get', device_get)
-    results = fetched(map(step, range(40)))
-    assert next(results) == 0 and len(dispatched) == MOST_IN_FLIGHT + 1
+    results = fetch_pipelined(map(step, range(40)))
+    assert next(results) == 0 and len(dispatched) == MAX_IN_FLIGHT + 1
     assert list(results) == list(range(1, 40)) and len(dispatched) == 40
-    assert held[0] == MOST_IN_FLIGHT + 1
-    assert list(fetched(map(step, range(3)))) == [0, 1, 2] and not list(fetched([]))
+    assert held[0] == MAX_IN_FLIGHT + 1
+    assert list(fetch_pipelined(map(step, range(3)))) == [0, 1, 2] and not list(fetch_pipelined([]))

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from lm.data.tokenizers import ByteTokenizer
-from lm.inference.load import Checkpoint, find
+from lm.inference.load import Checkpoint, find_checkpoint
 from lm.inference.probes import next_token_loss
 from lm.record.checkpoint import FOLDER
 from lm.record.workdir import SWEEP
-from lm.training.state import hyper_from
+from lm.training.state import make_hyper
 from tests.helpers import VOCAB, initial_state, tiny_batch, tiny_config, tiny_learner
 
 
@@ -22,12 +22,12 @@ def test_a_sweep_names_its_cells_with_checkpoints(tmp_path):
         (tmp_path / cell / FOLDER / '3').mkdir(parents=True)
     (tmp_path / 'empty' / FOLDER).mkdir(parents=True)
     with pytest.raises(ValueError) as error:
-        find(tmp_path)
+        find_checkpoint(tmp_path)
     said = str(error.value)
     assert f'{tmp_path} is a sweep; give the workdir of one of its 5 cells' in said
     assert f'such as {tmp_path}/a, {tmp_path}/b, {tmp_path}/c. ' in said
     assert f'python -m eval.runs --workdir={tmp_path}' in said
-    assert find(tmp_path / 'a') == (tmp_path / 'a' / FOLDER, 3)
+    assert find_checkpoint(tmp_path / 'a') == (tmp_path / 'a' / FOLDER, 3)
 
 
 @pytest.mark.full
@@ -36,7 +36,7 @@ def test_what_a_checkpoint_computes_is_of_its_weights():
     config = tiny_config()
     weights, tokens = initial_state(config).weights, jnp.asarray(tiny_batch()['tokens'][:2, :-1])
     checkpoint = Checkpoint(
-        Path('x'), config, 1, {}, tiny_learner(config), None, hyper_from(config), weights, None
+        Path('x'), config, 1, {}, tiny_learner(config), None, make_hyper(config), weights, None
     )
     logits = checkpoint.logits(tokens)
     assert logits.shape == (2, 8, VOCAB)

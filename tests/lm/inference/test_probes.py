@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from lm.inference.probes import (
-    by_group,
-    by_name,
+    forward_diagnostics,
     gradients,
     input_moments,
     input_squares,
-    lens,
-    measure,
+    join_blocks,
+    logit_lens,
     next_token_loss,
     observe,
+    split_blocks,
 )
-from lm.model.transformer import OF_BLOCKS, groups_of_blocks
+from lm.model.transformer import BLOCK_ACTIVATIONS, block_groups
 from modules.params import named_leaves
 from tests.helpers import (
     VOCAB,
@@ -94,7 +94,7 @@ def test_the_last_activations_make_the_logits_of_the_model(case):
 @pytest.mark.full
 def test_the_lens_is_the_last_norm_and_the_readout_of_the_stream_of_each_block():
     learner, weights, logits, activations = seen('pre')
-    found = jax.jit(functools.partial(lens, learner))(weights, TOKENS)
+    found = jax.jit(functools.partial(logit_lens, learner))(weights, TOKENS)
     np.testing.assert_allclose(found[-1], logits, rtol=1e-5, atol=1e-5)
     x_BTD = activations['after_mlp'][0]
     normed = x_BTD / jnp.sqrt(jnp.mean(x_BTD**2, -1, keepdims=True) + 1e-6)
@@ -107,7 +107,7 @@ def test_the_lens_is_the_last_norm_and_the_readout_of_the_stream_of_each_block()
 def test_heads_are_measured_as_the_names_say():
     """Each of the first two queries: the first sees one token; a mean over queries is positive."""
     learner, weights, *_, activations = seen('pre')
-    found = jax.jit(functools.partial(measure, learner))(weights, TOKENS)
+    found = jax.jit(functools.partial(forward_diagnostics, learner))(weights, TOKENS)
     N = learner.recipe.model.n_heads
     assert found['attention_entropy'].shape == (LAYERS, N)
     assert np.all((found['attention_entropy'] > 0) & (found['attention_entropy'] < np.log(T)))
@@ -135,11 +135,11 @@ def test_activations_are_what_their_names_say():
 def test_groups_and_names_hold_the_same(case):
     learner, _, _, activations = seen(case)
     config = learner.recipe
-    again = by_name(config, by_group(config, activations))
+    again = join_blocks(config, split_blocks(config, activations))
     jax.tree.map(np.testing.assert_array_equal, again, activations)
-    counts = [len(by_group(config, activations)[g.name]['after_mlp']) for g in
-              groups_of_blocks(config)]  # fmt: skip
-    assert counts == [group.count for group in groups_of_blocks(config)]
+    counts = [len(split_blocks(config, activations)[g.name]['after_mlp']) for g in
+              block_groups(config)]  # fmt: skip
+    assert counts == [group.count for group in block_groups(config)]
 
 
 @pytest.mark.full
@@ -195,7 +195,7 @@ def test_gradients_are_causal():
         return gradients(learner, weights, TOKENS, lambda logits, _: logits[:, at].sum())[1]
 
     for name, gradient in by_activation().items():
-        size = np.abs(gradient).max((0, 1, 3) if name in OF_BLOCKS else (0, 2))
+        size = np.abs(gradient).max((0, 1, 3) if name in BLOCK_ACTIVATIONS else (0, 2))
         assert np.all(size[at + 1 :] == 0) and size[at] > 0, name
         assert name == 'final' or np.all(size[: at + 1] > 0), name
 

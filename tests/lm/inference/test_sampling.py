@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lm.inference.sampling import SEEDS, Sampling, Samplings, by_number, draw, filtered
+from lm.inference.sampling import (
+    SEED_RANGE,
+    Sampling,
+    SamplingBatch,
+    filter_logits,
+    invert_cdf,
+    sample_tokens,
+)
 
 VOCAB = 150  # more than two blocks of sums
 LOGITS_V = np.random.default_rng(0).normal(0, 2, VOCAB).astype(np.float32)
@@ -18,7 +25,7 @@ SAMPLINGS = {
     'min_p': Sampling(min_p=0.2),
     'together': Sampling(temperature=1.5, top_k=40, top_p=0.9, min_p=0.05),
 }
-jitted_draw, jitted_filtered = jax.jit(draw), jax.jit(filtered)
+jitted_draw, jitted_filtered = jax.jit(sample_tokens), jax.jit(filter_logits)
 
 
 def probabilities(logits_V: np.ndarray, one: Sampling) -> np.ndarray:
@@ -43,7 +50,7 @@ def test_filters_are_those_of_sorting():
     rng = np.random.default_rng(1)
     samplings = [*SAMPLINGS.values(), Sampling(top_k=VOCAB + 1), Sampling(top_p=1e-6)]
     logits_BV = rng.normal(0, 3, (len(samplings), VOCAB)).astype(np.float32)
-    found_BV = jitted_filtered(logits_BV, Samplings.of(samplings))
+    found_BV = jitted_filtered(logits_BV, SamplingBatch.stack(samplings))
     for logits_V, found_V, one in zip(logits_BV, found_BV, samplings, strict=True):
         wanted_V = probabilities(logits_V, one)
         np.testing.assert_array_equal(np.isfinite(found_V), wanted_V > 0)
@@ -59,7 +66,7 @@ def test_filters_are_those_of_sorting():
     ],
 )
 def test_filters_apply_in_this_order(p_V, one, kept):
-    found_1V = jitted_filtered(jnp.log(jnp.array([p_V])), Samplings.of([one]))
+    found_1V = jitted_filtered(jnp.log(jnp.array([p_V])), SamplingBatch.stack([one]))
     assert np.isfinite(found_1V).sum() == kept
 
 
@@ -67,7 +74,7 @@ def test_filters_apply_in_this_order(p_V, one, kept):
 def test_draws_have_these_probabilities(one):
     """Chi-square over 4,000 seeds; catches a filter left out, and numbers that are not uniform."""
     count = 4000
-    rows = Samplings.of(
+    rows = SamplingBatch.stack(
         [Sampling(one.temperature, one.top_k, one.top_p, one.min_p, seed) for seed in range(count)]
     )
     logits_BV = np.broadcast_to(LOGITS_V, (count, VOCAB))
@@ -83,9 +90,9 @@ def test_draws_have_these_probabilities(one):
 
 def test_draws_follow_seed_and_position_alone():
     """Whatever the place in the batch. Seeds of 64 bits differ, and negative ones are taken."""
-    seeds = [3, 3 + 2**32, 3 - SEEDS, -1, 4, 3]
+    seeds = [3, 3 + 2**32, 3 - SEED_RANGE, -1, 4, 3]
     logits_BV = np.zeros((len(seeds), VOCAB), np.float32)
-    rows = Samplings.of([Sampling(seed=seed) for seed in seeds])
+    rows = SamplingBatch.stack([Sampling(seed=seed) for seed in seeds])
 
     def drawn(positions):
         return np.asarray(jitted_draw(logits_BV, rows, np.array(positions, np.int32))).tolist()
@@ -97,7 +104,7 @@ def test_draws_follow_seed_and_position_alone():
 
 def test_temperature_0_takes_the_likeliest():
     logits_BV = np.random.default_rng(2).normal(size=(6, VOCAB)).astype(np.float32)
-    rows = Samplings.of([Sampling(0.0, seed=i) for i in range(6)])
+    rows = SamplingBatch.stack([Sampling(0.0, seed=i) for i in range(6)])
     found_B = jitted_draw(logits_BV, rows, np.arange(6, dtype=np.int32))
     np.testing.assert_array_equal(found_B, logits_BV.argmax(-1))
 
@@ -112,7 +119,7 @@ def test_the_least_and_the_largest_number_draw_what_may_be_drawn(vocab):
     may_V = np.flatnonzero(np.isfinite(logits_V))
     largest = np.nextafter(np.float32(1), np.float32(0))
     logits_BV = np.broadcast_to(logits_V, (3, vocab))
-    found_B = by_number(jnp.asarray(logits_BV), jnp.float32([0.0, 1 - 2**-23, largest]))
+    found_B = invert_cdf(jnp.asarray(logits_BV), jnp.float32([0.0, 1 - 2**-23, largest]))
     np.testing.assert_array_equal(found_B, [may_V[0], may_V[-1], may_V[-1]])
 
 

@@ -10,7 +10,7 @@ from lm.config.fields import MeshConfig
 from lm.devices.mesh import make_mesh
 from lm.inference.load import Checkpoint
 from lm.inference.scoring import Scorer
-from lm.training.state import hyper_from
+from lm.training.state import make_hyper
 from tests.helpers import VOCAB, initial_state, tiny_config, tiny_learner
 
 CHANGES = {'data.seq_len': 32, 'loss.chunk': 64, 'data.mask_documents': False}
@@ -20,7 +20,7 @@ def a_checkpoint(n_devices: int = 1) -> Checkpoint:
     config = tiny_config(CHANGES)
     mesh = make_mesh(MeshConfig(data=n_devices), jax.devices()[:n_devices])
     weights = initial_state(config).weights
-    learner, hyper = tiny_learner(config), hyper_from(config)
+    learner, hyper = tiny_learner(config), make_hyper(config)
     return Checkpoint(Path('x'), config, 1, {}, learner, mesh, hyper, weights, None)
 
 

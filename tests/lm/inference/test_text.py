@@ -21,7 +21,7 @@ class ByteRuns:
 
 @pytest.fixture(scope='module')
 def bpe():
-    return tokenizers.plan('bpe:300').build([TEXT * 3])
+    return tokenizers.plan_tokenizer('bpe:300').build([TEXT * 3])
 
 
 def streamed(stream: TextStream, ids: list[int], size: int) -> str:
@@ -40,7 +40,7 @@ def test_parts_are_the_whole(kind, size, bpe):
     }[kind]
     ids = [7, 12, 9, 30, 5] if kind == 'ids' else tokenizer.encode(TEXT)
     for before in (0, 1, 3):
-        stream = TextStream(tokenizer, after=[tokenizer.bos_id, *ids[:before]])
+        stream = TextStream(tokenizer, context=[tokenizer.bos_id, *ids[:before]])
         prompt = tokenizer.decode(ids[:before])
         assert prompt + streamed(stream, ids[before:], size) == tokenizer.decode(ids)
 
@@ -82,14 +82,14 @@ STOPS = ['\n\n', 'def', 'de f', 'efg', 'xyz', 'abcd', 'bc']
 def test_text_ends_before_the_first_stop(text, wanted, size):
     stream = TextStream(tokenizers.ByteTokenizer(), STOPS)
     assert streamed(stream, list(text.encode()), size) == wanted
-    assert stream.stopped == (wanted != text)
-    assert not stream.stopped or stream.feed(list(b'more')) == stream.finish() == ''
+    assert stream.is_stopped == (wanted != text)
+    assert not stream.is_stopped or stream.feed(list(b'more')) == stream.finish() == ''
 
 
 def test_what_may_be_a_stop_is_held_back():
     stream = TextStream(tokenizers.ByteTokenizer(), ['\n\n', 'stop'])
     assert [stream.feed([i]) for i in b'ast st'] == ['a', '', '', 'st ', '', '']
-    assert stream.finish() == 'st' and not stream.stopped
+    assert stream.finish() == 'st' and not stream.is_stopped
 
 
 def test_an_empty_stop_is_refused():

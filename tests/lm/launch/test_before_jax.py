@@ -77,7 +77,7 @@ def test_a_gpu_that_jax_cannot_use_is_named_with_the_extra(monkeypatch, installe
     monkeypatch.setattr(before_jax.glob, 'glob', lambda files: there.get(files, []))
     monkeypatch.setattr(before_jax.importlib.util, 'find_spec', lambda n: n in installed or None)
     monkeypatch.setenv('JAX_PLATFORMS', chosen)
-    assert re.match(f'(this machine has )?{said}', before_jax.idle_accelerator())
+    assert re.match(f'(this machine has )?{said}', before_jax.missing_plugin_advice())
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_products_are_of_the_type_that_suits_the_device(
     monkeypatch.setattr(before_jax.platform, 'system', lambda: 'Linux')
     monkeypatch.setattr(before_jax.importlib.util, 'find_spec', lambda n: n == installed or None)
     monkeypatch.setenv('JAX_PLATFORMS', chosen)
-    assert before_jax.usual_dtype() == expected
+    assert before_jax.default_dtype() == expected
 
 
 @pytest.mark.full

@@ -14,12 +14,12 @@ from ml_collections import ConfigDict
 import train
 from lm.config.fields import FIELDS
 from lm.config.resolve import resolve
-from lm.config.suggestions import flag_refusal
+from lm.config.suggestions import flag_type_error
 from lm.launch.command import (
     add_fields,
     default_workdir,
-    fields_given,
-    overridden,
+    find_overrides,
+    find_set_fields,
     parse_flags,
     run_trainer,
 )
@@ -106,8 +106,8 @@ def test_what_is_given_is_what_a_flag_sets_or_the_file_otherwise_than_the_defaul
     """And what is overridden is what has another value then."""
     mine = file('config.model.d_model = 8', 'config.model.n_layers = 3', "config.sweep = {'a': 1}")
     config = parsed(mine, '--config.optim.lr=0.25', '--config.model.d_ff=1024').to_dict()
-    assert overridden(config) == {'model.d_model': 8, 'optim.lr': 0.25}
-    assert fields_given(config) == {'model.d_model', 'optim.lr', 'model.d_ff'}
+    assert find_overrides(config) == {'model.d_model': 8, 'optim.lr': 0.25}
+    assert find_set_fields(config) == {'model.d_model', 'optim.lr', 'model.d_ff'}
 
 
 def test_a_flag_has_the_type_of_the_field_and_not_of_the_value_in_the_file(parsed, file):
@@ -141,7 +141,7 @@ def test_a_config_that_begins_from_nothing_has_all_fields_too():
     ('path', 'text'), [('norm.groups', '1.5'), ('optim.b2', '(0.9,0.99)'), ('norm.groups', 'None')]
 )
 def test_a_flag_of_another_type_is_refused(path, text, refused):
-    wanted = flag_refusal(path, text, FIELDS[path].types)
+    wanted = flag_type_error(path, text, FIELDS[path].types)
     assert refused(DEFAULT, f'--config.{path}={text}') == wanted
 
 
@@ -212,7 +212,7 @@ def test_a_program_says_what_differs_and_what_a_checkpoint_gives(
     write_config(tmp_path / 'RUN', tiny_config({'model.d_ff': 48}))
     monkeypatch.chdir(tmp_path)
     started = []
-    monkeypatch.setattr(train, 'train', lambda *given, **how: started.append(given))
+    monkeypatch.setattr(train, 'train_layer', lambda *given, **how: started.append(given))
     monkeypatch.setattr(
         train, 'train_sweep', lambda base, *given, **how: started.append((resolve(base), *given))
     )
@@ -227,7 +227,7 @@ def test_a_program_says_what_differs_and_what_a_checkpoint_gives(
 def test_a_run_says_it_after_where_it_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train, 'open_text', lambda *_: pytest.fail('said'))
     with pytest.raises(pytest.fail.Exception):
-        train.train(tiny_config(), tmp_path / 'run', words=['word', 'more'])
+        train.train(tiny_config(), tmp_path / 'run', notes=['word', 'more'])
     assert capsys.readouterr().out.splitlines()[1:] == ['word', 'more']
 
 

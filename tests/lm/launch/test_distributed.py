@@ -11,11 +11,11 @@ import pytest
 
 from lm.launch import distributed
 from lm.launch.distributed import (
-    first_then_others,
-    from_first,
-    gathered,
-    raised_by_all,
-    same_everywhere,
+    broadcast_from_first,
+    check_same_everywhere,
+    gather_values,
+    raise_on_all,
+    run_first_then_others,
 )
 from lm.record import workdir
 from lm.record.digests import DamagedCheckpoint
@@ -61,7 +61,7 @@ def on_each(monkeypatch):
     monkeypatch.setattr(jax, 'process_count', lambda: N)
     monkeypatch.setattr(jax, 'process_index', lambda: own.index)
     monkeypatch.setattr(distributed, '_service', lambda: service)
-    monkeypatch.setattr(distributed, '_numbers', Numbers(own))
+    monkeypatch.setattr(distributed, '_exchange_ids', Numbers(own))
     monkeypatch.setattr(distributed, 'WAIT_MS', 20)
 
     def one(act, index):
@@ -80,12 +80,15 @@ def on_each(monkeypatch):
 
 
 def test_each_has_what_all_give_in_their_order(on_each):
-    found = on_each(lambda i: [gathered(i * i), gathered([str(i)])])
+    found = on_each(lambda i: [gather_values(i * i), gather_values([str(i)])])
     assert found == [[[0, 1, 4], [['0'], ['1'], ['2']]]] * N
 
 
 def test_what_the_first_has_counts(on_each):
-    assert on_each(lambda i: [from_first({'step': i}), from_first(i + 7)]) == [[{'step': 0}, 7]] * N
+    assert (
+        on_each(lambda i: [broadcast_from_first({'step': i}), broadcast_from_first(i + 7)])
+        == [[{'step': 0}, 7]] * N
+    )
 
 
 def test_the_first_acts_before_the_others(on_each):
@@ -96,13 +99,13 @@ def test_the_first_acts_before_the_others(on_each):
         order.append(i)
         return i
 
-    assert on_each(lambda i: first_then_others(lambda: act(i))) == [0, 1, 2]
+    assert on_each(lambda i: run_first_then_others(lambda: act(i))) == [0, 1, 2]
     assert order[0] == 0 and sorted(order) == [0, 1, 2]
 
 
 def test_an_error_of_one_is_raised_by_all(on_each):
     def read(i):
-        with raised_by_all(DamagedCheckpoint):
+        with raise_on_all(DamagedCheckpoint):
             if i == 1:
                 raise DamagedCheckpoint('a bit')
             return i
@@ -115,8 +118,8 @@ def test_an_error_of_one_is_raised_by_all(on_each):
 
 
 def test_what_differs_is_refused_by_all_with_who_has_what(on_each):
-    assert on_each(lambda i: same_everywhere('it', 'same')) == [None] * N
-    for error in on_each(lambda i: same_everywhere('the digest', 'ab'[i == 2])):
+    assert on_each(lambda i: check_same_everywhere('it', 'same')) == [None] * N
+    for error in on_each(lambda i: check_same_everywhere('the digest', 'ab'[i == 2])):
         assert isinstance(error, ValueError)
         lines = str(error).splitlines()
         assert lines[0] == 'the digest must be the same on all hosts:'
@@ -129,7 +132,7 @@ def test_what_differs_is_refused_by_all_with_who_has_what(on_each):
 
 def test_a_folder_that_is_not_shared_is_refused(on_each, tmp_path, monkeypatch):
     """Host 2 has one of its own, with a lock of another time."""
-    monkeypatch.setattr(workdir, 'SEEN_SEC', 0.1)
+    monkeypatch.setattr(workdir, 'NFS_DELAY_SEC', 0.1)
     config, own = tiny_config(), tmp_path / 'own'
     own.mkdir()
     (own / workdir.LOCK).touch()
@@ -155,8 +158,8 @@ def test_a_folder_that_all_see_is_opened_by_all(on_each, tmp_path):
 
 def test_alone_nothing_is_sent(monkeypatch):
     monkeypatch.setattr(distributed, '_service', None)
-    assert gathered(3) == [3] and from_first(object) is object
-    assert first_then_others(lambda: 5) == 5
-    same_everywhere('it', 'a')
-    with pytest.raises(DamagedCheckpoint, match=r'^as it was$'), raised_by_all(DamagedCheckpoint):
+    assert gather_values(3) == [3] and broadcast_from_first(object) is object
+    assert run_first_then_others(lambda: 5) == 5
+    check_same_everywhere('it', 'a')
+    with pytest.raises(DamagedCheckpoint, match=r'^as it was$'), raise_on_all(DamagedCheckpoint):
         raise DamagedCheckpoint('as it was')

@@ -28,13 +28,13 @@ from lm import data
 from lm.config.resolve import resolve
 from lm.inference.load import load
 from lm.launch.exit_status import BAD_INPUT, DONE, RESUME, SIGNALLED
-from lm.record.checkpoint import read_meta, steps_in
+from lm.record.checkpoint import list_steps, read_meta
 from lm.record.metrics import read_rows
-from lm.record.remote.local_copy import at_hand
-from lm.record.remote.mirror import mirrored
+from lm.record.remote.local_copy import fetch_records
+from lm.record.remote.mirror import mirror_workdir
 from lm.storage.buckets import open_bucket
 from lm.storage.files import read_json
-from lm.study.plan.cells import cells
+from lm.study.plan.cells import expand_sweep
 from modules.params import named_leaves
 from tests import strangers
 from tests.commands import ROOT
@@ -145,7 +145,7 @@ class Job:
 
     def wait_for_checkpoint(self, workdir: Path, step: int) -> None:
         """Waits until one of this step, or of a later one, is complete: a run resumes after it."""
-        self.wait_for(lambda: max(steps_in(workdir / 'checkpoints'), default=0) >= step)
+        self.wait_for(lambda: max(list_steps(workdir / 'checkpoints'), default=0) >= step)
 
     def wait_for_upload(self, url: str, step: int) -> None:
         """Waits until a bucket has all of a checkpoint of this step, or of a later one."""
@@ -196,7 +196,7 @@ def undisturbed(corpus, tmp_path_factory):
 def digests(workdir):
     """Of all arrays of the newest checkpoint, and its step."""
     folder = workdir / 'checkpoints'
-    step = steps_in(folder)[-1]
+    step = list_steps(folder)[-1]
     return step, read_meta(folder, step)['digests']
 
 
@@ -265,12 +265,12 @@ def test_kill_9_of_a_child_then_of_a_parent(undisturbed, start, corpus, tmp_path
         assert f'host 1 ({NAME}) was ended by SIGKILL; all hosts end with status 42' in job.said(i)
 
     job = start(workdir, corpus)
-    job.wait_for_checkpoint(workdir, steps_in(workdir / 'checkpoints')[-1] + 10)
+    job.wait_for_checkpoint(workdir, list_steps(workdir / 'checkpoints')[-1] + 10)
     job.hosts[0].kill()
     assert job.end() == [-signal.SIGKILL, RESUME]
     assert f'host 0 ({NAME}) has gone' in job.said(1)
 
-    saved = steps_in(workdir / 'checkpoints')[-1]
+    saved = list_steps(workdir / 'checkpoints')[-1]
     job = start(workdir, corpus).ended()
     assert f'resuming after step {saved}' in job.said(0)
     assert_same(workdir, undisturbed[0])
@@ -285,7 +285,7 @@ def test_sigterm_to_one_host_saves_once_on_all(undisturbed, start, corpus, tmp_p
     job.hosts[1].send_signal(signal.SIGTERM)
     job.ended(SIGNALLED + signal.SIGTERM)
     step = read_rows(workdir / 'metrics.jsonl')[-1]['step']
-    *_, before, last = steps_in(workdir / 'checkpoints')
+    *_, before, last = list_steps(workdir / 'checkpoints')
     assert 20 <= step < 60 and last == step
     assert job.said(0).count(f'SIGTERM: saved step {step} in {workdir}') == 1
     summary = read_json(workdir / 'summary.json')
@@ -463,7 +463,7 @@ def test_kill_9_of_a_host_costs_its_own_cells(dealt_sweep, start, corpus, tmp_pa
     assert f'host 1 ({NAME}) was ended by SIGKILL; all hosts end with status 42' in job.said(0)
     assert statuses(workdir) == ['done', 'done', 'unfinished', 'unfinished']
 
-    saved = steps_in(workdir / theirs / 'checkpoints')[-1]
+    saved = list_steps(workdir / theirs / 'checkpoints')[-1]
     job = start(workdir, corpus, FLAG).ended()
     assert f'resuming after step {saved}' in job.said(1)
     assert_same_curves(workdir, dealt_sweep[0])
@@ -474,7 +474,7 @@ def test_runs_that_need_both_hosts_have_them_in_turn(sweep_of_one, start, corpus
     """A signal to one of them stops both after a checkpoint, for the same command to go on from."""
     workdir = tmp_path / 'sweep'
     job = start(workdir, corpus, FLAG, mesh_data=8)
-    first = cells(base(corpus, **RUN | {'mesh_data': 8}), SWEEP)[0].name
+    first = expand_sweep(base(corpus, **RUN | {'mesh_data': 8}), SWEEP)[0].name
     job.wait_for_checkpoint(workdir / first, 10)
     job.hosts[0].send_signal(signal.SIGTERM)
     job.ended(SIGNALLED + signal.SIGTERM)
@@ -593,7 +593,7 @@ def test_a_run_in_a_bucket_is_that_of_one_process(start_anew, corpus, tmp_path, 
     job, _ = start_anew(url, corpus, **CUT | steps)
     assert f'{url} holds all of it' in job.ended().said(0)
     assert train(resolve(base(corpus, **RUN | CUT | steps)), tmp_path / 'one') == DONE
-    with mirrored(url) as workdir:
+    with mirror_workdir(url) as workdir:
         assert_close(timeless(workdir), timeless(tmp_path / 'one'), rtol=1e-4)
         here, there = (load(path, print).weights.params for path in (workdir, tmp_path / 'one'))
     for path, leaf in named_leaves(here).items():
@@ -624,7 +624,7 @@ def test_hosts_without_a_common_disk_train_in_a_bucket(
     job, _ = start_anew(url, corpus, **CUT)
     assert f'{url} holds all of it' in job.ended().said(0)
     assert [line for line in job.said(1).splitlines() if '[Gloo]' not in line] == []
-    with mirrored(url) as workdir:
+    with mirror_workdir(url) as workdir:
         assert_same(workdir, tmp_path / 'disk')
 
 
@@ -659,7 +659,7 @@ def test_a_sweep_is_dealt_to_hosts_without_a_common_disk(
     job, _ = start_anew(url, corpus, FLAG)
     job.ended()
     assert 'resuming after step' in job.said(1) and 'is in use by' in job.said(1)
-    there = at_hand(url)
+    there = fetch_records(url)
     assert_same_curves(there, dealt_sweep[0])
     found, wanted = ([row | {'sweep': ''} for row in table(one)] for one in (there, dealt_sweep[0]))
     assert found == wanted

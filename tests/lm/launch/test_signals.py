@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from lm.launch import signals
-from lm.launch.signals import Interrupted, caught_signals, nothing_to_lose
+from lm.launch.signals import Interrupted, catch_signals, interruptible
 
 STOPS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
@@ -22,7 +22,7 @@ def with_a_terminal():
 @pytest.mark.parametrize('number', STOPS)
 def test_the_first_is_put_in_the_list_and_its_echo_is_not(number):
     before = signal.getsignal(number)
-    with caught_signals() as caught:
+    with catch_signals() as caught:
         os.kill(os.getpid(), number)
         os.kill(os.getpid(), number)
         assert caught == [number]
@@ -32,9 +32,9 @@ def test_the_first_is_put_in_the_list_and_its_echo_is_not(number):
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
 def test_a_later_one_ends_the_process(number, monkeypatch):
     killed, kill = [], os.kill
-    with caught_signals() as caught:
+    with catch_signals() as caught:
         kill(os.getpid(), number)
-        caught.since -= 2 * signals.ECHO_SEC
+        caught.first_at -= 2 * signals.ECHO_SEC
         monkeypatch.setattr(os, 'kill', lambda *sent: killed.append(sent))
         kill(os.getpid(), number)
         assert killed == [(os.getpid(), number)]
@@ -43,8 +43,8 @@ def test_a_later_one_ends_the_process(number, monkeypatch):
 
 @pytest.mark.parametrize('number', STOPS)
 def test_where_nothing_would_be_lost_it_is_raised_with_its_number(number):
-    with caught_signals() as caught:
-        with pytest.raises(Interrupted) as raised, nothing_to_lose(caught):
+    with catch_signals() as caught:
+        with pytest.raises(Interrupted) as raised, interruptible(caught):
             os.kill(os.getpid(), number)
         assert raised.value.args == (number,) and not caught
         os.kill(os.getpid(), number)
@@ -53,16 +53,16 @@ def test_where_nothing_would_be_lost_it_is_raised_with_its_number(number):
 
 def test_a_terminal_hangs_up_once(monkeypatch):
     """A shell passes SIGHUP on when it comes to it. Catches one that ends a checkpoint midway."""
-    with caught_signals() as caught:
+    with catch_signals() as caught:
         os.kill(os.getpid(), signal.SIGHUP)
-        caught.since -= 2 * signals.ECHO_SEC
+        caught.first_at -= 2 * signals.ECHO_SEC
         os.kill(os.getpid(), signal.SIGHUP)
         assert caught == [signal.SIGHUP]
 
 
 def test_what_nohup_ignores_stays_ignored():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with caught_signals() as caught:
+    with catch_signals() as caught:
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         os.kill(os.getpid(), signal.SIGHUP)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -71,5 +71,5 @@ def test_what_nohup_ignores_stays_ignored():
 
 
 def test_a_worker_that_catches_none_is_left_alone():
-    with nothing_to_lose([]):
+    with interruptible([]):
         pass

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from lm.launch import link as links
-from lm.launch.exit_status import BAD_INPUT, DONE, RESUME, Ended
-from lm.launch.link import Gone, Link, Links, own_addresses, parsed, plain
-from lm.launch.secret import Secret, certificate, mtls_env, opened, sealed
+from lm.launch.exit_status import BAD_INPUT, DONE, RESUME, JobEnded
+from lm.launch.link import Link, LinkClosed, Links, local_addresses, parse_message, sanitize
+from lm.launch.secret import Secret, make_certificate, mtls_env, seal, unseal
 from lm.launch.this_host import Host
 from tests import strangers
 from tests.lm.launch.test_supervisor import (  # noqa: F401
@@ -61,16 +61,16 @@ def greet(own, member):
 def test_both_ends_prove_the_secret(pair):
     own, member = pair()
     greet(own, member)
-    assert member.trusted and own.open[0].trusted and own.strangers == 0
+    assert member.is_trusted and own.open[0].is_trusted and own.strangers == 0
     member.send(ended=3)
     assert own.wait(1.0) == [(own.open[0], {'ended': 3})]
 
 
 def test_another_secret_is_closed_and_counted(pair):
     own, member = pair(theirs=THE + '!')
-    with pytest.raises(Gone):
+    with pytest.raises(LinkClosed):
         greet(own, member)
-    assert not member.trusted and own.strangers == 1 and not own.open
+    assert not member.is_trusted and own.strangers == 1 and not own.open
 
 
 def test_a_member_trusts_no_other_coordinator():
@@ -81,12 +81,12 @@ def test_a_member_trusts_no_other_coordinator():
         member = Link(socket.create_connection(server.getsockname()), THE, accepted=False)
         false, _ = server.accept()
         false.sendall(b'ab' * 16 + b'\n')
-        assert member.read() == [] and not member.trusted
+        assert member.read() == [] and not member.is_trusted
         answer = false.recv(999).split()[1]
         false.sendall(answer + b'\n{"ended": 0}\n')  # the member's own proof, sent back
-        with pytest.raises(Gone):
+        with pytest.raises(LinkClosed):
             member.read()
-        assert not member.trusted
+        assert not member.is_trusted
         false.close()
         member.socket.close()
     other.close()
@@ -95,7 +95,7 @@ def test_a_member_trusts_no_other_coordinator():
 def test_a_proof_of_one_connection_is_none_of_another(pair):
     own, member = pair()
     greet(own, member)
-    said = f'{member._nonce} {links.proof(THE, "member", member._their_nonce, member._nonce)}\n'
+    said = f'{member._nonce} {links.proof(THE, "member", member._peer_nonce, member._nonce)}\n'
     with connected(own._servers[0].getsockname()[1]) as replayed:
         own.wait(1.0)
         replayed.sendall(said.encode())
@@ -106,7 +106,7 @@ def test_a_proof_of_one_connection_is_none_of_another(pair):
 def test_strangers_have_a_time_and_a_number(pair, monkeypatch):
     own, member = pair()
     greet(own, member)
-    monkeypatch.setattr(links, 'MOST_STRANGERS', 3)
+    monkeypatch.setattr(links, 'MAX_STRANGERS', 3)
     port = own._servers[0].getsockname()[1]
     idle = [connected(port) for _ in range(7)]
     for _ in range(7):
@@ -114,7 +114,7 @@ def test_strangers_have_a_time_and_a_number(pair, monkeypatch):
     assert len(own.open) == 1 + 3 and own.strangers == 4
     monkeypatch.setattr(links, 'GREET_SEC', -1.0)
     own.wait(0.0)
-    assert own.open == [one for one in own.open if one.trusted] and own.strangers == 7
+    assert own.open == [one for one in own.open if one.is_trusted] and own.strangers == 7
     for one in idle:
         one.close()
 
@@ -130,7 +130,7 @@ def test_no_kind_of_message_is_taken_for_a_host(pair, kind):
         while sender.is_alive():
             assert not [message for _, message in own.wait(0.01) if message is not None]
         assert not [message for _, message in own.wait(0.01) if message is not None]
-        assert [one.trusted for one in own.open if one.trusted] == [True]
+        assert [one.is_trusted for one in own.open if one.is_trusted] == [True]
 
 
 def send_all(connection, data):
@@ -147,7 +147,7 @@ def send_all(connection, data):
 )
 def test_what_a_host_says_has_its_types(line):
     with pytest.raises((ValueError, RecursionError)):
-        parsed(line)
+        parse_message(line)
 
 
 @pytest.mark.parametrize('number', [2, 77, -1])
@@ -231,29 +231,31 @@ def test_the_secret_that_is_given(tmp_path, monkeypatch):
     assert Secret(by_file, bucket, {}).write() == THE
     assert Secret(HOST, bucket, {'EVENKEEL_JOB_SECRET': THE}).read() == THE
     file.write_text('short')
-    with pytest.raises(Ended, match=r'at least 16 characters; --job_secret_file has 5'):
+    with pytest.raises(JobEnded, match=r'at least 16 characters; --job_secret_file has 5'):
         Secret(by_file, bucket, {})
-    with pytest.raises(Ended, match=r'share no disk need a secret of the job, and gs://bucket/run'):
+    with pytest.raises(
+        JobEnded, match=r'share no disk need a secret of the job, and gs://bucket/run'
+    ):
         Secret(HOST, bucket, {})
 
 
 def test_what_is_sealed_opens_with_the_secret_alone():
     text = 'a key\n' * 100
-    hidden = sealed(THE, text)
-    assert opened(THE, hidden) == text and 'key' not in bytes.fromhex(hidden.split()[1]).decode(
+    hidden = seal(THE, text)
+    assert unseal(THE, hidden) == text and 'key' not in bytes.fromhex(hidden.split()[1]).decode(
         'latin-1'
     )
-    assert sealed(THE, text) != hidden
+    assert seal(THE, text) != hidden
     for other in (THE + '!', ''):
         with pytest.raises(ValueError):
-            opened(other, hidden)
+            unseal(other, hidden)
     nonce, data, tag = hidden.split()
     with pytest.raises(ValueError):
-        opened(THE, f'{nonce} {int(data[:2], 16) ^ 1:02x}{data[2:]} {tag}')
+        unseal(THE, f'{nonce} {int(data[:2], 16) ^ 1:02x}{data[2:]} {tag}')
 
 
 def test_the_certificate_reaches_the_child_as_jax_reads_it():
-    pem = certificate()
+    pem = make_certificate()
     with mtls_env(pem) as env:
         assert set(env) == {
             f'JAX_MTLS_{name}' for name in ('CERT_FILE', 'KEY_FILE', 'CA_FILE', 'PEER_URI_PREFIX')
@@ -279,8 +281,8 @@ def test_the_certificate_reaches_the_child_as_jax_reads_it():
 def test_where_the_ports_listen(monkeypatch, name, resolved, found):
     infos = [(socket.AF_INET, socket.SOCK_STREAM, 6, '', (one, 0)) for one in resolved]
     monkeypatch.setattr(socket, 'getaddrinfo', lambda *_, **__: infos)
-    assert own_addresses(name) == found
+    assert local_addresses(name) == found
 
 
 def test_names_move_no_cursor():
-    assert plain('\x1b[2Jnode\n1', 255) == '?[2Jnode?1' and plain('ß', 1) == 'ß'
+    assert sanitize('\x1b[2Jnode\n1', 255) == '?[2Jnode?1' and sanitize('ß', 1) == 'ß'

@@ -23,17 +23,17 @@ PREPARE = 'from lm.launch.before_jax import prepare_streams; prepare_streams()\n
 @pytest.fixture
 def stream_to(monkeypatch):
     """stream_to(descriptor): a text stream as `open_streams` makes it, over a copy of it."""
-    monkeypatch.setattr(streams, '_loss', '')
-    monkeypatch.setattr(streams, '_outlives', False)
+    monkeypatch.setattr(streams, '_loss_reason', '')
+    monkeypatch.setattr(streams, '_ignores_loss', False)
     opened = []
 
     def over(descriptor: int):
         before = os.fdopen(os.dup(descriptor), 'w')
-        opened.append((before, streams._text(streams.Output(before.fileno()), before)))
+        opened.append((before, streams._wrap_text(streams.StandardOutput(before.fileno()), before)))
         return opened[-1][1]
 
     yield over
-    monkeypatch.setattr(streams, '_outlives', True)  # what is left in a buffer ends nothing
+    monkeypatch.setattr(streams, '_ignores_loss', True)  # what is left in a buffer ends nothing
     for before, stream in opened:
         stream.close()
         before.close()
@@ -60,7 +60,7 @@ def test_a_program_that_outlives_its_output_says_once_why_it_is_gone(
     kind, request, stream_to, capfd
 ):
     stream = stream_to(request.getfixturevalue(kind))
-    streams.outlive_output()
+    streams.ignore_output_loss()
     for _ in range(3):
         print('x' * 100_000, file=stream, flush=True)
     why = {'unread': 'Broken pipe', 'full_disk': 'No space left on device'}[kind]
@@ -158,11 +158,11 @@ def test_docstrings_are_there_for_python_that_strips_them():
     )
     done = run(code, PYTHONOPTIMIZE='2')
     from lm.launch import before_jax
-    from lm.launch.exit_status import Ended
+    from lm.launch.exit_status import JobEnded
 
-    owners = before_jax, before_jax.choose_platform, Ended
+    owners = before_jax, before_jax.choose_platform, JobEnded
     assert json.loads(done.stdout) == [*map(docstring, owners)], done.stderr
-    assert docstring(Ended).startswith('The job is over')
+    assert docstring(JobEnded).startswith('The job is over')
 
 
 def test_every_program_prepares_its_streams():

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from lm.launch.coordinator import blame
+from lm.launch.coordinator import blame_rank
 from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED
-from lm.launch.this_host import Host, expanded, shared_arguments, slurm, this_host
+from lm.launch.this_host import Host, detect_host, expand_nodes, shared_arguments, slurm
 from tests import ROOT
 from tests.object_store import serving
 
@@ -48,11 +48,11 @@ def on_tpu(monkeypatch):
 
 
 def test_flags_say_it_all():
-    host = this_host(['--config=c.py', *FLAGS, '--host_timeout=7'], SLURM)
+    host = detect_host(['--config=c.py', *FLAGS, '--host_timeout=7'], SLURM)
     assert host == Host('n0:1234', 3, 2, watch_port=1235, timeout=7.0)
     assert host.watch_address == ('n0', 1235)
-    assert this_host([*FLAGS, '--watch_port=99'], {}).watch_address == ('n0', 99)
-    bracketed = this_host(['--coordinator=[::1]:5', *FLAGS[1:]], {})
+    assert detect_host([*FLAGS, '--watch_port=99'], {}).watch_address == ('n0', 99)
+    bracketed = detect_host(['--coordinator=[::1]:5', *FLAGS[1:]], {})
     assert bracketed.watch_address == ('::1', 6)
 
 
@@ -68,7 +68,7 @@ def test_flags_say_it_all():
     ],
 )
 def test_a_process_is_alone(argv, env):
-    assert this_host(argv, env) is None
+    assert detect_host(argv, env) is None
 
 
 @pytest.mark.parametrize(
@@ -88,16 +88,18 @@ def test_a_process_is_alone(argv, env):
 )
 def test_what_cannot_be_is_refused(argv, env, said):
     with pytest.raises(ValueError, match=said):
-        this_host(argv, env)
+        detect_host(argv, env)
 
 
 def test_slurm():
     """JAX's port of the job; a task of its own machine has all its devices."""
-    host = this_host([], SLURM)
+    host = detect_host([], SLURM)
     assert host.coordinator == 'gpu08:65535' and host.watch_address == ('gpu08', 61439)
-    assert host.names == ('gpu08', 'gpu09', 'gpu10', 'head') and host.name_of(3) == 'host 3 (head)'
+    assert (
+        host.names == ('gpu08', 'gpu09', 'gpu10', 'head') and host.host_name(3) == 'host 3 (head)'
+    )
     assert (host.num_processes, host.process_id, host.local_devices) == (4, 3, None)
-    by_hand = this_host(['--coordinator=n0:1234'], SLURM)
+    by_hand = detect_host(['--coordinator=n0:1234'], SLURM)
     assert by_hand.watch_address == ('n0', 1235) and by_hand.process_id == 3
 
 
@@ -107,19 +109,19 @@ def test_slurm_counts_the_tasks_of_the_step(of_job):
     shell of salloc.
     """
     task = {name: value for name, value in SLURM.items() if name != 'SLURM_NTASKS'}
-    host = this_host([], task | of_job | {'SLURM_STEP_NUM_TASKS': '4'})
+    host = detect_host([], task | of_job | {'SLURM_STEP_NUM_TASKS': '4'})
     assert (host.num_processes, host.process_id, len(host.names)) == (4, 3, 4)
     shell = {'SLURM_STEP_NUM_TASKS': '1', 'SLURM_PROCID': '0'}
-    assert this_host([], task | of_job | shell) is None
+    assert detect_host([], task | of_job | shell) is None
 
 
 def test_slurm_with_a_task_for_each_gpu():
     tasks = SLURM | {'SLURM_STEP_NODELIST': 'n[1-2]', 'SLURM_STEP_TASKS_PER_NODE': '2(x2)'}
     tasks |= {'SLURM_LOCALID': '1'}
-    assert this_host([], tasks).local_devices == (1,)
-    assert this_host([], tasks).names == ()
-    assert this_host([], tasks | {'CUDA_VISIBLE_DEVICES': '3'}).local_devices is None
-    assert this_host([], tasks | {'CUDA_VISIBLE_DEVICES': '0,1'}).local_devices == (1,)
+    assert detect_host([], tasks).local_devices == (1,)
+    assert detect_host([], tasks).names == ()
+    assert detect_host([], tasks | {'CUDA_VISIBLE_DEVICES': '3'}).local_devices is None
+    assert detect_host([], tasks | {'CUDA_VISIBLE_DEVICES': '0,1'}).local_devices == (1,)
 
 
 def test_slurm_is_what_jax_finds(monkeypatch):
@@ -136,7 +138,7 @@ def test_open_mpi_is_what_jax_finds(monkeypatch):
 
     for name, value in OPEN_MPI.items():
         monkeypatch.setenv(name, value)
-    host = this_host([], OPEN_MPI)
+    host = detect_host([], OPEN_MPI)
     assert OmpiCluster.get_coordinator_address(None, None) == host.coordinator
     assert (host.num_processes, host.process_id, host.local_devices) == (4, 3, (1,))
 
@@ -150,18 +152,18 @@ def test_open_mpi_is_what_jax_finds(monkeypatch):
     ],
 )
 def test_lists_of_nodes(nodes, found):
-    assert expanded(nodes) == found
+    assert expand_nodes(nodes) == found
 
 
 def test_kubernetes_tpus(on_tpu, tmp_path):
-    host = this_host([], GKE)
+    host = detect_host([], GKE)
     assert host.coordinator == 'a:8482' and host.watch_address == ('a', 8483)
     assert (host.process_id, host.num_processes, host.names) == (1, 2, ('a', 'b'))
-    host = this_host([], GKE | SLICES)
+    host = detect_host([], GKE | SLICES)
     assert host.coordinator == 'first:8482' and (host.process_id, host.num_processes) == (3, 4)
     (tmp_path / 'addresses').write_text('a:1,b:1,c:1\n')
     by_file = GKE | {'TPU_PROCESS_ADDRESSES_PATH': str(tmp_path / 'addresses')}
-    assert this_host([], by_file).names == ('a', 'b', 'c')
+    assert detect_host([], by_file).names == ('a', 'b', 'c')
 
 
 def test_tpu_vms_by_their_metadata(on_tpu):
@@ -182,10 +184,10 @@ def test_tpu_vms_by_their_metadata(on_tpu):
 
     with serving(Metadata) as address:
         env = {'GCE_METADATA_IP': address.removeprefix('http://')}
-        host = this_host([], env)
+        host = detect_host([], env)
         assert host.coordinator == '10.0.0.1:8482'
         assert (host.process_id, host.num_processes) == (1, 4)
-        assert this_host([], env | {'TPU_SKIP_MDS_QUERY': '1'}) is None
+        assert detect_host([], env | {'TPU_SKIP_MDS_QUERY': '1'}) is None
 
 
 def test_shared_arguments_are_those_that_hosts_have_in_common():
@@ -372,7 +374,7 @@ def test_who_was_first_is_named_though_another_aborts_sooner_than_its_parent_tel
     ],
 )
 def test_who_is_named_of_several(first, ends):
-    assert min(ends, key=lambda i: blame(i, *ends[i])) == first
+    assert min(ends, key=lambda i: blame_rank(i, *ends[i])) == first
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])

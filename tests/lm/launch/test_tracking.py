@@ -19,7 +19,7 @@ def program(monkeypatch, code):
         started.append(subprocess.Popen(command, **pipes))
         return started[-1]
 
-    monkeypatch.setattr(tracking, '_start', start)
+    monkeypatch.setattr(tracking, '_start_follower', start)
     monkeypatch.setattr(tracking.importlib.util, 'find_spec', lambda name: name)
     return started
 
@@ -27,13 +27,13 @@ def program(monkeypatch, code):
 def test_an_unknown_tracker_is_refused_with_the_nearest(monkeypatch):
     monkeypatch.setattr(tracking.flags, 'FLAGS', types.SimpleNamespace(track=['mlflow', 'wandbb']))
     with pytest.raises(ValueError, match=r"--track must be one of .*'wandbb'.* mean 'wandb'\?"):
-        tracking.asked()
+        tracking.read_track_flag()
 
 
 def test_a_follower_ends_with_training_and_its_lines_are_said(tmp_path, monkeypatch):
     started = program(monkeypatch, 'sys.stdin.read(); print("3 steps", flush=True)')
     said = []
-    with tracking.tracked(tmp_path, ['mlflow'], said.append):
+    with tracking.send_to_trackers(tmp_path, ['mlflow'], said.append):
         (process,) = started
         assert process.poll() is None and not said
     assert process.returncode == 0 and said == ['3 steps']
@@ -46,7 +46,7 @@ def test_what_was_not_sent_is_said_with_its_command(tmp_path, monkeypatch, code)
     """Tries a network that is dead, a crash, and an error."""
     started, said = program(monkeypatch, code), []
     monkeypatch.setattr(tracking, 'LAST_SEC', 0.5)
-    with tracking.tracked(tmp_path, ['wandb'], said.append):
+    with tracking.send_to_trackers(tmp_path, ['wandb'], said.append):
         pass
     command = f'python -m eval.sync --workdir={tmp_path} --to=wandb'
     assert said[-1] == f'wandb: not all rows were sent; {command} sends the rest'
@@ -58,7 +58,7 @@ def test_an_error_of_training_is_its_own(tmp_path, monkeypatch):
     started = program(monkeypatch, 'sys.stdin.read()')
     with (
         pytest.raises(ValueError, match='of training'),
-        tracking.tracked(tmp_path, ['mlflow'], [].append),
+        tracking.send_to_trackers(tmp_path, ['mlflow'], [].append),
     ):
         raise ValueError('of training')
     assert started[0].returncode == 0
@@ -67,7 +67,7 @@ def test_an_error_of_training_is_its_own(tmp_path, monkeypatch):
 def test_a_package_that_lacks_stops_nothing(tmp_path, monkeypatch):
     started, said = program(monkeypatch, ''), []
     monkeypatch.setattr(tracking.importlib.util, 'find_spec', lambda name: None)
-    with tracking.tracked(tmp_path, ['wandb'], said.append):
+    with tracking.send_to_trackers(tmp_path, ['wandb'], said.append):
         pass
     assert not started and len(said) == 1
     assert 'wandb not installed (uv sync --extra wandb)' in said[0] and 'eval.sync' in said[0]
@@ -76,8 +76,8 @@ def test_a_package_that_lacks_stops_nothing(tmp_path, monkeypatch):
 def test_one_process_of_a_job_starts_followers(tmp_path, monkeypatch):
     started = program(monkeypatch, 'sys.stdin.read()')
     monkeypatch.setattr('lm.launch.distributed.is_first', lambda: False)
-    with tracking.tracked(tmp_path, ['mlflow', 'wandb'], print):
+    with tracking.send_to_trackers(tmp_path, ['mlflow', 'wandb'], print):
         assert not started
     monkeypatch.setattr('lm.launch.distributed.is_first', lambda: True)
-    with tracking.tracked(tmp_path, ['mlflow', 'wandb', 'mlflow'], print):
+    with tracking.send_to_trackers(tmp_path, ['mlflow', 'wandb', 'mlflow'], print):
         assert len(started) == 2

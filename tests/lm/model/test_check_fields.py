@@ -10,7 +10,7 @@ from lm.model.check import check
 from modules.choices import choose
 from modules.losses import AUXILIARIES
 from modules.optim import OPTIMIZERS
-from modules.options import LARGEST_INT, options
+from modules.options import LARGEST_INT, declared_options
 from modules.params import ROLES
 from tests.helpers import checked_config, tiny_config
 
@@ -34,8 +34,8 @@ def reader_of(path):
     for field, choice in CHOICES.items():
         for row, part in choice.table.items():
             terms = [AUXILIARIES[term] for term in getattr(part, 'auxiliary', ())]
-            of_term = section == 'loss' and any(name in options(term) for term in terms)
-            if of_term or (choice.section == section and name in options(part)):
+            of_term = section == 'loss' and any(name in declared_options(term) for term in terms)
+            if of_term or (choice.section == section and name in declared_options(part)):
                 return {field: row}
     return {}
 
@@ -88,7 +88,7 @@ def test_unlike_name_suggests_nothing():
 @pytest.mark.parametrize('path', BOUNDED)
 def test_nothing_beyond_the_bounds_passes(path):
     """And the least that may be passes: catches < where <= is meant."""
-    least, most = FIELDS[path].option.least, FIELDS[path].option.most
+    least, most = FIELDS[path].option.minimum, FIELDS[path].option.maximum
     (kind,) = {int, float} & set(FIELDS[path].types)
     if kind is int and most == math.inf:
         most = LARGEST_INT
@@ -134,11 +134,11 @@ def test_every_number_has_a_bound():
     free = {path for path in NUMBERS if path not in BOUNDED}
     assert not {path for path in free if not path.startswith('data.')}
     for path in BOUNDED:
-        bounds = FIELDS[path].option.least, FIELDS[path].option.most
+        bounds = FIELDS[path].option.minimum, FIELDS[path].option.maximum
         assert bounds != (-math.inf, math.inf), path
 
 
-@pytest.mark.parametrize('path', [path for path, field in FIELDS.items() if field.of_parts])
+@pytest.mark.parametrize('path', [path for path, field in FIELDS.items() if field.is_part_option])
 def test_an_option_that_no_chosen_part_reads_is_refused(path):
     """It names the parts that would. Catches one that changes nothing in silence."""
     values = {int: 2, float: 0.5, bool: True}

@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from lm.config.resolve import replaced, resolve, to_dict
-from lm.model.kernels import chosen_kernels
+from lm.config.resolve import resolve, to_dict, update_recipe
+from lm.model.kernels import select_kernels
 from lm.model.transformer import ACTIVATIONS
-from lm.run.start import carried_over
-from lm.training.state import hyper_from
-from lm.training.step import activations
+from lm.run.start import carry_over
+from lm.training.state import make_hyper
+from lm.training.step import compute_activations
 from modules.statistics import STATS
 from tests.helpers import checked_config, initial_state, packed_batch, tiny_learner, train_step
 
@@ -22,12 +22,12 @@ DROPS = checked_config({'model.n_layers': 1, 'model.dropout': 0.25, 'model.posit
 def places(rates, mutable=(STATS, ACTIVATIONS)):
     """{place: what the stream has there, less what it had at the place before}."""
     learner, state = tiny_learner(DROPS), initial_state(DROPS)
-    hyper = hyper_from(DROPS) | {path: np.float32(rate) for path, rate in rates.items()}
+    hyper = make_hyper(DROPS) | {path: np.float32(rate) for path, rate in rates.items()}
 
     @jax.jit
     def run(state, hyper):
         variables = learner.variables(state.weights)
-        return activations(learner, variables, packed_batch(rows=64), mutable, hyper)[1]
+        return compute_activations(learner, variables, packed_batch(rows=64), mutable, hyper)[1]
 
     seen = run(state, hyper)[ACTIVATIONS]
     streams = [seen['embedding'], *(seen['layers'][n][0] for n in ('after_attention', 'after_mlp'))]
@@ -60,10 +60,10 @@ def test_each_rate_drops_in_its_place_and_only_in_training():
 def test_without_it_nothing_of_it_is_in_the_program():
     """No number, no key and no random bit; spelt out it is the same program."""
     plain = checked_config({'model.n_layers': 1})
-    spelt = resolve(to_dict(replaced(plain, dict.fromkeys(PATHS, 0.0))))
-    assert spelt == plain and not hyper_from(plain).keys() & {*PATHS}
+    spelt = resolve(to_dict(update_recipe(plain, dict.fromkeys(PATHS, 0.0))))
+    assert spelt == plain and not make_hyper(plain).keys() & {*PATHS}
     state = initial_state(plain)
-    text = train_step(plain).lower(state, packed_batch(), hyper_from(plain)).as_text()
+    text = train_step(plain).lower(state, packed_batch(), make_hyper(plain)).as_text()
     assert state.stats == {} and 'threefry' not in text and 'rng_bit_generator' not in text
 
 
@@ -72,18 +72,18 @@ def test_a_start_from_weights_without_it_has_keys_of_its_own():
     keys, mean = np.arange(4), np.ones(3)
     with_both = {'stats': {'layers': {'dropout_key': keys, 'norm': {'mean': mean}}}}
     plain = {'stats': {'layers': {'norm': {'mean': 2 * mean}}}}
-    found = carried_over(plain, with_both)['stats']['layers']
+    found = carry_over(plain, with_both)['stats']['layers']
     assert found['dropout_key'] is keys and found['norm']['mean'][0] == 2
-    assert carried_over(with_both, plain)['stats']['layers'].keys() == {'norm'}
-    assert carried_over({}, plain) is plain
+    assert carry_over(with_both, plain)['stats']['layers'].keys() == {'norm'}
+    assert carry_over({}, plain) is plain
 
 
 def test_a_kernel_with_dropout_is_chosen_where_the_choice_is_open():
     for platform in ('cpu', 'gpu', 'tpu'):
-        assert chosen_kernels(DROPS, platform).name_of('attention') == 'reference'
-    fused = replaced(DROPS, {'model.attention_dropout': 0.0})
-    assert chosen_kernels(fused, 'cpu').name_of('attention') == 'blocked'
-    assert chosen_kernels(fused, 'tpu').name_of('attention') == 'splash'
+        assert select_kernels(DROPS, platform).kernel_name('attention') == 'reference'
+    fused = update_recipe(DROPS, {'model.attention_dropout': 0.0})
+    assert select_kernels(fused, 'cpu').kernel_name('attention') == 'blocked'
+    assert select_kernels(fused, 'tpu').kernel_name('attention') == 'splash'
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ NORMS_OF = {
 def test_placement_decides_which_norms_there_are(placement):
     changes = with_needs({'model.placement': placement, 'model.n_layers': 4})
     config = tiny_config(changes)
-    specs = named_leaves(tiny_learner(config).described.specs)
+    specs = named_leaves(tiny_learner(config).description.specs)
     found = {path.split('/')[-2] for path in specs if path.endswith('scale')}
     assert found == NORMS_OF[placement]
 
@@ -195,8 +195,8 @@ def test_dyt_multiplies_the_embeddings_by_a_learned_number():
 def test_deepnorm_draws_some_matrices_smaller():
     """(8 L)^(-1/4) on value, out, up and down; not on query and key."""
     config = tiny_config({'model.placement': 'deepnorm'})
-    stds = named_leaves(tiny_learner(config).described.init_stds)
-    plain = named_leaves(tiny_learner(tiny_config()).described.init_stds)
+    stds = named_leaves(tiny_learner(config).description.init_stds)
+    plain = named_leaves(tiny_learner(tiny_config()).description.init_stds)
     for path, std in stds.items():
         smaller = path.split('/')[-1] in ('value', 'out', 'up', 'down')
         assert std == plain[path] * (16**-0.25 if smaller else 1.0), path

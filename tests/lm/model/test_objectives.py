@@ -10,15 +10,15 @@ import jax
 import numpy as np
 import pytest
 
-from lm.data import Feed, Place, batch_at
+from lm.data import Cursor, Feed, batch_at
 from lm.model.objectives import (
     batch_fields,
-    documents,
-    evaluated,
-    n_marks,
-    training_mixture,
+    build_training_mixture,
+    count_marks,
+    document_slices,
+    evaluation_rows,
 )
-from modules.objectives import MARKS
+from modules.objectives import N_UNNUMBERED
 from tests.helpers import (
     tiny_config,
 )
@@ -52,15 +52,15 @@ class Numbered:
 def mixture(objective, **changes):
     changes = {f'data.{name}': value for name, value in changes.items()}
     config = tiny_config({'data.objective': objective, 'data.seq_len': 40} | changes)
-    return training_mixture(config, Ids())
+    return build_training_mixture(config, Ids())
 
 
 def test_reference_places_of_documents():
     segments = np.array([1, 1, 1, 2, 3, 3, 0, 0])
-    assert list(documents(segments)) == [slice(0, 3), slice(3, 4), slice(4, 6)]
-    assert list(documents(np.zeros(3, int))) == []
-    assert list(documents(np.ones(3, int))) == [slice(0, 3)]
-    assert list(documents(np.array([0, 1, 1, 0, 2]))) == [slice(1, 3), slice(4, 5)]
+    assert list(document_slices(segments)) == [slice(0, 3), slice(3, 4), slice(4, 6)]
+    assert list(document_slices(np.zeros(3, int))) == []
+    assert list(document_slices(np.ones(3, int))) == [slice(0, 3)]
+    assert list(document_slices(np.array([0, 1, 1, 0, 2]))) == [slice(1, 3), slice(4, 5)]
 
 
 @pytest.mark.parametrize('objective', ['span_corruption', 'infill', 'prefix'])
@@ -85,7 +85,9 @@ def test_property_shares_of_a_mixture():
     mix, counts = mixture('causal:0.2+infill:0.5+prefix:0.3'), {'causal': 0, 'infill': 0}
     for seed in range(2000):
         row = mix(Numbered()[3], np.random.default_rng(seed))
-        first, second = (row['tokens'][place].max() >= 102 for place in documents(row['segments']))
+        first, second = (
+            row['tokens'][place].max() >= 102 for place in document_slices(row['segments'])
+        )
         assert first == second
         counts['infill'] += first
         counts['causal'] += not first and not row['prefix'].any()
@@ -125,7 +127,7 @@ def test_equivalence_hosts_together_hold_the_batch(count):
         feed = Feed(
             rows, batch_size=8, prefetch=2, transform=mix, process_index=i, process_count=count
         )
-        parts += feed.take([Place(0, 5, 9)])
+        parts += feed.take([Cursor(0, 5, 9)])
         feed.close()
     for name, value in whole.items():
         np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), value)
@@ -135,21 +137,21 @@ def test_equivalence_hosts_together_hold_the_batch(count):
 def test_property_causal_costs_nothing():
     """The same batches and vocabulary as without objectives, and no array more."""
     config = tiny_config()
-    assert training_mixture(config, Ids()) is None and n_marks(config) == 0
+    assert build_training_mixture(config, Ids()) is None and count_marks(config) == 0
     assert batch_fields(config) == ('tokens', 'segments')
-    assert evaluated(config, Ids(), Numbered()) == {}
+    assert evaluation_rows(config, Ids(), Numbered()) == {}
 
 
 def test_reference_marks_of_the_vocabulary():
     """Those of holes too where they are numbered, in training or evaluation."""
     for changes, wanted in (
         ({'data.objective': 'prefix'}, 0),
-        ({'data.objective': 'infill'}, MARKS),
-        ({'data.objective': 'causal:0.5+span_corruption:0.5', 'data.masks': 7}, MARKS + 7),
-        ({'train.eval_objectives': 'causal+infill'}, MARKS),
-        ({'train.eval_objectives': 'infill+span_corruption', 'data.masks': 9}, MARKS + 9),
+        ({'data.objective': 'infill'}, N_UNNUMBERED),
+        ({'data.objective': 'causal:0.5+span_corruption:0.5', 'data.masks': 7}, N_UNNUMBERED + 7),
+        ({'train.eval_objectives': 'causal+infill'}, N_UNNUMBERED),
+        ({'train.eval_objectives': 'infill+span_corruption', 'data.masks': 9}, N_UNNUMBERED + 9),
     ):
-        assert n_marks(tiny_config(changes)) == wanted, changes
+        assert count_marks(tiny_config(changes)) == wanted, changes
 
 
 def test_property_evaluation_is_always_the_same_and_counts_holes():
@@ -157,7 +159,7 @@ def test_property_evaluation_is_always_the_same_and_counts_holes():
     seen = []
     for changes in ({}, {'data.seed': 5, 'data.objective': 'infill', 'data.loss_on': 'document'}):
         config = tiny_config({'train.eval_objectives': 'causal+infill+prefix'} | changes)
-        found = evaluated(config, Ids(), Numbered())
+        found = evaluation_rows(config, Ids(), Numbered())
         assert list(found) == ['infill', 'prefix']
         assert len(found['infill']) == 40
         seen.append([found['infill'][i] for i in range(40)])

@@ -10,8 +10,8 @@ import pytest
 
 from lm.devices.mesh import make_mesh, put_batch
 from lm.devices.shardings import state_shardings
-from lm.training.state import hyper_from
-from modules.statistics import STATS, as_int, as_key
+from lm.training.state import make_hyper
+from modules.statistics import STATS, key_from_int, key_to_int
 from tests.helpers import (
     assert_trees_close,
     checked_config,
@@ -44,7 +44,7 @@ def after_two_steps(**changes):
     config = checked_config(TOGETHER | {f'model.{name}': value for name, value in changes.items()})
     state = initial_state(config)
     for _ in range(2):
-        state, metrics = train_step(config)(state, BATCH, hyper_from(config))
+        state, metrics = train_step(config)(state, BATCH, make_hyper(config))
     return jax.device_get((state, metrics))
 
 
@@ -61,10 +61,10 @@ def test_eight_devices_drop_what_one_drops():
     config = checked_config(TOGETHER)
     mesh, learner = make_mesh(config.mesh), tiny_learner(config)
     state = jax.device_put(initial_state(config), state_shardings(learner, mesh))
-    lowered = jit_train_step(learner, mesh).lower(state, BATCH, hyper_from(config))
+    lowered = jit_train_step(learner, mesh).lower(state, BATCH, make_hyper(config))
     step = lowered.compile()
     for _ in range(2):
-        state, metrics = step(state, put_batch(mesh, BATCH), hyper_from(config))
+        state, metrics = step(state, put_batch(mesh, BATCH), make_hyper(config))
     assert_trees_close((state, metrics), after_two_steps(), rtol=1e-4, atol=1e-5)
 
 
@@ -75,14 +75,14 @@ def test_each_layer_microbatch_and_step_drops_others():
     state, keys, others = initial_state(config), [], []
     for step in range(3):
         if step:
-            state, _ = train_step(config)(state, BATCH, hyper_from(config))
+            state, _ = train_step(config)(state, BATCH, make_hyper(config))
         keys.append(np.asarray(state.stats[STATS]['layers']['mlp']['dropout_key']))
         others.append(np.asarray(state.stats[STATS]['layers']['dropout_key']))
     assert len({tuple(key) for layers in keys + others for key in layers.tolist()}) == 12
-    key = as_key(keys[0][0])
+    key = key_from_int(keys[0][0])
     for _ in range(2):  # one a microbatch
         _, key = jax.random.split(key)
-    np.testing.assert_array_equal(as_int(key), keys[1][0])
+    np.testing.assert_array_equal(key_to_int(key), keys[1][0])
 
 
 OPTIONS = [

@@ -110,7 +110,7 @@ def test_forward_is_the_decoder_in_numpy():
 
 
 def test_biases_may_be_of_queries_keys_and_values_alone():
-    specs = named_leaves(tiny_learner(tiny_config({'model.qkv_bias': True})).described.specs)
+    specs = named_leaves(tiny_learner(tiny_config({'model.qkv_bias': True})).description.specs)
     biases = {path.removeprefix('layers/') for path in specs if path.endswith('_bias')}
     assert biases == {f'attention/{name}_bias' for name in ('query', 'key', 'value')}
     with pytest.raises(ValueError, match='values their biases too'):
@@ -242,7 +242,7 @@ def test_every_parameter_is_described(changes):
     place on the mesh.
     """
     config = tiny_config(with_needs(changes))
-    described = tiny_learner(config).described
+    described = tiny_learner(config).description
     shapes, specs = named_leaves(described.shapes), named_leaves(described.specs)
     assert shapes.keys() == specs.keys()
     for path, spec in specs.items():

@@ -12,7 +12,7 @@ import pytest
 
 from lm.record import checkpoint, checkpoints
 from lm.record.checkpoint import TreeMismatch, check_path, is_damage, read_meta
-from lm.record.checkpoints import MOST_WRITERS, Checkpoints
+from lm.record.checkpoints import MAX_WRITERS, Checkpoints
 from lm.storage.files import sync
 from lm.training.state import State
 
@@ -101,15 +101,15 @@ def test_a_damaged_one_is_set_aside_and_the_one_before_taken(tmp_path):
     assert_is(checkpoints.restore(shapes()), 1)
     (line,) = said
     assert 'checkpoints/2 cannot be read' in line and 'falling back' in line
-    assert checkpoints.set_aside() == [2] and checkpoints.steps() == [1]
+    assert checkpoints.damaged_steps() == [2] and checkpoints.steps() == [1]
     assert write(tmp_path, {2: None}).steps() == [1, 2]
 
 
 def test_the_newest_intact_one_is_found_without_moving_any(tmp_path):
     checkpoints = write(tmp_path, {1: None, 2: None})
-    assert checkpoints.newest_intact(shapes()) == tmp_path / 'checkpoints' / '2'
+    assert checkpoints.find_newest_intact(shapes()) == tmp_path / 'checkpoints' / '2'
     os.truncate(tmp_path / 'checkpoints' / '2' / 'meta' / 'metadata', 5)
-    assert checkpoints.newest_intact(shapes()) == tmp_path / 'checkpoints' / '1'
+    assert checkpoints.find_newest_intact(shapes()) == tmp_path / 'checkpoints' / '1'
     assert checkpoints.steps() == [1, 2]
 
 
@@ -167,9 +167,9 @@ def test_a_device_without_memory_is_no_error_of_a_disk(tmp_path, monkeypatch):
 @pytest.mark.full
 def test_few_write_at_a_time_and_none_holds_a_file_between_writes(tmp_path):
     threads, files = threading.active_count(), len(os.listdir('/proc/self/fd'))
-    runs = [write(tmp_path / str(i), {1: 1.0}) for i in range(3 * MOST_WRITERS)]
-    assert threading.active_count() - threads <= 2 * MOST_WRITERS
-    assert len(os.listdir('/proc/self/fd')) - files <= MOST_WRITERS
+    runs = [write(tmp_path / str(i), {1: 1.0}) for i in range(3 * MAX_WRITERS)]
+    assert threading.active_count() - threads <= 2 * MAX_WRITERS
+    assert len(os.listdir('/proc/self/fd')) - files <= MAX_WRITERS
     for i, run in enumerate(runs):
         run.save(state(2), META, None)
         run.wait()
@@ -185,8 +185,8 @@ def test_a_write_that_fails_after_its_run_moved_on_is_its_own_error(tmp_path, mo
         raise ValueError('no space left on device')
 
     monkeypatch.setattr(first._manager, 'close', fail)
-    others = [write(tmp_path / str(i), {1: None}) for i in range(MOST_WRITERS)]
-    assert [other.steps() for other in others] == [[1]] * MOST_WRITERS
+    others = [write(tmp_path / str(i), {1: None}) for i in range(MAX_WRITERS)]
+    assert [other.steps() for other in others] == [[1]] * MAX_WRITERS
     with pytest.raises(OSError, match='no space left'):
         first.save(state(2), META, None)
     for other in others:

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from lm.config.fields import MeshConfig
-from lm.config.resolve import replaced
+from lm.config.resolve import update_recipe
 from lm.devices.mesh import make_mesh
 from lm.devices.shardings import abstract_state, jit_init
-from lm.inference.load import mesh_at_hand
+from lm.inference.load import make_default_mesh
 from lm.record.checkpoints import Checkpoints
-from lm.training.state import hyper_from
+from lm.training.state import make_hyper
 from tests.helpers import jit_train_step, packed_batch, tiny_config, tiny_learner
 
 CONFIG = tiny_config(
@@ -22,7 +22,7 @@ STEPS = 3
 
 def trained(learner, mesh, state, steps):
     """(the state after them, their losses)."""
-    step, hyper, losses = jit_train_step(learner, mesh), hyper_from(learner.recipe), []
+    step, hyper, losses = jit_train_step(learner, mesh), make_hyper(learner.recipe), []
     for i in steps:
         state, metrics = step(state, packed_batch(i), hyper)
         losses.append(float(metrics['loss']))
@@ -34,7 +34,7 @@ def written(tmp_path_factory):
     """(folder, the state after STEPS steps on eight devices, the losses of STEPS more)."""
     folder, learner = tmp_path_factory.mktemp('elastic'), tiny_learner(CONFIG)
     mesh = make_mesh(MeshConfig(data=8))
-    state = jit_init(learner, mesh)(jax.random.key(0), hyper_from(CONFIG))
+    state = jit_init(learner, mesh)(jax.random.key(0), make_hyper(CONFIG))
     state, _ = trained(learner, mesh, state, range(STEPS))
     kept = jax.device_get(state)
     checkpoints = Checkpoints(folder, 1, 1)
@@ -58,7 +58,7 @@ def written(tmp_path_factory):
 def test_a_run_goes_on_on_another_mesh(sizes, scanned, written):
     """Catches state that is read as another part of it, or not laid out as the step wants it."""
     folder, kept, losses = written
-    learner = tiny_learner(replaced(CONFIG, {'model.scan_layers': scanned}))
+    learner = tiny_learner(update_recipe(CONFIG, {'model.scan_layers': scanned}))
     config = MeshConfig(**{'data': 1} | sizes)
     n = int(np.prod([*sizes.values()], dtype=int))
     mesh = make_mesh(config, jax.devices()[:n])
@@ -75,13 +75,15 @@ def test_a_run_goes_on_on_another_mesh(sizes, scanned, written):
 def test_weights_that_one_device_cannot_hold_lie_over_all(monkeypatch):
     """For evaluation. Catches a mesh that does not divide the model's width."""
     learner = tiny_learner(CONFIG)
-    assert mesh_at_hand(learner).size == 1
+    assert make_default_mesh(learner).size == 1
     monkeypatch.setattr('lm.inference.load.device_memory_bytes', lambda: 1000)
-    assert mesh_at_hand(learner).shape['fsdp'] == 8
+    assert make_default_mesh(learner).shape['fsdp'] == 8
     assert (
-        mesh_at_hand(
+        make_default_mesh(
             tiny_learner(
-                replaced(CONFIG, {'model.d_model': 20, 'model.n_heads': 2, 'model.n_kv_heads': 2})
+                update_recipe(
+                    CONFIG, {'model.d_model': 20, 'model.n_heads': 2, 'model.n_kv_heads': 2}
+                )
             )
         ).shape['fsdp']
         == 4

@@ -14,7 +14,7 @@ from tensorboardX.record_writer import masked_crc32c
 from lm.launch.before_jax import TUNABLES
 from lm.record import metrics
 from lm.record.checkpoint import check_tree
-from lm.record.metrics import Recorder, Throughput, by_tag, read_rows
+from lm.record.metrics import Recorder, Throughput, flatten_row, read_rows
 from lm.storage.files import write_text
 
 
@@ -157,7 +157,7 @@ def test_what_was_not_finite_is_known_by_its_tag(tmp_path):
     )
     recorder.write({'step': 2, 'loss': 0.25})
     first, second = (json.loads(text) for text in path.read_text().splitlines())
-    assert repr(by_tag(first)) == repr(
+    assert repr(flatten_row(first)) == repr(
         {
             'loss': 0.5,
             'entropy/layer_0/head_1': 1.0,
@@ -180,9 +180,9 @@ def test_throughput_leaves_pauses_out(monkeypatch):
     clock = iter([0.0, 2.0, 10.0, 13.0, 13.0])  # go on, pause, go on, read, reset
     monkeypatch.setattr(metrics.time, 'perf_counter', lambda: next(clock))
     throughput = Throughput(flops_per_token=6.0, utilisation=lambda rate: rate / 1000)
-    throughput.tokens, throughput.steps, throughput.waited = 100.0, 4, 0.5
+    throughput.tokens, throughput.steps, throughput.wait_seconds = 100.0, 4, 0.5
     throughput.pause()
-    throughput.go_on()
+    throughput.resume()
     row = throughput.read()
     assert row == {
         'tokens_per_sec': 20.0,

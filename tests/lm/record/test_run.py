@@ -10,9 +10,9 @@ import pytest
 from lm.config.resolve import resolve
 from lm.record.metrics import Recorder
 from lm.record.names import EVALUATIONS, SUMMARY
-from lm.record.run import Run, loss_at_end, runs_in, time_share
+from lm.record.run import Run, final_loss, list_runs, run_seconds
 from lm.record.workdir import write_config
-from lm.storage.files import sealed, write_json
+from lm.storage.files import seal_record, write_json
 from tests.helpers import tiny_raw
 
 
@@ -40,14 +40,14 @@ def test_a_folder_that_is_not_there_waits(tmp_path):
     ],
 )
 def test_the_loss_is_of_a_run_that_has_ended_for_good(tmp_path, summary, loss):
-    write_json(tmp_path / SUMMARY, sealed(summary))
+    write_json(tmp_path / SUMMARY, seal_record(summary))
     assert Run(tmp_path).loss('ce') == loss
-    assert loss_at_end(summary['status'], summary['validation_ce']) == loss
+    assert final_loss(summary['status'], summary['validation_ce']) == loss
 
 
 def test_runs_beside_each_other_share_their_time():
-    assert time_share({'wall_sec': 6.0, 'side_by_side': 3}) == 2.0
-    assert time_share({'wall_sec': 6.0}) == 6.0 and time_share({'side_by_side': 2}) == 0.0
+    assert run_seconds({'wall_sec': 6.0, 'side_by_side': 3}) == 2.0
+    assert run_seconds({'wall_sec': 6.0}) == 6.0 and run_seconds({'side_by_side': 2}) == 0.0
 
 
 def test_results_of_a_run_that_goes_on_are_those_of_its_rows(tmp_path):
@@ -85,9 +85,9 @@ def test_a_sweep_has_the_runs_that_have_begun(tmp_path):
         write_config(tmp_path / name, resolve(tiny_raw()))
     (tmp_path / 'waits').mkdir()
     write_json(tmp_path / 'sweep.json', {})
-    assert [run.name for run in runs_in(tmp_path)] == ['a', 'b']
-    assert {run.sweep for run in runs_in(tmp_path)} == {tmp_path.name}
-    assert runs_in(tmp_path / 'a') == [Run(tmp_path / 'a')]
+    assert [run.name for run in list_runs(tmp_path)] == ['a', 'b']
+    assert {run.sweep for run in list_runs(tmp_path)} == {tmp_path.name}
+    assert list_runs(tmp_path / 'a') == [Run(tmp_path / 'a')]
     assert Run(tmp_path / 'a').read_recipe() == resolve(tiny_raw())
 
 

@@ -9,9 +9,9 @@ import pytest
 
 import train
 from lm.record import machine, trial
-from lm.record.checkpoint import FOLDER, steps_in
+from lm.record.checkpoint import FOLDER, list_steps
 from lm.record.machine import package_version, versions
-from lm.record.remote.local_copy import checkpoints_here, files_here
+from lm.record.remote.local_copy import list_local_checkpoints, list_local_files
 from lm.record.trial import NAME, try_checkpoint
 from lm.run.runs import try_storage
 from lm.storage.files import write_json
@@ -46,7 +46,7 @@ def test_it_leaves_nothing_and_is_read_back_before_it_goes(tmp_path, monkeypatch
 
 def test_hosts_without_a_common_disk_leave_it_to_the_first(tmp_path, monkeypatch):
     """Which writes no arrays of devices: Orbax takes none that one process alone has."""
-    monkeypatch.setattr(trial, 'has_own_disks', lambda: True)
+    monkeypatch.setattr(trial, 'has_private_disks', lambda: True)
     monkeypatch.setattr(trial, '_zeros', lambda: pytest.fail('an array of devices'))
     try_checkpoint(tmp_path / 'first', {})
     assert [path.name for path in (tmp_path / 'first').rglob('*')] == [FOLDER]
@@ -67,9 +67,13 @@ def test_what_a_killed_process_leaves_of_it_is_no_checkpoint(is_committed, tmp_p
     assert (folder / NAME / 'meta').is_dir()
     if not is_committed:
         (folder / NAME).rename(folder / f'{NAME}.orbax-checkpoint-tmp')
-    assert steps_in(folder) == [] and not checkpoints_here(tmp_path) and not files_here(tmp_path)
+    assert (
+        list_steps(folder) == []
+        and not list_local_checkpoints(tmp_path)
+        and not list_local_files(tmp_path)
+    )
     checkpoints = write(tmp_path, {1: None, 2: None, 3: None}, keep_last=2, keep_best=0)
-    assert checkpoints.steps() == [2, 3] and list(checkpoints_here(tmp_path)) == [
+    assert checkpoints.steps() == [2, 3] and list(list_local_checkpoints(tmp_path)) == [
         f'{FOLDER}/2',
         f'{FOLDER}/3',
     ]
@@ -100,8 +104,8 @@ def test_a_sweep_tries_one_folder_for_all_its_cells(corpus, tmp_path, monkeypatc
     work = groups.Work([], tmp_path, [])
     cells = groups.Cell('a', {}, tiny(corpus)), groups.Cell('b', {}, tiny(corpus))
     monkeypatch.setattr(groups, 'try_storage', lambda recipe, folder: tried.append(folder))
-    monkeypatch.setattr(groups, '_train', lambda *_: None)
-    monkeypatch.setattr(groups, 'compiled', lambda *_: (None, 1))
+    monkeypatch.setattr(groups, '_train_cells', lambda *_: None)
+    monkeypatch.setattr(groups, 'compile_program', lambda *_: (None, 1))
     for cell in cells:
         groups.train_group([cell], work)
     assert tried == [tmp_path / 'a']

@@ -8,9 +8,9 @@ import pytest
 
 from lm.config.resolve import flatten, to_dict
 from lm.record.run import Run
-from lm.record.upgrade import is_old, stored_cell, stored_config
+from lm.record.upgrade import is_old, resolve_stored, resolve_stored_cell
 from modules.norms import NORMS
-from modules.options import options
+from modules.options import declared_options
 from modules.placements import PLACEMENTS
 from tests.helpers import checked_config
 
@@ -28,12 +28,12 @@ def old(changes=()):
 
 
 def stored(changes):
-    return flatten(stored_config(old(changes)))
+    return flatten(resolve_stored(old(changes)))
 
 
 def test_all_that_is_not_mentioned_here_stays():
     """The fields that nothing reads were in every record."""
-    before, now = flatten(OLD), flatten(stored_config(OLD))
+    before, now = flatten(OLD), flatten(resolve_stored(OLD))
     gone = {'model.norm_eps', 'model.n_experts', 'model.experts_per_token', 'model.expert_capacity'}
     assert before.keys() - now.keys() == gone
     assert {path: now[path] for path in before.keys() - gone if now[path] != before[path]} == {
@@ -45,9 +45,9 @@ def test_all_that_is_not_mentioned_here_stays():
     }
     added = {path: now[path] for path in now.keys() - before.keys() if now[path] is not None}
     added = {path: value for path, value in added.items() if not path.startswith('kernels.')}
-    for path, parts in stored_config(OLD).readers.items():
+    for path, parts in resolve_stored(OLD).readers.items():
         if path in added:
-            assert {options(part.row)[path.split('.')[1]].default for part in parts} == {
+            assert {declared_options(part.row)[path.split('.')[1]].default for part in parts} == {
                 added[path]
             }
             del added[path]
@@ -127,10 +127,10 @@ def test_what_moved_is_where_it_is_now(changes, wanted):
     [*({'model.norm': name} for name in NORMS), *({'model.placement': p} for p in PLACEMENTS)],
 )
 def test_what_is_written_now_is_read_as_it_stands(changes):
-    once = stored_config(old(changes))
-    assert stored_config(to_dict(once)) == once
+    once = resolve_stored(old(changes))
+    assert resolve_stored(to_dict(once)) == once
     config = checked_config(changes)
-    assert stored_config(json.loads(json.dumps(to_dict(config)))) == config
+    assert resolve_stored(json.loads(json.dumps(to_dict(config)))) == config
 
 
 def test_a_present_record_is_checked_as_any_config():
@@ -138,7 +138,7 @@ def test_a_present_record_is_checked_as_any_config():
     raw['mlp']['n_experts'] = 4
     assert is_old(OLD) and not is_old(raw)
     with pytest.raises(ValueError, match=r'mlp\.n_experts=4 is read by no part'):
-        stored_config(raw)
+        resolve_stored(raw)
 
 
 def test_a_field_that_no_version_had_is_named():
@@ -146,16 +146,16 @@ def test_a_field_that_no_version_had_is_named():
     raw['model']['n_layer'] = 3
     wanted = r"no field model\.n_layer\. Did you mean 'model\.n_layers'"
     with pytest.raises(ValueError, match=wanted):
-        stored_config(raw)
+        resolve_stored(raw)
 
 
 def test_changes_of_a_cell_have_the_present_names():
-    config, changes = stored_cell(OLD, {'model.norm_eps': 0.1, 'optim.lr': 0.5})
+    config, changes = resolve_stored_cell(OLD, {'model.norm_eps': 0.1, 'optim.lr': 0.5})
     assert changes == {'norm.eps': 0.1, 'optim.lr': 0.5}
     assert (config.norm.options['eps'], config.optim.lr) == (0.1, 0.5)
     for norm, path in (('powernorm', 'norm.ema_decay'), ('batchnorm', 'norm.momentum')):
         asked = {'model.norm': norm, 'norm.momentum': 0.5}
-        assert stored_cell(OLD, asked)[1] == {'model.norm': norm, path: 0.5}
+        assert resolve_stored_cell(OLD, asked)[1] == {'model.norm': norm, path: 0.5}
 
 
 def test_a_folder_without_a_config_holds_no_run(tmp_path):

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from lm.config.fields import MeshConfig
 from lm.devices.mesh import make_mesh
-from lm.launch.distributed import disk_of_first
+from lm.launch.distributed import private_disks
 from lm.record import via_process_0
 from lm.record.checkpoint import TreeMismatch
 from lm.record.checkpoints import Checkpoints
@@ -58,7 +58,7 @@ def test_checkpoints_are_the_same_bit_for_bit(state, reads, writes, tmp_path, mo
     """Also where an array goes in parts: here of five rows at most. Catches a -0.0 that is 0.0 when
     it was added to the zeros of other processes.
     """
-    monkeypatch.setattr(via_process_0, 'MOST_BYTES', 5 * 4 * 6 * 4)
+    monkeypatch.setattr(via_process_0, 'MAX_BYTES', 5 * 4 * 6 * 4)
     monkeypatch.setattr(
         via_process_0.multihost_utils,
         'broadcast_one_to_all',
@@ -66,7 +66,7 @@ def test_checkpoints_are_the_same_bit_for_bit(state, reads, writes, tmp_path, mo
     )
 
     def of(alone):
-        return disk_of_first() if alone else contextlib.nullcontext()
+        return private_disks() if alone else contextlib.nullcontext()
 
     with of(writes):
         checkpoints = Checkpoints(tmp_path, 1, 1)
@@ -80,7 +80,7 @@ def test_checkpoints_are_the_same_bit_for_bit(state, reads, writes, tmp_path, mo
 
 
 def test_another_model_is_refused_by_process_0(state, tmp_path):
-    with disk_of_first():
+    with private_disks():
         checkpoints = Checkpoints(tmp_path, 1, 1)
         checkpoints.save(state, META, None)
         checkpoints.close()
@@ -92,11 +92,11 @@ def test_another_model_is_refused_by_process_0(state, tmp_path):
 def test_no_more_of_an_array_is_whole_on_devices_than_is_sent_at_once(state, monkeypatch):
     """An array whose rows are cut is gathered as a whole: a part of it would be that too."""
     sent = []
-    monkeypatch.setattr(via_process_0, 'MOST_BYTES', 2 * 4 * 6 * 4)
-    gathered = via_process_0._gathered
+    monkeypatch.setattr(via_process_0, 'MAX_BYTES', 2 * 4 * 6 * 4)
+    gathered = via_process_0._make_gather
     monkeypatch.setattr(
-        via_process_0, '_gathered', lambda size, mesh: sent.append(size) or gathered(size, mesh)
+        via_process_0, '_make_gather', lambda size, mesh: sent.append(size) or gathered(size, mesh)
     )
-    found = via_process_0.to_first(state.params)
+    found = via_process_0.gather_to_first(state.params)
     assert sent == [2, 2, 2, 2, 8]  # of columns, of rows; what is whole already is only read
     assert all(np.array_equal(one, found['whole'], equal_nan=True) for one in found.values())

@@ -14,11 +14,11 @@ from lm.config.resolve import to_dict
 from lm.record.checkpoints import Checkpoints
 from lm.record.run import Run
 from lm.record.workdir import (
-    InUse,
+    InUseError,
     open_workdir,
     write_config,
 )
-from lm.storage.files import Unreadable, read_json
+from lm.storage.files import UnreadableFile, read_json
 from tests import ROOT
 from tests.helpers import tiny_config
 from tests.lm.record.test_checkpoints import META, state
@@ -51,7 +51,7 @@ def test_another_process_is_refused_until_the_first_is_killed(tmp_path, said, im
         try:
             assert other.stdout.readline() == 'held\n'
             with (
-                pytest.raises(InUse, match=f'another process trains in {tmp_path}'),
+                pytest.raises(InUseError, match=f'another process trains in {tmp_path}'),
                 open_workdir(tmp_path, CONFIG, False, said.append),
             ):
                 pass
@@ -140,7 +140,7 @@ class TestADamagedFile:
 
     def test_any_is_named(self, tmp_path, text):
         self.write(tmp_path / 'x.json', text)
-        with pytest.raises(Unreadable, match=r'/x\.json'):
+        with pytest.raises(UnreadableFile, match=r'/x\.json'):
             read_json(tmp_path / 'x.json')
 
 

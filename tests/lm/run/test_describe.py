@@ -4,16 +4,18 @@ import pytest
 
 from configs.studies import norm_placement_lr
 from lm.config.fields import CHOICES, FIELDS
-from lm.run.describe import notes_of, notes_of_all, where_from
-from lm.study.plan.cells import cells, split_sweep
-from modules.options import options
+from lm.run.describe import list_config_notes, list_field_origins, list_sweep_notes
+from lm.study.plan.cells import expand_sweep, split_sweep
+from modules.options import declared_options
 from tests.helpers import checked_config
 
 STEPS = {'train.steps': 20}
 
 
 def notes(changes):
-    return [note for note in notes_of(checked_config(STEPS | changes)) if 'causal' not in note]
+    return [
+        note for note in list_config_notes(checked_config(STEPS | changes)) if 'causal' not in note
+    ]
 
 
 @pytest.mark.parametrize(
@@ -76,20 +78,20 @@ def test_nothing_is_said_of_what_a_run_reaches(changes):
 
 def test_the_notes_of_many_runs_say_how_many_each_is_of():
     configs = [checked_config({'optim.warmup_steps': 5, 'train.steps': n}) for n in (3, 4, 9)]
-    said = notes_of_all(configs)
+    said = list_sweep_notes(configs)
     assert len(said) == 2 and all(note.startswith('1 of 3 runs: optim.schedule') for note in said)
-    assert notes_of_all(configs[:1]) == notes_of(configs[0])
+    assert list_sweep_notes(configs[:1]) == list_config_notes(configs[0])
 
 
 def test_every_option_that_is_counted_says_so():
     """By its name or its words: a new one is not forgotten."""
     rows = [row for choice in CHOICES.values() for row in choice.table.values()]
-    declared = {name: d for row in rows for name, d in options(row).items()}
-    counted = {name for name, d in declared.items() if d.option.counted_in}
+    declared = {name: d for row in rows for name, d in declared_options(row).items()}
+    counted = {name for name, d in declared.items() if d.option.time_unit}
     named = {
         name
         for name, d in declared.items()
-        if int in d.types and {'steps', 'updates'} & set(f'{name} {d.option.words}'.split())
+        if int in d.types and {'steps', 'updates'} & set(f'{name} {d.option.description}'.split())
     }
     of_schedules = {'warmup_steps', 'inverse_sqrt_steps'}
     of_bases = {'conda_every', 'projection_every', 'shampoo_every', 'soap_every', 'sophia_every'}
@@ -101,11 +103,13 @@ def test_every_option_that_is_counted_says_so():
 @pytest.mark.full
 def test_the_study_of_norms_reaches_their_warm_ups():
     """And the part of it to train again is the same runs, of the same names."""
-    fitted = cells(*split_sweep(norm_placement_lr.get_config('fitted'))[:2])
-    whole = cells(*split_sweep(norm_placement_lr.get_config())[:2])
+    fitted = expand_sweep(*split_sweep(norm_placement_lr.get_config('fitted'))[:2])
+    whole = expand_sweep(*split_sweep(norm_placement_lr.get_config())[:2])
     assert len(fitted) == 4 * 7 * 3 and len(whole) == 28 * 7 * 3
     assert {cell.name for cell in fitted} < {cell.name for cell in whole}
-    assert not [note for cell in fitted for note in notes_of(cell.recipe) if 'causal' not in note]
+    assert not [
+        note for cell in fitted for note in list_config_notes(cell.recipe) if 'causal' not in note
+    ]
 
 
 def test_where_fields_are_from_is_a_line_for_each_place():
@@ -114,4 +118,4 @@ def test_where_fields_are_from_is_a_line_for_each_place():
         'from RUN: model.d_model=8',
     ]
     fields = {'optim.lr': 1.0, 'train.steps': 2}, {'model.d_model': 8}
-    assert where_from(*fields, 'RUN') == lines and where_from({}, {}, '') == []
+    assert list_field_origins(*fields, 'RUN') == lines and list_field_origins({}, {}, '') == []

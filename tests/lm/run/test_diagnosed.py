@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from eval.report.page import report
+from eval.report.page import write_report
 from lm.config.resolve import resolve
 from lm.record.metrics import read_rows
 from lm.run.warnings import Detector
@@ -72,7 +72,7 @@ def test_summary_has_the_warnings_of_each_run_alone(sweep):
 
 @pytest.mark.full
 def test_report_has_them(sweep):
-    text = report(sweep).with_suffix('.md').read_text()
+    text = write_report(sweep).with_suffix('.md').read_text()
     assert '## Warnings' in text and 'largest logit' in text
 
 
@@ -84,7 +84,7 @@ def test_warnings_are_those_of_the_rows(sweep):
         folder = cell_folders(sweep)[json.dumps(changes)]
         watch = Detector(resolve(read_json(folder / 'config.json')), [])
         rows = read_rows(folder / 'metrics.jsonl')
-        assert summary(sweep, changes)['warnings'] == [w for row in rows for w in watch.read(row)]
+        assert summary(sweep, changes)['warnings'] == [w for row in rows for w in watch.detect(row)]
         last = rows_of(sweep, changes)[-1]
         for name in ('log_z_mean', 'update_ratio_embedding'):
             assert summary(sweep, changes)[name] == last[name]

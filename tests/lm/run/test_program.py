@@ -12,12 +12,12 @@ import pytest
 
 from lm.devices.shardings import batch_shapes
 from lm.launch.terminal import CellTerminal, Terminal
-from lm.record.metrics import without_nan
+from lm.record.metrics import replace_non_finite
 from lm.run import program as program_of_runs
 from lm.run.program import Experiment, Program
 from lm.run.runs import RunSpec
 from lm.run.wave import Wave
-from lm.training.state import hyper_from
+from lm.training.state import make_hyper
 from modules.kernels.attention import ATTENTION_KERNELS
 from tests.helpers import jit_train_step
 from tests.sweep_helpers import base, changed, silent_experiment, write_corpus
@@ -36,14 +36,16 @@ def test_no_run_is_faster_than_its_peak(monkeypatch, again, shares, said):
     mesh = SimpleNamespace(size=1)
     experiment = SimpleNamespace(mesh=mesh, peak=100.0, peak_source='first')
     found = [Experiment.utilisation(experiment, rate) for rate in (50.0, 150.0, 50.0)]
-    assert without_nan(found) == shares and experiment.peak_source.startswith(said)
+    assert replace_non_finite(found) == shares and experiment.peak_source.startswith(said)
 
 
 @pytest.mark.parametrize(('mfu', 'said'), [(0.5, 'mfu 50.0%'), (math.nan, 'mfu unknown')])
 def test_a_row_has_the_mfu_or_says_that_it_is_unknown(mfu, said):
     lines, terminal = [], Terminal()
     terminal.say = lines.append
-    terminal.row({'step': 1, 'loss': 2.0, 'tokens_per_sec': 9.0, 'step_sec': 1.0, 'mfu': mfu}, 2)
+    terminal.show_row(
+        {'step': 1, 'loss': 2.0, 'tokens_per_sec': 9.0, 'step_sec': 1.0, 'mfu': mfu}, 2
+    )
     assert f'tokens/s  {said}  ' in lines[0]
 
 
@@ -80,7 +82,7 @@ def instructions(compiled) -> str:
 
 def test_rows_with_too_many_documents_for_the_kernel_are_refused(program, monkeypatch):
     """Rows to train on, to evaluate and to diagnose."""
-    row = dataclasses.replace(ATTENTION_KERNELS['blocked'], most_documents=lambda length: 2)
+    row = dataclasses.replace(ATTENTION_KERNELS['blocked'], max_documents=lambda length: 2)
     monkeypatch.setitem(ATTENTION_KERNELS, 'blocked', row)
     monkeypatch.setattr(program, '_masks_documents', True)
     segments = np.array([[1, 1, 2, 3], [1, 2, 2, 0]])  # the last of each is a target alone
@@ -103,10 +105,10 @@ def test_is_the_step_itself(program, config):
     shapes = (
         experiment.state_shapes,
         batch_shapes(config),
-        jax.eval_shape(lambda: hyper_from(config)),
+        jax.eval_shape(lambda: make_hyper(config)),
     )
     plain = jit_train_step(experiment.learner, experiment.mesh).lower(*shapes).compile()
-    alone = program.compiled(1)
+    alone = program.compile_step(1)
     assert instructions(alone) == instructions(plain)
     assert 'input_output_alias' in instructions(alone)
     assert alone.memory_analysis().argument_size_in_bytes == (
@@ -131,7 +133,7 @@ def test_a_state_goes_in_and_out_without_a_copy(wave):
     saved = []
     wave.slots[0].journal.checkpoints.save = lambda state, *_: saved.append(state)
     wave.dispatch()
-    wave.settle()
+    wave.fetch_pending()
     wave.save_run(0)
     assert saved[0] is wave.states
     state = jax.tree.map(jnp.copy, wave.states)

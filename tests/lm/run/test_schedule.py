@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lm.run.tables import ROWS, corners, fractions_at, schedule_listing
+from lm.run.tables import ROWS, find_corners, format_schedule, schedule_fractions
 from tests.helpers import checked_config
 
 STABLE = {'optim.schedule': 'warmup_stable_decay', 'optim.warmup_steps': 10, 'optim.lr': 0.04}
@@ -11,7 +11,7 @@ STABLE = {'optim.schedule': 'warmup_stable_decay', 'optim.warmup_steps': 10, 'op
 
 def table(changes):
     """(names of the columns, rows of numbers, lengths of the bars)."""
-    _, head, *lines = schedule_listing(checked_config(changes)).splitlines()
+    _, head, *lines = format_schedule(checked_config(changes)).splitlines()
     names = head.split()
     cells = [line.replace(',', '').split() for line in lines]
     numbers = np.array([line[: len(names)] for line in cells], float)
@@ -40,10 +40,10 @@ def test_a_long_run_has_few_rows_from_its_first_step_to_its_last(steps):
 def test_the_steps_at_which_the_slope_changes_are_listed():
     """The last of the warm-up and the last at the peak; a curve has no corners."""
     config = checked_config(STABLE | {'train.steps': 1000})
-    assert list(corners(fractions_at(config, np.arange(1, 1001)))) == [10, 800]
+    assert list(find_corners(schedule_fractions(config, np.arange(1, 1001)))) == [10, 800]
     assert {10, 800} <= set(table(STABLE | {'train.steps': 1000})[1][:, 0])
     t = np.linspace(0, 1, 1000)
     for curve in (t, t**2, np.cos(np.pi * t), np.exp(-t), np.ones(1000)):
-        assert len(corners(curve)) == 0
-    assert len(corners(np.arange(1000) % 2)) == 0  # too many to list
-    assert len(corners(np.ones(1))) == len(corners(np.ones(2))) == 0
+        assert len(find_corners(curve)) == 0
+    assert len(find_corners(np.arange(1000) % 2)) == 0  # too many to list
+    assert len(find_corners(np.ones(1))) == len(find_corners(np.ones(2))) == 0

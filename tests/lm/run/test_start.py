@@ -8,19 +8,19 @@ import pytest
 import tokenizers as library
 
 from configs import default
-from lm.config.resolve import build, differences, resolve, to_dict
+from lm.config.resolve import build_config, differences, resolve, to_dict
 from lm.data.tokenizers import ByteTokenizer, SubwordTokenizer
 from lm.data.tokenizers import load as load_tokenizer
-from lm.data.tokenizers import plan as tokenizer_plan
+from lm.data.tokenizers import plan_tokenizer as tokenizer_plan
 from lm.inference.load import load
 from lm.record.checkpoint import TreeMismatch
 from lm.record.metrics import read_rows
 from lm.record.workdir import write_config
 from lm.run import start
 from lm.run.program import open_text
-from lm.run.start import initial_state, saved_files, with_source_model
-from lm.storage.files import quiet
-from lm.training.state import build_learner, hyper_from, init_state
+from lm.run.start import initial_state, merge_source_model, read_tokenizer_files
+from lm.storage.files import discard_line
+from lm.training.state import build_learner, init_state, make_hyper
 from lm.training.step import make_eval_step, make_train_step
 from modules.params import NORM, named_leaves
 from tests import helpers
@@ -82,21 +82,21 @@ def assert_same(actual, wanted):
 
 @pytest.fixture
 def followed(tmp_path):
-    """(changes of the default config, of the checkpoint's, paths given) -> `with_source_model`."""
+    """(changes of the default config, of the checkpoint's, paths given) -> `merge_source_model`."""
 
     def of(changes, there, given=()):
-        write_config(tmp_path, changed(to_dict(build(default.get_config())), there))
+        write_config(tmp_path, changed(to_dict(build_config(default.get_config())), there))
         (tmp_path / 'checkpoints' / '4').mkdir(parents=True, exist_ok=True)
         raw = default.get_config()
         raw.update_from_flattened_dict({'train.init_from': str(tmp_path)} | changes)
-        return with_source_model(raw.to_dict(), given)
+        return merge_source_model(raw.to_dict(), given)
 
     return of
 
 
 def test_a_config_without_init_from_stays_as_it_is(followed):
     raw = default.get_config().to_dict()
-    assert with_source_model(raw, ()) == (raw, {})
+    assert merge_source_model(raw, ()) == (raw, {})
     changes = {'train.init_from': '', 'model.d_model': 64}
     assert followed(changes, {'model.d_model': 32})[1] == {}
 
@@ -157,7 +157,7 @@ class TestAfterTheSourceIsGone:
         there = OF_SOURCE | {'data.tokenizer': 'bpe:300', 'data.source': 'synthetic:copy'}
         workdir = tmp_path / 'source'
         (workdir / 'checkpoints' / '4').mkdir(parents=True)
-        write_config(workdir, changed(to_dict(build(default.get_config())), there))
+        write_config(workdir, changed(to_dict(build_config(default.get_config())), there))
         tokenizer_plan('bpe:300').build(['some text'] * 9).save(workdir / 'tokenizer')
         return workdir
 
@@ -171,7 +171,7 @@ class TestAfterTheSourceIsGone:
     @pytest.fixture
     def begun(self, source, raw, tmp_path):
         """(the workdir of a run that began from `source` and has saved, its recipe)."""
-        recipe = resolve(with_source_model(raw, ())[0])
+        recipe = resolve(merge_source_model(raw, ())[0])
         assert recipe.data.tokenizer == f'hf:{source}/tokenizer'
         workdir = tmp_path / 'run'
         (workdir / 'checkpoints' / '4').mkdir(parents=True)
@@ -181,13 +181,13 @@ class TestAfterTheSourceIsGone:
 
     def test_the_model_and_the_text_are_those_of_the_run(self, begun, source, raw):
         workdir, recipe = begun
-        digest = open_text(recipe, quiet, workdir).digest
+        digest = open_text(recipe, discard_line, workdir).digest
         source.rename(source.with_name('elsewhere'))
-        config, followed = with_source_model(raw, (), workdir)
+        config, followed = merge_source_model(raw, (), workdir)
         assert differences(resolve(config), recipe) == {} and OF_SOURCE.items() <= followed.items()
         start.check_run(recipe, workdir)
-        assert open_text(recipe, quiet, workdir).digest == digest
-        assert 'model.d_model' not in with_source_model(raw, ['model.d_model'], workdir)[1]
+        assert open_text(recipe, discard_line, workdir).digest == digest
+        assert 'model.d_model' not in merge_source_model(raw, ['model.d_model'], workdir)[1]
 
     def test_a_run_without_a_checkpoint_needs_it(self, begun, source, raw):
         workdir, recipe = begun
@@ -195,7 +195,7 @@ class TestAfterTheSourceIsGone:
         (workdir / 'checkpoints' / '4').rmdir()
         for there in (workdir, None):
             with pytest.raises(ValueError, match=r'source holds no checkpoint.* by --workdir'):
-                with_source_model(raw, (), there)
+                merge_source_model(raw, (), there)
         with pytest.raises(ValueError, match=r'not a file'):
             start.check_run(recipe, workdir)
         byte = changed(to_dict(recipe.config), {'data.tokenizer': 'byte'})
@@ -207,7 +207,7 @@ class TestAfterTheSourceIsGone:
         source.rename(source.with_name('elsewhere'))
         raw['train']['init_from'] = str(source.with_name('another'))
         with pytest.raises(ValueError, match=r'another holds no checkpoint'):
-            with_source_model(raw, (), workdir)
+            merge_source_model(raw, (), workdir)
 
 
 @pytest.mark.full
@@ -221,7 +221,7 @@ def test_a_run_goes_on_after_its_source_has_moved(tree, tmp_path, capsys):
     raw['data'] = tree['data'] | {'source': text}
 
     def fine_tuned(workdir, **how):
-        return train(resolve(with_source_model(raw, (), workdir)[0]), workdir, **how)
+        return train(resolve(merge_source_model(raw, (), workdir)[0]), workdir, **how)
 
     assert fine_tuned(tmp_path / 'whole') == DONE
     with pytest.MonkeyPatch.context() as patch:
@@ -241,10 +241,10 @@ def test_the_first_loss_is_that_of_the_checkpoint(source, tmp_path):
     raw = default.get_config()
     raw.update_from_flattened_dict({'train.init_from': str(source), 'data.source': text})
     raw.data.epochs = 1000  # of a text this small
-    config = resolve(with_source_model(raw.to_dict(), ())[0])
+    config = resolve(merge_source_model(raw.to_dict(), ())[0])
     experiment, batch, there = silent_experiment(config), packed_batch(), load(source)
     state = initial_state(config, experiment)
-    _, metrics = jax.jit(make_train_step(experiment.learner))(state, batch, hyper_from(config))
+    _, metrics = jax.jit(make_train_step(experiment.learner))(state, batch, make_hyper(config))
     sums = jax.jit(make_eval_step(there.learner))(there.weights, batch, there.hyper)
     np.testing.assert_allclose(metrics['ce'], sums['ce'] / sums['tokens'], rtol=1e-6)
 
@@ -332,13 +332,13 @@ def test_a_bpe_is_known_again(tree, tmp_path):
     """It is trained once, then stored with the data and with the checkpoint."""
     tokenizer = silent_experiment(changed(tree, {'data.tokenizer': 'bpe:300'})).dataset.tokenizer
     tokenizer.save(tmp_path)
-    assert saved_files(load_tokenizer(tmp_path)) == saved_files(tokenizer)
+    assert read_tokenizer_files(load_tokenizer(tmp_path)) == read_tokenizer_files(tokenizer)
 
 
 def test_tokenizers_with_other_ids_for_bos_and_eos_differ():
     swapped = bpe(bos_id=299, eos_id=298), bpe(bos_id=298, eos_id=299)
-    assert saved_files(swapped[0]) != saved_files(swapped[1])
-    assert saved_files(ByteTokenizer()) == saved_files(ByteTokenizer())
+    assert read_tokenizer_files(swapped[0]) != read_tokenizer_files(swapped[1])
+    assert read_tokenizer_files(ByteTokenizer()) == read_tokenizer_files(ByteTokenizer())
 
 
 def bpe(**ids):
@@ -359,7 +359,7 @@ def made(config):
     """(learner, step, state at step 0) on one device."""
     learner = build_learner(config, VOCAB, BOS, 'cpu')
     step = jax.jit(make_train_step(learner))
-    hyper, key = hyper_from(config), jax.random.key(0)
+    hyper, key = make_hyper(config), jax.random.key(0)
     init = jax.jit(lambda: init_state(learner, hyper, key))
     return learner, step, jax.device_get(init())
 
@@ -373,8 +373,8 @@ def test_norms_alone_are_trained():
     kinds = {'model.norm': 'layernorm', 'model.qk_norm': 'rmsnorm', 'model.reparam': 'weight_norm'}
     config = tiny_config(ONLY_NORMS | kinds)
     learner, step, before = made(config)
-    after, _ = step(before, packed_batch(), hyper_from(config))
-    assert_norms_alone_changed(after.params, before.params, learner.described.specs)
+    after, _ = step(before, packed_batch(), make_hyper(config))
+    assert_norms_alone_changed(after.params, before.params, learner.description.specs)
 
 
 @pytest.mark.full
@@ -383,7 +383,7 @@ def test_norms_alone_are_trained_by_every_cell_of_a_sweep(tuned, source, tmp_pat
     rates = {'optim.lr': (0.003, 0.03)}
     assert train_sweep(to_dict(config), rates, tmp_path / 'sweep') == DONE
     before, folders = load(source), cell_folders(tmp_path / 'sweep').values()
-    specs = before.learner.described.specs
+    specs = before.learner.description.specs
     found = [load(folder).weights.params for folder in folders]
     for params in found:
         assert_norms_alone_changed(params, before.weights.params, specs)
@@ -453,7 +453,7 @@ def test_norms_are_removed_in_their_order():
     held = []
     for seed in range(14):
         before = state.stats
-        state, _ = step(state, packed_batch(seed), hyper_from(config))
+        state, _ = step(state, packed_batch(seed), make_hyper(config))
         held.append(held_deviations(before, jax.device_get(state.stats)))
     order = ['mlp 0', 'mlp 1', 'attention 0', 'attention 1', 'final']
     assert BOS == 0 and held == [set(order[: max(0, i // 2)]) for i in range(14)]

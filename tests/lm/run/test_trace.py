@@ -3,15 +3,15 @@
 import jax
 import pytest
 
-from eval.report.page import report
+from eval.report.page import write_report
 from lm.config.resolve import differences, digest
-from lm.config.traced_steps import TracedSteps, traced_steps
+from lm.config.traced_steps import TracedSteps, parse_traced_steps
 from lm.model.check import check
 from lm.record.metrics import read_rows
 from lm.run import trace
 from lm.run.trace import Op, Trace, TracedSpan
 from lm.storage.files import read_json
-from lm.training.state import hyper_from, init_state
+from lm.training.state import init_state, make_hyper
 from lm.training.step import make_train_step
 from tests.commands import TWELVE, tiny
 from tests.helpers import tiny_batch, tiny_config, tiny_learner
@@ -50,7 +50,7 @@ def made() -> Trace:
 
 
 def known() -> trace.Sources:
-    return trace.sources(
+    return trace.parse_sources(
         'HloModule step, is_scheduled=true\n'
         '  %dot.1 = f32[2] dot(x), metadata={op_name="jit(step)/transpose(jvp(T))/layers/mlp/d"}\n'
         '  ROOT while.1 = f32[2] while(x), metadata={op_name="jit(step)/jvp(T)/while"}\n'
@@ -96,12 +96,12 @@ def test_a_trace_without_a_step_is_refused():
     ],
 )
 def test_the_part_of_a_source(source, part):
-    assert trace.part_of(source.replace('T.', 'Transformer.')) == ('attention_norm_in', part)
+    assert trace.parse_source(source.replace('T.', 'Transformer.')) == ('attention_norm_in', part)
 
 
 def test_what_belongs_to_no_module_is_of_the_loss_or_of_the_update():
-    assert trace.part_of('jit(s)/jvp()/while/body/exp') == ('readout and loss', 'forward')
-    assert trace.part_of('jit(s)/mul') == ('update', 'update')
+    assert trace.parse_source('jit(s)/jvp()/while/body/exp') == ('readout and loss', 'forward')
+    assert trace.parse_source('jit(s)/mul') == ('update', 'update')
 
 
 ACCELERATOR = """
@@ -131,7 +131,7 @@ planes {
 
 def test_planes_of_accelerators_are_read():
     """Operations of a TPU are on one line, those of a GPU on its streams: no line counts twice."""
-    found = trace.trace_of(jax.profiler.ProfileData.from_text_proto(ACCELERATOR))
+    found = trace.extract_trace(jax.profiler.ProfileData.from_text_proto(ACCELERATOR))
     assert {name: [op.name for op in ops] for name, ops in found.devices.items()} == {
         '/device:TPU:0': ['fusion.7'],
         '/device:GPU:0': ['fusion.7'],
@@ -157,7 +157,7 @@ def test_steps_that_cannot_be_traced_are_refused(asked, words):
 
 
 def test_the_last_steps_can_be_traced():
-    assert traced_steps(tiny_config({'train.profile': '17:4'})) == TracedSteps(17, 4)
+    assert parse_traced_steps(tiny_config({'train.profile': '17:4'})) == TracedSteps(17, 4)
 
 
 @pytest.mark.full
@@ -172,7 +172,7 @@ def test_a_run_that_is_traced_is_the_same_run():
     def text(recipe):
         learner = tiny_learner(recipe)
         step = jax.jit(make_train_step(learner))
-        hyper = hyper_from(recipe)
+        hyper = make_hyper(recipe)
         state = jax.eval_shape(lambda key: init_state(learner, hyper, key), jax.random.key(0))
         return step.lower(state, tiny_batch(), hyper).as_text()
 
@@ -200,7 +200,7 @@ def test_a_run_is_traced_once_and_its_report_shows_it(whole, corpus, tmp_path, c
         for run in (whole, tmp_path / 'run')
     ]
     assert losses[0] == losses[1]
-    page = report(tmp_path / 'run').with_suffix('.md').read_text()
+    page = write_report(tmp_path / 'run').with_suffix('.md').read_text()
     assert '## Where a step goes: run' in page and '| mlp | backward |' in page
 
 
@@ -222,5 +222,5 @@ def test_a_sweep_traces_each_program_once(corpus, tmp_path):
     found = {path: read_json(path) for path in (tmp_path / 'sweep').glob('*/profile/summary.json')}
     assert sorted(summary['runs'] for summary in found.values()) == [1, 2]
     assert all([row['step'] for row in one['steps']] == [3, 4] for one in found.values())
-    page = report(tmp_path / 'sweep').with_suffix('.md').read_text()
+    page = write_report(tmp_path / 'sweep').with_suffix('.md').read_text()
     assert page.count('## Where a step goes') == 2

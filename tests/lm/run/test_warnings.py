@@ -12,9 +12,9 @@ from lm.config.resolve import flatten, resolve
 from lm.model.check import check
 from lm.run import remedies
 from lm.run.journal import Counters
-from lm.run.remedies import REMEDIES, help_with
-from lm.run.warnings import FEWEST_UPDATES, Detector, told
-from modules.options import typed
+from lm.run.remedies import REMEDIES, list_remedies
+from lm.run.warnings import FEWEST_UPDATES, Detector, format_warning
+from modules.options import coerce_type
 from tests.helpers import tiny_config, tiny_raw
 
 CONFIG = tiny_config({'loss.z_loss': 0.0, 'optim.warmup_steps': 2})
@@ -40,7 +40,7 @@ def healthy(step):
 
 def fed(*rows, config=CONFIG, warned=()):
     detector = Detector(config, list(warned))
-    return [warning for row in rows for warning in detector.read(row)]
+    return [warning for row in rows for warning in detector.detect(row)]
 
 
 def kinds(warnings):
@@ -112,7 +112,7 @@ def test_each_kind_once_for_a_layer(name):
         assert word in found[0]['seen']
     assert json.loads(json.dumps(found)) == found
     assert not fed(*rows, warned=found)
-    assert f'{found[0]["seen"]}. Known to help: --config.' in told(found[0])
+    assert f'{found[0]["seen"]}. Known to help: --config.' in format_warning(found[0])
 
 
 def test_a_second_layer_is_warned_of_too():
@@ -152,12 +152,13 @@ def test_rows_recalled_are_as_rows_read():
     rows = [healthy(0), *({'step': s, 'update_norm': 1.0} for s in range(1, 20))]
     detector = Detector(CONFIG, [])
     for row in json.loads(json.dumps(rows)):
-        detector.recall(row)
-    assert kinds(detector.read({'step': 21, 'update_norm': 7.0})) == [
+        detector.observe(row)
+    assert kinds(detector.detect({'step': 21, 'update_norm': 7.0})) == [
         ('update_jump', 21, None, None)
     ]
     assert (
-        kinds(detector.read({'step': 22, 'residual_rms': [1.0, 3000.0]}))[0][0] == 'exploding_layer'
+        kinds(detector.detect({'step': 22, 'residual_rms': [1.0, 3000.0]}))[0][0]
+        == 'exploding_layer'
     )
 
 
@@ -169,11 +170,11 @@ def test_counters_of_an_older_checkpoint_have_no_warnings():
 @pytest.mark.parametrize('kind', REMEDIES)
 def test_config_lines_resolve_and_are_accepted(kind):
     """Each as train.py would take it; catches a field or a row that there is not."""
-    lines = help_with(kind, CONFIG)
+    lines = list_remedies(kind, CONFIG)
     assert lines
     for line, source in lines:
         path, value = line.removeprefix('--config.').split('=')
-        parsed = typed(
+        parsed = coerce_type(
             path, ast.literal_eval(value) if value[0].isdigit() else value, FIELDS[path].types
         )
         config = resolve(tiny_raw({'optim.warmup_steps': 2, 'loss.z_loss': 0.0, path: parsed}))
@@ -183,13 +184,15 @@ def test_config_lines_resolve_and_are_accepted(kind):
 
 
 def test_what_the_run_has_is_not_advised():
-    paths = {line.split('=')[0] for line, _ in help_with('entropy_collapse', CONFIG)}
+    paths = {line.split('=')[0] for line, _ in list_remedies('entropy_collapse', CONFIG)}
     assert '--config.model.qk_norm' in paths
     config = tiny_config({'model.qk_norm': 'layernorm'})
-    assert 'qk_norm' not in str(help_with('entropy_collapse', config))
-    assert 'z_loss' in str(help_with('log_z_drift', CONFIG))
-    assert 'z_loss' not in str(help_with('log_z_drift', tiny_config({'loss.z_loss': 1e-3})))
-    assert 'clip_norm' not in str(help_with('update_jump', tiny_config({'optim.clip_norm': 0.5})))
+    assert 'qk_norm' not in str(list_remedies('entropy_collapse', config))
+    assert 'z_loss' in str(list_remedies('log_z_drift', CONFIG))
+    assert 'z_loss' not in str(list_remedies('log_z_drift', tiny_config({'loss.z_loss': 1e-3})))
+    assert 'clip_norm' not in str(
+        list_remedies('update_jump', tiny_config({'optim.clip_norm': 0.5}))
+    )
 
 
 def test_every_remedy_names_a_field():

@@ -11,10 +11,10 @@ import threading
 import numpy as np
 import pytest
 
-from lm.config.resolve import replaced
+from lm.config.resolve import update_recipe
 from lm.data import loader
 from lm.record.checkpoints import Checkpoints
-from lm.run.program import Program, runs_that_fit
+from lm.run.program import Program, find_max_runs
 from lm.run.wave import Wave
 from lm.study.train import groups
 from tests.sweep_helpers import (
@@ -79,7 +79,7 @@ def infinite_lr_at(step: int, slot: int = 0):
     def act(wave):
         configs = [one.recipe for one in wave.slots]
         if wave.slots[slot].journal.step == step - 1:
-            configs[slot] = replaced(configs[slot], {'optim.lr': np.inf})
+            configs[slot] = update_recipe(configs[slot], {'optim.lr': np.inf})
         wave.hypers = wave.program.hypers(configs)
 
     return act
@@ -197,7 +197,9 @@ class TestBatches:
         made, original = [], loader.batch_at
 
         def batch_at(rows, step, *, seed, **how):
-            made.append((seed, step, threading.current_thread().name.startswith(loader.THREADS)))
+            made.append(
+                (seed, step, threading.current_thread().name.startswith(loader.THREAD_PREFIX))
+            )
             return original(rows, step, seed=seed, **how)
 
         monkeypatch.setattr(loader, 'batch_at', batch_at)
@@ -206,7 +208,9 @@ class TestBatches:
         assert train_sweep(base(corpus, data_prefetch=4), listed, tmp_path) == DONE
         assert sorted(made) == [(seed, step, True) for seed in (0, 1) for step in range(8)]
         assert [begun for _, _, begun in seen] == [6] * 6 + [4, 2]  # those of this step included
-        assert not [one for one in threading.enumerate() if one.name.startswith(loader.THREADS)]
+        assert not [
+            one for one in threading.enumerate() if one.name.startswith(loader.THREAD_PREFIX)
+        ]
 
     @pytest.mark.full
     def test_of_a_run_that_has_ended_are_not_made(self, corpus, tmp_path, monkeypatch):
@@ -266,9 +270,9 @@ class TestWaves:
         program = Program(setting, 'loop')
         monkeypatch.setattr(program, 'memory_bytes', lambda slots: slots * 100)
         monkeypatch.setattr(groups, 'device_memory_bytes', lambda: 4 * 800)
-        assert groups.slots_for(program, 16, 0, lambda text: None) == 8
+        assert groups.count_slots(program, 16, 0, lambda text: None) == 8
         program.shares_memory = False
-        assert groups.slots_for(program, 16, 0, lambda text: None) == 16
+        assert groups.count_slots(program, 16, 0, lambda text: None) == 16
 
     @pytest.mark.full
     def test_a_run_that_does_not_fit_fails_with_what_to_do(
@@ -303,12 +307,12 @@ def test_the_most_runs_that_fit_are_found_in_few_tries(wanted, multiple, limit, 
         asked.append(n)
         return 100 + 100 * n
 
-    assert runs_that_fit(wanted, multiple, limit, bytes_for) == runs and asked == tries
+    assert find_max_runs(wanted, multiple, limit, bytes_for) == runs and asked == tries
 
 
 def test_not_even_one_run_fits():
     with pytest.raises(ValueError, match=r'4 runs need 5\.00 GB a device, and there are 4\.00 GB'):
-        runs_that_fit(16, 4, 4e9, lambda n: (1 + n) * 1e9)
+        find_max_runs(16, 4, 4e9, lambda n: (1 + n) * 1e9)
 
 
 @pytest.mark.full

@@ -7,16 +7,16 @@ import pytest
 
 from lm.storage.buckets import (
     BucketError,
-    Changed,
-    Refused,
+    PreconditionFailed,
+    RequestRefused,
     Times,
+    cache_folder,
     is_url,
     local_name,
-    local_path,
     open_bucket,
-    parse,
-    place,
-    times,
+    parse_local_path,
+    parse_url,
+    read_times,
 )
 from tests.object_store import BUCKET, client, free_port, serving
 
@@ -24,34 +24,41 @@ pytestmark = pytest.mark.xdist_group('buckets')
 
 
 def test_urls_and_paths():
-    assert parse('s3://b/runs/a/') == ('s3', 'b', 'runs/a')
+    assert parse_url('s3://b/runs/a/') == ('s3', 'b', 'runs/a')
     assert local_name('gs://b/runs/a [1]') == 'a__1_'
     assert is_url('gs://b/a') and is_url('az://b/a') and not is_url('runs/a')
     for bad in ('s3://b', 's3://b/', 's3:///a', 's3://b/a//c'):
         with pytest.raises(ValueError, match='names no path in a bucket'):
-            parse(bad)
+            parse_url(bad)
     with pytest.raises(ValueError, match='gs://BUCKET/PATH or s3://BUCKET/PATH'):
-        parse('az://b/a')
+        parse_url('az://b/a')
     with pytest.raises(ValueError, match='--out=s3://b/a: give a path on this machine'):
-        local_path('s3://b/a', '--out')
+        parse_local_path('s3://b/a', '--out')
 
 
 def test_each_url_and_endpoint_has_a_folder_of_its_own(monkeypatch, tmp_path):
     monkeypatch.setenv('EVENKEEL_CACHE', str(tmp_path))
-    found = {place('s3://b/a', 'runs'), place('s3://b/b', 'runs'), place('gs://b/a', 'runs')}
-    assert place('s3://b/a/', 'runs') in found and place('s3://b/a', 'reads') not in found
+    found = {
+        cache_folder('s3://b/a', 'runs'),
+        cache_folder('s3://b/b', 'runs'),
+        cache_folder('gs://b/a', 'runs'),
+    }
+    assert (
+        cache_folder('s3://b/a/', 'runs') in found
+        and cache_folder('s3://b/a', 'reads') not in found
+    )
     monkeypatch.setenv('AWS_ENDPOINT_URL', 'http://elsewhere')
-    found.add(place('s3://b/a', 'runs'))
+    found.add(cache_folder('s3://b/a', 'runs'))
     assert len(found) == 4 and all(one.is_relative_to(tmp_path) for one in found)
 
 
 def test_times_are_set_by_the_environment(monkeypatch):
     monkeypatch.setenv('EVENKEEL_BUCKET_PACE_SEC', '2.5')
-    assert times() == Times(pace=2.5)
+    assert read_times() == Times(pace=2.5)
     for bad in ('0', 'nan', 'soon'):
         monkeypatch.setenv('EVENKEEL_BUCKET_PACE_SEC', bad)
         with pytest.raises(ValueError, match='EVENKEEL_BUCKET_PACE_SEC must be a positive'):
-            times()
+            read_times()
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
@@ -65,10 +72,10 @@ def test_conditions_of_writes(kind, request):
     url = request.getfixturevalue(kind)
     bucket = open_bucket(url)
     first = bucket.create('a/x', b'1')
-    with pytest.raises(Changed):
+    with pytest.raises(PreconditionFailed):
         bucket.create('a/x', b'2')
     second = bucket.replace('a/x', b'2', first)
-    with pytest.raises(Changed):
+    with pytest.raises(PreconditionFailed):
         bucket.replace('a/x', b'3', first)
     content, stored = bucket.read('a/x')
     assert (content, stored) == (b'2', second)
@@ -92,7 +99,7 @@ def test_a_large_file_goes_in_parts(bucket_url, tmp_path, monkeypatch):
 
 def put(bucket_url, s3_port, *names):
     """As a console does it; the library would not write such names."""
-    path = parse(bucket_url)[2]
+    path = parse_url(bucket_url)[2]
     for name in names:
         client(s3_port).put_object(Bucket=BUCKET, Key=f'{path}/{name}', Body=b'')
 
@@ -150,7 +157,9 @@ def test_a_store_that_refuses(status, code, monkeypatch, bucket_url):
         monkeypatch.setenv('AWS_ENDPOINT_URL', address)
         bucket = open_bucket(bucket_url)
         for act in (bucket.list, lambda: bucket.read('x'), lambda: bucket.write('x', b'')):
-            with pytest.raises(Refused, match=r'these credentials may not .* AWS_ACCESS_KEY_ID'):
+            with pytest.raises(
+                RequestRefused, match=r'these credentials may not .* AWS_ACCESS_KEY_ID'
+            ):
                 act()
 
 
@@ -162,7 +171,7 @@ def test_a_file_of_credentials_that_is_none_is_one_line(content, monkeypatch, tm
     if content:
         file.write_text(content)
     monkeypatch.setenv('GOOGLE_APPLICATION_CREDENTIALS', str(file))
-    with pytest.raises(Refused, match='for gs:// GOOGLE_APPLICATION_CREDENTIALS') as told:
+    with pytest.raises(RequestRefused, match='for gs:// GOOGLE_APPLICATION_CREDENTIALS') as told:
         open_bucket('gs://b/a')
     assert '\n' not in str(told.value)
 

@@ -6,7 +6,7 @@ import pwd
 import jax
 import pytest
 
-from lm.storage.files import expand_home, no_room, user_cache
+from lm.storage.files import describe_full_disk, expand_home, user_cache
 
 
 def test_a_tilde_is_a_home_folder(monkeypatch):
@@ -60,4 +60,4 @@ def caused_by(cause: Exception) -> Exception:
     ],
 )
 def test_what_is_full_is_known_by_the_number_of_the_error(error, full):
-    assert no_room(error, 'w') == full
+    assert describe_full_disk(error, 'w') == full

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from lm.storage.buckets import Changed, open_bucket
-from lm.storage.files import InUse, Unreadable, quiet
+from lm.storage.buckets import PreconditionFailed, open_bucket
+from lm.storage.files import InUseError, UnreadableFile, discard_line
 from lm.storage.lease import LEASE, Lease, LeaseLost
 
 pytestmark = pytest.mark.xdist_group('buckets')
@@ -24,10 +24,12 @@ def lease_of(bucket_url):
 
 def test_one_that_is_renewed_is_refused_to_others(lease_of):
     said, first = [], lease_of('a')
-    first.take(quiet, 0.0)
+    first.take(discard_line, 0.0)
     with (
-        first.renewed(),
-        pytest.raises(InUse, match=r'another process trains in s3://.*wait for it, or give anoth'),
+        first.keep_renewed(),
+        pytest.raises(
+            InUseError, match=r'another process trains in s3://.*wait for it, or give anoth'
+        ),
     ):
         lease_of('b').take(said.append, 1.5)
     assert len(said) == 1 and 'waiting for it to end' in said[0]
@@ -35,8 +37,8 @@ def test_one_that_is_renewed_is_refused_to_others(lease_of):
 
 def test_one_that_was_given_back_is_taken_at_once(lease_of):
     said, first = [], lease_of('a', seconds=1000.0)
-    first.take(quiet, 0.0)
-    with first.renewed():
+    first.take(discard_line, 0.0)
+    with first.keep_renewed():
         first.claim()
     second = lease_of('b')
     second.take(said.append, 0.0)
@@ -45,7 +47,7 @@ def test_one_that_was_given_back_is_taken_at_once(lease_of):
 
 def test_one_that_ran_out_is_taken_over_and_its_process_sees_so(lease_of):
     said, first, second = [], lease_of('a'), lease_of('b')
-    first.take(quiet, 0.0)
+    first.take(discard_line, 0.0)
     first.claim()
     second.take(said.append, 0.0)
     assert len(said) == 1 and second.written_by == 'a'
@@ -61,10 +63,10 @@ def test_one_that_ran_out_is_taken_over_and_its_process_sees_so(lease_of):
 
 def test_one_that_is_lost_is_not_given_back(lease_of, bucket_url):
     first, second = lease_of('a'), lease_of('b')
-    first.take(quiet, 0.0)
-    second.take(quiet, 0.0)
+    first.take(discard_line, 0.0)
+    second.take(discard_line, 0.0)
     before = open_bucket(bucket_url).read(LEASE)
-    with first.renewed():
+    with first.keep_renewed():
         pass
     assert open_bucket(bucket_url).read(LEASE) == before
     with pytest.raises(LeaseLost):
@@ -74,14 +76,14 @@ def test_one_that_is_lost_is_not_given_back(lease_of, bucket_url):
 def test_a_process_that_was_killed_is_followed_at_once_in_the_same_folder(lease_of):
     """The lock of the local folder says that it has ended."""
     said, first = [], lease_of('a', seconds=1000.0)
-    first.take(quiet, 0.0)
+    first.take(discard_line, 0.0)
     lease_of('a').take(said.append, 0.0, is_only=True)
     assert not said
 
 
 def test_one_that_expired_long_ago_is_not_waited_for(lease_of, bucket_url):
     said, first = [], lease_of('a', seconds=1000.0)
-    first.take(quiet, 0.0)
+    first.take(discard_line, 0.0)
     bucket = open_bucket(bucket_url)
     record = json.loads(bucket.read(LEASE)[0])
     bucket.write(LEASE, json.dumps(record | {'expires': '2020-01-01T00:00:00+00:00'}).encode())
@@ -90,16 +92,16 @@ def test_one_that_expired_long_ago_is_not_waited_for(lease_of, bucket_url):
 
 
 def test_of_two_that_wait_one_gets_it(lease_of):
-    lease_of('a').take(quiet, 0.0)
+    lease_of('a').take(discard_line, 0.0)
     got, ended = [], threading.Event()
 
     def wait(folder):
         own = lease_of(folder)
         try:
-            own.take(quiet, 0.0)
-        except InUse:
+            own.take(discard_line, 0.0)
+        except InUseError:
             return
-        with own.renewed():
+        with own.keep_renewed():
             got.append(folder)
             ended.wait(2.5)
 
@@ -114,15 +116,15 @@ def test_of_two_that_wait_one_gets_it(lease_of):
 def test_a_write_whose_answer_was_lost_is_its_own(lease_of, monkeypatch):
     """The library repeats it, and is told that the object has changed."""
     own = lease_of('a')
-    own.take(quiet, 0.0)
+    own.take(discard_line, 0.0)
     replace = own.bucket.replace
 
     def twice(name, content, before):
         replace(name, content, before)
-        monkeypatch.setattr(own.bucket, 'replace', replace)
-        raise Changed('as if by another')
+        monkeypatch.setattr(own.bucket, 'count_invalid', replace)
+        raise PreconditionFailed('as if by another')
 
-    monkeypatch.setattr(own.bucket, 'replace', twice)
+    monkeypatch.setattr(own.bucket, 'count_invalid', twice)
     own.claim()
     own.claim()
 
@@ -135,7 +137,7 @@ def test_so_is_the_one_that_took_it(lease_of, monkeypatch):
         create(name, content)
         return create(name, content)
 
-    monkeypatch.setattr(own.bucket, 'create', twice)
+    monkeypatch.setattr(own.bucket, 'create_command', twice)
     own.take(said.append, 0.0)
     own.claim()
     assert not said
@@ -143,14 +145,14 @@ def test_so_is_the_one_that_took_it(lease_of, monkeypatch):
 
 def test_a_store_without_conditions_is_refused(lease_of, monkeypatch):
     own = lease_of('a')
-    monkeypatch.setattr(own.bucket, 'create', own.bucket.write)
+    monkeypatch.setattr(own.bucket, 'create_command', own.bucket.write)
     with pytest.raises(OSError, match='If-None-Match'):
-        own.take(quiet, 0.0)
+        own.take(discard_line, 0.0)
 
 
 def test_a_lease_that_was_deleted_is_lost(lease_of, bucket_url):
     own = lease_of('a')
-    own.take(quiet, 0.0)
+    own.take(discard_line, 0.0)
     open_bucket(bucket_url).delete([LEASE])
     with pytest.raises(LeaseLost, match='has been deleted'):
         own.claim()
@@ -191,6 +193,6 @@ WHOLE = {
 def test_a_damaged_one_is_one_line(lease_of, bucket_url, text):
     """It is not taken over, as a process may train there."""
     open_bucket(bucket_url).write('.lease', text)
-    with pytest.raises(Unreadable, match=r'/\.lease cannot be read .* Delete it, if no'):
-        lease_of('other').take(quiet, patience=0.0)
+    with pytest.raises(UnreadableFile, match=r'/\.lease cannot be read .* Delete it, if no'):
+        lease_of('other').take(discard_line, patience=0.0)
     assert open_bucket(bucket_url).read('.lease')[0] == text

@@ -15,20 +15,20 @@ from lm.study.statistics import (
     DUNNETT,
     HOLM,
     LEVEL,
-    MOST_SEEDS,
+    MAX_SEEDS,
     POWER,
     UNDECIDED,
     WORSE,
     Interval,
-    holm,
-    judge,
+    classify_difference,
+    dunnett_cdf,
+    format_seeds,
+    holm_adjust,
+    judge_arms,
     p_value,
-    paired,
+    paired_interval,
     seeds_needed,
-    seeds_text,
-    side,
     t_interval,
-    within,
 )
 
 SEEDS_S = np.array([0.3, -0.8, 1.1, 0.2, -0.9])
@@ -41,9 +41,9 @@ def pair(difference, noise=0.1):
 
 def test_one_arm_is_the_paired_t_test():
     arm, baseline = pair(-0.2)
-    (found,) = judge([arm], baseline, [0.0], 0.0)
+    (found,) = judge_arms([arm], baseline, [0.0], 0.0)
     wanted = stats.ttest_rel(arm, baseline)
-    assert found.p == pytest.approx(wanted.pvalue) and found.said == BETTER
+    assert found.p == pytest.approx(wanted.pvalue) and found.outcome == BETTER
     assert found.difference == pytest.approx(np.mean(arm - baseline))
     assert found.deviation == pytest.approx(np.std(arm - baseline, ddof=1)) and found.n == 5
     interval = wanted.confidence_interval(CONFIDENCE)
@@ -55,7 +55,7 @@ def test_holm_by_hand():
     """The smallest of three p-values is tripled, the next doubled, and none may fall below that."""
     _, baseline = pair(0)
     arms = [pair(-0.15)[0], pair(-0.06)[0], pair(0.065, 0.1)[0]]
-    found = judge(arms, baseline, [0.0] * 3, 0.0)
+    found = judge_arms(arms, baseline, [0.0] * 3, 0.0)
     p = [stats.ttest_rel(arm, baseline).pvalue for arm in arms]
     assert p[0] < p[2] < p[1] or p[0] < p[1] < p[2]
     second, last = sorted((1, 2), key=lambda i: p[i])
@@ -68,19 +68,22 @@ def test_allowances_stand_in_the_way_of_a_verdict():
     """Better needs the baseline's allowance to be exceeded, worse the arm's."""
     (arm, baseline), free = pair(-0.2), 0.0
     shifted = stats.ttest_1samp(arm - baseline + 0.1, 0).pvalue
-    (found,) = judge([arm], baseline, [9.0], 0.1)
-    assert found.p == pytest.approx(shifted) and found.said == BETTER
-    (found,) = judge([arm], baseline, [free], 0.3)
-    assert found.said == UNDECIDED and found.p == 1.0
-    (found,) = judge([baseline], arm, [0.1], 9.0)
-    assert found.p == pytest.approx(shifted) and found.said == WORSE
-    (found,) = judge([baseline], arm, [0.3], free)
-    assert found.said == UNDECIDED
+    (found,) = judge_arms([arm], baseline, [9.0], 0.1)
+    assert found.p == pytest.approx(shifted) and found.outcome == BETTER
+    (found,) = judge_arms([arm], baseline, [free], 0.3)
+    assert found.outcome == UNDECIDED and found.p == 1.0
+    (found,) = judge_arms([baseline], arm, [0.1], 9.0)
+    assert found.p == pytest.approx(shifted) and found.outcome == WORSE
+    (found,) = judge_arms([baseline], arm, [0.3], free)
+    assert found.outcome == UNDECIDED
 
 
 def test_allowances_widen_the_interval():
     arm, baseline = pair(-0.2)
-    (found,), (free,) = judge([arm], baseline, [0.03], 0.07), judge([arm], baseline, [0.0], 0.0)
+    (found,), (free,) = (
+        judge_arms([arm], baseline, [0.03], 0.07),
+        judge_arms([arm], baseline, [0.0], 0.0),
+    )
     assert found.low == pytest.approx(free.low - 0.03)
     assert found.high == pytest.approx(free.high + 0.07)
 
@@ -88,27 +91,30 @@ def test_allowances_widen_the_interval():
 @pytest.mark.parametrize('test', [HOLM, DUNNETT])
 def test_a_bound_is_never_worse_and_no_arm_better_than_one(test):
     arm, baseline = pair(5.0)
-    (found,) = judge([arm], baseline, [math.inf], 0.0, test)
-    assert found.said == UNDECIDED and found.p == 1.0 and math.isfinite(found.low)
-    (found,) = judge([baseline], arm, [0.0], math.inf, test)
-    assert found.said == UNDECIDED and found.p == 1.0 and math.isfinite(found.high)
-    (found,) = judge([baseline], arm, [math.inf], 0.0, test)
-    assert found.said == BETTER
+    (found,) = judge_arms([arm], baseline, [math.inf], 0.0, test)
+    assert found.outcome == UNDECIDED and found.p == 1.0 and math.isfinite(found.low)
+    (found,) = judge_arms([baseline], arm, [0.0], math.inf, test)
+    assert found.outcome == UNDECIDED and found.p == 1.0 and math.isfinite(found.high)
+    (found,) = judge_arms([baseline], arm, [math.inf], 0.0, test)
+    assert found.outcome == BETTER
 
 
 @pytest.mark.parametrize('test', [HOLM, DUNNETT])
 def test_losses_without_spread_are_decided_by_their_difference(test):
     same = np.full(5, 3.1)
-    (found,) = judge([same], same, [0.0], 0.0, test)
-    assert found.said == UNDECIDED and found.p == 1.0 and math.isnan(found.correlation)
-    (found,) = judge([same - 1], same, [0.0], 0.0, test)
-    assert found.said == BETTER and found.p == 0.0
+    (found,) = judge_arms([same], same, [0.0], 0.0, test)
+    assert found.outcome == UNDECIDED and found.p == 1.0 and math.isnan(found.correlation)
+    (found,) = judge_arms([same - 1], same, [0.0], 0.0, test)
+    assert found.outcome == BETTER and found.p == 0.0
 
 
 def test_mirrored_losses_have_the_mirrored_verdict():
     arm, baseline = pair(-0.2)
-    (one,), (other,) = judge([arm], baseline, [0.1], 0.0), judge([-arm], -baseline, [0.0], 0.1)
-    assert one.said == BETTER and other.said == WORSE and one.p == pytest.approx(other.p)
+    (one,), (other,) = (
+        judge_arms([arm], baseline, [0.1], 0.0),
+        judge_arms([-arm], -baseline, [0.0], 0.1),
+    )
+    assert one.outcome == BETTER and other.outcome == WORSE and one.p == pytest.approx(other.p)
     assert (one.low, one.high) == pytest.approx((-other.high, -other.low))
 
 
@@ -128,11 +134,11 @@ def test_within_is_the_multivariate_t(arms, freedom):
     joint = stats.multivariate_t(shape=shape, df=freedom, seed=0)
     for t in (0.5, 2.0, 3.0):
         wanted = joint.cdf(np.full(arms, t), lower_limit=np.full(arms, -t), random_state=1)
-        assert within(t, arms, freedom) == pytest.approx(wanted, abs=2e-3)
+        assert dunnett_cdf(t, arms, freedom) == pytest.approx(wanted, abs=2e-3)
 
 
 def test_within_of_one_arm_is_t():
-    assert within(2.5, 1, 7) == pytest.approx(1 - 2 * stats.t.sf(2.5, 7), abs=1e-4)
+    assert dunnett_cdf(2.5, 1, 7) == pytest.approx(1 - 2 * stats.t.sf(2.5, 7), abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +147,7 @@ def test_within_of_one_arm_is_t():
 )
 def test_critical_values_of_dunnett(arms, freedom, wanted):
     """Two-sided, 5%: of eight arms with five blocks, and of Dunnett's table of 1964."""
-    found = optimize.brentq(lambda t: within(t, arms, freedom) - 0.95, 1, 6)
+    found = optimize.brentq(lambda t: dunnett_cdf(t, arms, freedom) - 0.95, 1, 6)
     assert found == pytest.approx(wanted, abs=0.011)
 
 
@@ -149,7 +155,7 @@ def test_dunnett_pools_arms_and_takes_seeds_as_blocks():
     rng = np.random.default_rng(3)
     blocks_S = 5 * rng.standard_normal(5)
     losses_AS = blocks_S + 0.1 * rng.standard_normal((4, 5))
-    found = judge(list(losses_AS[1:]), losses_AS[0], [0.0] * 3, 0.0, DUNNETT)
+    found = judge_arms(list(losses_AS[1:]), losses_AS[0], [0.0] * 3, 0.0, DUNNETT)
     design = np.zeros((20, 8))  # arm and seed effects, by ordinary least squares
     for i in range(4):
         for j in range(5):
@@ -162,7 +168,7 @@ def test_dunnett_pools_arms_and_takes_seeds_as_blocks():
     for one, arm in zip(found, losses_AS[1:], strict=True):
         t = abs(np.mean(arm - losses_AS[0])) / sd * math.sqrt(5)
         assert one.deviation == pytest.approx(sd)
-        assert one.p == pytest.approx(1 - within(t, 3, 12), abs=1e-9)
+        assert one.p == pytest.approx(1 - dunnett_cdf(t, 3, 12), abs=1e-9)
 
 
 def test_seeds_needed_is_the_published_table(monkeypatch):
@@ -176,8 +182,8 @@ def test_seeds_needed_is_the_published_table(monkeypatch):
 def test_seeds_needed_depends_on_the_ratio_alone():
     assert seeds_needed(-0.02, 0.01) == seeds_needed(2, 1.0) < seeds_needed(2, 1.0, tests=8)
     assert seeds_needed(1.0, 0.0) == 2 and seeds_needed(1e9, 1.0) == 2
-    assert seeds_needed(0.0, 1.0) == seeds_needed(1e-6, 1.0) == MOST_SEEDS + 1
-    assert seeds_needed(1.0, math.nan) == MOST_SEEDS + 1
+    assert seeds_needed(0.0, 1.0) == seeds_needed(1e-6, 1.0) == MAX_SEEDS + 1
+    assert seeds_needed(1.0, math.nan) == MAX_SEEDS + 1
 
 
 # Means and the one test of a sweep.
@@ -186,31 +192,31 @@ def test_seeds_needed_depends_on_the_ratio_alone():
 def test_t_interval_by_hand():
     found = t_interval([1, 2, 3, 4])  # s = sqrt(5 / 3); 3.18245 stands in tables of t, 3 d.o.f.
     assert found.mean == 2.5 and found.n == 4
-    assert found.half == pytest.approx(3.182446 * math.sqrt(5 / 3) / 2, rel=1e-6)
+    assert found.half_width == pytest.approx(3.182446 * math.sqrt(5 / 3) / 2, rel=1e-6)
 
 
 def test_t_interval_of_two_values_is_the_cauchy_quantile():
     """With one degree of freedom t is Cauchy, whose quantile function is tan."""
     found = t_interval([0, 1])
-    assert found.half == pytest.approx(math.tan(math.pi * 0.475) / 2)
+    assert found.half_width == pytest.approx(math.tan(math.pi * 0.475) / 2)
 
 
 def test_t_interval_covers_the_mean_as_often_as_it_says():
     x_RS = np.random.default_rng(0).normal(3.0, 2.0, (4000, 3))
     found = [t_interval(x_S) for x_S in x_RS]
-    covered = np.mean([abs(i.mean - 3.0) <= i.half for i in found])
+    covered = np.mean([abs(i.mean - 3.0) <= i.half_width for i in found])
     assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 4000)
 
 
 @pytest.mark.parametrize(('values', 'mean'), [([2.5], 2.5), ([], math.nan)])
 def test_t_interval_without_enough_values(values, mean):
     found = t_interval(values)
-    np.testing.assert_equal((found.mean, found.half, found.n), (mean, math.nan, len(values)))
-    assert side(found, p_value(found)) == 'one seed' and math.isnan(p_value(found))
+    np.testing.assert_equal((found.mean, found.half_width, found.n), (mean, math.nan, len(values)))
+    assert classify_difference(found, p_value(found)) == 'one seed' and math.isnan(p_value(found))
 
 
 def test_paired_takes_common_seeds_only():
-    found = paired({0: 2.0, 1: 3.1, 2: 9.0}, {1: 3.0, 0: 2.1, 7: 0.0})
+    found = paired_interval({0: 2.0, 1: 3.1, 2: 9.0}, {1: 3.0, 0: 2.1, 7: 0.0})
     assert found.n == 2 and found.mean == pytest.approx(0.0)  # of -0.1 and 0.1
 
 
@@ -221,31 +227,35 @@ def test_p_value_is_that_of_the_paired_t_test():
         for _ in range(20):
             base, other = rng.normal(3.0, 1.0, 4), rng.normal(shift, 0.1, 4)
             other += base
-            difference = paired(dict(enumerate(other)), dict(enumerate(base)))
+            difference = paired_interval(dict(enumerate(other)), dict(enumerate(base)))
             test = stats.ttest_rel(other, base)
             assert p_value(difference) == pytest.approx(test.pvalue)
             better = 'better' if test.statistic < 0 else 'worse'
-            told = side(difference, p_value(difference))
+            told = classify_difference(difference, p_value(difference))
             assert told == (better if test.pvalue < 0.05 else 'within noise')
-            assert (told != 'within noise') == (abs(difference.mean) > difference.half)
+            assert (told != 'within noise') == (abs(difference.mean) > difference.half_width)
             seen.add(told)
     assert seen == {'better', 'worse', 'within noise'}
 
 
 def test_without_variance_the_sign_decides():
     assert p_value(Interval(-0.1, 0.0, 3)) == 0 and p_value(Interval(0.0, 0.0, 3)) == 1
-    assert side(Interval(-0.1, 0.0, 3), 0.0) == 'better'
-    assert side(Interval(0.0, 0.0, 3), 1.0) == 'within noise'
+    assert classify_difference(Interval(-0.1, 0.0, 3), 0.0) == 'better'
+    assert classify_difference(Interval(0.0, 0.0, 3), 1.0) == 'within noise'
 
 
 def test_holm_of_p_values_by_hand():
     """0.01 * 4, 0.02 * 3, 0.03 * 2, and 0.04 * 1, which is raised to the one before it."""
-    assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
-    assert holm([0.6, 0.7]) == [1.0, 1.0] and holm([0.03]) == [0.03] and holm([]) == []
+    assert holm_adjust([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert (
+        holm_adjust([0.6, 0.7]) == [1.0, 1.0]
+        and holm_adjust([0.03]) == [0.03]
+        and holm_adjust([]) == []
+    )
 
 
 def test_holm_does_not_count_what_has_no_p_value():
-    found = holm([math.nan, 0.02, math.nan, 0.03])
+    found = holm_adjust([math.nan, 0.02, math.nan, 0.03])
     np.testing.assert_allclose(found, [math.nan, 0.04, math.nan, 0.04])
 
 
@@ -255,7 +265,7 @@ def test_holm_keeps_the_chance_of_any_false_verdict():
     for _ in range(trials):
         x_VS = rng.normal(size=(11, 3))
         p_values = [p_value(t_interval(x_S - x_VS[0])) for x_S in x_VS[1:]]
-        wrong += min(holm(p_values)) < 0.05
+        wrong += min(holm_adjust(p_values)) < 0.05
         alone += min(p_values) < 0.05
     assert wrong / trials < 0.05 + 3 * math.sqrt(0.05 * 0.95 / trials) < alone / trials
 
@@ -265,8 +275,10 @@ def test_a_report_of_a_sweep_and_one_of_a_study_need_as_many_seeds():
     shares, losses_S = (0.25, 0.5, 1.0), (SEEDS_S - SEEDS_S.mean()) / SEEDS_S.std(ddof=1)
     for share, n in zip(shares, (152, 40, 12), strict=True):
         assert seeds_needed(share, 1.0) == n
-        difference = paired(dict(enumerate(share + losses_S)), dict.fromkeys(range(5), 0.0))
-        (one,) = judge([share + losses_S], np.zeros(5), [0.0], 0.0)
+        difference = paired_interval(
+            dict(enumerate(share + losses_S)), dict.fromkeys(range(5), 0.0)
+        )
+        (one,) = judge_arms([share + losses_S], np.zeros(5), [0.0], 0.0)
         assert seeds_needed(difference.mean, difference.std) == n
         assert seeds_needed(one.difference, one.deviation) == n
 
@@ -280,5 +292,5 @@ def test_as_many_seeds_as_are_needed_find_the_difference_as_often_as_they_say():
 
 
 def test_a_number_of_seeds_is_said_in_one_way():
-    assert seeds_text(14) == 'about 14 seeds'
-    assert seeds_text(MOST_SEEDS + 1, 'fresh seeds') == f'more than {MOST_SEEDS} fresh seeds'
+    assert format_seeds(14) == 'about 14 seeds'
+    assert format_seeds(MAX_SEEDS + 1, 'fresh seeds') == f'more than {MAX_SEEDS} fresh seeds'

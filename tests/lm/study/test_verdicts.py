@@ -19,14 +19,14 @@ from lm.study.plan.search import (
 from lm.study.statistics import (
     BETTER,
     HOLM,
-    MOST_SEEDS,
+    MAX_SEEDS,
     UNDECIDED,
     WORSE,
     Verdict,
-    judge,
+    judge_arms,
     seeds_needed,
 )
-from lm.study.verdicts import FRESH, SEED_LIMITED, TUNING_LIMITED, Confirmed, Study
+from lm.study.verdicts import FIRST_FRESH_SEED, SEED_LIMITED, TUNING_LIMITED, FreshResult, Study
 
 SEARCH = Search(smallest_effect=0.01)
 
@@ -42,13 +42,13 @@ def arm(shift=0.0, s=0.002, at=0.3, number=0):
 
 def fails(loss, seeds):
     """The same arm, whose fresh seeds of these numbers diverge."""
-    return lambda p: math.inf if p.seed - FRESH in seeds else loss(p)
+    return lambda p: math.inf if p.seed - FIRST_FRESH_SEED in seeds else loss(p)
 
 
 def study_of(ledgers, judged=None, **settings):
     judged = judged or [True] * len(ledgers)
     settings = {'search': SEARCH, 'seeds': 5, 'test': HOLM} | settings
-    return Study(bounds=[(UNBOUNDED,)] * len(ledgers), losses=ledgers, judged=judged, **settings)
+    return Study(bounds=[(UNBOUNDED,)] * len(ledgers), losses=ledgers, is_judged=judged, **settings)
 
 
 def grown(losses, **settings):
@@ -68,7 +68,7 @@ def mixed():
 
 def test_verdicts_of_clear_differences():
     found = mixed()
-    assert [c and c.verdict and c.verdict.said for c in found.confirmed] == [
+    assert [c and c.verdict and c.verdict.said for c in found.fresh_results] == [
         None,
         BETTER,
         WORSE,
@@ -76,7 +76,7 @@ def test_verdicts_of_clear_differences():
         None,
     ]
     assert found.states(1) == found.states(2) == (LOCATED,)
-    assert found.states(4) == (DIVERGED,) and found.confirmed[4] is None
+    assert found.states(4) == (DIVERGED,) and found.fresh_results[4] is None
     assert found.open is None
 
 
@@ -86,12 +86,12 @@ def test_looks_are_of_fresh_seeds_that_all_arms_share():
     tuned = {
         p.seed for points in found.stages for p, stage in points.items() if 'look' not in stage
     }
-    assert max(tuned) < FRESH
+    assert max(tuned) < FIRST_FRESH_SEED
     seeds = [[p.seed for p in points] for points in first]
-    assert seeds == [[*range(FRESH, FRESH + 5)]] * 4 + [[]]
+    assert seeds == [[*range(FIRST_FRESH_SEED, FIRST_FRESH_SEED + 5)]] * 4 + [[]]
     assert [len(points) for points in second] == [10, 0, 0, 10, 0]
     assert all(p.k == found.picks[i].k for i, points in enumerate(first) for p in points)
-    assert [len(c.losses) for c in found.confirmed[:4]] == [10, 5, 5, 10]
+    assert [len(c.losses) for c in found.fresh_results[:4]] == [10, 5, 5, 10]
 
 
 def test_first_look_decides_by_its_own_seeds():
@@ -100,11 +100,11 @@ def test_first_look_decides_by_its_own_seeds():
     points, confirmed = found.looks[0]
     fresh = [np.array([own[p] for p in ps]) for own, ps in zip(found.losses, points, strict=True)]
     r = [pick.allowance for pick in found.picks]
-    wanted = judge(fresh[1:4], fresh[0], r[1:4], r[0], HOLM)
+    wanted = judge_arms(fresh[1:4], fresh[0], r[1:4], r[0], HOLM)
     assert [c.verdict for c in confirmed[1:4]] == wanted
     points, confirmed = found.looks[1]
     fresh = [np.array([own[p] for p in ps]) for own, ps in zip(found.losses, points, strict=True)]
-    assert [confirmed[3].verdict] == judge([fresh[3]], fresh[0], [r[3]], r[0], HOLM)
+    assert [confirmed[3].verdict] == judge_arms([fresh[3]], fresh[0], [r[3]], r[0], HOLM)
 
 
 def test_a_kill_at_every_fresh_run_asks_for_the_same():
@@ -120,12 +120,12 @@ def test_a_kill_at_every_fresh_run_asks_for_the_same():
                     assert study_of(ended).open[1] == points
                     ended[i][point] = found.losses[i][point]
     whole = study_of(ended)
-    assert whole.open is None and whole.confirmed[3].verdict == found.confirmed[3].verdict
+    assert whole.open is None and whole.fresh_results[3].verdict == found.fresh_results[3].verdict
 
 
 def test_no_second_look_where_all_is_decided():
     found = grown([arm(), arm(-0.05), arm(0.05)])
-    assert len(found.looks) == 1 and [c.verdict.said for c in found.confirmed[1:]] == [
+    assert len(found.looks) == 1 and [c.verdict.said for c in found.fresh_results[1:]] == [
         BETTER,
         WORSE,
     ]
@@ -133,13 +133,13 @@ def test_no_second_look_where_all_is_decided():
 
 def test_a_length_of_the_baseline_gets_seeds_and_no_verdict():
     found = grown([arm(), arm(0.0, number=1), arm(-0.3)], judged=[True, True, False])
-    assert found.confirmed[2].verdict is None and len(found.confirmed[2].losses) == 5
+    assert found.fresh_results[2].verdict is None and len(found.fresh_results[2].losses) == 5
     assert found.states(2) == (LOCATED,)
 
 
 def test_diverged_seeds_leave_no_verdict():
     found = grown([arm(), fails(arm(-0.05), {1, 3}), arm(-0.05, number=1)])
-    one, other = found.confirmed[1:]
+    one, other = found.fresh_results[1:]
     assert one.diverged == 2 and one.verdict is None and len(one.losses) == 5
     assert found.states(1) == (LOCATED, 'diverged 2 of 5')
     assert other.verdict.said == BETTER and found.seeds_needed(1, 0.01) is None
@@ -148,12 +148,12 @@ def test_diverged_seeds_leave_no_verdict():
 def test_diverged_seeds_of_the_baseline_leave_no_verdicts():
     found = grown([fails(arm(), {0}), arm(-0.05)])
     assert found.states(0) == (LOCATED, 'diverged 1 of 5')
-    assert [c.verdict for c in found.confirmed] == [None, None] and len(found.looks) == 1
+    assert [c.verdict for c in found.fresh_results] == [None, None] and len(found.looks) == 1
 
 
 def test_a_dead_baseline_leaves_no_verdicts():
     found = grown([lambda p: math.inf, arm()])
-    assert found.states(0) == (DIVERGED,) and found.confirmed[1].verdict is None
+    assert found.states(0) == (DIVERGED,) and found.fresh_results[1].verdict is None
 
 
 def test_an_edge_is_never_worse():
@@ -165,12 +165,12 @@ def test_an_edge_is_never_worse():
         return 2 - 1e-3 * point.k[0] + 1e-4 * random.Random(repr(point)).random()
 
     found = grown([arm(-5.0), falling])
-    assert EDGE in found.states(1) and found.confirmed[1].verdict.said == UNDECIDED
+    assert EDGE in found.states(1) and found.fresh_results[1].verdict.said == UNDECIDED
     assert TUNING_LIMITED in found.states(1) and found.seeds_needed(1, 0.01) is None
     swapped = grown([falling, arm(-5.0)])
-    assert swapped.confirmed[1].verdict.said == UNDECIDED
+    assert swapped.fresh_results[1].verdict.said == UNDECIDED
     lower = grown([arm(9.0), falling])
-    assert lower.confirmed[1].verdict.said == BETTER
+    assert lower.fresh_results[1].verdict.said == BETTER
 
 
 def with_verdict(difference, r_arm, r_baseline, deviation=0.01, n=10, said=UNDECIDED):
@@ -182,7 +182,7 @@ def with_verdict(difference, r_arm, r_baseline, deviation=0.01, n=10, said=UNDEC
         dataclasses.replace(pick, allowance=r)
         for pick, r in zip(base.picks, (r_baseline, r_arm), strict=True)
     ]
-    study.__dict__['looks'] = [([], [None, Confirmed(np.zeros(n), verdict)])]
+    study.__dict__['looks'] = [([], [None, FreshResult(np.zeros(n), verdict)])]
     return study
 
 
@@ -203,7 +203,7 @@ def test_seed_limited_is_more_seeds_than_there_were():
     assert SEED_LIMITED in study.states(1)
     assert SEED_LIMITED not in with_verdict(-0.004, 0.0, 0.002, deviation=1e-4).states(1)
     assert with_verdict(-0.001, 0.0, 0.02).seeds_needed(1, 0.01) is None
-    assert with_verdict(0.0, 0.0, 0.0).seeds_needed(1, 1e-9) == MOST_SEEDS + 1
+    assert with_verdict(0.0, 0.0, 0.0).seeds_needed(1, 1e-9) == MAX_SEEDS + 1
     assert study.seeds_needed(0, 0.01) is None
 
 
@@ -229,7 +229,7 @@ def test_runs_and_stages_count_every_run_once():
 
 def test_states_while_tuning_goes_on():
     nothing = study_of([{}, {}])
-    assert nothing.states(0) == (NOT_REFINED,) and nothing.confirmed == [None, None]
+    assert nothing.states(0) == (NOT_REFINED,) and nothing.fresh_results == [None, None]
     stage, points = nothing.open
     assert stage == 'scan' and nothing.runs == [5, 5]
     scanned = [{p: arm(at=at)(p) for p in points[0]} for at in (0.0, 5.0)]

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from eval.convert.fold import write
+from eval.convert.fold import write_workdir
 from eval.suites.perplexity import perplexity
 from lm.devices.mesh import make_mesh
 from lm.devices.shardings import state_layout, state_shardings
@@ -16,7 +16,7 @@ from lm.record.metrics import read_rows
 from lm.run.start import initial_state
 from lm.run.tables import optimizer_state_bytes
 from lm.storage.files import read_json
-from lm.training.state import hyper_from
+from lm.training.state import make_hyper
 from modules.params import named_leaves
 from tests import helpers
 from tests.helpers import checked_config, packed_batch, stack, tiny_learner, train_step
@@ -80,7 +80,7 @@ def assert_same(actual, wanted):
 def two_steps(changes):
     """(learner, hyper, the state at the start, after two steps)."""
     config = checked_config({'model.n_layers': 1} | changes)
-    states, hyper = [helpers.initial_state(config)], hyper_from(config)
+    states, hyper = [helpers.initial_state(config)], make_hyper(config)
     for seed in (0, 1):
         state, _ = train_step(config)(states[-1], packed_batch(seed), hyper)
         states.append(jax.device_get(state))
@@ -149,7 +149,7 @@ def test_a_run_starts_from_the_average_of_another(tree, free):
 @pytest.mark.full
 def test_what_a_conversion_writes_is_evaluated_as_it_is(free, tmp_path):
     source = load(free)
-    write(
+    write_workdir(
         tmp_path / 'out', source.recipe, source.weights, source.tokenizer, source.step, source.meta
     )
     assert_same(load(tmp_path / 'out').weights, source.weights)
@@ -184,7 +184,7 @@ class TestEachAverage:
         learner, hyper, start, state = two_steps(
             changes | {'train.trainable': 'norms', 'model.norm': 'layernorm'}
         )
-        trained = named_leaves(learner.described.trainable)
+        trained = named_leaves(learner.description.trainable)
         for params in (state.params, evaluated(learner, hyper, state)):
             before = named_leaves(start.params)
             for path, leaf in named_leaves(params).items():
@@ -209,7 +209,7 @@ def test_a_projection_holds_for_the_average():
         EMA | {'model.reparam': 'normalize_and_project', 'optim.lr': 0.1}
     )
     found = named_leaves(evaluated(learner, hyper, state))
-    for path, spec in named_leaves(learner.described.specs).items():
+    for path, spec in named_leaves(learner.description.specs).items():
         before, trained = (named_leaves(tree)[path] for tree in (start.params, state.params))
         assert not np.array_equal(found[path], trained), path
         if spec.role == 'hidden':

@@ -8,9 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from lm.config.resolve import replaced
-from lm.training.state import build_learner, check_learner, hyper_from
-from lm.training.step import batch_functions, microbatched, target_weights
+from lm.config.resolve import update_recipe
+from lm.training.state import build_learner, check_learner, make_hyper
+from lm.training.step import batch_functions, split_microbatches, target_weights
 from modules.params import named_leaves
 from tests.helpers import (
     BOS,
@@ -45,7 +45,7 @@ def step(changes):
     """(what is added, the metrics); one program for all numbers."""
     config = tiny_config(REFERENCE | changes)
     state = initial_state(config)
-    new, metrics = train_step(program_of(config))(state, packed_batch(), hyper_from(config))
+    new, metrics = train_step(program_of(config))(state, packed_batch(), make_hyper(config))
     return jax.tree.map(lambda a, b: np.asarray(a - b), new.params, state.params), metrics
 
 
@@ -56,13 +56,13 @@ def test_functions_agree_with_the_loss_of_the_step():
     divided by their own tokens, and logits before the softcap.
     """
     config = tiny_config(REFERENCE | TIED)
-    learner, state, hyper = tiny_learner(config), initial_state(config), hyper_from(config)
+    learner, state, hyper = tiny_learner(config), initial_state(config), make_hyper(config)
     batch = packed_batch()
 
     def sums(params):
         total = jnp.sum(target_weights(batch, BOS))
-        halves = batch_functions(learner, state, hyper, microbatched(batch, 2), total)
-        alone = batch_functions(learner, state, hyper, microbatched(batch, 8), total)
+        halves = batch_functions(learner, state, hyper, split_microbatches(batch, 2), total)
+        alone = batch_functions(learner, state, hyper, split_microbatches(batch, 8), total)
 
         def from_logits(rows):
             return halves.share_from_logits(halves.logits_fn(params, rows), rows)
@@ -90,8 +90,8 @@ def test_mapped_runs_in_microbatches_are_runs_alone(name):
     """
     changes = REFERENCE | {'optim.name': name} | ROWS[name]
     config, batches = tiny_config(changes), [packed_batch(seed) for seed in range(2)]
-    hypers = stack([hyper_from(config)] * 2)
-    mapped = trained(tiny_learner(replaced(config, {'train.microbatches': 2})), runs=2)
+    hypers = stack([make_hyper(config)] * 2)
+    mapped = trained(tiny_learner(update_recipe(config, {'train.microbatches': 2})), runs=2)
     keys = jax.vmap(jax.random.key)(jnp.arange(2))
     rows = stack([stack([batch, batch]) for batch in batches])
     _, found = mapped(keys, hypers, rows)
@@ -99,7 +99,7 @@ def test_mapped_runs_in_microbatches_are_runs_alone(name):
     for seed in range(2):
         state = initial_state(config, seed)
         for batch in batches:
-            state, _ = train_step(config)(state, batch, hyper_from(config))
+            state, _ = train_step(config)(state, batch, make_hyper(config))
         alone.append(state.params)
     # The differences of two losses over 0.005, and of a search, round otherwise.
     rtol = {'cge': 1e-3, 'gauss_newton': 1e-3}.get(name, 1e-4)
@@ -112,9 +112,9 @@ def test_cut_over_devices_it_is_the_step_on_one(name):
     """Catches a largest, or a mean, of one device's rows."""
     config = tiny_config(REFERENCE | {'optim.name': name} | ROWS[name])
     found = trained_on_all_devices(
-        tiny_learner(config), stack([packed_batch()]), hyper_from(config)
+        tiny_learner(config), stack([packed_batch()]), make_hyper(config)
     )
-    state, _ = train_step(config)(initial_state(config), packed_batch(), hyper_from(config))
+    state, _ = train_step(config)(initial_state(config), packed_batch(), make_hyper(config))
     assert_trees_close(found.params, state.params, rtol=1e-4, atol=1e-5)
 
 
@@ -144,7 +144,7 @@ def test_no_gradient_is_computed_of_what_reads_none():
     """Its norm is that of the others. Catches a backward pass that the metrics keep."""
     plain, _ = step(PLAIN)
     _, metrics = step(PLAIN | {'optim.name': 'cge', 'optim.cge_coordinates': 2})
-    specs = named_leaves(tiny_learner(tiny_config(REFERENCE | PLAIN)).described.specs)
+    specs = named_leaves(tiny_learner(tiny_config(REFERENCE | PLAIN)).description.specs)
     moved = named_leaves(plain)
     others = [moved[path] / 0.1 for path, spec in specs.items() if spec.role != 'hidden']
     np.testing.assert_allclose(metrics['grad_norm'], optax.tree.norm(others), rtol=1e-5)

@@ -9,9 +9,9 @@ import pytest
 from flax import linen as nn
 
 import lm.model.transformer
-from lm.model.transformer import Block, groups_of_blocks
-from lm.training.diagnostics import make_diagnose, norm_by_layer, short_names
-from lm.training.state import hyper_from
+from lm.model.transformer import Block, block_groups
+from lm.training.diagnostics import make_diagnose_step, matrix_names, norm_by_layer
+from lm.training.state import make_hyper
 from lm.training.step import make_train_step, target_weights
 from modules.params import named_leaves
 from modules.sequence import whole_rows
@@ -35,11 +35,11 @@ OF_ROLES = ('gradient_rms', 'update_rms', 'weight_rms', 'update_ratio')
 
 @functools.cache
 def program(config):
-    return jax.jit(make_diagnose(tiny_learner(config)))
+    return jax.jit(make_diagnose_step(tiny_learner(config)))
 
 
 def diagnose(config, state, batch):
-    return program(program_of(config))(state, batch, hyper_from(config))
+    return program(program_of(config))(state, batch, make_hyper(config))
 
 
 @pytest.mark.full
@@ -48,7 +48,7 @@ def test_residual_rms_is_that_of_the_stream_behind_each_block():
     state, batch = initial_state(CONFIG), tiny_batch()
     seen = diagnose(CONFIG, state, batch)['residual_rms']
     x_BTD = jnp.asarray(state.params['embedding'])[batch['tokens'][:, :-1]]
-    (group,) = groups_of_blocks(CONFIG)
+    (group,) = block_groups(CONFIG)
     block = Block(CONFIG, tiny_model(CONFIG).kernels, group)
     apply = jax.jit(lambda w, x, number: block.apply({'params': w}, x, number, whole_rows(8))[0])
     for layer in range(3):
@@ -69,7 +69,7 @@ def test_unrolled_layers_are_recorded_as_scanned_ones():
 @pytest.mark.full
 def test_gradient_norm_by_layer_is_part_of_the_whole():
     """Of the mean token loss: the step's own gradient norm, squared, less what no layer holds."""
-    state, batch, hyper = initial_state(CONFIG), tiny_batch(), hyper_from(CONFIG)
+    state, batch, hyper = initial_state(CONFIG), tiny_batch(), make_hyper(CONFIG)
     whole = float(train_step(CONFIG)(state, batch, hyper)[1]['grad_norm'])
     by_layer = diagnose(CONFIG, state, batch)['layer_grad_norm']
     without_layers = jax.tree.map(lambda w: w, state.params)
@@ -117,9 +117,9 @@ def test_updates_are_those_of_the_step(reparam):
     """
     config = tiny_config({'model.n_layers': 3, 'model.reparam': reparam, 'optim.lr': 0.01})
     before, batch = initial_state(config), packed_batch()
-    after, _ = train_step(config)(before, batch, hyper_from(config))
+    after, _ = train_step(config)(before, batch, make_hyper(config))
     seen = diagnose(config, before, batch)
-    specs = named_leaves(tiny_learner(config).described.specs)
+    specs = named_leaves(tiny_learner(config).description.specs)
     old, new = named_leaves(before.params), named_leaves(after.params)
     for role in ('hidden', 'vector'):
         paths = [p for p in specs if specs[p].role == role and specs[p].axes[:1] == ('layer',)]
@@ -145,9 +145,9 @@ def test_gradients_by_role_make_the_gradient_norm():
     """Catches a gradient of the weights used, one after clipping, and a role that is left out."""
     config = tiny_config({'model.n_layers': 3, 'model.reparam': 'weight_norm'})
     state, batch = initial_state(config), tiny_batch()
-    whole = float(train_step(config)(state, batch, hyper_from(config))[1]['grad_norm'])
+    whole = float(train_step(config)(state, batch, make_hyper(config))[1]['grad_norm'])
     seen = diagnose(config, state, batch)
-    specs, params = named_leaves(tiny_learner(config).described.specs), named_leaves(state.params)
+    specs, params = named_leaves(tiny_learner(config).description.specs), named_leaves(state.params)
     total = 0.0
     for path, spec in specs.items():
         is_layered = spec.axes[:1] == ('layer',)
@@ -216,7 +216,7 @@ def test_matrices_of_norms_and_of_one_name_are_told_apart():
     """The MLP's own keep their names whatever the norms: catches curves of two things under one."""
     changes = {'model.norm': 'gated_rmsnorm', 'model.activation': 'swiglu'}
     config = tiny_config(changes | {'attention.gate': 'headwise'})
-    names = set(short_names(tiny_learner(config)).values())
+    names = set(matrix_names(tiny_learner(config)).values())
     assert {'up', 'down', 'attention_gate', 'mlp_gate', 'mlp_norm_in_down', 'query'} <= names
 
 
@@ -264,13 +264,15 @@ def test_nothing_of_it_is_in_the_training_step(scan, monkeypatch):
     """
     config = tiny_config({'model.scan_layers': scan})
     learner = tiny_learner(config)
-    arguments = initial_state(config), tiny_batch(), hyper_from(config)
+    arguments = initial_state(config), tiny_batch(), make_hyper(config)
 
     def text(function, debug_info=False):
         return jax.jit(function).lower(*arguments).as_text(debug_info=debug_info)
 
     named = text(make_train_step(learner), debug_info=True)
-    assert '/diagnostics/' not in named and '/diagnostics/' in text(make_diagnose(learner), True)
+    assert '/diagnostics/' not in named and '/diagnostics/' in text(
+        make_diagnose_step(learner), True
+    )
     step = text(make_train_step(learner))
     for function in ('moments', 'sink'):
         monkeypatch.setattr(lm.model.transformer, function, refuse)
@@ -278,7 +280,7 @@ def test_nothing_of_it_is_in_the_training_step(scan, monkeypatch):
     every = tiny_config({'model.scan_layers': scan, 'train.diagnose_every': 1})
     assert text(make_train_step(tiny_learner(every))) == step
     with pytest.raises(AssertionError, match='asked'):
-        text(make_diagnose(learner))
+        text(make_diagnose_step(learner))
 
 
 def refuse(*_, **__):
@@ -304,7 +306,7 @@ def test_groups_of_blocks_are_recorded_in_order_of_depth(placement):
     seen = diagnose(config, state, batch)
     assert all(value.shape[:1] in ((), (3,)) for value in seen.values())
     assert seen['layer_param_norm'].shape == (3,) and seen['log_z_mean'].shape == ()
-    first = groups_of_blocks(config)[0].name
+    first = block_groups(config)[0].name
     louder = dict(state.params)
     if placement != 'wide':
         louder[first] = jax.tree.map(lambda w: w.copy(), louder[first])

@@ -11,10 +11,10 @@ import pytest
 from lm.training import flops
 from lm.training.flops import (
     attention_flops,
+    count_matmul_params,
     flops_in_full,
     flops_per_token,
-    gemm_flops,
-    matmul_params,
+    measure_gemm_flops,
     peak_flops,
 )
 from modules.params import ParamSpec, named_leaves
@@ -34,7 +34,7 @@ CASES = [
 
 def counted(changes):
     """What is counted of the configured model."""
-    return matmul_params(tiny_learner(tiny_config(changes)))
+    return count_matmul_params(tiny_learner(tiny_config(changes)))
 
 
 @pytest.mark.parametrize('changes', CASES, ids=str)
@@ -42,7 +42,7 @@ def test_matmul_params_are_the_matrices_of_the_model(changes):
     """All that has two sides and is no table. Catches a gate, grouped heads or the matrices of a
     norm not counted, or a matrix counted by its stored parts.
     """
-    described = tiny_learner(tiny_config(changes | {'model.reparam': 'none'})).described
+    described = tiny_learner(tiny_config(changes | {'model.reparam': 'none'})).description
     shapes = named_leaves(described.shapes)
     wanted = sum(
         math.prod(shapes[path].shape)
@@ -74,8 +74,8 @@ def test_flops_per_token_by_hand():
     specs['scale'] = ParamSpec('vector', ('embed',))
     shapes['scale'] = jax.ShapeDtypeStruct((16,), np.float32)
     learner = tiny_learner(tiny_config())
-    used = dataclasses.replace(learner.described, used_specs=specs, used_shapes=shapes)
-    learner = dataclasses.replace(learner, described=used)
+    used = dataclasses.replace(learner.description, used_specs=specs, used_shapes=shapes)
+    learner = dataclasses.replace(learner, description=used)
     assert flops_per_token(learner) == 6 * 2 * 16 * 5 + 6 * 2 * 8 * 16
     assert flops_in_full(learner) == 6 * 2 * 16 * 5 + 12 * 2 * 8 * 16
 
@@ -136,7 +136,7 @@ def test_forward_flops_are_near_those_xla_counts():
         }
     )
     learner = tiny_learner(config)
-    model, described = learner.model, learner.described
+    model, described = learner.model, learner.description
     tokens = jax.ShapeDtypeStruct((2, 32), np.int32)
     lowered = jax.jit(lambda p, t: model.apply({'params': p}, t)).lower(described.shapes, tokens)
     counted = lowered.cost_analysis()['flops'] / tokens.size
@@ -149,15 +149,15 @@ def test_the_peak_is_the_best_that_was_measured(monkeypatch):
     """Catches the median, which a run exceeds where others kept the machine busy."""
     clock = iter([0, 4, 10, 11, 20, 23])
     monkeypatch.setattr(flops, 'time', SimpleNamespace(perf_counter=lambda: next(clock)))
-    assert gemm_flops(size=64, repeats=3) == 2 * 64**3
+    assert measure_gemm_flops(size=64, repeats=3) == 2 * 64**3
 
 
 def test_measured_peak(monkeypatch):
     """On a CPU, of the whole machine once, not once a device; once a process unless asked anew."""
-    assert 0 < gemm_flops(size=64, repeats=3) < 1e15
+    assert 0 < measure_gemm_flops(size=64, repeats=3) < 1e15
     rates = iter([2.0, 3.0])
-    monkeypatch.setattr(flops, 'gemm_flops', lambda: next(rates))
+    monkeypatch.setattr(flops, 'measure_gemm_flops', lambda: next(rates))
     found = [peak_flops(8, anew) for anew in (True, False, True, False)]
-    flops.measured_flops.cache_clear()
+    flops.cached_gemm_flops.cache_clear()
     source = 'measured float32 2048^3 product'
     assert found == [(rate, source) for rate in (2.0, 2.0, 3.0, 3.0)]

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.training.diagnostics import gradient_noise, make_diagnose
-from lm.training.state import hyper_from
+from lm.training.diagnostics import gradient_noise, make_diagnose_step
+from lm.training.state import make_hyper
 from lm.training.step import token_sums
 from tests.helpers import initial_state, packed_batch, tiny_config, tiny_learner
 
@@ -17,7 +17,7 @@ def test_noise_is_that_between_even_and_odd_rows():
     parts have other numbers of tokens.
     """
     config = tiny_config({'model.reparam': 'weight_norm'})
-    learner, hyper, state = tiny_learner(config), hyper_from(config), initial_state(config)
+    learner, hyper, state = tiny_learner(config), make_hyper(config), initial_state(config)
     batch = packed_batch()
 
     @jax.jit
@@ -35,7 +35,7 @@ def test_noise_is_that_between_even_and_odd_rows():
     n, whole = n_even + n_odd, (even + odd) / (n_even + n_odd)
     small = (np.sum((even / n_even) ** 2) + np.sum((odd / n_odd) ** 2)) / 2
     signal, trace = 2 * np.sum(whole**2) - small, n * (small - np.sum(whole**2))
-    found = jax.jit(make_diagnose(learner))(state, batch, hyper)
+    found = jax.jit(make_diagnose_step(learner))(state, batch, hyper)
     np.testing.assert_allclose(found['gradient_noise_signal'], signal, rtol=1e-3)
     np.testing.assert_allclose(found['gradient_noise_trace'], trace, rtol=1e-3)
     np.testing.assert_allclose(found['gradient_noise_scale'], trace / signal, rtol=1e-3)

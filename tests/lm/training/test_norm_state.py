@@ -10,11 +10,11 @@ import numpy as np
 import optax
 import pytest
 
-from lm.devices.mesh import batch_sharding, make_mesh, replicated
-from lm.training.state import hyper_from
+from lm.devices.mesh import batch_sharding, make_mesh, replicated_sharding
+from lm.training.state import make_hyper
 from lm.training.step import make_eval_step, make_train_step, target_weights
 from modules.norms import NORMS
-from modules.options import options
+from modules.options import declared_options
 from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
 from tests.helpers import (
     BOS,
@@ -47,7 +47,7 @@ OPTIONS = {  # for the norms that have them
 
 
 def config(name, **changes):
-    own = {f'norm.{n}': v for n, v in OPTIONS.items() if n in options(NORMS[name])}
+    own = {f'norm.{n}': v for n, v in OPTIONS.items() if n in declared_options(NORMS[name])}
     return tiny_config(BASE | {'model.norm': name} | own | changes)
 
 
@@ -58,10 +58,10 @@ def batch(seed=0):
 @functools.cache
 def step_on_eight(name):
     """(state, batch) -> (state, metrics), the rows cut over eight devices."""
-    learner, hyper = tiny_learner(config(name)), hyper_from(config(name))
+    learner, hyper = tiny_learner(config(name)), make_hyper(config(name))
     mesh = make_mesh(learner.recipe.mesh)
     assert mesh.devices.size == 8
-    everywhere = replicated(mesh)
+    everywhere = replicated_sharding(mesh)
     step = jax.jit(
         make_train_step(learner),
         in_shardings=(everywhere, batch_sharding(mesh), everywhere),
@@ -141,7 +141,7 @@ REMAT = [
 def test_computing_again_is_no_update(name, remat):
     """The same loss, parameters and statistics. Catches an update in the backward pass."""
     again = config(name, **{'model.remat': remat})
-    found = train_step(again)(after_one_step(name), batch(1), hyper_from(again))
+    found = train_step(again)(after_one_step(name), batch(1), make_hyper(again))
     assert_trees_close(jax.device_get(found), after_two_steps(name), rtol=1e-4, atol=1e-5)
 
 
@@ -169,7 +169,7 @@ def test_evaluation_reads_each_row_on_its_own(name):
 
     Catches a batch's own statistics in evaluation, and running ones that are not read at all.
     """
-    learner, hyper = tiny_learner(config(name)), hyper_from(config(name))
+    learner, hyper = tiny_learner(config(name)), make_hyper(config(name))
     weights, whole = after_one_step(name).weights, batch(2)
     step = jax.jit(make_eval_step(learner))
 
@@ -189,7 +189,7 @@ def test_a_skipped_step_measures_nothing():
     """Neither in the forward nor in the backward pass, though both were run, with NaN."""
     name = 'unified'
     skipping = config(name, **{'train.on_divergence': 'skip_step'})
-    step, hyper = train_step(skipping), hyper_from(skipping)
+    step, hyper = train_step(skipping), make_hyper(skipping)
     start = after_one_step(name)
     ok, metrics = step(start, batch(1), hyper)
     assert metrics['skipped'] == 0

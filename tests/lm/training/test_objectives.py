@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.config.resolve import replaced
+from lm.config.resolve import update_recipe
 from lm.model.check import check
-from lm.study.plan.cells import cells, group_by_program
-from lm.training.state import hyper_from
-from lm.training.step import activations, make_train_step, target_weights
+from lm.study.plan.cells import expand_sweep, group_by_program
+from lm.training.state import make_hyper
+from lm.training.step import compute_activations, make_train_step, target_weights
 from tests.helpers import (
     BOS,
     VOCAB,
@@ -105,7 +105,7 @@ def test_property_a_batch_says_how_far_the_prefix_reaches():
 
     @functools.partial(jax.jit)
     def first_position(weights, batch):
-        return activations(learner, learner.variables(weights), batch, (), {})[0][0][:, 0]
+        return compute_activations(learner, learner.variables(weights), batch, (), {})[0][0][:, 0]
 
     plain = first_position(weights, batch)
     for place, moves in ((1, True), (2, False)):
@@ -120,7 +120,7 @@ def test_property_what_a_prefix_holds_is_no_target():
     config = checked_config(PREFIXED | {'data.seq_len': 12})
     step = jax.jit(make_train_step(tiny_learner(config)))
     state, batch = initial_state(config), prefixed_batch()
-    _, metrics = step(state, batch, hyper_from(config))
+    _, metrics = step(state, batch, make_hyper(config))
     assert metrics['batch_tokens'] == 4 * (3 + 5)
     np.testing.assert_allclose(metrics['target_share'], 8 / 12)
     weights = target_weights(batch, BOS)
@@ -131,7 +131,7 @@ def test_property_what_a_prefix_holds_is_no_target():
 def test_equivalence_microbatches_and_mapped_runs():
     """The same update of a mixture's batch at once, in two parts, and beside another run."""
     config = checked_config(PREFIXED | {'data.seq_len': 12, 'data.batch_size': 4})
-    state, batch, hyper = initial_state(config), prefixed_batch(), hyper_from(config)
+    state, batch, hyper = initial_state(config), prefixed_batch(), make_hyper(config)
     batch['targets'][0] = 0  # parts of other size
     alone, metrics = jax.jit(make_train_step(tiny_learner(config)))(state, batch, hyper)
     halves = checked_config(
@@ -154,7 +154,7 @@ def test_runs_of_other_objectives_share_no_program():
     """Nor batches, which are made for a program's runs together."""
     objectives = ('causal', 'infill', 'causal:0.5+infill:0.5', 'causal:0.4+infill:0.6')
     raw = tiny_raw({'train.eval_objectives': 'infill'})
-    made = cells(raw, {'data.objective': objectives, 'train.seed': (0, 1)})
+    made = expand_sweep(raw, {'data.objective': objectives, 'train.seed': (0, 1)})
     assert [len(group) for group in group_by_program(made)] == [2, 2, 2, 2]
     assert len({cell.name for cell in made}) == 8
 
@@ -171,7 +171,7 @@ def test_equivalence_a_run_gone_on_with_is_the_run(corpus, tmp_path):
     more |= {'data_masks': 4, 'optim_schedule': 'constant', 'optim_warmup_steps': 0}
     config = changed(base(corpus, **more), {})
     assert train(config, tmp_path / 'whole') == DONE
-    assert train(replaced(config, {'train.steps': 4}), tmp_path / 'parts') == DONE
+    assert train(update_recipe(config, {'train.steps': 4}), tmp_path / 'parts') == DONE
     assert train(config, tmp_path / 'parts', continue_changed=True) == DONE
     whole, parts = timeless(tmp_path / 'whole'), timeless(tmp_path / 'parts')
     assert whole == parts

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from lm.config.resolve import replaced
-from lm.study.plan.cells import cells, group_by_program
-from lm.training.state import hyper_from
+from lm.config.resolve import update_recipe
+from lm.study.plan.cells import expand_sweep, group_by_program
+from lm.training.state import make_hyper
 from modules.params import named_leaves
 from tests.helpers import (
     initial_state,
@@ -32,9 +32,9 @@ def moved(changes):
     """({path: what one step adds}, {path: role})."""
     config = tiny_config(SIGNS | changes)
     before = initial_state(config)
-    after, _ = train_step(config)(before, packed_batch(), hyper_from(config))
+    after, _ = train_step(config)(before, packed_batch(), make_hyper(config))
     added = jax.tree.map(lambda a, b: np.asarray(a - b), after.params, before.params)
-    specs = named_leaves(tiny_learner(config).described.specs)
+    specs = named_leaves(tiny_learner(config).description.specs)
     return named_leaves(added), {path: spec.role for path, spec in specs.items()}
 
 
@@ -74,9 +74,9 @@ def test_what_is_not_given_is_in_no_program():
     so that b2, not given, is of each its own.
     """
     sweep = {'optim.match_rms': (None, 0.1, 0.2)}
-    found = group_by_program(cells(tiny_raw(SIGNS), sweep))
+    found = group_by_program(expand_sweep(tiny_raw(SIGNS), sweep))
     assert [len(group) for group in found] == [1, 2]
     config = tiny_config({'optim.name': 'lion'})
     assert config.optim.b1 == 0.9 and config.optim.b2 is None
-    assert 'optim.b2' not in hyper_from(config)
-    assert 'optim.b2' in hyper_from(replaced(config, {'optim.b2': 0.5}))
+    assert 'optim.b2' not in make_hyper(config)
+    assert 'optim.b2' in make_hyper(update_recipe(config, {'optim.b2': 0.5}))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
-from lm.inference.load import with_kernels_of
+from lm.inference.load import replace_kernels
 from lm.model.check import check
-from lm.training.state import build_learner, check_learner, hyper_from
+from lm.training.state import build_learner, check_learner, make_hyper
 from modules.kernels.cross_entropy import tpu
 from tests.helpers import BOS, VOCAB, checked_config, packed_batch, stack, tiny_config, trained
 
@@ -37,13 +37,13 @@ CHANGES = {
 def test_losses_of_fifty_steps_are_those_of_the_reference(monkeypatch):
     """Norms of the stream, of queries and keys, attention and routers, the loss in chunks."""
     monkeypatch.setattr(pl, 'pallas_call', functools.partial(pl.pallas_call, interpret=True))
-    monkeypatch.setattr(tpu, 'IN_PLACE', {})  # the interpreter cannot, where blocks are cut
+    monkeypatch.setattr(tpu, 'ALIASES', {})  # the interpreter cannot, where blocks are cut
     batches = stack([packed_batch(seed) for seed in range(STEPS)])
     losses = {}
     for name in ('reference', 'pallas'):
         config = checked_config(CHANGES | dict.fromkeys(KERNELS, name))
         learner = build_learner(config, VOCAB, BOS, 'tpu')
-        losses[name] = trained(learner)(jax.random.key(0), hyper_from(config), batches)[0]
+        losses[name] = trained(learner)(jax.random.key(0), make_hyper(config), batches)[0]
     assert losses['reference'][-1] < losses['reference'][0] - 0.05
     np.testing.assert_allclose(losses['pallas'], losses['reference'], rtol=1e-5)
 
@@ -85,6 +85,6 @@ def test_a_kernel_without_a_derivative_in_forward_mode_is_refused(operation):
 
 def test_a_checkpoint_of_a_tpu_is_read_elsewhere():
     said, config = [], tiny_config({'kernels.rms_norm': 'pallas'})
-    assert with_kernels_of('cpu', config, said.append).kernels == {}
+    assert replace_kernels('cpu', config, said.append).kernels == {}
     assert len(said) == 1 and 'kernels.rms_norm=pallas runs on tpu, gpu alone' in said[0]
-    assert with_kernels_of('tpu', config, said.append) is config
+    assert replace_kernels('tpu', config, said.append) is config

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.config.resolve import flatten, replaced
+from lm.config.resolve import flatten, update_recipe
 from lm.devices.mesh import make_mesh
 from lm.model.base_size import base_head_dim
-from lm.model.check import check, scores_of
+from lm.model.check import attention_scores, check
 from lm.run.tables import parameter_rows
-from lm.training.state import hyper_from
-from lm.training.update import decay_shares, numbered_rows, peaks_of
+from lm.training.state import make_hyper
+from lm.training.update import bind_rows, decay_shares, peak_lrs
 from modules.params import named_leaves
 from modules.scaling import DECAY_RULES, PARAMETRIZATIONS, Growth
 from tests.helpers import checked_config, initial_state, tiny_config, tiny_learner
@@ -35,7 +35,7 @@ def test_at_the_base_sizes_it_is_standard(name):
     not cancel; queries that are published to start at 0 are the one difference.
     """
     config = tiny_config()
-    here = replaced(
+    here = update_recipe(
         config,
         {
             'scaling.name': name,
@@ -45,13 +45,13 @@ def test_at_the_base_sizes_it_is_standard(name):
             },
         },
     )
-    wanted, found = tiny_learner(config).described, tiny_learner(here).described
+    wanted, found = tiny_learner(config).description, tiny_learner(here).description
     assert found.scalings == wanted.scalings
     assert set(named_leaves(found.growths).values()) == {Growth()}
     stds = named_leaves(wanted.init_stds)
     for path, std in named_leaves(found.init_stds).items():
         assert std == (0 if name == 'mup_full' and path.endswith('query') else stds[path]), path
-    assert scores_of(here) == scores_of(config)
+    assert attention_scores(here) == attention_scores(config)
 
 
 def test_growths_are_those_of_the_parameters():
@@ -65,7 +65,7 @@ def test_growths_are_those_of_the_parameters():
             'scaling.base_heads': 2,
         },
     )
-    growths = named_leaves(tiny_learner(config).described.growths)
+    growths = named_leaves(tiny_learner(config).description.growths)
     sides = {path: (growth.fan_in, growth.fan_out) for path, growth in growths.items()}
     both = {path for path, growth in sides.items() if growth == (2, 2)}
     assert both == {
@@ -87,7 +87,7 @@ def test_growths_are_those_of_the_parameters():
 def test_what_a_model_of_experts_has():
     """The router's outputs do not grow: it is an output, as the readout."""
     config = grown('mup', **{'model.mlp': 'moe'})
-    growths = named_leaves(tiny_learner(config).described.growths)
+    growths = named_leaves(tiny_learner(config).description.growths)
     assert (growths['layers/mlp/router'].fan_in, growths['layers/mlp/router'].fan_out) == (2, 1)
     assert (growths['layers/mlp/up'].fan_in, growths['layers/mlp/up'].fan_out) == (2, 2)
 
@@ -95,9 +95,9 @@ def test_what_a_model_of_experts_has():
 def test_logits_per_width():
     """sqrt(H_base) / H where heads grow in width, nothing where they grow in number."""
     wider = grown('mup', **{'scaling.base_heads': 2})
-    assert base_head_dim(wider) == 4 and scores_of(wider).scale == 4**0.5 / 8
+    assert base_head_dim(wider) == 4 and attention_scores(wider).scale == 4**0.5 / 8
     more = grown('mup')
-    assert base_head_dim(more) == 8 and scores_of(more).scale is None
+    assert base_head_dim(more) == 8 and attention_scores(more).scale is None
     assert base_head_dim(grown('mup_simple')) is None
     assert wider.base.model.n_heads == 2 and more.base.model.n_heads == 1
     assert more.base is more.base and more.base.base is more.base  # made once
@@ -146,7 +146,7 @@ def test_the_embedding_is_drawn_as_asked():
     plain, asked = (named_leaves(initial_state(c).params) for c in (tiny_config(), config))
     np.testing.assert_allclose(asked['embedding'], 0.5 * 4 * plain['embedding'], rtol=1e-6)
     np.testing.assert_array_equal(asked['readout'], plain['readout'])
-    assert 'scaling.embedding_std' in hyper_from(config)
+    assert 'scaling.embedding_std' in make_hyper(config)
 
 
 @pytest.mark.full
@@ -159,9 +159,9 @@ def test_orthogonal_matrices_of_the_model():
 
 def shares_of(config, fraction=1.0):
     flat = flatten(config)
-    described = tiny_learner(config).described
-    rule = numbered_rows(config, flat)['optim.decay_rule']
-    shares = named_leaves(decay_shares(described, rule, flat, fraction, peaks_of(flat)))
+    described = tiny_learner(config).description
+    rule = bind_rows(config, flat)['optim.decay_rule']
+    shares = named_leaves(decay_shares(described, rule, flat, fraction, peak_lrs(flat)))
     return {path: float(share) for path, share in shares.items()}
 
 
@@ -170,7 +170,7 @@ def test_independent_decay_does_not_change_with_the_learning_rate():
     """Under each parametrisation, of which none divides it: catches a rate that comes in again."""
     for name in GROWING:
         config = grown(name, **{'optim.decay_rule': 'independent', 'optim.weight_decay': 0.1})
-        slow, fast = (shares_of(replaced(config, {'optim.lr': lr})) for lr in (1e-3, 1e-1))
+        slow, fast = (shares_of(update_recipe(config, {'optim.lr': lr})) for lr in (1e-3, 1e-1))
         assert slow == fast and set(slow.values()) == {0.0, 0.1}
 
 

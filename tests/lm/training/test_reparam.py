@@ -9,15 +9,15 @@ import jax
 import numpy as np
 import pytest
 
-from lm.config.resolve import replaced, to_dict
+from lm.config.resolve import to_dict, update_recipe
 from lm.devices.mesh import batch_sharding, make_mesh
 from lm.devices.run_axis import loop
 from lm.devices.shardings import abstract_state, state_shardings
 from lm.record.checkpoint import read_state
 from lm.record.checkpoints import Checkpoints
-from lm.run.start import stored_for
+from lm.run.start import store_weights
 from lm.run.tables import parameter_rows, trained_count
-from lm.training.state import build_learner, hyper_from, init_state
+from lm.training.state import build_learner, init_state, make_hyper
 from lm.training.step import make_eval_step, make_train_step
 from modules.params import as_matrices, named_leaves
 from modules.spectrum import power_iteration
@@ -45,7 +45,7 @@ UP = 'layers/mlp/up'
 
 
 def stepped(config, state=None, steps=1):
-    state, hyper = initial_state(config) if state is None else state, hyper_from(config)
+    state, hyper = initial_state(config) if state is None else state, make_hyper(config)
     for i in range(steps):
         state, _ = train_step(config)(state, packed_batch(i), hyper)
     return jax.device_get(state)
@@ -73,7 +73,7 @@ def test_one_power_iteration_a_step():
     config = checked_config(SIGMA | {'train.microbatches': 4})
     before = moved(config)
     after = stepped(config, before)
-    specs = named_leaves(tiny_learner(config).described.used_specs)
+    specs = named_leaves(tiny_learner(config).description.used_specs)
     assert len(vectors_of(after)) == 6
     for path, u in vectors_of(before).items():
         matrices = as_matrices(specs[path], named_leaves(before.params)[f'{path}/matrix'])
@@ -96,7 +96,7 @@ def test_eight_devices_are_one():
         out_shardings=(states, None),
     )
     start = moved(config)
-    after, _ = step(start, packed_batch(), hyper_from(config))
+    after, _ = step(start, packed_batch(), make_hyper(config))
     for u in jax.tree.leaves(after.reparam):
         assert u.sharding.is_fully_replicated and len(u.sharding.device_set) == 8
     alone = stepped(config, start)
@@ -111,7 +111,7 @@ def test_a_looped_run_is_the_run_alone_to_the_bit():
     mesh = make_mesh(config.mesh, jax.devices()[:1], runs=2)
     together = loop(mesh, make_train_step(tiny_learner(config)))
     starts = [initial_state(config, seed) for seed in (0, 1)]
-    hypers, batches = stack([hyper_from(config)] * 2), stack([packed_batch()] * 2)
+    hypers, batches = stack([make_hyper(config)] * 2), stack([packed_batch()] * 2)
     states, active = stack(starts), np.ones(2, bool)
     found, _ = jax.jit(together)(active, states, batches, hypers)
     for run, start in enumerate(starts):
@@ -122,7 +122,7 @@ def test_a_looped_run_is_the_run_alone_to_the_bit():
 @pytest.mark.full
 def test_a_skipped_step_keeps_the_vectors():
     config = checked_config(SIGMA | {'train.on_divergence': 'skip_step'})
-    start, infinite = moved(config), hyper_from(config) | {'optim.lr': np.float32(np.inf)}
+    start, infinite = moved(config), make_hyper(config) | {'optim.lr': np.float32(np.inf)}
     after, metrics = train_step(config)(start, packed_batch(), infinite)
     assert metrics['skipped'] == 1
     assert_same_bits(after.reparam, start.reparam)
@@ -156,7 +156,7 @@ def test_the_map_is_computed_in_float32():
     state = moved(full)
     used = [tiny_learner(config).variables(state.weights)['params'] for config in (half, full)]
     assert_same_bits(*used)
-    _, vectors = tiny_learner(half).described.reparam.apply(state.params, state.reparam, True)
+    _, vectors = tiny_learner(half).description.reparam.apply(state.params, state.reparam, True)
     assert {leaf.dtype for leaf in jax.tree.leaves((used, vectors))} == {np.dtype(np.float32)}
 
 
@@ -169,7 +169,7 @@ def test_projected_norms_are_those_of_the_start():
         for name in ('normalize_and_project', 'none')
     )
     start = initial_state(projected)
-    specs = named_leaves(tiny_learner(plain).described.specs)
+    specs = named_leaves(tiny_learner(plain).description.specs)
 
     def norms(state):
         return {
@@ -264,7 +264,7 @@ def test_factors_whose_rank_stays_are_refused_by_name():
 
 def test_tied_embeddings_leave_no_readout_to_map():
     config = tiny_config({'model.reparam': 'sigma', 'reparam.roles': 'readout'})
-    tied = replaced(config, {'model.tie_embeddings': True})
+    tied = update_recipe(config, {'model.tie_embeddings': True})
     with pytest.raises(ValueError, match=r"no parameter has the role 'readout' \(model.tie_emb"):
         build_learner(tied, 16, BOS, 'cpu')
 
@@ -279,8 +279,8 @@ def source_of(changes):
 
 def started(changes, source, used):
     learner = tiny_learner(checked_config(SMALL | changes))
-    stored, state = stored_for(learner, source, used)
-    return stored, state, learner.described.reparam.apply(stored, state, False)[0]
+    stored, state = store_weights(learner, source, used)
+    return stored, state, learner.description.reparam.apply(stored, state, False)[0]
 
 
 @pytest.mark.full
@@ -337,7 +337,7 @@ def test_what_cannot_hold_the_weights_is_refused(here):
 def test_a_base_of_one_channel_is_asked_for_nothing():
     """Catches a model that is refused for the single row of the base that `unit` compares it to."""
     names = {'model.reparam': 'weight_standardization', 'scaling.name': 'unit'}
-    specs = tiny_learner(checked_config(SMALL | names)).described.specs
+    specs = tiny_learner(checked_config(SMALL | names)).description.specs
     assert 'gain' in specs['layers']['attention']['key']
 
 
@@ -350,7 +350,7 @@ def test_lora_trains_its_factors_alone_from_the_very_weights_of_a_start():
     changes = {'model.reparam': 'weight_norm+lora', 'train.trainable': 'lora', 'reparam.rank': 2}
     numbers = {'optim.weight_decay': 0.5, 'optim.lr': 0.03, 'optim.average': 'ema'}
     config = checked_config(SMALL | changes | numbers)
-    learner, batch, hyper = tiny_learner(config), packed_batch(), hyper_from(config)
+    learner, batch, hyper = tiny_learner(config), packed_batch(), make_hyper(config)
     stored, reparam, found = started(changes, source, used)
     assert_trees_close(found, used, rtol=1e-6, atol=0)
     sums = jax.jit(make_eval_step(tiny_learner(source.recipe)))(source.weights, batch, hyper)
@@ -361,18 +361,18 @@ def test_lora_trains_its_factors_alone_from_the_very_weights_of_a_start():
     np.testing.assert_allclose(metrics['ce'], sums['ce'] / sums['tokens'], rtol=1e-6)
     first = named_leaves(after.params)
     after, _ = train_step(config)(after, packed_batch(1), hyper)  # a moves once b is not 0
-    trained = {path for path, yes in named_leaves(learner.described.trainable).items() if yes}
+    trained = {path for path, yes in named_leaves(learner.description.trainable).items() if yes}
     assert {path.rpartition('/')[2] for path in trained} == {'a', 'b', 'gain'}
     old, new = named_leaves(state.params), named_leaves(after.params)
     assert trained == {path for path in old if not np.array_equal(old[path], new[path])}
     moments = [path.partition('/mu/')[2] for path in named_leaves(after.opt_state)]
     assert {path for path in moments if path} == trained
     assert named_leaves(after.average['average']).keys() == trained
-    seen = named_leaves(learner.evaluated(after.weights, after.average, hyper).params)
+    seen = named_leaves(learner.select_eval_weights(after.weights, after.average, hyper).params)
     decay = config.average.options['average_decay']
     for path in old:
         mean = first[path] + (new[path] - first[path]) / (1 + decay)
         wanted = mean if path in trained else old[path]
         np.testing.assert_allclose(seen[path], wanted, rtol=1e-5 if path in trained else 0)
-    sizes = [int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(learner.described.shapes)]
+    sizes = [int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(learner.description.shapes)]
     assert trained_count(learner) == sum(old[path].size for path in trained) < sum(sizes)

@@ -8,8 +8,8 @@ import pytest
 from lm.config.fields import RUN_PATHS
 from lm.devices.mesh import make_mesh
 from lm.devices.shardings import state_layout
-from lm.run.tables import as_table, optimizer_state_bytes, parameter_count, parameter_rows
-from lm.training.state import hyper_from
+from lm.run.tables import make_table, optimizer_state_bytes, parameter_count, parameter_rows
+from lm.training.state import make_hyper
 from modules.params import named_leaves
 from modules.reparam import REPARAMS
 from tests.helpers import initial_state, tiny_config, tiny_learner
@@ -28,7 +28,7 @@ def test_hyper_is_the_traced_options_by_path():
     rate. Catches a number read from another section.
     """
     config = tiny_config({'optim.lr': 0.125, 'train.steps': 7, 'loss.z_loss': 0.5})
-    hyper = hyper_from(config)
+    hyper = make_hyper(config)
     wanted = {'optim.lr': 0.125, 'train.steps': 7, 'loss.z_loss': 0.5, 'optim.b2': 0.95}
     assert wanted.items() <= {path: round(float(value), 6) for path, value in hyper.items()}.items()
     assert all(value.dtype == jnp.float32 and value.shape == () for value in hyper.values())
@@ -75,7 +75,7 @@ def test_init_scale_multiplies_matrices_alone():
 def test_description_covers_the_stored_parameters(reparam):
     """Every consumer's record is parallel to the parameters; the stds are of the weights used."""
     config = tiny_config({'model.reparam': reparam})
-    described = tiny_learner(config).described
+    described = tiny_learner(config).description
     params = named_leaves(initial_state(config).params)
     assert named_leaves(described.shapes).keys() == params.keys()
     assert named_leaves(described.specs).keys() == params.keys()
@@ -92,7 +92,7 @@ def test_description_covers_the_stored_parameters(reparam):
 def test_reparam_starts_from_the_same_weights(reparam):
     """The same seed gives the same model, whatever is stored."""
     config = tiny_config({'model.reparam': reparam})
-    described = tiny_learner(config).described
+    described = tiny_learner(config).description
     used, _ = described.reparam.apply(*weights_of(config), True)
     plain = initial_state(tiny_config({'model.reparam': 'none'})).params
     for path, value in named_leaves(plain).items():
@@ -128,7 +128,7 @@ def test_table_tells_of_every_parameter(reparam):
     params = named_leaves(initial_state(config).params)
     assert rows.keys() == params.keys()
     assert parameter_count(learner) == sum(p.size for p in params.values())
-    assert as_table(list(rows.values())).row_count == len(params)
+    assert make_table(list(rows.values())).row_count == len(params)
     table = rows['embedding']
     assert (table['shape'], table['role'], table['sharding']) == (
         '16 x 16',

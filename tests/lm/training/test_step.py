@@ -10,11 +10,11 @@ import numpy as np
 import optax
 import pytest
 
-from lm.config.resolve import replaced
+from lm.config.resolve import update_recipe
 from lm.devices.mesh import make_mesh, put_batch
 from lm.devices.shardings import jit_init, state_shardings
-from lm.training.state import hyper_from
-from lm.training.step import make_eval_step, microbatched, target_weights
+from lm.training.state import make_hyper
+from lm.training.step import make_eval_step, split_microbatches, target_weights
 from modules.params import named_leaves
 from tests.helpers import (
     BOS,
@@ -46,7 +46,7 @@ def run(batch=None, state=None, config=CONFIG, **hyper):
     again.
     """
     changed = {PATHS[name]: jnp.float32(value) for name, value in hyper.items()}
-    changed = hyper_from(config) | changed
+    changed = make_hyper(config) | changed
     return train_step(config)(state or STATE(), packed_batch() if batch is None else batch, changed)
 
 
@@ -174,7 +174,7 @@ def test_weight_decay_of_a_step_without_gradient(rule, share, warmup):
 
 def test_microbatches_cut_every_row_once():
     batch = tiny_batch(rows=6)
-    parts = microbatched(batch, 3)
+    parts = split_microbatches(batch, 3)
     assert parts['tokens'].shape == (3, 2, 9)
     for i in range(3):
         np.testing.assert_array_equal(parts['tokens'][i], batch['tokens'][i::3])
@@ -183,7 +183,7 @@ def test_microbatches_cut_every_row_once():
 def test_microbatches_equal_one_batch():
     """Also where they hold unlike numbers of target tokens: catches a mean of means."""
     batch = packed_batch()
-    counts = np.sum(microbatched({'w': target_weights(batch, BOS)}, 4)['w'], (1, 2))
+    counts = np.sum(split_microbatches({'w': target_weights(batch, BOS)}, 4)['w'], (1, 2))
     assert len(set(counts.tolist())) > 1
     config = tiny_config(
         {'loss.z_loss': 0.01, 'loss.label_smoothing': 0.1, 'train.microbatches': 4}
@@ -202,7 +202,7 @@ def on_eight_devices():
     state = jax.device_put(STATE(), shardings)
     jitted = jit_train_step(learner, mesh)
     batch = packed_batch(rows=16)
-    step = jitted.lower(state, batch, hyper_from(config)).compile()
+    step = jitted.lower(state, batch, make_hyper(config)).compile()
     return mesh, state, step, batch, shardings
 
 
@@ -210,7 +210,7 @@ def on_eight_devices():
 def test_eight_devices_equal_one():
     """Two steps, the batch cut over them; the state is donated, and laid out as it came."""
     mesh, state, step, batch, shardings = on_eight_devices()
-    hyper, one = hyper_from(CONFIG), STATE()
+    hyper, one = make_hyper(CONFIG), STATE()
     for _ in range(2):
         given = jax.tree.map(jnp.copy, state)
         new, metrics = step(given, put_batch(mesh, batch), hyper)
@@ -223,7 +223,7 @@ def test_eight_devices_equal_one():
 
 @pytest.mark.full
 def test_init_on_eight_devices_equals_one():
-    key, hyper = jax.random.key(0), hyper_from(CONFIG)
+    key, hyper = jax.random.key(0), make_hyper(CONFIG)
     init = jit_init(tiny_learner(CONFIG), make_mesh(CONFIG.mesh))
     state = init.lower(key, hyper).compile()(key, hyper)
     assert_trees_close(state, STATE(), rtol=1e-6, atol=1e-7)
@@ -232,7 +232,7 @@ def test_init_on_eight_devices_equals_one():
 
 def test_evaluation_sums_what_training_reports():
     """The same numbers before the update, as sums; on one device and on eight."""
-    learner, hyper, batch = tiny_learner(CONFIG), hyper_from(CONFIG), packed_batch()
+    learner, hyper, batch = tiny_learner(CONFIG), make_hyper(CONFIG), packed_batch()
     _, metrics = run()
     step = jax.jit(make_eval_step(learner))
     sums = step(STATE().weights, batch, hyper)
@@ -271,7 +271,7 @@ def test_a_step_that_is_not_finite_is_skipped(what):
 
 def test_a_gradient_norm_that_overflows_is_skipped():
     """Clipping by an infinite norm would turn it into a finite update of nothing but decay."""
-    config = replaced(SKIPPING, {'loss.z_loss': 1e25})
+    config = update_recipe(SKIPPING, {'loss.z_loss': 1e25})
     new, metrics = run(config=config)
     assert np.isinf(metrics['grad_norm']) and np.isfinite(metrics['update_norm'])
     assert metrics['skipped'] == 1
@@ -301,7 +301,7 @@ def test_masked_documents_reach_the_model():
     the second.
     """
     config = tiny_config({'data.mask_documents': True})
-    hyper = hyper_from(config)
+    hyper = make_hyper(config)
     step = jax.jit(make_eval_step(tiny_learner(config)))
     batch, other = packed_batch(), packed_batch()
     first = (batch['segments'] == 1) & (batch['tokens'] != BOS)

@@ -8,13 +8,13 @@ import numpy as np
 import optax
 import pytest
 
-from lm.config.resolve import replaced
-from lm.training.state import build_learner, hyper_from, init_state
+from lm.config.resolve import update_recipe
+from lm.training.state import build_learner, init_state, make_hyper
 from lm.training.step import loss_sums, make_train_step, token_sums
-from lm.training.update import optimizer, peaks_of
+from lm.training.update import build_optimizer, peak_lrs
 from modules.kernels.matmul import direct
 from modules.optim import OPTIMIZERS
-from modules.optim.base import of_family
+from modules.optim.base import optimizer_row
 from modules.params import named_leaves
 from modules.products import Readout
 from modules.scaling import PARAMETRIZATIONS, Growth
@@ -42,10 +42,10 @@ def test_the_factors_of_a_parametrisation(monkeypatch):
         return dataclasses.replace(found, **factors) if spec.role == 'hidden' else found
 
     monkeypatch.setitem(PARAMETRIZATIONS, 'standard', scaled)
-    learner = build_learner(replaced(CONFIG, {}), VOCAB, BOS, 'cpu')  # with that row
+    learner = build_learner(update_recipe(CONFIG, {}), VOCAB, BOS, 'cpu')  # with that row
     batch, hidden = packed_batch(), 'layers/mlp/up'
     changes = {'optim.lr': 0.1, 'optim.weight_decay': 0.5, 'optim.clip_norm': np.inf}
-    hyper = hyper_from(CONFIG) | {path: jnp.float32(value) for path, value in changes.items()}
+    hyper = make_hyper(CONFIG) | {path: jnp.float32(value) for path, value in changes.items()}
 
     @jax.jit
     def everything():
@@ -71,7 +71,7 @@ def test_the_factors_of_a_parametrisation(monkeypatch):
 def test_what_an_optimizer_gets_beside_the_gradient(monkeypatch):
     """The loss of the whole batch, as a number and as a function, and the unclipped gradient."""
 
-    @of_family('adam')
+    @optimizer_row('adam')
     def differences(specs, **numbers):
         def update(clipped, state, params, *, value, grad, value_fn, **more):
             again, found = jax.value_and_grad(value_fn)(params)
@@ -81,10 +81,12 @@ def test_what_an_optimizer_gets_beside_the_gradient(monkeypatch):
         return optax.GradientTransformationExtraArgs(lambda params: (), update)
 
     monkeypatch.setitem(OPTIMIZERS, 'adamw', differences)
-    config = replaced(CONFIG, {'train.microbatches': 2})
+    config = update_recipe(CONFIG, {'train.microbatches': 2})
     learner = build_learner(config, VOCAB, BOS, 'cpu')
-    hyper = hyper_from(config) | {'optim.weight_decay': 0.0, 'optim.clip_norm': 1e-3}
-    state = STATE().replace(opt_state=optimizer(config, learner.described, hyper).init(None))
+    hyper = make_hyper(config) | {'optim.weight_decay': 0.0, 'optim.clip_norm': 1e-3}
+    state = STATE().replace(
+        opt_state=build_optimizer(config, learner.description, hyper).init(None)
+    )
     step = jax.jit(make_train_step(learner))
     _, metrics = step(state, packed_batch(), hyper)
     assert metrics['grad_norm'] > 0.1
@@ -97,7 +99,7 @@ def test_what_layers_sow_is_weighed_in_the_objective_and_recorded_as_it_is():
     learner, batch = tiny_learner(config), packed_batch()
     x = jnp.ones((*batch['tokens'][:, 1:].shape, 4))
     readout = Readout(jnp.ones((4, VOCAB)), None, 0.0, direct, jnp.float32)
-    hyper = hyper_from(config) | {'loss.balance_loss': jnp.float32(0.25)}
+    hyper = make_hyper(config) | {'loss.balance_loss': jnp.float32(0.25)}
     sown = {AUXILIARY: {'layers': {'mlp': {'balance_loss': (jnp.float32([1.0, 3.0]),)}}}}
     plain = loss_sums(learner, x, readout, {}, batch, hyper)
     found = loss_sums(learner, x, readout, sown, batch, hyper)
@@ -108,6 +110,6 @@ def test_what_layers_sow_is_weighed_in_the_objective_and_recorded_as_it_is():
 
 def test_the_peak_of_the_others_is_that_of_all_where_none_is_given():
     rates = {'optim.lr': 0.5, 'optim.others_lr': 0.125}
-    assert peaks_of(rates) == {'optim.name': 0.5, 'optim.others': 0.125}
+    assert peak_lrs(rates) == {'optim.name': 0.5, 'optim.others': 0.125}
     for alone in ({'optim.lr': 0.5}, {'optim.lr': 0.5, 'optim.others_lr': None}):
-        assert peaks_of(alone) == {'optim.name': 0.5, 'optim.others': 0.5}
+        assert peak_lrs(alone) == {'optim.name': 0.5, 'optim.others': 0.5}

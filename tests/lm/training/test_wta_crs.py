@@ -13,7 +13,7 @@ from lm.devices.mesh import make_mesh, put_batch
 from lm.devices.shardings import abstract_state, state_shardings
 from lm.model.check import check
 from lm.record.checkpoints import Checkpoints
-from lm.training.state import hyper_from
+from lm.training.state import make_hyper
 from modules.statistics import STATS
 from tests.helpers import (
     assert_trees_close,
@@ -39,7 +39,7 @@ def after_two_steps(**changes):
     config = checked_config(SOME | {f'model.{name}': value for name, value in changes.items()})
     state = initial_state(config)
     for _ in range(2):
-        state, metrics = train_step(config)(state, BATCH, hyper_from(config))
+        state, metrics = train_step(config)(state, BATCH, make_hyper(config))
     return jax.device_get((state, metrics))
 
 
@@ -57,7 +57,7 @@ def test_each_product_layer_microbatch_and_step_draws_others():
     state = initial_state(config)
     for step in range(3):
         if step:
-            state, _ = train_step(config)(state, BATCH, hyper_from(config))
+            state, _ = train_step(config)(state, BATCH, make_hyper(config))
         keys += [np.asarray(key) for key in jax.tree.leaves(state.stats[STATS]['layers'])]
     assert len(keys) == 3 * 4
     assert len({tuple(key) for layers in keys for key in layers.tolist()}) == 3 * 4 * 2
@@ -67,7 +67,7 @@ def test_each_product_layer_microbatch_and_step_draws_others():
 def test_a_resumed_run_goes_on_bitwise(tmp_path):
     """From a checkpoint of the first step. Catches keys that are no part of the state."""
     config = checked_config(SOME)
-    step, hyper, mesh = train_step(config), hyper_from(config), make_mesh(config.mesh)
+    step, hyper, mesh = train_step(config), make_hyper(config), make_mesh(config.mesh)
     first, _ = step(initial_state(config), BATCH, hyper)
     checkpoints = Checkpoints(tmp_path, 1, 0, print)
     checkpoints.save(first, {'counters': {}}, None)
@@ -88,7 +88,7 @@ def test_it_learns_as_the_exact_gradient_does():
 
     def losses(changes):
         config = checked_config(small | {'train.steps': 50} | changes)
-        return trained(tiny_learner(config))(jax.random.key(0), hyper_from(config), batches)[0]
+        return trained(tiny_learner(config))(jax.random.key(0), make_hyper(config), batches)[0]
 
     exact, some = losses({}), losses(WTA_CRS)
     assert exact[0] == some[0]
@@ -112,12 +112,12 @@ def test_no_token_moves_to_another_device():
     config = checked_config(SOME)
     mesh, learner = make_mesh(config.mesh), tiny_learner(config)
     state = jax.device_put(initial_state(config), state_shardings(learner, mesh))
-    step = jit_train_step(learner, mesh).lower(state, BATCH, hyper_from(config)).compile()
+    step = jit_train_step(learner, mesh).lower(state, BATCH, make_hyper(config)).compile()
     assert 'all-reduce(' in step.as_text()
     for moved in ('all-gather(', 'all-to-all(', 'collective-permute('):
         assert moved not in step.as_text()
-    _, metrics = step(state, put_batch(mesh, BATCH), hyper_from(config))
-    _, wanted = train_step(config)(initial_state(config), BATCH, hyper_from(config))
+    _, metrics = step(state, put_batch(mesh, BATCH), make_hyper(config))
+    _, wanted = train_step(config)(initial_state(config), BATCH, make_hyper(config))
     np.testing.assert_allclose(metrics['loss'], wanted['loss'], rtol=1e-6)
 
 

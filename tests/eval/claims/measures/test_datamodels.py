@@ -22,12 +22,12 @@ def small(monkeypatch):
     """Points and classes at SIZES."""
     for name, value in SIZES.items():
         monkeypatch.setattr(datamodels, name, value)
-    return datamodels._data(np.random.default_rng(0))
+    return datamodels._draw_points(np.random.default_rng(0))
 
 
 def test_points_of_a_cluster_are_of_one_class(small):
     """Whatever their cluster, so many are trained on; a class has several clusters."""
-    x, labels = datamodels._data(np.random.default_rng(0))
+    x, labels = datamodels._draw_points(np.random.default_rng(0))
     np.testing.assert_array_equal(x, small[0])
     assert x.shape == (20, datamodels.TASK.inputs)
     of_clusters = labels.reshape(-1, 4)
@@ -52,8 +52,8 @@ def test_ascent_raises_the_loss_and_matching_meets_its_targets(small):
     near to what it is given, more at the larger rate. Ascent does not see the points to retain.
     """
     x, labels = small
-    params = jax.jit(jax.vmap(datamodels._start))(jax.random.split(jax.random.key(0), 2))
-    before = np.array(datamodels._logits_of_all(params, x))
+    params = jax.jit(jax.vmap(datamodels._init_params))(jax.random.split(jax.random.key(0), 2))
+    before = np.array(datamodels._logits_per_model(params, x))
     rows = np.array([2, 7, 9, 0, 1])
     targets = before[:, rows]
     targets[1] = 3.0
@@ -81,7 +81,7 @@ def test_medians_are_of_their_points(monkeypatch):
     of = np.arange(20) % 7 + 1.0
     monkeypatch.setattr(datamodels, 'klom', lambda unlearned, anew: of)
     logits, forgotten = np.zeros((2, 20, 4)), np.array([3, 5, 8])
-    found = datamodels._medians(logits, logits, np.zeros(20, int), forgotten)
+    found = datamodels._median_kloms(logits, logits, np.zeros(20, int), forgotten)
     left = [n for n in range(12) if n not in (3, 5, 8)]
     assert found == [np.median(of[forgotten]), np.median(of[left])]
 
@@ -89,5 +89,5 @@ def test_medians_are_of_their_points(monkeypatch):
 def test_a_method_is_judged_at_the_best_rate_for_what_is_forgotten():
     """Two seeds, which have one rate; what is retained has no part."""
     medians_SRP = np.array([[[3.0, 0.1, 0.1], [2.0, 5.0, 4.0]], [[1.0, 0.1, 0.1], [1.5, 7.0, 6.0]]])
-    found = datamodels._at_the_best_rate(medians_SRP)
+    found = datamodels._select_best_rate(medians_SRP)
     np.testing.assert_array_equal(found, [[2.0, 5.0, 4.0], [1.5, 7.0, 6.0]])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eval.claims.measures import depths
-from eval.claims.measures.depths import DEPTHS, squares
+from eval.claims.measures.depths import DEPTHS, stream_squares
 
 SEEDS = 3
 
@@ -25,7 +25,7 @@ def test_slopes_are_of_what_blocks_add(monkeypatch):
         row = np.concatenate([[embeddings], embeddings + added_L])
         return np.stack([row * (1 + seed) for seed in range(SEEDS)])
 
-    monkeypatch.setattr(depths, 'squares', given)
+    monkeypatch.setattr(depths, 'stream_squares', given)
     found = {name: one.value for name, one in depths.stream_over_depth.compute().items()}
     sizes = np.polyfit(np.log(DEPTHS), 0.5 * np.log(3 + 2 * np.array(DEPTHS)), 1)[0]
     wanted = {
@@ -43,7 +43,7 @@ def test_slopes_are_of_what_blocks_add(monkeypatch):
 @pytest.mark.full
 def test_a_block_of_peri_adds_two_whatever_its_weights():
     for factor in (1.0, 5.0):
-        found_SL = squares(2, {'model.placement': 'peri'}, factor, seeds=range(4))
+        found_SL = stream_squares(2, {'model.placement': 'peri'}, factor, seeds=range(4))
         assert found_SL.shape == (4, 3)
         np.testing.assert_allclose(found_SL[:, 0], 1.0, rtol=0.2)
         np.testing.assert_allclose(found_SL[:, 1:] - found_SL[:, :1], [[2.0, 4.0]] * 4, rtol=0.2)

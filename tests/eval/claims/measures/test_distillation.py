@@ -10,14 +10,14 @@ from eval.claims.measures import distillation
 
 def test_parts_of_a_students_loss():
     """Catches a head that takes the other's part: without inputs, logits are the heads' biases."""
-    start = distillation._start(jax.random.key(0), 4)
+    start = distillation._init_params(jax.random.key(0), 4)
     one, other, teacher = np.random.default_rng(0).normal(size=(3, distillation.CLASSES))
     start |= {
         'head': (start['head'][0], jnp.float32(one)),
         'other_head': (start['other_head'][0], jnp.float32(other)),
     }
     x, labels = jnp.zeros((2, distillation.HARD.inputs)), jnp.int32([3, 3])
-    found = distillation._parts(start, x, jnp.float32(np.stack([teacher, teacher])), labels)
+    found = distillation._loss_parts(start, x, jnp.float32(np.stack([teacher, teacher])), labels)
 
     def log_cosh(s):
         apart = (s - s.mean()) - (teacher - teacher.mean())

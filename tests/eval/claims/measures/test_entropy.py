@@ -36,15 +36,17 @@ def test_the_bound_is_the_least_on_the_sphere(norm):
 
 
 def test_the_construction_reaches_the_bound_of_its_norm():
-    np.testing.assert_allclose([entropy.worst_case(seed) for seed in range(3)], 1.0, rtol=1e-6)
+    np.testing.assert_allclose(
+        [entropy.worst_case_over_bound(seed) for seed in range(3)], 1.0, rtol=1e-6
+    )
 
 
 def test_the_map_alone_hides_growth(monkeypatch):
     """Catches a share of matrices that have not grown, with which both are the same."""
     shapes = {name: (WIDTH, WIDTH) for name in entropy.QK}
     maps = REPARAMS['sigma'](entropy.SPECS, shapes), None
-    grown = [entropy.share_of_grown(one, 4) for one in maps]
+    grown = [entropy.grown_entropy_share(one, 4) for one in maps]
     monkeypatch.setattr(entropy, 'GROWTH', 1.0)
-    with_map, without = (entropy.share_of_grown(one, 4) for one in maps)
+    with_map, without = (entropy.grown_entropy_share(one, 4) for one in maps)
     np.testing.assert_allclose([without, grown[0]], with_map, rtol=1e-5)
     assert grown[1] < 0.5 * without

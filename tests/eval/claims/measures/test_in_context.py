@@ -14,9 +14,9 @@ from eval.claims.measures.in_context import (
     DEVIATIONS,
     DIM,
     compare_steps,
-    draw,
+    draw_prompts,
+    gradient_step,
     predict,
-    step,
 )
 
 ROWS = 2**16
@@ -28,8 +28,8 @@ def drawn():
     made = {}
     for name, deviations in DEVIATIONS.items():
         deviations_D = jnp.array(deviations)
-        prompts = draw(jax.random.key(5), ROWS, deviations_D)
-        steps = (step(prompts.tokens_BTE, w) for w in (jnp.ones(DIM), deviations_D**-2))
+        prompts = draw_prompts(jax.random.key(5), ROWS, deviations_D)
+        steps = (gradient_step(prompts.tokens_BTE, w) for w in (jnp.ones(DIM), deviations_D**-2))
         made[name] = prompts, *(np.float64(x) for x in steps)
     return made
 

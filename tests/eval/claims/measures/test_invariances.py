@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from eval.claims.measures import invariances
-from eval.claims.measures.invariances import CHANGES, NAMES, draw, relative_difference
+from eval.claims.measures.invariances import CHANGES, NAMES, draw_inputs, relative_difference
 
 
 def plain(name, a_BO):
@@ -16,7 +16,7 @@ def plain(name, a_BO):
 @pytest.mark.parametrize('name', NAMES)
 @pytest.mark.parametrize('change', CHANGES)
 def test_a_change_is_that_of_the_formula(name, change):
-    key, *before = draw(11)
+    key, *before = draw_inputs(11)
     after = CHANGES[change](key, *before)
     first, last = (
         plain(name, np.float64(x_BI) @ np.float64(w_IO)) for w_IO, x_BI in (before, after)
@@ -29,7 +29,7 @@ def test_a_change_is_that_of_the_formula(name, change):
 
 def test_every_change_is_one():
     """None is the identity, which all norms would hide."""
-    key, w_IO, x_BI = draw(2)
+    key, w_IO, x_BI = draw_inputs(2)
     for change in CHANGES.values():
         new_w_IO, new_x_BI = change(key, w_IO, x_BI)
         assert not np.allclose(new_x_BI @ new_w_IO, x_BI @ w_IO, rtol=0.1)

@@ -19,8 +19,8 @@ def block(columns, biases):
 
 
 def regions(*blocks):
-    found = lipschitz._jacobians(blocks, np.eye(3), np.zeros(3), [], np.zeros(3))
-    return sorted(lipschitz._norm(one) for one in found)
+    found = lipschitz._region_jacobians(blocks, np.eye(3), np.zeros(3), [], np.zeros(3))
+    return sorted(lipschitz._spectral_norm(one) for one in found)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_regions_of_two_blocks_are_those_that_points_are_in():
     rng = np.random.default_rng(0)
     blocks = [lipschitz._draw_block(rng, units)[1] for units in (5, 5)]
     grid = np.stack(np.meshgrid(*[np.linspace(-0.49, 0.49, 8)] * 3), -1).reshape(-1, 3)
-    seen = np.array([lipschitz._norm(lipschitz._jacobian_at(blocks, x)) for x in grid])
+    seen = np.array([lipschitz._spectral_norm(lipschitz._jacobian_at(blocks, x)) for x in grid])
     listed = np.array(regions(*blocks))
     assert np.abs(seen[:, None] - listed).min(1).max() < 1e-9
     assert len({*seen.round(6)}) > 5 and seen.max() == pytest.approx(listed.max())
@@ -53,7 +53,9 @@ def test_the_derivative_at_a_point_is_that_of_the_model():
     rng = np.random.default_rng(1)
     params, matrices = lipschitz._draw_block(rng, 5)
     x = jnp.float32(rng.standard_normal(3))
-    own = jax.jacobian(lambda x: lipschitz._mlp(5).apply({'params': params}, x[None, None])[0, 0])
+    own = jax.jacobian(
+        lambda x: lipschitz._build_mlp(5).apply({'params': params}, x[None, None])[0, 0]
+    )
     found = lipschitz._jacobian_at([matrices], np.float64(x))
     np.testing.assert_allclose(own(x), found.T, rtol=1e-5, atol=1e-6)
 
@@ -88,7 +90,9 @@ def test_a_token_at_zero_stretches_as_the_covariance_of_the_others():
     start = jnp.float32(rng.standard_normal((1, 8, 8)))
     covariance = np.cov(x_TD.T, bias=True)
     least = np.linalg.norm(q @ q.T @ covariance @ v / 8**0.5 + v / 8, 2)
-    (found,) = lipschitz._stretch_attention('softmax', params, jnp.float32(x_TD)[None], start)
+    (found,) = lipschitz._measure_attention_stretches(
+        'softmax', params, jnp.float32(x_TD)[None], start
+    )
     assert least * 0.999 < found < 3 * least
-    (near,) = lipschitz._stretch_attention('l2', params, jnp.float32(x_TD)[None], start)
+    (near,) = lipschitz._measure_attention_stretches('l2', params, jnp.float32(x_TD)[None], start)
     assert near < 10 < least

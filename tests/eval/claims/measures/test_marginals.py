@@ -45,7 +45,7 @@ def test_rows_are_of_the_chain():
 @pytest.fixture(scope='module')
 def untrained():
     """The learner, and weights as they start."""
-    learner, hyper = lab.small_learner(marginals.MODEL, SYMBOLS + 1, MASK)
+    learner, hyper = lab.build_small_learner(marginals.MODEL, SYMBOLS + 1, MASK)
     start = jax.jit(lambda key: marginals.init_state(learner, hyper, key).params)
     return learner, start(jax.random.key(0))
 
@@ -55,7 +55,7 @@ def test_every_place_sees_every_other(untrained):
     learner, params = untrained
     rows = np.full((marginals.LENGTH + 1, marginals.LENGTH), MASK)
     rows[np.arange(marginals.LENGTH), np.arange(marginals.LENGTH)] = 1
-    logits, _ = jax.jit(lambda seen: marginals.read(learner, params, seen))(jnp.array(rows))
+    logits, _ = jax.jit(lambda seen: marginals.apply_model(learner, params, seen))(jnp.array(rows))
     assert (np.abs(logits[:-1] - logits[-1:]).max(-1) > 1e-5).all()
 
 
@@ -63,9 +63,9 @@ def test_a_part_is_judged_by_what_is_seen_of_it(untrained, monkeypatch):
     """Catches chains that begin with what is hidden: other symbols there change nothing."""
     monkeypatch.setattr(marginals, 'COMPARED', 4)
     learner, params = untrained
-    head, key = marginals.start_head(jax.random.key(1)), jax.random.key(2)
+    head, key = marginals.init_head(jax.random.key(1)), jax.random.key(2)
     rows = jax.random.randint(key, (4, marginals.LENGTH), 0, SYMBOLS)
-    judge = jax.jit(lambda rows: marginals._by_part(learner, params, head, key, rows))
+    judge = jax.jit(lambda rows: marginals._score_parts(learner, params, head, key, rows))
     seen, f, chains = judge(rows)[1]
     other_seen, other_f, other = judge(jnp.where(seen == MASK, (rows + 1) % SYMBOLS, rows))[1]
     np.testing.assert_array_equal(other_seen, seen)

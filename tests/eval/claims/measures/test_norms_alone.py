@@ -9,14 +9,13 @@ from eval.claims.measures import norms_alone
 
 @pytest.fixture(scope='module')
 def params():
-    return jax.device_get(jax.jit(norms_alone.start)(jax.random.key(0)))
+    return jax.device_get(jax.jit(norms_alone.init_params)(jax.random.key(0)))
 
 
 def test_norms_and_as_many_weights_are_trained(params):
     """Catches weights of units that have none, and a readout that is trained."""
     masks = {
-        part: norms_alone.trained_mask(part, params, jax.random.key(1))
-        for part in norms_alone.PARTS
+        part: norms_alone.build_mask(part, params, jax.random.key(1)) for part in norms_alone.PARTS
     }
     counts = {
         part: {name: sum(np.sum(x) for x in jax.tree.leaves(mask[name])) for name in mask}

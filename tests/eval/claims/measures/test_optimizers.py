@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from eval.claims.measures import effective_rates, ghosts, memory, perceptron, updates
-from eval.claims.measures.perceptron import descend_until_apart, one_disagrees
+from eval.claims.measures.perceptron import build_disagreeing_points, descend_until_separated
 from modules.params import ParamSpec
 from tests import ROOT
 
@@ -22,31 +22,33 @@ class TestStepsToSeparate:
         """
         m = perceptron.MARGIN**2
         behind_first = n * ((1 - m) * (n - 2) / n - m) / 2
-        assert descend_until_apart(one_disagrees(n), 'plain', 1e6).steps == 2 + math.floor(
-            behind_first
-        )
-        assert descend_until_apart(one_disagrees(n), 'normalized', 1e6).steps == 2
+        assert descend_until_separated(
+            build_disagreeing_points(n), 'plain', 1e6
+        ).steps == 2 + math.floor(behind_first)
+        assert descend_until_separated(build_disagreeing_points(n), 'normalized', 1e6).steps == 2
 
     def test_the_largest_loss_is_of_the_path(self):
         """The loss behind the first step, of the last point alone. Catches the last loss, a sum."""
         m, n = perceptron.MARGIN**2, 30
         wrong = 100 * ((1 - m) * (n - 2) / n - m)
-        found = descend_until_apart(one_disagrees(n), 'normalized', 100.0).largest_loss
+        found = descend_until_separated(
+            build_disagreeing_points(n), 'normalized', 100.0
+        ).largest_loss
         np.testing.assert_allclose(found, wrong / n, rtol=1e-12)
-        assert descend_until_apart(one_disagrees(n), 'plain', 1.0).largest_loss == pytest.approx(
-            np.log(2)
-        )
+        assert descend_until_separated(
+            build_disagreeing_points(n), 'plain', 1.0
+        ).largest_loss == pytest.approx(np.log(2))
 
     def test_points_are_separable_with_as_many_positives_as_asked(self):
         for positives in perceptron.POSITIVES.values():
             points = perceptron.draw_points(positives, 100)
             assert len(points) == perceptron.POINTS and np.sum(points[:, -1] > 0) == positives
-            descend_until_apart(points, 'plain', 100.0)
+            descend_until_separated(points, 'plain', 100.0)
 
     def test_no_end_is_an_error(self, monkeypatch):
         monkeypatch.setattr(perceptron, 'MOST_STEPS', 20)
         with pytest.raises(ValueError, match=r'plain descent at 1\.0 did not separate 30 points'):
-            descend_until_apart(one_disagrees(30), 'plain', 1.0)
+            descend_until_separated(build_disagreeing_points(30), 'plain', 1.0)
 
 
 class TestStepsAroundTheRadius:

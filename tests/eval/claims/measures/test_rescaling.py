@@ -21,7 +21,7 @@ def test_labels_are_those_of_other_classes_where_they_are_wrong(monkeypatch):
     right = {row.tobytes(): y for row, y in zip(held_out, held_out_labels, strict=True)}
     assert len(right) == task.clusters
     np.testing.assert_array_equal(labels != [right[row.tobytes()] for row in x], is_wrong)
-    assert is_wrong.sum() == round(0.3 * task.trained)
+    assert is_wrong.sum() == round(0.3 * task.n_train)
     assert set(labels[is_wrong > 0]) == set(range(task.classes))
 
 
@@ -41,7 +41,7 @@ def test_rows_have_the_loss_of_the_first_pass_and_its_gradient():
     each = [-special.log_softmax(logits(own), -1)[np.arange(4), labels] for own in masks]
 
     def loss(params):
-        losses, features = rescaling._rows(params, (x, labels, masks))
+        losses, features = rescaling._row_losses(params, (x, labels, masks))
         return jnp.sum(losses), (losses, features)
 
     grads, (losses, features) = jax.jit(jax.grad(loss, has_aux=True))(list(map(jnp.array, params)))

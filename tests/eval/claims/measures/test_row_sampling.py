@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from eval.claims.measures.row_sampling import _ratio
+from eval.claims.measures.row_sampling import _variance_ratio
 
 
 def test_the_variance_by_chances_is_that_of_rows_drawn_by_them():
@@ -20,14 +20,17 @@ def test_the_variance_by_chances_is_that_of_rows_drawn_by_them():
         return np.mean(np.sum((estimates - whole) ** 2, 1))
 
     wanted = drawn(chances / chances.sum()) / drawn(np.full(6, 1 / 6))
-    assert _ratio(norms, chances, whole @ whole) == pytest.approx(wanted, rel=0.02)
+    assert _variance_ratio(norms, chances, whole @ whole) == pytest.approx(wanted, rel=0.02)
 
 
 def test_no_chances_are_better_than_those_by_norm():
     rng = np.random.default_rng(1)
     gradients = np.exp(rng.standard_normal((20, 1))) * rng.standard_normal((20, 4))
     norms, mean_square = np.linalg.norm(gradients, axis=1), np.sum(gradients.mean(0) ** 2)
-    least = _ratio(norms, norms, mean_square)
+    least = _variance_ratio(norms, norms, mean_square)
     for _ in range(20):
-        assert _ratio(norms, norms * np.exp(0.3 * rng.standard_normal(20)), mean_square) > least
-    assert _ratio(norms, np.ones(20), mean_square) == pytest.approx(1) and least < 1
+        assert (
+            _variance_ratio(norms, norms * np.exp(0.3 * rng.standard_normal(20)), mean_square)
+            > least
+        )
+    assert _variance_ratio(norms, np.ones(20), mean_square) == pytest.approx(1) and least < 1

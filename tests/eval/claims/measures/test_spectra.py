@@ -10,15 +10,15 @@ from eval.claims import lab
 from eval.claims.measures import spectra
 from eval.claims.measures.spectra import RULES, SIGMA, VOCAB, WIDTHS, sigma_over_gamma, with_rule
 from eval.claims.measures.starts import BOS
-from eval.coordinates import sized
+from eval.coordinates import resize_recipe
 from lm.training.state import Learner
 from modules.scaling import DECAY_RULES
-from modules.scaling.decay import Decay
+from modules.scaling.decay import DecayInputs
 from modules.scaling.parametrization import Growth
 
 
 def test_the_text_goes_on_as_the_chain_has_it():
-    batch = spectra.text(jax.random.key(3))
+    batch = spectra.draw_text(jax.random.key(3))
     tokens_BT = np.asarray(batch['tokens'])
     assert tokens_BT.shape == (spectra.ROWS, spectra.LENGTH + 1)
     assert tokens_BT.min() > BOS and tokens_BT.max() < VOCAB
@@ -28,7 +28,7 @@ def test_the_text_goes_on_as_the_chain_has_it():
 
 def test_a_rule_that_is_data_is_the_rule_of_its_name():
     learner = Learner(lab.read_recipe({}), None, BOS, None)
-    decay = Decay(0.1, 0.02, 0.5, 100, Growth(fan_in=4.0), factor=4.0)
+    decay = DecayInputs(0.1, 0.02, 0.5, 100, Growth(fan_in=4.0), factor=4.0)
     found = [
         jax.jit(lambda number: with_rule(learner, number).recipe.decay.row(decay))(number)
         for number in range(len(RULES))
@@ -70,7 +70,9 @@ def test_ratios_are_put_together_by_seed(monkeypatch):
 @pytest.mark.full
 def test_used_norms_are_near_gamma_and_never_below():
     """One power iteration finds at most sigma: what is used has at least gamma."""
-    ratios_SN = sigma_over_gamma(sized(lab.read_recipe(SIGMA), 'width', 32), steps=2, seeds=[8])
+    ratios_SN = sigma_over_gamma(
+        resize_recipe(lab.read_recipe(SIGMA), 'width', 32), steps=2, seeds=[8]
+    )
     assert ratios_SN.shape == (1, 2 * 2 * 6)  # steps, layers, matrices
     assert np.all(ratios_SN > 1 - 1e-4) and np.all(ratios_SN < 1.1)
 

@@ -7,7 +7,7 @@ from eval.claims.measures import unlearning
 
 def test_strings_differ_in_what_follows_their_keys():
     """Catches targets of keys, strings to forget among those to keep, and values of templates."""
-    strings = unlearning._strings(np.random.default_rng(0))
+    strings = unlearning._draw_strings(np.random.default_rng(0))
     whole, kept, forgotten, template = (one['tokens'] for one in strings)
     assert [len(one) for one in (whole, kept, forgotten)] == [120, 90, 10]
     np.testing.assert_array_equal(whole[:10], forgotten)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from eval.claims.measures.tiny import LENGTH, MODES, SYMBOLS, text
+from eval.claims.measures.tiny import LENGTH, MODES, SYMBOLS, draw_text
 from eval.claims.measures.weights import steps_saved
 
 
@@ -26,7 +26,7 @@ def test_rows_follow_the_chain_of_their_mode():
     """Mode m moves m + 1 symbols on. Catches the chain of another mode, and ids that overlap."""
     steps = np.arange(MODES) + 1
     chains = np.stack([np.roll(np.eye(SYMBOLS), step, 1) for step in steps])
-    rows = text(chains, 64, np.random.default_rng(0), (0.5, 0.0, 0.5, 0.0))
+    rows = draw_text(chains, 64, np.random.default_rng(0), (0.5, 0.0, 0.5, 0.0))
     assert rows.shape == (64, LENGTH + 1) and {*rows[:, 0]} == {1, 3}
     symbols = rows[:, 1:] - 1 - MODES
     moved = (symbols[:, 1:] - symbols[:, :-1]) % SYMBOLS

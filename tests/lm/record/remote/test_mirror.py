@@ -12,12 +12,17 @@ from pathlib import Path
 import pytest
 
 from lm.record.metrics import read_rows
-from lm.record.remote.local_copy import LocalCopy, at_hand, checkpoints_at, of_workdir
-from lm.record.remote.mirror import KIND, Mirror, Pushes, check_is_ours
+from lm.record.remote.local_copy import (
+    LocalCopy,
+    fetch_checkpoints,
+    fetch_records,
+    split_checkpoint_url,
+)
+from lm.record.remote.mirror import KIND, Mirror, PushLoop, check_is_workdir
 from lm.record.run import Run
 from lm.storage import complete_folders
-from lm.storage.buckets import Bucket, BucketError, Refused, Times, open_bucket
-from lm.storage.files import sealed, write_json
+from lm.storage.buckets import Bucket, BucketError, RequestRefused, Times, open_bucket
+from lm.storage.files import seal_record, write_json
 from lm.storage.lease import LEASE, Lease
 from tests.lm.record import test_checkpoints as checkpoints
 
@@ -34,14 +39,14 @@ def machine(bucket_url, tmp_path, monkeypatch):
     def begin(name: str, url: str = bucket_url) -> Mirror:
         monkeypatch.setenv('EVENKEEL_CACHE', str(tmp_path / name))
         bucket = open_bucket(url)
-        check_is_ours(bucket)
+        check_is_workdir(bucket)
         copy = LocalCopy(bucket, KIND)
         copy.open()
         lease = Lease(bucket, copy.id, 60.0)
-        lease.take(said.append, 0.0, is_only=True)
+        lease.acquire(said.append, 0.0, is_only=True)
         mirror = Mirror(copy, lease, Times(), said.append)
-        mirror.bring()
-        said.append(mirror.holds())
+        mirror.pull()
+        said.append(mirror.describe())
         mirror.said = said
         return mirror
 
@@ -79,11 +84,11 @@ def left(mirror: Mirror, step: int, of: str = 'a') -> Mirror:
 
 
 def complete(bucket: Bucket) -> set[str]:
-    return set(complete_folders.complete_folders(bucket, bucket.list()))
+    return set(complete_folders.list_complete_folders(bucket, bucket.list()))
 
 
 def files(folder: Path) -> dict[str, str]:
-    return {n: (folder / n).read_text() for n in complete_folders.files_in(folder)}
+    return {n: (folder / n).read_text() for n in complete_folders.list_files(folder)}
 
 
 def names(bucket: Bucket) -> set[str]:
@@ -235,7 +240,7 @@ def test_wherever_it_is_cut_off_what_is_whole_there_is_right(machine, bucket_url
             except Killed:
                 n_points += 1
         bucket = open_bucket(bucket_url)
-        found = complete_folders.complete_folders(bucket, bucket.list())
+        found = complete_folders.list_complete_folders(bucket, bucket.list())
         steps = {int(name.split('/')[-1]) for name in found}
         rows = bucket.read('metrics.jsonl')[0].decode().splitlines()
         assert steps and max(steps) <= len(rows)
@@ -245,7 +250,7 @@ def test_wherever_it_is_cut_off_what_is_whole_there_is_right(machine, bucket_url
             assert len({text.split()[-1] for text in words}) == 1, 'of two trainings'
         assert 12 in steps or 'summary.json' not in bucket.list()
         monkeypatch.setenv('EVENKEEL_CACHE', str(folder.parents[3] / f'other-{n}'))
-        copies = {step: path / str(step) for path, step in checkpoints_at(bucket_url)}
+        copies = {step: path / str(step) for path, step in fetch_checkpoints(bucket_url)}
         assert copies.keys() == steps
         first = machine('a')  # the same folder again: it is further on, and goes on
     assert n_points > 12
@@ -282,7 +287,7 @@ def test_an_outage_is_said_once_and_made_up_for(machine, monkeypatch):
     mirror = machine('a')
     outage = Outage(monkeypatch, mirror)
     mirror.times = Times(pace=0.02, retry=60.0)
-    with Pushes(mirror).running():
+    with PushLoop(mirror).run_in_background():
         train(mirror.copy.folder, 4)
         until(lambda: outage.n_tries > 3)
         outage.over = True
@@ -297,13 +302,13 @@ def test_a_run_that_ends_in_an_outage_does_not_begin_to_wait_anew(machine, monke
     mirror = machine('a')
     Outage(monkeypatch, mirror)
     mirror.times = Times(pace=0.02, retry=1.0)
-    with pytest.raises(OSError, match='could not be written'), Pushes(mirror).running():
+    with pytest.raises(OSError, match='could not be written'), PushLoop(mirror).run_in_background():
         train(mirror.copy.folder, 4)
         until(lambda: mirror.said)
     assert len(mirror.said) == 1
 
 
-@pytest.mark.parametrize(('kind', 'retry'), [(BucketError, 0.1), (Refused, 3.0)])
+@pytest.mark.parametrize(('kind', 'retry'), [(BucketError, 0.1), (RequestRefused, 3.0)])
 def test_an_outage_without_end_ends_the_run_and_the_same_command_goes_on(
     kind, retry, machine, monkeypatch
 ):
@@ -311,11 +316,11 @@ def test_an_outage_without_end_ends_the_run_and_the_same_command_goes_on(
     mirror = machine('a')
     outage = Outage(monkeypatch, mirror, kind)
     mirror.times = Times(pace=0.02, retry=retry)
-    pushes = Pushes(mirror)
-    with pytest.raises(OSError, match='cannot be reached') as told, pushes.running():
+    pushes = PushLoop(mirror)
+    with pytest.raises(OSError, match='cannot be reached') as told, pushes.run_in_background():
         train(mirror.copy.folder, 4)
         until(lambda: pushes.failure)
-    assert (outage.n_tries == 1) == (kind is Refused)
+    assert (outage.n_tries == 1) == (kind is RequestRefused)
     text = str(told.value)
     assert text.startswith(f'{mirror.bucket.url} could not be written') and '\n' not in text
     assert f'up to the checkpoint of step 4 is in {mirror.copy.folder}: when the' in text
@@ -347,7 +352,7 @@ def test_a_flipped_bit_of_an_array_is_said_and_the_checkpoint_before_is_taken(ma
     said = []
     again = checkpoints.write(second.copy.folder, {}, said=said.append)
     checkpoints.assert_is(again.restore(checkpoints.shapes()), 1)
-    assert again.set_aside() == [2] and 'cannot be read' in said[0]
+    assert again.damaged_steps() == [2] and 'cannot be read' in said[0]
     again.close()
     second.push()
     assert complete(second.bucket) == {'checkpoints/1', 'checkpoints_damaged/2'}
@@ -357,7 +362,7 @@ def test_a_flipped_bit_of_an_array_is_said_and_the_checkpoint_before_is_taken(ma
 def test_a_flipped_bit_of_a_record_costs_that_record(name, machine):
     """The run goes on; of rows the others are there, and the line says which is not."""
     first = machine('a')
-    write_json(first.copy.folder / 'summary.json', sealed({'status': 'done', 'x': 'y' * 50}))
+    write_json(first.copy.folder / 'summary.json', seal_record({'status': 'done', 'x': 'y' * 50}))
     rows = [{'step': step, 'loss': 1.0} for step in (1, 2, 3)]
     write(first.copy.folder, 'metrics.jsonl', ''.join(f'{json.dumps(row)}\n' for row in rows))
     first.push()
@@ -381,7 +386,7 @@ def test_half_a_checkpoint_is_ignored_and_deleted(lost, machine, bucket_url):
     train(first.copy.folder, 4)
     left(first, 8)
     first.bucket.delete([f'checkpoints/8/{lost}'])
-    assert next(checkpoints_at(bucket_url))[1] == 4
+    assert next(fetch_checkpoints(bucket_url))[1] == 4
     second = machine('b')
     assert not (second.copy.folder / 'checkpoints' / '8').exists()
     assert f'NOTE: {bucket_url} lacks parts of checkpoints/8: they are not read' in second.said
@@ -392,7 +397,7 @@ def test_half_a_checkpoint_is_ignored_and_deleted(lost, machine, bucket_url):
 def test_a_file_of_another_size_than_marked_is_not_whole(machine, bucket_url):
     first = train_and_push(machine('a'), 4)
     first.bucket.write('checkpoints/4/weights/d/0', b'cut')
-    assert next(checkpoints_at(bucket_url), None) is None
+    assert next(fetch_checkpoints(bucket_url), None) is None
 
 
 def test_a_folder_that_is_further_on_is_written_not_thrown_away(machine):
@@ -486,7 +491,7 @@ def test_a_folder_without_a_manifest_is_set_aside(machine):
 
 
 def test_a_large_file_is_not_written_at_every_look(machine, monkeypatch):
-    monkeypatch.setattr('lm.record.remote.mirror.LARGE', 10)
+    monkeypatch.setattr('lm.record.remote.mirror.LARGE_BYTES', 10)
     mirror = train_and_push(machine('a'), 4)
     done = watched(monkeypatch)
     write(mirror.copy.folder, 'metrics.jsonl', 'more than ten bytes')
@@ -507,28 +512,28 @@ def test_reading_takes_records_and_the_newest_checkpoint_alone(
     first.push()
     monkeypatch.setenv('EVENKEEL_CACHE', str(tmp_path / 'reader'))
     before = first.bucket.list()
-    records = at_hand(bucket_url)
-    assert set(complete_folders.files_in(records)) == {'config.json', 'metrics.jsonl'}
-    folder, step = next(checkpoints_at(bucket_url))
+    records = fetch_records(bucket_url)
+    assert set(complete_folders.list_files(records)) == {'config.json', 'metrics.jsonl'}
+    folder, step = next(fetch_checkpoints(bucket_url))
     assert (step, folder) == (8, records / 'checkpoints')
     assert (folder / '8' / 'weights' / 'd' / '0').exists() and not (folder / '4').exists()
     assert (records / 'tokenizer' / 'words').exists() and first.bucket.list() == before
-    assert next(checkpoints_at(f'{bucket_url}/checkpoints/4')) == (folder, 4)
-    assert next(checkpoints_at(f'{bucket_url}/checkpoints/5'), None) is None
+    assert next(fetch_checkpoints(f'{bucket_url}/checkpoints/4')) == (folder, 4)
+    assert next(fetch_checkpoints(f'{bucket_url}/checkpoints/5'), None) is None
     train(first.copy.folder, 12)
     shutil.rmtree(first.copy.folder / 'checkpoints' / '4')
     first.push()
-    assert [step for _, step in checkpoints_at(bucket_url)] == [12, 8]
+    assert [step for _, step in fetch_checkpoints(bucket_url)] == [12, 8]
     assert not (folder / '4').exists()
 
 
 def test_urls_of_checkpoints():
-    assert of_workdir('s3://b/r/checkpoints/12') == ('s3://b/r', 12)
-    assert of_workdir('s3://b/r/checkpoints/12/') == ('s3://b/r', 12)
-    assert of_workdir('s3://b/checkpoints/r') == ('s3://b/checkpoints/r', None)
+    assert split_checkpoint_url('s3://b/r/checkpoints/12') == ('s3://b/r', 12)
+    assert split_checkpoint_url('s3://b/r/checkpoints/12/') == ('s3://b/r', 12)
+    assert split_checkpoint_url('s3://b/checkpoints/r') == ('s3://b/checkpoints/r', None)
 
 
 def test_the_manifest_is_json_that_says_what_it_is_of(machine, bucket_url):
     first = train_and_push(machine('a'), 4)
-    record = json.loads((first.copy.place / 'manifest.json').read_text())
+    record = json.loads((first.copy.root / 'manifest.json').read_text())
     assert record['url'] == bucket_url and record['folders'].keys() == {'checkpoints/4'}

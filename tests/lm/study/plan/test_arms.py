@@ -8,14 +8,14 @@ import pytest
 
 from lm.config.resolve import digest, resolve
 from lm.record.workdir import SUMMARY
-from lm.storage.files import sealed, write_json
-from lm.study.arm import Ablation, Arm, budget_words
+from lm.storage.files import seal_record, write_json
+from lm.study.arm import Ablation, Arm, describe_budget
 from lm.study.plan.arms import ArmPlan
-from lm.study.plan.cells import cells, group_by_program
+from lm.study.plan.cells import expand_sweep, group_by_program
 from lm.study.plan.search import OCTAVE, VERSION, Point
-from lm.study.plan.settings import Grid, read
+from lm.study.plan.settings import Grid, parse_tune
 from lm.study.train.ledger import open_sweep, read_sweep
-from lm.study.verdicts import FRESH
+from lm.study.verdicts import FIRST_FRESH_SEED
 from tests.helpers import tiny_raw
 
 LR = {'optim.lr': None}
@@ -44,7 +44,7 @@ def end(cell, workdir, loss=None, **more) -> None:
     if math.isinf(loss):
         record = {'status': 'diverged', 'validation_ce': 3.0}  # of an earlier step
     (workdir / cell.name).mkdir(parents=True)
-    write_json(workdir / cell.name / SUMMARY, sealed(record | more))
+    write_json(workdir / cell.name / SUMMARY, seal_record(record | more))
 
 
 def runs_of(ablation, workdir) -> list[tuple]:
@@ -83,7 +83,7 @@ class TestArms:
         found = ArmPlan(tiny_raw(), own, LR)
         assert [arm.changes for arm in found.arms] == [{'optim.name': n} for n in ('adamw', 'lion')]
         assert [arm.grid.centres['optim.lr'] for arm in found.arms] == [0.003, 3e-4]
-        one = found.cell(1, Point((OCTAVE,), 0), 'scan')
+        one = found.make_cell(1, Point((OCTAVE,), 0), 'scan')
         assert one.recipe.optim.lr == pytest.approx(6e-4)
 
     @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ class TestArms:
     def test_how_many_runs_is_said(self, two):
         assert two.words == '2 arms of 15 runs at least, 25 as a rule'
         limited = ArmPlan(tiny_raw(), None, LR | {'budget': 20})
-        assert limited.words == '1 arm of 15 runs at least, 20 as a rule'
+        assert limited.description == '1 arm of 15 runs at least, 20 as a rule'
 
 
 @pytest.mark.parametrize(
@@ -191,47 +191,50 @@ def test_arms_that_cannot_be_compared_are_refused(sweep, tune, said):
 )
 def test_a_tune_that_says_nothing_is_answered_with_what_to_write(tune, said):
     with pytest.raises(ValueError, match=said) as error:
-        read(tune)
+        parse_tune(tune)
     assert '\n' not in str(error.value)
 
 
 def test_an_option_that_is_none_is_as_left_out():
-    assert read(LR | dict.fromkeys(('seeds', 'budget', 'test', 'lengths'))) == read(LR)
+    assert parse_tune(LR | dict.fromkeys(('seeds', 'budget', 'test', 'lengths'))) == parse_tune(LR)
 
 
 class TestCells:
     def test_a_run_has_the_name_that_it_has_alone(self, two):
         """So that a rate which a grid has trained is not trained again."""
-        found = two.cell(1, Point((0,), 0), 'scan')
+        found = two.make_cell(1, Point((0,), 0), 'scan')
         alone = {'model.norm': 'layernorm', 'optim.lr': 0.003}
         assert found.name == digest(resolve(tiny_raw(alone)))
-        (swept,) = cells(tiny_raw(), {'list': (alone,)})
+        (swept,) = expand_sweep(tiny_raw(), {'list': (alone,)})
         assert (found.name, found.recipe) == (swept.name, swept.recipe)
 
     def test_seeds_are_added_to_those_of_the_base(self):
         raw = tiny_raw({'train.seed': 7, 'data.seed': 3})
-        found = ArmPlan(raw, None, LR).cell(0, Point((0,), FRESH), 'look 1')
-        assert (found.recipe.train.seed, found.recipe.data.seed) == (7 + FRESH, 3 + FRESH)
+        found = ArmPlan(raw, None, LR).make_cell(0, Point((0,), FIRST_FRESH_SEED), 'look 1')
+        assert (found.recipe.train.seed, found.recipe.data.seed) == (
+            7 + FIRST_FRESH_SEED,
+            3 + FIRST_FRESH_SEED,
+        )
 
     def test_all_runs_of_all_arms_of_a_program_are_one_group(self, two, tmp_path):
         """The rates and seeds of a norm. Catches a value that is compiled in."""
         grouped = group_by_program(two.cells(runs_of(two, tmp_path)))
         assert [len(group) for group in grouped] == [5, 5]
-        assert {cell.tuned['stage'] for group in grouped for cell in group} == {'scan'}
+        assert {cell.arm_position['stage'] for group in grouped for cell in group} == {'scan'}
 
     def test_a_cell_has_its_place(self, two):
-        found = two.cell(1, Point((-4,), 2), 'refine')
+        found = two.make_cell(1, Point((-4,), 2), 'refine')
         assert found.tuned == {'arm': 1, 'k': [-4], 'seed': 2, 'stage': 'refine'}
-        again = two.cell(1, Point((-4,), 2), 'repeat')
+        again = two.make_cell(1, Point((-4,), 2), 'repeat')
         assert again.tuned['stage'] == 'repeat' and again.name == found.name
 
 
 class TestLosses:
     def test_they_are_those_of_folders_that_have_ended(self, two, tmp_path):
         low, high = (Point((k,), 0) for k in (0, OCTAVE))
-        end(two.cell(0, low, ''), tmp_path, 2.5)
-        end(two.cell(0, high, ''), tmp_path, math.inf)
-        (tmp_path / two.cell(1, low, '').name).mkdir()
+        end(two.make_cell(0, low, ''), tmp_path, 2.5)
+        end(two.make_cell(0, high, ''), tmp_path, math.inf)
+        (tmp_path / two.make_cell(1, low, '').name).mkdir()
         own, other = two.read(tmp_path).study.losses
         assert own[low] == 2.5 and own[high] == math.inf
         for losses, point in ((other, low), (other, high), (own, Point((0,), 1))):
@@ -248,8 +251,8 @@ class TestLosses:
         tokenizers = {'data.tokenizer': ('byte', 'bpe:300')}
         found = ArmPlan(tiny_raw({'data.source': 'python'}), tokenizers, LR)
         assert found.metric == 'bits_per_byte'
-        end(found.first[0], tmp_path, 2.0, bits_per_byte=1.5)
-        assert found.read(tmp_path).study.losses[0][Point((0,), 0)] == 1.5
+        end(found.first_cells[0], tmp_path, 2.0, bits_per_byte=1.5)
+        assert found.load_ablation(tmp_path).study.losses[0][Point((0,), 0)] == 1.5
 
 
 def test_waves_follow_from_the_folder_whatever_the_order_of_ends(two, tmp_path):
@@ -266,7 +269,9 @@ def test_waves_follow_from_the_folder_whatever_the_order_of_ends(two, tmp_path):
     for arm, (norm, best) in zip(study.picks, BEST.items(), strict=True):
         octaves = math.log2(two.arms[0].grid.values(arm.k)['optim.lr'] / best)
         assert abs(octaves) < 0.3, norm
-    of_tuning = [[1 for arm, _, seed, _ in last if arm == i and seed < FRESH] for i in (0, 1)]
+    of_tuning = [
+        [1 for arm, _, seed, _ in last if arm == i and seed < FIRST_FRESH_SEED] for i in (0, 1)
+    ]
     assert len(of_tuning[0]) == len(of_tuning[1]) == study.runs[0]
 
 
@@ -283,7 +288,7 @@ def test_a_wave_opens_when_the_last_has_wholly_ended(two, tmp_path):
 def test_the_record_of_a_sweep_has_the_arms_and_the_place_of_each_cell(tmp_path):
     raw, sweep = tiny_raw(), ({}, {'model.norm': 'layernorm', 'optim.lr': 0.01})
     found = ArmPlan(raw, sweep, LR | {'budget': 30, 'lengths': (0.5,)})
-    grouped = group_by_program(found.cells(runs_of(found, tmp_path)))
+    grouped = group_by_program(found.make_cells(runs_of(found, tmp_path)))
     open_sweep(tmp_path, resolve(raw), grouped, False, tune=found.record())
     record = read_sweep(tmp_path)
     tune, listed = record['tune'], record['cells']
@@ -302,7 +307,7 @@ def test_the_record_of_a_sweep_has_the_arms_and_the_place_of_each_cell(tmp_path)
 def known(tune, losses):
     """The study of arms with these losses."""
     grid = Grid({'optim.lr': 0.01})
-    return Ablation(read(tune), 'ce', [Arm('', {}, grid, losses=own) for own in losses]).study
+    return Ablation(parse_tune(tune), 'ce', [Arm('', {}, grid, losses=own) for own in losses]).study
 
 
 def ended(tune, sigma: float, arms: int = 2):
@@ -321,24 +326,24 @@ class TestBudgetWords:
     def test_one_that_cannot_reach_the_effect_is_answered_with_one_that_can(self):
         """The spread of a pair is sqrt(2) 0.01: 18 pairs find 0.01, and 10 are there."""
         tune = LR | {'smallest_effect': 0.01, 'budget': 25}
-        said = budget_words(ended(tune, 0.01))
+        said = describe_budget(ended(tune, 0.01))
         assert said.startswith('tune.budget=25 leaves ') and 'smallest_effect 0.01' in said
         budget = int(said.split('tune.budget=')[2])
         seeds = int(said.split('tune.seeds=')[1].split(',')[0])
         assert budget > 25 and seeds > 5
         enough = tune | {'budget': budget + 10, 'seeds': seeds + 5}
-        assert budget_words(ended(enough, 0.01)) is None
+        assert describe_budget(ended(enough, 0.01)) is None
 
     def test_without_a_budget_it_is_the_seeds(self):
-        said = budget_words(ended(LR | {'smallest_effect': 0.01}, 0.01))
+        said = describe_budget(ended(LR | {'smallest_effect': 0.01}, 0.01))
         assert said.startswith('tune.seeds=5 leaves 10 fresh seeds') and 'budget' not in said
 
     def test_no_number_is_given_where_none_is_trained(self):
-        said = budget_words(ended(LR | {'smallest_effect': 1e-5}, 0.01))
+        said = describe_budget(ended(LR | {'smallest_effect': 1e-5}, 0.01))
         assert 'more than 1000' in said and said.count('tune.') == 1
 
     def test_nothing_is_said_where_seeds_suffice_nobody_is_judged_or_it_still_tunes(self):
-        assert budget_words(ended(LR | {'smallest_effect': 0.1}, 0.001)) is None
-        assert budget_words(ended(LR | {'smallest_effect': 1e-5}, 0.01, arms=1)) is None
+        assert describe_budget(ended(LR | {'smallest_effect': 0.1}, 0.001)) is None
+        assert describe_budget(ended(LR | {'smallest_effect': 1e-5}, 0.01, arms=1)) is None
         open_study = known(LR, [{}, {}])
-        assert budget_words(open_study) is None
+        assert describe_budget(open_study) is None

@@ -9,17 +9,23 @@ import pytest
 from configs import default
 from lm.config.fields import CHOICES, FIELDS, RUN_PATHS
 from lm.config.resolve import digest, flatten, resolve
-from lm.study.plan.cells import cells, find_text, group_by_program, ignored_words, split_sweep
+from lm.study.plan.cells import (
+    check_sources,
+    describe_ignored,
+    expand_sweep,
+    group_by_program,
+    split_sweep,
+)
 from tests.helpers import another, tiny_config, tiny_raw
 
 
 def changes(sweep) -> list[dict]:
-    return [cell.changes for cell in cells(tiny_raw(), sweep)]
+    return [cell.changes for cell in expand_sweep(tiny_raw(), sweep)]
 
 
 def refusal(sweep) -> str:
     with pytest.raises(ValueError) as error:
-        cells(tiny_raw(), sweep)
+        expand_sweep(tiny_raw(), sweep)
     return str(error.value)
 
 
@@ -64,22 +70,25 @@ def test_a_sweep_that_is_a_tuple_is_one_list(kind):
 
 
 def test_a_cell_is_named_by_the_hash_of_the_run_it_would_be_alone():
-    (cell,) = cells(tiny_raw(), {'optim.lr': (0.1,), 'model.norm': ('layernorm',)})
+    (cell,) = expand_sweep(tiny_raw(), {'optim.lr': (0.1,), 'model.norm': ('layernorm',)})
     alone = tiny_config({'optim.lr': 0.1, 'model.norm': 'layernorm'})
     assert cell.recipe == alone and cell.name == digest(alone)
 
 
 def test_a_cell_keeps_its_name_whatever_the_axes_around_it():
-    few = {cell.name for cell in cells(tiny_raw(), {'optim.lr': (0.1, 0.2)})}
-    more = {c.name for c in cells(tiny_raw(), {'train.seed': (0, 1), 'optim.lr': (0.2, 0.1, 0.3)})}
+    few = {cell.name for cell in expand_sweep(tiny_raw(), {'optim.lr': (0.1, 0.2)})}
+    more = {
+        c.name
+        for c in expand_sweep(tiny_raw(), {'train.seed': (0, 1), 'optim.lr': (0.2, 0.1, 0.3)})
+    }
     assert len(more) == 6 and few < more
 
 
 def test_whole_numbers_are_taken_for_floats_and_numpy_ones_for_python_ones():
-    as_floats = cells(tiny_raw(), {'optim.lr': (1.0, 2.0)})
+    as_floats = expand_sweep(tiny_raw(), {'optim.lr': (1.0, 2.0)})
     for axis in ((1, 2), np.array([1.0, 2.0]), np.array([1, 2]), (np.float64(1), np.int64(2))):
-        assert cells(tiny_raw(), {'optim.lr': axis}) == as_floats
-    for cell in cells(tiny_raw(), {'train.seed': np.arange(2)}):
+        assert expand_sweep(tiny_raw(), {'optim.lr': axis}) == as_floats
+    for cell in expand_sweep(tiny_raw(), {'train.seed': np.arange(2)}):
         assert type(cell.changes['train.seed']) is type(cell.recipe.train.seed) is int
 
 
@@ -95,7 +104,9 @@ def test_a_config_file_and_a_flag_give_the_same_cells():
         config = default.get_config()
         config.sweep = one
         base, split, _ = split_sweep(config)
-        assert 'sweep' not in base and cells(tiny_raw(), split) == cells(tiny_raw(), one)
+        assert 'sweep' not in base and expand_sweep(tiny_raw(), split) == expand_sweep(
+            tiny_raw(), one
+        )
     assert split_sweep(default.get_config())[1] is None
 
 
@@ -156,37 +167,41 @@ def test_bad_sweep_is_refused_with_what_to_do(sweep, answer):
 def test_text_is_looked_for_where_it_is_asked_for():
     """A plan of a sweep, or its board, is made where the text need not be."""
     source = 'text:/none/*.txt'
-    found = cells(tiny_raw(), {'data.source': ('python', source), 'train.seed': (0, 1)})
-    find_text(found[:2])
+    found = expand_sweep(tiny_raw(), {'data.source': ('python', source), 'train.seed': (0, 1)})
+    check_sources(found[:2])
     with pytest.raises(ValueError, match='no file matches') as error:
-        find_text(found)
+        check_sources(found)
     assert str(error.value).startswith(f'sweep cell {found[2].changes}: ')
 
 
 def test_changes_are_made_before_anything_is_filled_in():
     """Catches a base that is resolved first: 'auto' would be what the base makes of it."""
-    post, wide = cells(tiny_raw(), {'model.placement': ('post', 'wide')})
+    post, wide = expand_sweep(tiny_raw(), {'model.placement': ('post', 'wide')})
     assert post.recipe.model.final_norm == 'none' and wide.recipe.model.mlp == 'moe'
-    stable, cosine = cells(tiny_raw(), {'optim.schedule': ('warmup_stable_decay', 'constant')})
+    stable, cosine = expand_sweep(
+        tiny_raw(), {'optim.schedule': ('warmup_stable_decay', 'constant')}
+    )
     assert (stable.recipe.optim.decay_fraction, cosine.recipe.optim.decay_fraction) == (0.2, None)
 
 
 def test_a_list_gives_an_option_with_the_choices_that_read_it():
     stable = {'optim.schedule': 'warmup_stable_decay'}
-    swept = cells(tiny_raw(), [{}, *({**stable, 'optim.decay_fraction': x} for x in (0.1, 0.3))])
+    swept = expand_sweep(
+        tiny_raw(), [{}, *({**stable, 'optim.decay_fraction': x} for x in (0.1, 0.3))]
+    )
     assert [cell.recipe.optim.decay_fraction for cell in swept] == [None, 0.1, 0.3]
 
 
 def swept(changes, sweep):
     """The base and the cells, of a config with these changes."""
     base, sweep, _ = split_sweep(tiny_raw(changes) | {'sweep': sweep})
-    return resolve(base), cells(base, sweep)
+    return resolve(base), expand_sweep(base, sweep)
 
 
 def test_an_option_that_some_cells_read_is_theirs():
     """Given as an axis. Those that do not read it are one cell, and not one for each value."""
     axes = {'optim.name': ('adamw', 'muon'), 'optim.muon_steps': (3, 4)}
-    found = cells(tiny_raw(), axes)
+    found = expand_sweep(tiny_raw(), axes)
     assert [cell.changes for cell in found] == [
         {'optim.name': 'adamw'},
         {'optim.name': 'muon', 'optim.muon_steps': 3},
@@ -194,7 +209,7 @@ def test_an_option_that_some_cells_read_is_theirs():
     ]
     assert [cell.recipe.optim.muon_steps for cell in found] == [None, 3, 4]
     said = 'optim.muon_steps is read by 2 of 3 cells; the others are without it'
-    assert ignored_words(found) == [said]
+    assert describe_ignored(found) == [said]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +228,7 @@ def test_so_is_one_that_all_cells_are_given(path, value, field, without, within)
         base, found = swept(given, {field: (without, within)})
         assert [flatten(cell.recipe)[path] for cell in found] == [None, value]
         assert flatten(base)[path] == (value if first == within else None)
-        assert f'{path} is read by 1 of 2' in ' '.join(ignored_words(found))
+        assert f'{path} is read by 1 of 2' in ' '.join(describe_ignored(found))
         alone = tiny_config(needs | {path: value, field: within})
         assert found[1].name == digest(alone)
 
@@ -237,9 +252,9 @@ def test_an_option_that_no_cell_reads_is_refused():
 def test_key_and_value_heads_follow_the_heads_of_each_cell():
     raw = tiny_raw()
     del raw['model']['n_kv_heads']
-    found = cells(raw, {'model.n_heads': (1, 2, 4)})
+    found = expand_sweep(raw, {'model.n_heads': (1, 2, 4)})
     assert [cell.recipe.model.n_kv_heads for cell in found] == [1, 2, 4]
-    given = cells(tiny_raw(), {'model.n_heads': (2, 4)})
+    given = expand_sweep(tiny_raw(), {'model.n_heads': (2, 4)})
     assert [cell.recipe.model.n_kv_heads for cell in given] == [2, 2]
 
 
@@ -247,7 +262,7 @@ def test_hundreds_of_cells_take_a_second_or_two():
     """No more is done for each than is needed: 2.5 ms on an idle core."""
     axes = {'optim.lr': tuple(np.geomspace(1e-4, 1e-1, 50)), 'train.seed': tuple(range(4))}
     began = time.process_time()
-    assert len(cells(tiny_raw(), axes)) == 200
+    assert len(expand_sweep(tiny_raw(), axes)) == 200
     assert time.process_time() - began < 2
 
 
@@ -287,7 +302,7 @@ def test_a_group_is_what_one_program_trains():
     """Hyperparameters, seeds and lengths vary within a group, and nothing else does."""
     assert WITHIN.keys() <= {*RUN_PATHS} and not BETWEEN.keys() & {*RUN_PATHS}
     listed = [{}, *({path: value} for path, value in (WITHIN | BETWEEN).items())]
-    together, *single = group_by_program(cells(tiny_raw(SCHEDULE), listed))
+    together, *single = group_by_program(expand_sweep(tiny_raw(SCHEDULE), listed))
     assert [cell.changes for cell in together] == listed[: 1 + len(WITHIN)]
     assert [[cell.changes for cell in group] for group in single] == [
         [one] for one in listed[1 + len(WITHIN) :]
@@ -308,7 +323,7 @@ def test_numbers_of_every_loss_optimizer_average_and_schedule_vary_within_a_grou
                 value = 0.5 if flatten(config)[path] is None else flatten(config)[path]
                 listed = [{path: float(value)}, {path: another(FIELDS[path].option, value)}]
                 listed = [{p: FIELDS[p].types[0](x) for p, x in one.items()} for one in listed]
-                (group,) = group_by_program(cells(tiny_raw(changes), listed))
+                (group,) = group_by_program(expand_sweep(tiny_raw(changes), listed))
                 assert len(group) == 2, path
     optional = ('others_lr', 'update_clip', 'match_rms', 'embedding_gradient_shrink')
     optional = (*(f'optim.{name}' for name in (*optional, 'ghost_radius')), 'scaling.embedding_std')
@@ -316,11 +331,16 @@ def test_numbers_of_every_loss_optimizer_average_and_schedule_vary_within_a_grou
     for path in optional:
         seen.add(path)
         listed = [{}, {path: 0.1}, {path: 0.2}]
-        assert [len(group) for group in group_by_program(cells(tiny_raw(), listed))] == [1, 2]
+        assert [len(group) for group in group_by_program(expand_sweep(tiny_raw(), listed))] == [
+            1,
+            2,
+        ]
     assert seen == {*RUN_PATHS}
 
 
 def test_groups_keep_the_order_of_cells_and_collect_those_apart():
-    swept = cells(tiny_raw(), {'optim.lr': (0.1, 0.2), 'model.norm': ('rmsnorm', 'layernorm')})
+    swept = expand_sweep(
+        tiny_raw(), {'optim.lr': (0.1, 0.2), 'model.norm': ('rmsnorm', 'layernorm')}
+    )
     first, second = group_by_program(swept)
     assert first == [swept[0], swept[2]] and second == [swept[1], swept[3]]

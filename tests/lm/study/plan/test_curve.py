@@ -7,33 +7,33 @@ import pytest
 from scipy import stats
 
 from lm.study.plan.curve import (
-    ALLOWED,
-    HALF,
+    ALLOWANCE_QUANTILE,
+    HALF_OCTAVE,
     NOT_WORSE,
     OCTAVE,
     Spread,
-    allowance,
-    as_good,
-    deviates,
-    fit,
+    compute_allowance,
+    compute_means,
+    find_vertex,
+    fit_curve,
     is_convex,
-    means_of,
-    spread,
-    vertex,
+    near_best_range,
+    normal_deviates,
+    pool_spread,
 )
 
 KS = (-16, -8, 0, 8, 16)
 
 
 def sampled(curve, ks=KS, n=1):
-    return means_of({k: [curve(k / OCTAVE)] * n for k in ks})
+    return compute_means({k: [curve(k / OCTAVE)] * n for k in ks})
 
 
 @pytest.mark.parametrize('least', [-4, -3, -1, 0, 2, 3, 4])
 @pytest.mark.parametrize('curvature', [1e-4, 0.01, 30.0])
 def test_vertex_of_a_parabola_is_exact(least, curvature):
     means = sampled(lambda z: 3.2 + curvature * (z - least / OCTAVE) ** 2)
-    assert vertex(means, 0.0) == least and is_convex(means, 0.0)
+    assert find_vertex(means, 0.0) == least and is_convex(means, 0.0)
 
 
 @pytest.mark.parametrize('right', [0.02, 0.05])
@@ -42,7 +42,7 @@ def test_vertex_and_curvatures_of_an_asymmetric_curve(right):
     means = sampled(
         lambda z: (right if z > 0.25 else 0.01) * (z - 0.25) ** 2, (-16, -8, -4, 0, 4, 8, 16)
     )
-    found = fit(means, 1e-9)
+    found = fit_curve(means, 1e-9)
     assert found.vertex_R[0] == 2
     assert found.left_R[0] == pytest.approx(0.01, rel=1e-3)
     assert found.right_R[0] == pytest.approx(right, rel=1e-3)
@@ -53,79 +53,81 @@ def test_vertex_and_curvatures_of_an_asymmetric_curve(right):
 def test_vertex_is_that_of_the_weighted_parabola_where_noise_hides_the_slant(n):
     """With a prior of one common curvature the fit is numpy's parabola, weighted by seeds."""
     y = np.array([0.05, 0.012, 0.0, 0.008, 0.02])
-    means = means_of({k: [loss] * i for k, loss, i in zip(KS, y, n, strict=True)})
+    means = compute_means({k: [loss] * i for k, loss, i in zip(KS, y, n, strict=True)})
     square, slope, _ = np.polyfit(np.array(KS) / OCTAVE, y, 2, w=np.sqrt(n))
     wanted = -slope / (2 * square) * OCTAVE
-    assert abs(vertex(means, 1.0) - wanted) <= 0.51
+    assert abs(find_vertex(means, 1.0) - wanted) <= 0.51
 
 
 @pytest.mark.parametrize('shift', [-3.0, 0.5, 1e3])
 def test_no_constant_moves_the_vertex(shift):
     losses = {-8: [0.011, 0.014], 0: [0.003, 0.0], 4: [0.001], 8: [0.009, 0.012]}
-    moved = means_of({k: [x + shift for x in own] for k, own in losses.items()})
-    assert vertex(moved, 0.002) == vertex(means_of(losses), 0.002) == 1
+    moved = compute_means({k: [x + shift for x in own] for k, own in losses.items()})
+    assert find_vertex(moved, 0.002) == find_vertex(compute_means(losses), 0.002) == 1
 
 
 def test_mirrored_losses_have_the_mirrored_vertex():
     losses = {-16: 0.052, -8: 0.013, -4: 0.0051, 0: 0.0, 4: 0.0013, 8: 0.0072, 16: 0.031}
-    means = means_of({k: [x] for k, x in losses.items()})
-    mirrored = means_of({-k: [x] for k, x in losses.items()})
-    assert vertex(means, 1e-4) == -vertex(mirrored, 1e-4) != 0
+    means = compute_means({k: [x] for k, x in losses.items()})
+    mirrored = compute_means({-k: [x] for k, x in losses.items()})
+    assert find_vertex(means, 1e-4) == -find_vertex(mirrored, 1e-4) != 0
 
 
 def test_vertex_stays_between_the_tried_neighbours():
     """Two equal best losses at the edge of a valley have the vertex between them, no further."""
     means = sampled(lambda z: 0.01 * (z - 0.99) ** 2, (-8, 0, 4, 8, 16))
-    assert 4 <= vertex(means, 0.0) <= 16
-    assert vertex(means, 0.0) == 8
+    assert 4 <= find_vertex(means, 0.0) <= 16
+    assert find_vertex(means, 0.0) == 8
 
 
 def test_divergence_bounds_the_vertex():
     """The parabola through the finite losses has its vertex half an octave beyond the best."""
     losses = {-16: [0.0625], -8: [0.0225], 0: [0.0025], 8: [math.inf], 16: [math.nan]}
-    assert vertex(means_of(losses), 0.0) == 0
-    assert vertex(means_of(losses | {8: [0.0025], 16: [0.0225]}), 0.0) == 4
-    half = means_of(losses | {8: [0.0025, math.nan]})  # one seed of two diverged
-    assert vertex(half, 0.0) == 0 and math.isinf(half.mean[3])
+    assert find_vertex(compute_means(losses), 0.0) == 0
+    assert find_vertex(compute_means(losses | {8: [0.0025], 16: [0.0225]}), 0.0) == 4
+    half = compute_means(losses | {8: [0.0025, math.nan]})  # one seed of two diverged
+    assert find_vertex(half, 0.0) == 0 and math.isinf(half.mean[3])
 
 
 @pytest.mark.parametrize(
     'losses', [{0: [1.0]}, {0: [1.0], 8: [2.0]}, {-8: [1.0], 0: [2.0], 8: [1.5]}]
 )
 def test_best_value_is_kept_where_nothing_is_convex(losses):
-    means = means_of(losses)
-    assert vertex(means, 0.0) == min(losses, key=lambda k: losses[k]) and not is_convex(means, 0.0)
+    means = compute_means(losses)
+    assert find_vertex(means, 0.0) == min(losses, key=lambda k: losses[k]) and not is_convex(
+        means, 0.0
+    )
 
 
 def test_ties_go_to_the_smaller_value():
-    means = means_of({k: [1.0] for k in KS})
-    assert means.k[means.best] == -16 and vertex(means, 0.0) == -16
+    means = compute_means({k: [1.0] for k in KS})
+    assert means.k[means.best_position] == -16 and find_vertex(means, 0.0) == -16
 
 
 def test_a_steep_curve_is_fitted_over_one_octave():
     """Far points of a curve that is no parabola pull the vertex only where noise hides the near."""
     y = {-16: [0.9], -8: [0.01], 0: [0.0], 8: [0.01], 16: [0.02]}
-    assert vertex(means_of(y), 0.001) == 0
-    assert vertex(means_of(y), 0.01) != 0
+    assert find_vertex(compute_means(y), 0.001) == 0
+    assert find_vertex(compute_means(y), 0.01) != 0
 
 
 def test_spread_is_pooled_over_samples_that_ended():
-    found = spread([[1.0, 3.0], [5.0], [2.0, 2.0, 5.0], [1.0, math.inf]])
+    found = pool_spread([[1.0, 3.0], [5.0], [2.0, 2.0, 5.0], [1.0, math.inf]])
     assert found.freedom == 3 and found.s == pytest.approx(math.sqrt((2 + 6) / 3))
-    assert spread([[1.0], [2.0]]) == (0.0, 0)
+    assert pool_spread([[1.0], [2.0]]) == (0.0, 0)
 
 
 def test_allowance_is_nothing_without_noise_and_unknown_without_repeats():
     means = sampled(lambda z: 0.01 * (z - 0.1) ** 2)
-    assert allowance(means, Spread(0.0, 3)) == 0
-    assert math.isinf(allowance(means, Spread(0.0, 0)))
+    assert compute_allowance(means, Spread(0.0, 3)) == 0
+    assert math.isinf(compute_allowance(means, Spread(0.0, 0)))
 
 
 def test_allowance_falls_with_seeds_and_rises_with_noise():
     few, many = (sampled(lambda z: 0.01 * z**2, n=n) for n in (1, 16))
-    found = [allowance(few, Spread(s, 8)) for s in (0.001, 0.002, 0.004)]
+    found = [compute_allowance(few, Spread(s, 8)) for s in (0.001, 0.002, 0.004)]
     assert 0 < found[0] < found[1] < found[2]
-    assert found[2] / 30 < allowance(many, Spread(0.004, 8)) < found[2] / 3
+    assert found[2] / 30 < compute_allowance(many, Spread(0.004, 8)) < found[2] / 3
 
 
 def test_allowance_is_near_that_of_the_delta_method():
@@ -134,12 +136,12 @@ def test_allowance_is_near_that_of_the_delta_method():
     """
     c, s = 0.01, 0.002
     means = sampled(lambda z: c * z**2, (-8, 0, 8))
-    wanted = c * (s / (c * math.sqrt(8))) ** 2 * stats.chi2.ppf(ALLOWED, 1)
-    assert wanted * 0.8 < allowance(means, Spread(s, 10)) < wanted * 2
+    wanted = c * (s / (c * math.sqrt(8))) ** 2 * stats.chi2.ppf(ALLOWANCE_QUANTILE, 1)
+    assert wanted * 0.8 < compute_allowance(means, Spread(s, 10)) < wanted * 2
 
 
 def test_deviates_are_normal_without_a_generator():
-    x_RK = deviates(100, 12)
+    x_RK = normal_deviates(100, 12)
     assert np.all(np.abs(x_RK.mean(0)) < 0.1) and np.all(np.abs(x_RK.std(0) - 1) < 0.1)
     off_diagonal = np.corrcoef(x_RK.T) - np.eye(12)
     assert np.max(np.abs(off_diagonal)) < 0.35
@@ -152,12 +154,12 @@ def test_as_good_reaches_halfway_to_the_first_that_is_worse():
     s = 0.006
     bound = stats.t.ppf(NOT_WORSE, 5) * s * math.sqrt(1 / 2 + 1 / 2)
     assert 0.011 < bound < 0.1
-    assert as_good(means_of(losses), Spread(s, 5)) == (-12, 12)
-    assert as_good(means_of(losses), Spread(1e-6, 5)) == (-4, 4)
-    assert as_good(means_of(losses), Spread(1.0, 5)) == (-math.inf, math.inf)
-    assert as_good(means_of(losses), Spread(0.0, 0)) == (-math.inf, math.inf)
+    assert near_best_range(compute_means(losses), Spread(s, 5)) == (-12, 12)
+    assert near_best_range(compute_means(losses), Spread(1e-6, 5)) == (-4, 4)
+    assert near_best_range(compute_means(losses), Spread(1.0, 5)) == (-math.inf, math.inf)
+    assert near_best_range(compute_means(losses), Spread(0.0, 0)) == (-math.inf, math.inf)
 
 
 def test_as_good_ends_at_divergence():
     losses = {-8: [0.0], 0: [0.001], 8: [math.inf], 16: [0.001]}
-    assert as_good(means_of(losses), Spread(0.1, 4)) == (-math.inf, HALF)
+    assert near_best_range(compute_means(losses), Spread(0.1, 4)) == (-math.inf, HALF_OCTAVE)

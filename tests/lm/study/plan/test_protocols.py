@@ -6,21 +6,21 @@ import pytest
 
 from lm.config.resolve import flatten
 from lm.data import steps_in_epoch
-from lm.study.plan.cells import cells
+from lm.study.plan.cells import expand_sweep
 from lm.study.plan.protocols import (
     PROTOCOLS,
     Measurements,
-    agreed,
-    applied,
+    apply_overrides,
+    apply_protocol,
     nearest_batch,
-    protocol_of,
-    read,
+    parse_protocol,
+    resolve_protocol,
 )
 from lm.study.train import engines, means
 from lm.study.train.ledger import open_sweep, read_sweep
-from lm.study.train.means import check_alike
+from lm.study.train.means import check_device_kinds
 from lm.study.train.waves import WavePlan
-from modules.options import options
+from modules.options import declared_options
 from tests.helpers import tiny_raw
 from tpu import sweep_plan
 from tpu.chips import Topology
@@ -49,13 +49,16 @@ def given(seconds=(), tokens=10**9):
 
 
 def settled(sweep, raw=RAW, machine=None):
-    return agreed(protocol_of(raw, sweep), raw, sweep, machine or given())
+    return apply_protocol(resolve_protocol(raw, sweep), raw, sweep, machine or given())
 
 
 def trained(sweep, raw=RAW, machine=None):
     """The steps of each cell."""
     found = settled(sweep, raw, machine)
-    return [one.recipe.train.steps for one in applied(raw, cells(raw, sweep), found.sets)]
+    return [
+        one.recipe.train.steps
+        for one in apply_overrides(raw, expand_sweep(raw, sweep), found.overrides)
+    ]
 
 
 def refusal(sweep, raw=RAW, machine=None):
@@ -79,8 +82,8 @@ def test_equal_tokens_are_equal_or_refused_with_a_batch_that_is(batch):
     raw, sweep = tiny_raw({'train.steps': 40}), {'protocol': 'equal_tokens'}
     said = refusal(sweep | {'data.batch_size': (8, batch)}, raw)
     nearest = int(said.rstrip('.').split()[-1])
-    (one,) = cells(raw, {'data.batch_size': (nearest,)})
-    (now,) = applied(raw, [one], [{'train.steps': round(tokens / nearest / 8)}])
+    (one,) = expand_sweep(raw, {'data.batch_size': (nearest,)})
+    (now,) = apply_overrides(raw, [one], [{'train.steps': round(tokens / nearest / 8)}])
     assert abs(now.recipe.train.steps * nearest * 8 / tokens - 1) <= 0.001
     assert nearest_batch(now.recipe, tokens) == nearest
     if nearest != 8:
@@ -153,7 +156,7 @@ def test_one_epoch_takes_every_row_once(text):
 
 def test_regime_adaptation_keeps_updates_and_scales_the_rate_by_the_root():
     sweep = BATCHES | {'optim.lr': (0.001, 0.002), 'protocol': 'regime_adaptation'}
-    found = applied(RAW, cells(RAW, sweep), settled(sweep).sets)
+    found = apply_overrides(RAW, expand_sweep(RAW, sweep), settled(sweep).overrides)
     assert [one.recipe.train.steps for one in found] == [STEPS] * 4
     assert [flatten(one.recipe)['optim.lr'] for one in found] == [0.001, 0.002, 0.002, 0.004]
     assert [one.recipe.data.epochs for one in found] == [1, 1, 4, 4]
@@ -167,11 +170,11 @@ def test_arms_are_centred_and_shortened_behind_the_protocol():
     """A length of the baseline is a share of the steps that the protocol gives it."""
     tune = {'optim.lr': None, 'lengths': (0.5,)}
     sweep = BATCHES | {'protocol': 'regime_adaptation'}
-    asked = WavePlan(RAW, sweep, tune, settled(sweep).sets)
+    asked = WavePlan(RAW, sweep, tune, settled(sweep).overrides)
     assert [arm.grid.centres['optim.lr'] for arm in asked.arms.arms[:2]] == [0.003, 0.006]
     sweep = {'optim.name': ('adamw', 'muon'), 'protocol': 'equal_time:hours=0.1'}
-    asked = WavePlan(RAW, sweep, tune, settled(sweep, machine=given((0.1, 0.2))).sets)
-    first = asked.arms.first
+    asked = WavePlan(RAW, sweep, tune, settled(sweep, machine=given((0.1, 0.2))).overrides)
+    first = asked.arms.first_cells
     assert [one.recipe.train.steps for one in first] == [3600, 1800, 1800]
     assert [one.changes.get('train.steps') for one in first] == [None, None, 1800]
     assert len({one.name for one in first}) == 3
@@ -180,8 +183,14 @@ def test_arms_are_centred_and_shortened_behind_the_protocol():
 def test_sweep_json_has_the_protocol_and_its_numbers(tmp_path):
     sweep = BATCHES | {'train.seed': (0, 1), 'protocol': 'equal_tokens'}
     agreed_on = settled(sweep)
-    asked = WavePlan(RAW, sweep, None, agreed_on.sets)
-    open_sweep(tmp_path, asked.first[0][0].recipe, asked.first, False, protocol=agreed_on.record())
+    asked = WavePlan(RAW, sweep, None, agreed_on.overrides)
+    open_sweep(
+        tmp_path,
+        asked.first_groups[0][0].recipe,
+        asked.first_groups,
+        False,
+        protocol=agreed_on.record(),
+    )
     held = read_sweep(tmp_path)
     assert held['protocol'] == {
         'name': 'equal_tokens',
@@ -207,8 +216,8 @@ def test_the_engine_trains_what_was_agreed(tune, monkeypatch, tmp_path):
     def stop(ledger, work, wave, *_, **how):
         raise Opened(sorted({cell.recipe.train.steps for cell in wave.cells}))
 
-    monkeypatch.setattr(engines, '_waves', stop)
-    monkeypatch.setattr(engines, 'means_here', lambda work, engine, host: given())
+    monkeypatch.setattr(engines, '_train_waves', stop)
+    monkeypatch.setattr(engines, 'local_measurements', lambda work, engine, host: given())
     sweep = BATCHES | {'protocol': 'equal_tokens'}
     with pytest.raises(Opened) as found:
         engines.train_sweep(RAW, sweep, tmp_path, False, 'local', str, tune=tune)
@@ -230,7 +239,7 @@ def test_a_plan_has_the_steps_of_the_protocol(monkeypatch):
         planned.extend(group)
         return SimpleNamespace(name='a group', a_device=1, runs=len(group))
 
-    monkeypatch.setattr(sweep_plan, '_group_plan', plan)
+    monkeypatch.setattr(sweep_plan, '_plan_group', plan)
     monkeypatch.setattr(sweep_plan, 'SweepPlan', lambda *parts: parts)
     here = Topology('a machine', None, [SimpleNamespace(platform='cpu')])
     for name in ('equal_tokens', 'equal_time'):
@@ -240,10 +249,14 @@ def test_a_plan_has_the_steps_of_the_protocol(monkeypatch):
 
 
 def test_without_a_protocol_nothing_changes():
-    plain = [(one.name, one.recipe) for one in cells(RAW, BATCHES)]
-    assert read(BATCHES) is None and protocol_of(RAW, BATCHES) is None and read(None) is None
+    plain = [(one.name, one.recipe) for one in expand_sweep(RAW, BATCHES)]
+    assert (
+        parse_protocol(BATCHES) is None
+        and resolve_protocol(RAW, BATCHES) is None
+        and parse_protocol(None) is None
+    )
     named = BATCHES | {'protocol': 'equal_tokens'}
-    assert [(one.name, one.recipe) for one in cells(RAW, named)] == plain
+    assert [(one.name, one.recipe) for one in expand_sweep(RAW, named)] == plain
 
 
 BROKEN = [
@@ -286,23 +299,23 @@ def test_what_a_run_lacks_is_refused(text):
 
 def test_times_of_another_device_are_refused(monkeypatch, tmp_path):
     work = means.Work([], tmp_path, [], print)
-    first = cells(RAW, {'optim.lr': (0.1,)})
-    found = {means.key_of(first[0]): 0.25}
+    first = expand_sweep(RAW, {'optim.lr': (0.1,)})
+    found = {means.program_digest(first[0]): 0.25}
     monkeypatch.setattr(means, 'measure_throughput', lambda groups, work: found)
-    assert means.means_here(work, 'local', 0).seconds([first]) == [0.25]
+    assert means.local_measurements(work, 'local', 0).measure_seconds([first]) == [0.25]
     (tmp_path / means.FILE).write_text('{"device": "8 x TPU v9", "programs": {}}')
     with pytest.raises(
         ValueError, match=r'holds times of 8 x TPU v9, and this is .* another --workdir'
     ):
-        means.means_here(work, 'local', 0).seconds([first])
+        means.local_measurements(work, 'local', 0).measure_seconds([first])
     with pytest.raises(ValueError, match='devices of one kind, and there are H100, H200'):
-        check_alike(['H200', 'H100'], 'local')
+        check_device_kinds(['H200', 'H100'], 'local')
     with pytest.raises(ValueError, match='--engine=ray trains in others'):
-        check_alike(['cpu'], 'ray')
+        check_device_kinds(['cpu'], 'ray')
 
 
 def test_every_protocol_says_what_it_is():
     """Contract: an equation or a share of the baseline, and a name that is its function's."""
     for name, row in PROTOCOLS.items():
-        assert row.terms.__name__ == name and row.terms.__doc__
-        assert all(declared.option.words for declared in options(row).values())
+        assert row.compute_terms.__name__ == name and row.compute_terms.__doc__
+        assert all(declared.option.description for declared in declared_options(row).values())

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from lm.study.plan.search import SCAN, STEPS, UNBOUNDED, replay
-from lm.study.plan.settings import Grid, Tune, grid, read
+from lm.study.plan.search import SCAN, STEPS, UNBOUNDED, replay_waves
+from lm.study.plan.settings import Grid, Tune, make_grid, parse_tune
 
 LR, DECAY = 'optim.lr', 'optim.weight_decay'
 
@@ -51,15 +51,15 @@ REFUSED = [
 @pytest.mark.parametrize(('raw', 'words'), REFUSED, ids=[repr(raw) for raw, _ in REFUSED])
 def test_what_makes_no_sense_is_refused_in_one_line(raw, words):
     with pytest.raises(ValueError, match=words) as error:
-        read(raw)
+        parse_tune(raw)
     assert '\n' not in str(error.value)
 
 
 def test_options_and_fields_are_read():
-    found = read({LR: [1e-3, 1e-1], DECAY: 1, 'seeds': 7, 'lengths': [1.4, 0.5, 1, 0.5]})
+    found = parse_tune({LR: [1e-3, 1e-1], DECAY: 1, 'seeds': 7, 'lengths': [1.4, 0.5, 1, 0.5]})
     assert found == Tune({LR: (1e-3, 1e-1), DECAY: 1.0}, seeds=7, lengths=(0.5, 1.4))
-    assert read({LR: None, 'budget': None}) == Tune({LR: None})
-    assert read({LR: None, 'budget': 15}).search.most_runs == 10
+    assert parse_tune({LR: None, 'budget': None}) == Tune({LR: None})
+    assert parse_tune({LR: None, 'budget': 15}).search.max_runs == 10
 
 
 def refines(tune):
@@ -69,19 +69,21 @@ def refines(tune):
     def loss(k):
         return sum((i - 3) ** 2 for i in k) + 0.9 * k[0] * k[-1] * (len(k) - 1)
 
-    while (found := replay([losses], tune.search, [(UNBOUNDED,) * len(tune.fields)])).open:
-        losses.update({p: loss(p.k) for p in found.open.points[0]})
+    while (
+        found := replay_waves([losses], tune.search, [(UNBOUNDED,) * len(tune.fields)])
+    ).open_wave:
+        losses.update({p: loss(p.k) for p in found.open_wave.points[0]})
     return found.is_refined
 
 
 @pytest.mark.parametrize('fields', [{LR: None}, {LR: None, DECAY: None}])
 def test_least_budget_is_enough_to_refine(fields):
-    least = Tune(fields, seeds=4).least_budget
-    assert refines(read(fields | {'seeds': 4, 'budget': least}))
+    least = Tune(fields, seeds=4).min_budget
+    assert refines(parse_tune(fields | {'seeds': 4, 'budget': least}))
 
 
 def test_less_than_the_least_budget_is_not_enough():
-    least = Tune({LR: None}).least_budget
+    least = Tune({LR: None}).min_budget
     assert not refines(Tune({LR: None}, budget=least - 1))
 
 
@@ -113,22 +115,24 @@ def test_coupled_decay_keeps_its_product_with_the_learning_rate():
 
 def test_coupling_needs_both_fields_and_a_decay_in_proportion_to_the_rate():
     own = {LR: 0.01, DECAY: 0.1}
-    both = read({LR: None, DECAY: None})
-    assert grid(both, own, True).coupled and not grid(both, own, False).coupled
-    assert not grid(read({LR: None}), own, True).coupled
+    both = parse_tune({LR: None, DECAY: None})
+    assert make_grid(both, own, True).coupled and not make_grid(both, own, False).coupled
+    assert not make_grid(parse_tune({LR: None}), own, True).coupled
 
 
 def test_centres_are_own_values_given_ones_or_the_middle_of_a_range():
     own = {LR: 0.02, DECAY: 0.1}
-    assert grid(read({LR: None}), own, False).centres == {LR: 0.02}
-    assert grid(read({LR: 0.3}), own, False).centres == {LR: 0.3}
-    assert grid(read({LR: (0.01, 0.09)}), own, False).centres == {LR: pytest.approx(0.03)}
+    assert make_grid(parse_tune({LR: None}), own, False).centres == {LR: 0.02}
+    assert make_grid(parse_tune({LR: 0.3}), own, False).centres == {LR: 0.3}
+    assert make_grid(parse_tune({LR: (0.01, 0.09)}), own, False).centres == {
+        LR: pytest.approx(0.03)
+    }
 
 
 @pytest.mark.parametrize('value', [0.0, None, -0.1])
 def test_a_centre_must_be_above_0(value):
     with pytest.raises(ValueError, match=r'optim.weight_decay=.* is no centre .*give one'):
-        grid(read({DECAY: None}), {DECAY: value}, False)
+        make_grid(parse_tune({DECAY: None}), {DECAY: value}, False)
 
 
 def test_bounds_are_those_of_the_fields():

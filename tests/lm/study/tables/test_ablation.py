@@ -10,7 +10,7 @@ from scipy import stats
 
 from eval import runs
 from eval.compare import compare_arms
-from eval.report.arm_charts import height, tuned_losses
+from eval.report.arm_charts import draw_tuned_losses, loss_at
 from eval.report.arms import arm_rows, findings
 from lm.study.arm import Ablation, Arm
 from lm.study.plan.curve import OCTAVE, PER_OCTAVE
@@ -18,7 +18,7 @@ from lm.study.plan.search import DIVERGED, EDGE, Point
 from lm.study.tables import ablation as tables
 from lm.study.tables.arms import arm_names
 from lm.study.tables.results import read_sweep
-from lm.study.verdicts import FRESH
+from lm.study.verdicts import FIRST_FRESH_SEED
 from tests.eval import sweep_fixture as fixture
 from tests.eval import tuned_fixture as tuned
 from tests.eval.tuned_fixture import bowl
@@ -32,7 +32,11 @@ def dead(z, seed):
 
 
 def some_fail(z, seed):
-    return math.inf if seed in (FRESH + 1, FRESH + 3) else 2.9 + tuned.CURVATURE * z**2
+    return (
+        math.inf
+        if seed in (FIRST_FRESH_SEED + 1, FIRST_FRESH_SEED + 3)
+        else 2.9 + tuned.CURVATURE * z**2
+    )
 
 
 LOSSES = {
@@ -59,7 +63,7 @@ def written(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def rows(written):
-    return {row.arm.name: row for row in tables.results(written[2])}
+    return {row.arm.name: row for row in tables.arm_results(written[2])}
 
 
 def test_the_study_is_made_again_from_the_ledger(written):
@@ -68,8 +72,8 @@ def test_the_study_is_made_again_from_the_ledger(written):
     assert found.study.open is None
     assert found.study.picks == study.picks
     assert [own.losses for own in found.arms] == list(study.losses)
-    ours = [one and one.verdict for one in found.study.confirmed]
-    assert ours == [one and one.verdict for one in study.confirmed]
+    ours = [one and one.verdict for one in found.study.fresh_results]
+    assert ours == [one and one.verdict for one in study.fresh_results]
     names = ['rmsnorm', 'layernorm', 'dyt', 'norm none', 'derf', 'groupnorm']
     assert [arm.name for arm in found.arms] == names
 
@@ -81,12 +85,12 @@ def test_numbers_of_an_arm_are_those_of_its_fresh_runs(written, rows):
     row, study = rows['layernorm'], written[1]
     z = {i: study.picks[i].k[0] / PER_OCTAVE for i in (0, 1)}
     own, base = (
-        np.array([LOSSES[name](z[i], FRESH + j) for j in range(5)])
+        np.array([LOSSES[name](z[i], FIRST_FRESH_SEED + j) for j in range(5)])
         for i, name in ((1, 'layernorm'), (0, 'rmsnorm'))
     )
     assert row.said == 'better' and row.is_fresh and row.diverged == 0
     assert row.loss.mean == pytest.approx(own.mean()) and row.loss.n == 5
-    assert row.loss.half == pytest.approx(2.776445 * own.std(ddof=1) / math.sqrt(5), rel=1e-6)
+    assert row.loss.half_width == pytest.approx(2.776445 * own.std(ddof=1) / math.sqrt(5), rel=1e-6)
     assert row.verdict.difference == pytest.approx((own - base).mean())
     half = stats.t.ppf(0.975, 4) * (own - base).std(ddof=1) / math.sqrt(5)
     r_arm, r_base = (study.picks[i].allowance for i in (1, 0))
@@ -112,7 +116,7 @@ def test_sensitivity_by_hand(tmp_path):
     """
     tuned.write_tuned(tmp_path / 's', {'rmsnorm': bowl(3.0), 'layernorm': bowl(2.9, 2.0)}, ASKED)
     found = read(tmp_path / 's')
-    first, second = tables.results(found)
+    first, second = tables.arm_results(found)
     below = above = math.inf
     for i, best in ((0, 0), (1, 2)):
         octaves = [k // OCTAVE for k in found.line(i).means.k.tolist() if k % OCTAVE == 0]
@@ -129,10 +133,10 @@ def test_arms_that_fail(written, rows):
     assert none.said == 'diverged' and none.states == (DIVERGED,) and none.values == {}
     assert math.isnan(none.loss.mean) and none.runs[1] == 0 and none.as_good is None
     assert some.said == 'diverged' and some.diverged == 2 and some.verdict is None
-    assert 'diverged 2 of 5' in some.states and '2 of 5 fresh runs diverged' in some.remains[0]
+    assert 'diverged 2 of 5' in some.states and '2 of 5 fresh runs diverged' in some.caveats[0]
     assert EDGE in edge.states and edge.said == 'undecided'  # its loss is a bound: never worse
     assert math.isinf(edge.as_good[1]) and math.isnan(edge.sensitivity)
-    assert edge.remains[0].startswith('a wider range of optim.lr')
+    assert edge.caveats[0].startswith('a wider range of optim.lr')
     assert rows['layernorm'].said == 'better'
 
 
@@ -140,22 +144,22 @@ def test_what_could_still_change_an_undecided_arm(rows):
     """Catches advice of as many seeds as there were."""
     row = rows['dyt']
     assert row.said == 'undecided' and row.verdict.n == 10
-    assert row.remains == ('nothing, if 0.01 is what matters: its seeds would have shown it',)
-    assert rows['layernorm'].remains == ()
+    assert row.caveats == ('nothing, if 0.01 is what matters: its seeds would have shown it',)
+    assert rows['layernorm'].caveats == ()
 
 
 def test_seeds_that_would_decide(tmp_path):
     """The deviation of the pairs decides, as the study says; not that of tuning."""
     losses = {'rmsnorm': bowl(3.0, 0, 0.02, 1), 'layernorm': bowl(3.0, 0, 0.02, 2)}
     study = tuned.write_tuned(tmp_path / 's', losses, ASKED)
-    row = tables.results(read(tmp_path / 's'))[1]
+    row = tables.arm_results(read(tmp_path / 's'))[1]
     needed = study.seeds_needed(1, 0.01)
-    assert row.said == 'undecided' and needed > 10
-    assert row.remains[-1].startswith(f'about {needed} fresh seeds, which would show a difference')
+    assert row.outcome == 'undecided' and needed > 10
+    assert row.caveats[-1].startswith(f'about {needed} fresh seeds, which would show a difference')
 
 
 def arm_of(name, length, tokens, losses):
-    points = [Point((0,), FRESH + j) for j in range(len(losses))]
+    points = [Point((0,), FIRST_FRESH_SEED + j) for j in range(len(losses))]
     record = {'status': 'done', 'tokens': tokens}
     records = dict.fromkeys(points, record)
     return Arm(name, {}, None, length, dict(zip(points, losses, strict=True)), records)
@@ -191,7 +195,7 @@ def test_sentences(written, rows):
     assert said[1].startswith('dyt is neither better nor worse than rmsnorm: ')
     assert said[2] == 'norm none diverged at every value that was tried'
     assert said[4].startswith('groupnorm diverged in 2 of 5 fresh runs at its best values; ')
-    assert len(said) == len(tables.sentences(found)) == 5
+    assert len(said) == len(tables.format_verdicts(found)) == 5
 
 
 def test_sweeps_without_tune_are_not_judged_by_arms(tmp_path):
@@ -206,21 +210,21 @@ def half(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp('runs') / 'half'
     losses = {'rmsnorm': LOSSES['rmsnorm'], 'layernorm': LOSSES['layernorm'], 'none': dead}
     study = tuned.write_tuned(folder, losses, ASKED, request.param)
-    assert study.open[0] == {0: 'scan', 36: 'extend', 60: 'look 1'}[request.param]
+    assert study.next_runs[0] == {0: 'scan', 36: 'extend', 60: 'look 1'}[request.param]
     return folder
 
 
 def test_a_sweep_that_is_not_finished_shows_what_is_known(half):
     """No verdict before its look has ended, and no divergence before every value was tried."""
     found, noted = read(half), []
-    first, second, third = tables.results(found)
-    assert (first.said, second.said) == ('baseline', 'not yet') and second.verdict is None
+    first, second, third = tables.arm_results(found)
+    assert (first.outcome, second.outcome) == ('baseline', 'not yet') and second.verdict is None
     if found.study.tuned.open:
-        assert third.said == 'not yet' and not second.is_fresh
-    assert tables.progress(found) in findings(found)[0]
+        assert third.outcome == 'not yet' and not second.is_fresh
+    assert tables.describe_progress(found) in findings(found)[0]
     other = dataclasses.replace(found, settings=found.settings | {'search_version': 0})
-    assert tables.progress(other).startswith(tables.progress(found))
-    assert tables.progress(other).endswith('its runs are of version 0')
+    assert tables.describe_progress(other).startswith(tables.describe_progress(found))
+    assert tables.describe_progress(other).endswith('its runs are of version 0')
     assert second.runs[0] > 0 and found.study.open is not None
     text = [str(row.cells['tuned loss']) for row in arm_rows(found, ['', '', ''])]
     if second.is_fresh:
@@ -231,7 +235,7 @@ def test_a_sweep_that_is_not_finished_shows_what_is_known(half):
         assert text[1] == ''
     said = compare_arms(str(half), noted.append)
     assert said[0] == 'layernorm has no verdict yet' and noted[0].startswith('NOTE: not finished')
-    spec = tuned_losses(found).to_dict()
+    spec = draw_tuned_losses(found).to_dict()
     assert len(spec['hconcat']) == 1
 
 
@@ -288,10 +292,10 @@ def test_a_panel_for_each_field(tmp_path):
     study = tuned.write_tuned(tmp_path / 's', {'rmsnorm': loss, 'layernorm': loss}, asked)
     found = read(tmp_path / 's')
     assert found.study.picks == study.picks
-    panels = tuned_losses(found).to_dict()['hconcat']
+    panels = draw_tuned_losses(found).to_dict()['hconcat']
     titles = [panel['layer'][0]['encoding']['x']['title'] for panel in panels]
     assert titles == ['optim.lr', 'optim.weight_decay']
-    (row, _) = tables.results(found)
+    (row, _) = tables.arm_results(found)
     assert list(row.values) == ['optim.lr', 'optim.weight_decay']
     assert len(arm_rows(found, ['', ''])) == 2
 
@@ -299,7 +303,7 @@ def test_a_panel_for_each_field(tmp_path):
 def test_the_height_of_what_has_no_fit_is_between_the_means(written):
     means = written[2].line(4).means  # a straight line
     k = np.array([float(means.k[0]), means.k[0] + OCTAVE / 2])
-    got = height(means, None, k)
+    got = loss_at(means, None, k)
     assert got[0] == means.mean[0] and got[1] == pytest.approx(means.mean[0] - 0.005)
 
 
@@ -310,4 +314,4 @@ def test_settings_survive_the_ledger(tmp_path):
     text = json.loads((tmp_path / 's' / 'sweep.json').read_text())
     assert text['tune']['fields'] == {'optim.lr': [0.001, 0.1]}
     found = read(tmp_path / 's')
-    assert found.tune == tuned.read(asked) and found.study.open is None
+    assert found.tune == tuned.parse_tune(asked) and found.study.open is None

@@ -11,7 +11,7 @@ from eval import runs
 from lm.study.tables import comparison, results
 from lm.study.tables.columns import columns, schema
 from lm.study.tables.comparison import best_lr, sensitivity
-from lm.study.tables.variants import with_baseline
+from lm.study.tables.variants import select_baseline
 from tests.eval import sweep_fixture as fixture
 
 
@@ -44,11 +44,13 @@ def test_compare_a_sweep(sweep):
     assert rms.variant.is_baseline and not layer.variant.is_baseline
     assert rms.best_lr == layer.best_lr == 0.003
     assert (rms.loss.mean, rms.loss.n) == (pytest.approx(2.89), 3)
-    assert rms.loss.half == pytest.approx(4.302653 * 0.01 / math.sqrt(3), rel=1e-6)  # t, 2 d.o.f.
+    assert rms.loss.half_width == pytest.approx(
+        4.302653 * 0.01 / math.sqrt(3), rel=1e-6
+    )  # t, 2 d.o.f.
     assert rms.verdict == '' and layer.verdict == 'worse'
     assert layer.difference.mean == pytest.approx(0.08 + 0.002 / 3)
     spread = np.std([0.08, 0.08, 0.082], ddof=1)
-    assert layer.difference.half == pytest.approx(4.302653 * spread / math.sqrt(3), rel=1e-6)
+    assert layer.difference.half_width == pytest.approx(4.302653 * spread / math.sqrt(3), rel=1e-6)
     assert (rms.diverged, layer.diverged) == (0, 1)
     per_byte = 2.89 / math.log(2) / fixture.BYTES_PER_TOKEN
     assert rms.bits_per_byte.mean == pytest.approx(per_byte)
@@ -140,7 +142,9 @@ def test_verdicts_are_corrected_for_their_number():
     found = comparison.compare([*base, *itertools.chain(*worse.values())], SWEEP)
     assert [c.verdict for c in found] == ['', *['within noise'] * 3] and math.isnan(found[0].p)
     assert [c.p for c in found[1:]] == pytest.approx([0.09] * 3)
-    assert [c.difference.half for c in found[1:]] == pytest.approx([one.difference.half] * 3)
+    assert [c.difference.half_width for c in found[1:]] == pytest.approx(
+        [one.difference.half_width] * 3
+    )
     assert {c.seeds_needed for c in found[1:]} == {5}
 
 
@@ -166,7 +170,7 @@ def test_learning_rates_are_compared_where_they_alone_were_swept():
 
 def said_of(records, sweep):
     rates = comparison.compare_rates(records, sweep)
-    return comparison.choice_words(comparison.compare(records, sweep), rates, sweep['base'])
+    return comparison.describe_lr_choice(comparison.compare(records, sweep), rates, sweep['base'])
 
 
 def test_verdicts_say_what_chose_the_rates_they_are_of():
@@ -197,7 +201,7 @@ def variants_of(axes, listed):
     """Of a sweep over these fields, whose cells have the values that are listed."""
     names = [columns()[path] for path in axes]
     records = [ended(3.0, 0) | dict(zip(names, values, strict=True)) for values in listed]
-    return comparison.split(records, SWEEP | {'axes': {path: [] for path in axes}})
+    return comparison.split_variants(records, SWEEP | {'axes': {path: [] for path in axes}})
 
 
 def test_divergence_at_the_best_learning_rate_is_said(monkeypatch):
@@ -230,12 +234,12 @@ def test_one_seed_and_no_common_seed():
 
 def test_first_variant_is_the_baseline_or_the_one_that_is_asked_for():
     records = [ended(3.0, 0, norm='none', cell='a'), ended(3.0, 0, norm='layernorm', cell='b')]
-    found = comparison.split(records, SWEEP)
+    found = comparison.split_variants(records, SWEEP)
     assert [v.is_baseline for v in found] == [True, False]
     for asked in ('layernorm', 'norm layernorm', 'b'):
-        assert [v.is_baseline for v in with_baseline(found, asked)] == [False, True]
+        assert [v.is_baseline for v in select_baseline(found, asked)] == [False, True]
     with pytest.raises(ValueError, match=r"is no variant and no cell .* mean 'layernorm'"):
-        with_baseline(found, 'layernrm')
+        select_baseline(found, 'layernrm')
 
 
 def test_a_text_that_two_fields_may_have_keeps_its_field():
@@ -246,7 +250,7 @@ def test_a_text_that_two_fields_may_have_keeps_its_field():
     listed = [('rmsnorm', 'none', 64), ('layernorm', 'rmsnorm', 64), ('dyt', 'none', 64)]
     found = variants_of(axes, listed)
     assert [v.name for v in found] == ['baseline', 'layernorm, qk_norm rmsnorm', 'dyt']
-    assert [v.name for v in with_baseline(found, 'dyt')] == ['the first', found[1].name, 'dyt']
+    assert [v.name for v in select_baseline(found, 'dyt')] == ['the first', found[1].name, 'dyt']
     found = variants_of(['model.qk_norm'], [('layernorm',), ('rmsnorm',)])
     assert [v.name for v in found] == ['qk_norm layernorm', 'qk_norm rmsnorm']
 
@@ -269,7 +273,7 @@ def test_variants_of_a_list_are_named_by_what_is_not_as_in_the_baseline():
     listed = [('rmsnorm', 'pre', 'none'), ('none', 'pre', 'none'), ('rmsnorm', 'post', None)]
     found = variants_of(axes, listed)
     assert [v.name for v in found] == ['baseline', 'norm none', 'post']
-    assert found[0].all_values == 'norm rmsnorm, placement pre, attention_gate none'
+    assert found[0].values_text == 'norm rmsnorm, placement pre, attention_gate none'
     grid = [(*pair, 'none') for pair in itertools.product(('rmsnorm', 'none'), ('pre', 'post'))]
     assert variants_of(axes, grid)[-1].name == 'norm none, post, attention_gate none'
 

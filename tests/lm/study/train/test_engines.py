@@ -13,15 +13,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lm.record.checkpoint import steps_in
-from lm.record.remote.local_copy import at_hand
+from lm.record.checkpoint import list_steps
+from lm.record.remote.local_copy import fetch_records
 from lm.record.remote.mirror import sweep_folder
 from lm.record.workdir import write_json
 from lm.storage.buckets import open_bucket
 from lm.storage.files import read_json
-from lm.study.plan.cells import cells, group_by_program
+from lm.study.plan.cells import expand_sweep, group_by_program
 from lm.study.train import engines
-from lm.study.train.engines import default_resources, split
+from lm.study.train.engines import default_resources, split_group
 from lm.study.train.groups import Work
 from tests.commands import PATIENCE_SEC
 from tests.object_store import variables
@@ -101,7 +101,7 @@ def begun(workdir: Path) -> list[Path]:
 
 
 def has_saved(folder: Path) -> bool:
-    return bool(steps_in(folder / 'checkpoints'))
+    return bool(list_steps(folder / 'checkpoints'))
 
 
 def kill_workers_half_way(workdir: Path) -> tuple[threading.Thread, list[int]]:
@@ -176,7 +176,7 @@ def test_a_bucket_has_what_a_disk_has(cluster, local, corpus, bucket_url, monkey
     thread.join()
     output = capfd.readouterr().out
     assert killed and 'resuming after step' in output and '4 of 4 done' in output
-    there = at_hand(bucket_url)
+    there = fetch_records(bucket_url)
     assert curves(there) == curves(local)
     assert rows(there) == rows(local)
     assert {'sweep.json', 'cells.parquet', 'report.html'} <= set(open_bucket(bucket_url).list())
@@ -227,11 +227,11 @@ def test_a_task_takes_an_accelerator_where_there_is_one(there, wanted):
 
 @pytest.mark.parametrize(('runs_at_once', 'sizes'), [(0, [4]), (1, [1] * 4), (3, [3, 1])])
 def test_a_group_is_split_into_tasks_of_what_is_left(corpus, tmp_path, runs_at_once, sizes):
-    (group,) = group_by_program(cells(base(corpus), {'train.seed': range(6)}))
+    (group,) = group_by_program(expand_sweep(base(corpus), {'train.seed': range(6)}))
     for cell, status in ((group[0], 'done'), (group[3], 'diverged'), (group[4], 'failed')):
         (tmp_path / cell.name).mkdir()
         write_json(tmp_path / cell.name / 'summary.json', {'status': status})
     work = Work([group], tmp_path, [], print, print, runs_at_once, {})
-    parts = split(group, work)
+    parts = split_group(group, work)
     assert [len(part) for part in parts] == sizes
     assert [cell for part in parts for cell in part] == [group[i] for i in (1, 2, 4, 5)]

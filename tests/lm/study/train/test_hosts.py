@@ -11,10 +11,10 @@ import pytest
 
 from lm.config.fields import MeshConfig
 from lm.launch.this_host import CHILD, JOB, TELL, Host
-from lm.storage.files import locked, sealed, write_json
+from lm.storage.files import hold_lock, seal_record, write_json
 from lm.study.train import hosts
 from lm.study.train.groups import Work
-from lm.study.train.hosts import Others, dealt, host_0_first, join_sweep
+from lm.study.train.hosts import OtherHosts, deal_cells, join_sweep, run_host_0_first
 from tests.helpers import tiny_config
 from tests.xla import ONE_DEVICE
 
@@ -23,9 +23,9 @@ HOST = Host('h:1', num_processes=2, process_id=1, watch_port=2)
 
 @pytest.mark.parametrize('n_hosts', [1, 2, 3, 5, 40])
 def test_every_cell_is_dealt_once_and_evenly(n_hosts, monkeypatch):
-    monkeypatch.setattr(hosts, 'work', lambda recipe: 7)
+    monkeypatch.setattr(hosts, 'estimate_work', lambda recipe: 7)
     groups = [[Dealt(name) for name in names] for names in ('abcde', 'f', 'ghijklmnop')]
-    shares = [dealt(groups, i, n_hosts) for i in range(n_hosts)]
+    shares = [deal_cells(groups, i, n_hosts) for i in range(n_hosts)]
     flat = [list(itertools.chain(*share)) for share in shares]
     assert [cell.name for cell in itertools.chain(*flat)] == list('abcdefghijklmnop')
     assert {len(share) for share in flat} <= {16 // n_hosts, 16 // n_hosts + 1}
@@ -43,9 +43,9 @@ class Dealt(NamedTuple):
 @pytest.mark.parametrize('n_hosts', [2, 3])
 def test_cells_are_dealt_by_their_work(works, n_hosts, monkeypatch):
     """No host has more than its share and half of a cell; by number one had up to 12 of 16."""
-    monkeypatch.setattr(hosts, 'work', lambda recipe: recipe)
+    monkeypatch.setattr(hosts, 'estimate_work', lambda recipe: recipe)
     groups = [[Dealt(str(i), work)] for i, work in enumerate(works)]
-    shares = [dealt(groups, i, n_hosts) for i in range(n_hosts)]
+    shares = [deal_cells(groups, i, n_hosts) for i in range(n_hosts)]
     assert [cell for share in shares for group in share for cell in group] == [
         cell for (cell,) in groups
     ]
@@ -56,7 +56,7 @@ def test_cells_are_dealt_by_their_work(works, n_hosts, monkeypatch):
 def test_a_larger_model_is_more_work():
     base = {'model.d_model': 64, 'train.steps': 10}
     one, wide, deep, long = (
-        hosts.work(tiny_config(base | more))
+        hosts.estimate_work(tiny_config(base | more))
         for more in (
             {},
             {'model.d_model': 128},
@@ -88,7 +88,7 @@ def one_of_two(monkeypatch):
      ({'tensor': 2, 'data': 4}, False)],
 )  # fmt: skip
 def test_a_run_that_fits_on_a_host_needs_no_other(one_of_two, monkeypatch, mesh, apart):
-    monkeypatch.setattr(hosts, '_own_devices', lambda host: 4)
+    monkeypatch.setattr(hosts, '_count_local_devices', lambda host: 4)
     share = join_sweep([[Cell()], [Cell(**mesh)]], 'local')
     assert (share, len(one_of_two)) == (((1, 2), 0) if apart else ((0, 1), 1))
 
@@ -96,15 +96,15 @@ def test_a_run_that_fits_on_a_host_needs_no_other(one_of_two, monkeypatch, mesh,
 @pytest.mark.full
 def test_devices_are_counted_without_being_opened(monkeypatch):
     monkeypatch.setenv('XLA_FLAGS', f'{ONE_DEVICE} --xla_force_host_platform_device_count=3')
-    assert hosts._own_devices(HOST) == 3
-    assert hosts._own_devices(dataclasses.replace(HOST, local_devices=(1,))) == 1
+    assert hosts._count_local_devices(HOST) == 3
+    assert hosts._count_local_devices(dataclasses.replace(HOST, local_devices=(1,))) == 1
 
 
 def test_tpus_of_other_hosts_are_not_waited_for(one_of_two, monkeypatch):
     monkeypatch.setattr(hosts, 'has_tpu', lambda: True)
     monkeypatch.setenv('MEGASCALE_NUM_SLICES', '2')
     monkeypatch.setenv('TPU_PROCESS_BOUNDS', '2,2,1')
-    alone = hosts._alone()
+    alone = hosts._single_host_env()
     assert alone['TPU_PROCESS_BOUNDS'] == '1,1,1' and 'MEGASCALE_NUM_SLICES' not in alone
 
 
@@ -123,10 +123,10 @@ def test_other_hosts_see_what_host_0_has_written(monkeypatch, tmp_path):
     with (tmp_path / 'told').open('wb') as told:
         monkeypatch.setenv(TELL, str(told.fileno()))
         with pytest.raises(ValueError, match='is not the same folder on all hosts: host 1'):
-            host_0_first(tmp_path, 1, 2, lambda: None)
+            run_host_0_first(tmp_path, 1, 2, lambda: None)
         assert not (tmp_path / 'told').read_bytes()
-        assert host_0_first(tmp_path, 0, 2, lambda: 'opened') == 'opened'
-        assert host_0_first(tmp_path, 1, 2, lambda: 'too') == 'too'
+        assert run_host_0_first(tmp_path, 0, 2, lambda: 'opened') == 'opened'
+        assert run_host_0_first(tmp_path, 1, 2, lambda: 'too') == 'too'
         assert (tmp_path / 'told').read_bytes() == b'..'
 
 
@@ -144,10 +144,10 @@ class Watched:
         self.looks += 1
 
     def end(self, name, status='done'):
-        write_json(self.work.workdir / name / 'summary.json', sealed({'status': status}))
+        write_json(self.work.workdir / name / 'summary.json', seal_record({'status': status}))
 
     def wait(self):
-        return [cell.name for cell in Others(self.cells, self.work, lambda: None).wait()]
+        return [cell.name for cell in OtherHosts(self.cells, self.work, lambda: None).wait()]
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_a_host_waits_for_what_others_train(at_once, tmp_path):
     held = contextlib.ExitStack()
     watched = Watched(tmp_path, {})
     for cell in watched.cells:
-        held.enter_context(locked(tmp_path / cell.name / '.lock'))
+        held.enter_context(hold_lock(tmp_path / cell.name / '.lock'))
     watched.at = {20: lambda: watched.end('a'), 40: lambda: (watched.end('b'), held.close())}
     assert watched.wait() == [] and watched.looks == 41
 
@@ -171,7 +171,7 @@ def test_cells_that_nobody_trains_any_more_are_returned(at_once, tmp_path):
     """Their host is lost. One that has ended, or diverged, is not among them."""
     held = contextlib.ExitStack()
     watched = Watched(tmp_path, {5: lambda: watched.end('a', 'diverged'), 10: lambda: held.close()})
-    held.enter_context(locked(tmp_path / 'b' / '.lock'))
+    held.enter_context(hold_lock(tmp_path / 'b' / '.lock'))
     assert watched.wait() == ['b'] and watched.looks > 10
 
 
@@ -189,11 +189,11 @@ def test_a_failure_of_this_wave_ends_the_wait_and_one_before_does_not(at_once, t
     watched.end('a', 'failed')
     held = contextlib.ExitStack()
     with held:
-        held.enter_context(locked(tmp_path / 'a' / '.lock'))
+        held.enter_context(hold_lock(tmp_path / 'a' / '.lock'))
         assert watched.wait() == [] and watched.looks == 7
 
 
 def test_a_signal_ends_the_wait(at_once, tmp_path):
     watched = Watched(tmp_path, {2: lambda: watched.work.caught.append(15)})
-    with locked(tmp_path / 'a' / '.lock'):
+    with hold_lock(tmp_path / 'a' / '.lock'):
         assert watched.wait() == [] and watched.looks == 3

@@ -10,10 +10,10 @@ from configs import default
 from lm.config.fields import FIELDS
 from lm.config.resolve import resolve, to_dict
 from lm.record.run import Run
-from lm.record.upgrade import stored_config
+from lm.record.upgrade import resolve_stored
 from lm.record.workdir import write_config
 from lm.storage.files import read_json, write_json
-from lm.study.plan.cells import cells, group_by_program
+from lm.study.plan.cells import expand_sweep, group_by_program
 from lm.study.train.ledger import open_sweep, read_sweep
 from lm.study.train.waves import WavePlan
 from tests.helpers import tiny_raw
@@ -46,9 +46,11 @@ def names(grouped):
 def opened(folder, raw, swept, continue_changed=False):
     """The groups, with the names that their cells have in the folder."""
     plan = WavePlan(raw, swept)
-    while names := open_sweep(folder, resolve(raw), plan.wave(folder).every, continue_changed):
-        plan.names |= names
-    return plan.wave(folder).every
+    while names := open_sweep(
+        folder, resolve(raw), plan.plan_wave(folder).all_groups, continue_changed
+    ):
+        plan.folder_names |= names
+    return plan.plan_wave(folder).all_groups
 
 
 def begin(folder, cell):
@@ -59,7 +61,7 @@ def begin(folder, cell):
 def test_cells_of_an_older_version_keep_their_names(sweep):
     """And their results. Those that had not begun get their present ones."""
     folder, raw = sweep
-    fresh = names(group_by_program(cells(raw, SWEPT)))
+    fresh = names(group_by_program(expand_sweep(raw, SWEPT)))
     found = names(opened(folder, raw, SWEPT))
     assert found.keys() == OLD_NAMES.keys() == fresh.keys()
     for changes, name in found.items():
@@ -84,7 +86,7 @@ def test_a_cell_whose_config_differs_is_another(sweep):
 
 def test_a_folder_of_the_present_name_comes_first(sweep):
     folder, raw = sweep
-    cell = group_by_program(cells(raw, SWEPT))[0][0]
+    cell = group_by_program(expand_sweep(raw, SWEPT))[0][0]
     (folder / cell.name).mkdir()
     assert opened(folder, raw, SWEPT)[0][0].name == cell.name
 
@@ -100,7 +102,7 @@ def test_folders_that_hold_no_config_are_no_cells(sweep):
 def test_an_old_record_is_read_in_the_present_form(sweep):
     folder, _ = sweep
     old, now = read_json(folder / 'sweep.json'), read_sweep(folder)
-    assert now['axes'] == old['axes'] and now['base'] == to_dict(stored_config(old['base']))
+    assert now['axes'] == old['axes'] and now['base'] == to_dict(resolve_stored(old['base']))
     assert [cell['changes'] for cell in now['cells']] == [cell['changes'] for cell in old['cells']]
     assert now['cells'][-1]['differs'] == now['cells'][-1]['changes'] | {
         'model.final_norm': 'layernorm'
@@ -151,10 +153,10 @@ def test_cells_of_other_axes_stay_on_record(tmp_path):
 def test_a_damaged_record_is_written_anew_with_the_cells_that_have_a_folder(tmp_path, text):
     """Those that the axes have no more stay on record, and finished ones are not run again."""
     raw, said = tiny_raw(), []
-    cell, *_ = cells(raw, {'optim.lr': (0.1, 0.2, 0.3)})
+    cell, *_ = expand_sweep(raw, {'optim.lr': (0.1, 0.2, 0.3)})
     begin(tmp_path, cell)
     (tmp_path / 'sweep.json').write_text(text)
-    left = group_by_program(cells(raw, {'optim.lr': (0.2, 0.3)}))
+    left = group_by_program(expand_sweep(raw, {'optim.lr': (0.2, 0.3)}))
     open_sweep(tmp_path, resolve(raw), left, False, said.append)
     (line,) = said
     assert f'{tmp_path}/sweep.json' in line and 'the 1 cells that have a folder' in line
@@ -169,7 +171,7 @@ def test_a_sweep_goes_on_with_another_mesh(tmp_path):
     for cell in itertools.chain(*found):
         begin(tmp_path, cell)
     wider = raw | {'mesh': raw['mesh'] | {'fsdp': 2}}
-    assert names(group_by_program(cells(wider, swept))) != names(found)
+    assert names(group_by_program(expand_sweep(wider, swept))) != names(found)
     assert names(opened(tmp_path, wider, swept)) == names(found)
     both = opened(tmp_path, raw, swept | {'mesh.fsdp': (1, 2)})
     assert len({cell.name for group in both for cell in group}) == 4

@@ -9,7 +9,7 @@ from eval.runs import gather
 from lm.config.resolve import resolve
 from lm.study.plan.cells import Cell, group_by_program
 from lm.study.train import progress
-from lm.study.train.progress import Progress, live
+from lm.study.train.progress import SweepProgress, show_progress
 from tests.eval import sweep_fixture as fixture
 
 
@@ -24,15 +24,15 @@ def sweep(tmp_path):
     return tmp_path / 'sweep', group_by_program(listed)
 
 
-def view_of(sweep, terminal: bool = False) -> Progress:
+def view_of(sweep, terminal: bool = False) -> SweepProgress:
     folder, grouped = sweep
     console = Console(file=io.StringIO(), force_terminal=terminal, width=200)
-    return Progress(folder, grouped, console)
+    return SweepProgress(folder, grouped, console)
 
 
 def test_a_line_for_each_group_and_one_for_the_sweep(sweep):
     folder, grouped = sweep
-    first, second, last = view_of(sweep).lines()
+    first, second, last = view_of(sweep).format_lines()
     assert first.startswith('group 1 of 2  model.norm=rmsnorm  11 of 12 done, 1 failed  best ')
     assert second.startswith(
         'group 2 of 2  model.norm=layernorm  9 of 12 done, 1 diverged  step 120 of 200  best '
@@ -50,7 +50,7 @@ def test_a_line_for_each_group_and_one_for_the_sweep(sweep):
 def test_what_a_sweep_is_told_stands_before_all_else(sweep):
     folder, grouped = sweep
     console = Console(file=io.StringIO(), width=200)
-    with live(folder, grouped, console, ['a [word]']):
+    with show_progress(folder, grouped, console, ['a [word]']):
         assert console.file.getvalue().splitlines()[0] == 'a [word]'
 
 
@@ -59,7 +59,7 @@ def test_a_cell_that_cannot_be_read_is_counted(sweep):
     (folder / grouped[0][0].name / 'summary.json').write_text('{"status": "do')
     assert (
         view_of(sweep)
-        .lines()[-1]
+        .format_lines()[-1]
         .startswith('sweep 19 of 24 done, 1 diverged, 1 failed, 1 unreadable  ')
     )
 
@@ -69,7 +69,7 @@ def test_a_group_not_begun_has_no_line(sweep):
     for cell in grouped[1]:
         if (folder / cell.name).exists():
             (folder / cell.name).rename(folder.parent / cell.name)
-    assert [line.split('  ')[0] for line in view_of(sweep).lines()] == [
+    assert [line.split('  ')[0] for line in view_of(sweep).format_lines()] == [
         'group 1 of 2',
         'sweep 11 of 24 done, 1 failed',
     ]
@@ -84,7 +84,7 @@ def test_time_left_is_steps_left_at_the_rate_since_it_began(sweep, monkeypatch):
     monkeypatch.setattr(progress.time, 'monotonic', lambda: next(now))
     view = view_of(sweep)
     (folder.parent / done.name).rename(folder / done.name)
-    assert view.lines()[-1].endswith('1.4 min left')
+    assert view.format_lines()[-1].endswith('1.4 min left')
 
 
 @pytest.mark.parametrize(('terminal', 'every'), [(True, 1.0), (False, 30.0)])
@@ -101,7 +101,7 @@ def test_it_is_read_anew_seldom_and_more_seldom_where_reading_takes_long(
         clock[0] += took
         return []
 
-    view.lines = lines
+    view.format_lines = lines
     for _ in range(3):
         view.tick()
     assert shown == [0.0]
@@ -111,7 +111,7 @@ def test_it_is_read_anew_seldom_and_more_seldom_where_reading_takes_long(
     clock[0] = every
     took = 2.0
     view.tick()
-    clock[0] = every + took + took / progress.SHARE - 0.1
+    clock[0] = every + took + took / progress.READING_SHARE - 0.1
     view.tick()
     assert shown == [0.0, every]
     clock[0] += 0.1

@@ -2,10 +2,10 @@
 
 import pytest
 
-from lm.study.plan.cells import cells, group_by_program
+from lm.study.plan.cells import expand_sweep, group_by_program
 from lm.study.train import groups, throughput
 from lm.study.train.groups import Work
-from lm.study.train.throughput import FILE, key_of, known_throughput, measure_throughput
+from lm.study.train.throughput import FILE, measure_throughput, program_digest, read_throughput
 from tests.sweep_helpers import base
 
 pytestmark = pytest.mark.usefixtures('programs_once')
@@ -16,31 +16,31 @@ SWEEP = {'optim.lr': (0.003, 0.01)}
 @pytest.mark.full
 def test_steps_are_timed_once_by_the_program_that_trains(corpus, tmp_path, monkeypatch):
     """The file says the same whenever it is asked, and whatever a step takes by then."""
-    grouped = group_by_program(cells(base(corpus), SWEEP))
-    work, made, original = Work([], tmp_path, []), [], groups._program
+    grouped = group_by_program(expand_sweep(base(corpus), SWEEP))
+    work, made, original = Work([], tmp_path, []), [], groups._build_program
 
     def counted(*arguments):
         made.append(1)
         return original(*arguments)
 
-    monkeypatch.setattr(groups, '_program', counted)
+    monkeypatch.setattr(groups, '_build_program', counted)
     found = measure_throughput(grouped, work)
-    assert found.keys() == {key_of(cell) for cell in grouped[0]} and len(found) == 1
+    assert found.keys() == {program_digest(cell) for cell in grouped[0]} and len(found) == 1
     assert all(0 < sec < 10 for sec in found.values())
     groups.train_group(grouped[0], work)
     assert made == [1]
-    monkeypatch.setattr(throughput, 'seconds_per_step', lambda *_: pytest.fail('again'))
+    monkeypatch.setattr(throughput, 'measure_step_sec', lambda *_: pytest.fail('again'))
     assert measure_throughput(grouped, Work([], tmp_path, [])) == found
-    assert known_throughput(Work([], tmp_path, [])) == found
+    assert read_throughput(Work([], tmp_path, [])) == found
 
 
 def test_a_program_that_fails_is_left_to_its_runs(corpus, tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError('no program')
 
-    monkeypatch.setattr(groups, '_program', fail)
+    monkeypatch.setattr(groups, '_build_program', fail)
     said = []
     work = Work([], tmp_path, [], said.append)
-    assert measure_throughput(group_by_program(cells(base(corpus), SWEEP)), work) == {}
+    assert measure_throughput(group_by_program(expand_sweep(base(corpus), SWEEP)), work) == {}
     assert 'could not be timed (no program)' in said[0]
-    assert known_throughput(work) == {} and (tmp_path / FILE).exists()
+    assert read_throughput(work) == {} and (tmp_path / FILE).exists()

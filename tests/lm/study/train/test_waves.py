@@ -11,10 +11,10 @@ import signal
 
 import pytest
 
-from lm.record.remote.local_copy import at_hand
-from lm.record.remote.mirror import mirrored_cell
+from lm.record.remote.local_copy import fetch_records
+from lm.record.remote.mirror import mirror_cell
 from lm.record.workdir import record_failure, write_config
-from lm.storage.files import read_json, sealed, write_json
+from lm.storage.files import read_json, seal_record, write_json
 from lm.study.plan.cells import Cell
 from lm.study.train import engines
 from lm.study.train.groups import Work
@@ -29,7 +29,11 @@ OPTIMA = {0.9: 0.011, 0.8: 0.034, 0.7: 0.004}  # best rate by b1
 
 def loss_of(cell: Cell) -> float:
     """A curve over octaves, with noise that the seed decides and all arms share in part."""
-    lr, b1, seed = (cell.recipe.traced['optim.lr'], cell.recipe.traced['optim.b1'], seed_of(cell))
+    lr, b1, seed = (
+        cell.recipe.traced_values['optim.lr'],
+        cell.recipe.traced_values['optim.b1'],
+        seed_of(cell),
+    )
     octaves = math.log2(lr / OPTIMA[round(b1, 3)])
     return 2 + b1 / 10 + 0.02 * octaves**2 + 0.001 * math.sin(seed + 7 * b1)
 
@@ -58,7 +62,7 @@ class Trainer:
             if work.is_final(cell) or self.act(cell, work):
                 continue
             self.trained[cell.name] += 1
-            with mirrored_cell(work.url, work.folder(cell), work.say):
+            with mirror_cell(work.url, work.folder(cell), work.say):
                 end(cell, work, 'done', validation_ce=loss_of(cell))
 
 
@@ -67,16 +71,16 @@ def end(cell: Cell, work: Work, status: str, **values) -> None:
     folder.mkdir(exist_ok=True)
     write_config(folder, cell.recipe)
     steps = {'step': cell.recipe.train.steps, 'wall_sec': 3.0, 'side_by_side': 2}
-    write_json(folder / 'summary.json', sealed({'status': status, **steps, **values}))
+    write_json(folder / 'summary.json', seal_record({'status': status, **steps, **values}))
 
 
 @pytest.fixture
 def tuned(monkeypatch):
     """tuned(workdir, trainer, arms, tune, steps): the exit status of a sweep."""
     shown = contextlib.nullcontext(lambda: None)
-    monkeypatch.setattr('lm.study.train.progress.live', lambda *_: shown)
-    monkeypatch.setattr('lm.study.train.progress.table', lambda workdir: '')
-    monkeypatch.setattr('eval.report.page.report', lambda workdir, say: '')
+    monkeypatch.setattr('lm.study.train.progress.show_progress', lambda *_: shown)
+    monkeypatch.setattr('lm.study.train.progress.write_summary', lambda workdir: '')
+    monkeypatch.setattr('eval.report.page.write_report', lambda workdir, say: '')
     monkeypatch.setattr(engines, 'measure_throughput', lambda groups, work: {})
 
     def train(workdir, trainer, arms=ARMS, tune=TUNE):
@@ -256,5 +260,5 @@ def test_a_sweep_in_a_bucket_goes_on_where_nothing_is(
         return list
 
     assert finished(tuned, bucket_url, 13, on_another) == (whole[1].trained, 3)
-    assert ledger(at_hand(bucket_url)) == ledger(whole[0])
-    assert rows(at_hand(bucket_url)) == rows(whole[0])
+    assert ledger(fetch_records(bucket_url)) == ledger(whole[0])
+    assert rows(fetch_records(bucket_url)) == rows(whole[0])

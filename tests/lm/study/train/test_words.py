@@ -7,8 +7,14 @@ import pytest
 
 from lm.study.arm import Ablation
 from lm.study.plan.arms import ArmPlan
-from lm.study.plan.settings import read
-from lm.study.train.words import announced, costs, duration, most_runs, states
+from lm.study.plan.settings import parse_tune
+from lm.study.train.words import (
+    describe_arms,
+    describe_costs,
+    describe_wave,
+    format_duration,
+    max_runs,
+)
 from tests.helpers import tiny_raw
 
 ARMS = {'optim.b1': (0.9, 0.8)}
@@ -22,9 +28,9 @@ def simulated(plan, of_arm):
         arms = [dataclasses.replace(arm, losses=dict(known)) for arm, known in both]
         ablation = Ablation(plan.tune, plan.metric, arms)
         yield ablation
-        if ablation.study.open is None:
+        if ablation.study.next_runs is None:
             return
-        for i, points in enumerate(ablation.study.open[1]):
+        for i, points in enumerate(ablation.study.next_runs[1]):
             losses[i].update({p: of_arm(i, p.k[0] / 8, p.seed) for p in points})
 
 
@@ -38,19 +44,19 @@ def test_no_arm_takes_more_runs_than_are_said(tune):
     plan = ArmPlan(tiny_raw(), ARMS, {'optim.lr': 0.01, 'smallest_effect': 1e-9} | tune)
     *_, last = simulated(plan, noisy)
     asked = plan.tune
-    assert asked.least_budget <= asked.usual_runs <= most_runs(asked)
+    assert asked.min_budget <= asked.typical_runs <= max_runs(asked)
     for stages in last.study.stages:
-        assert asked.least_budget <= len(stages) <= most_runs(asked)
-    assert asked.budget is None or most_runs(asked) == asked.budget
+        assert asked.min_budget <= len(stages) <= max_runs(asked)
+    assert asked.budget is None or max_runs(asked) == asked.budget
 
 
 def test_costs_are_sums_over_arms_of_steps_at_their_rates():
     plan = ArmPlan(tiny_raw({'train.steps': 100}), ARMS, {'optim.lr': 0.01, 'budget': 15})
-    line, slowest = costs(plan, [0.1, 0.3])
+    line, slowest = describe_costs(plan, [0.1, 0.3])
     assert line.startswith('tune: 2 arms, each of 15 runs at least, 15 as a rule and 15 at most')
-    assert f'{duration(15 * 100 * 0.4)} at most' in line  # 600 s
+    assert f'{format_duration(15 * 100 * 0.4)} at most' in line  # 600 s
     assert '10 min at most' in line and slowest.endswith('optim.b1=0.8: 30.0 s of steps a run')
-    (line,) = costs(plan, [0.1, None])
+    (line,) = describe_costs(plan, [0.1, None])
     assert 'known once a wave has trained' in line
 
 
@@ -60,7 +66,7 @@ def test_each_wave_is_announced_with_its_new_runs():
     said, last = [], None
     for ablation in simulated(plan, lambda i, octaves, seed: octaves**2 + math.sin(seed * (i + 9))):
         if ablation.study.open is not None:
-            said += announced(plan, ablation, [None, None])
+            said += describe_wave(plan, ablation, [None, None])
         last = ablation
     assert said[0].startswith('wave 1, scan: 5 runs of each of 2 arms; 0 have ended, ')
     looks = [line.partition(';')[0] for line in said if 'look' in line]
@@ -69,10 +75,10 @@ def test_each_wave_is_announced_with_its_new_runs():
         f'wave {n - 1}, look 1: 5 runs of each of 2 arms',
         f'wave {n}, look 2: 5 runs of each of 2 arms',
     ]
-    assert ', undecided: ' in states(last)[1]
+    assert ', undecided: ' in describe_arms(last)[1]
 
 
 def test_settings_without_a_budget_have_a_most():
     for fields in ({'optim.lr': 0.01}, {'optim.lr': 0.01, 'optim.weight_decay': 0.1}):
-        tune = read(fields)
-        assert tune.least_budget < tune.usual_runs < most_runs(tune) < math.inf
+        tune = parse_tune(fields)
+        assert tune.min_budget < tune.typical_runs < max_runs(tune) < math.inf
