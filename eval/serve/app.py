@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import hmac
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -109,7 +109,7 @@ class Service:
         )
 
     @contextlib.asynccontextmanager
-    async def _lifespan(self, app: Starlette) -> Iterator[None]:
+    async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
         del app
         self._scheduler.start()
         yield

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import h11
@@ -92,7 +92,7 @@ class HttpServer(uvicorn.Server):
         self.should_exit, self.end_signal = True, sig
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def capture_signals(self) -> Generator[None]:
         """Catches the signals that end the server while it serves; in the main thread alone, which
         gets them.
         """

@@ -4,7 +4,7 @@ import collections
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from eval.serve.requests import Refusal
@@ -215,7 +215,7 @@ class Scheduler:
                 generation.receive(last)
 
     @contextlib.contextmanager
-    def _contain_errors(self, generation: Generation) -> Iterator[None]:
+    def _contain_errors(self, generation: Generation) -> Generator[None]:
         """Lets an error of the block end one generation."""
         try:
             yield

@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 
 from lm.data import formats
@@ -207,7 +207,7 @@ def discard(folder: Path, pattern: str) -> None:
 
 
 @contextlib.contextmanager
-def hold_folder_lock(path: Path, message: str, say: Callable, wait: bool = True) -> Iterator[bool]:
+def hold_folder_lock(path: Path, message: str, say: Callable, wait: bool = True) -> Generator[bool]:
     """Holds the lock of the folder `path`. Raises InUse if it is held and `wait` is False."""
     until = math.inf if wait else 0.0
     lock = hold_lock(
@@ -226,7 +226,7 @@ def hold_folder_lock(path: Path, message: str, say: Callable, wait: bool = True)
 
 
 @contextlib.contextmanager
-def explain_full_disk(folder: Path) -> Iterator[None]:
+def explain_full_disk(folder: Path) -> Generator[None]:
     """Turns an error of a full disk, of any type, into an OSError that says what to do."""
     try:
         yield

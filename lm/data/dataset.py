@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,7 +92,7 @@ def _open_sources(cfg: DataConfig) -> list[MixtureSource]:
 
 
 @contextlib.contextmanager
-def _prefix_errors(name: str) -> Iterator[None]:
+def _prefix_errors(name: str) -> Generator[None]:
     """Adds the name of a source of the mixture to what is wrong with it."""
     try:
         yield

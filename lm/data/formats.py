@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -43,7 +43,7 @@ def read_documents(files: tuple[Path, ...], text_field: str) -> Documents:
 
 
 @contextlib.contextmanager
-def _explain_errors(path: Path) -> Iterator[None]:
+def _explain_errors(path: Path) -> Generator[None]:
     try:
         yield
     except (EOFError, OSError, zlib.error) as error:

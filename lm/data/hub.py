@@ -10,7 +10,7 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -288,7 +288,7 @@ def _import_hub() -> Any:
 
 
 @contextlib.contextmanager
-def _hide_progress_bars() -> Iterator[None]:
+def _hide_progress_bars() -> Generator[None]:
     """Shows no bars of progress for the files that are fetched."""
     utils = _import_hub().utils
     if utils.are_progress_bars_disabled():
@@ -302,7 +302,7 @@ def _hide_progress_bars() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explain_errors(name: str, target: str) -> Iterator[None]:
+def _explain_errors(name: str, target: str) -> Generator[None]:
     """Turns the library's errors into one line each."""
     library = _import_hub()
     errors, endpoint = library.errors, library.constants.ENDPOINT

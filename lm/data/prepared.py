@@ -8,7 +8,7 @@ tokens, cut into chunks), `index.npz` (where documents start in the streams), `r
 import array
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,7 @@ class Chunks:
 
 
 @contextlib.contextmanager
-def _explain_errors(subject: Path | str) -> Iterator[None]:
+def _explain_errors(subject: Path | str) -> Generator[None]:
     try:
         yield
     except Exception as error:  # TFDS, ArrayRecord, zipfile and json raise what they like

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 FIRST_SEC = 5.0
@@ -11,7 +11,7 @@ INTERVAL_SEC = {True: 1.0, False: 30.0}  # by whether a person watches
 
 
 @contextlib.contextmanager
-def report_periodically(format_message: Callable[[], str]) -> Iterator[None]:
+def report_periodically(format_message: Callable[[], str]) -> Generator[None]:
     """Says `words()` now and then: on a terminal over what it said before, in a log as a line."""
     done, is_watched = threading.Event(), sys.stderr.isatty()
     before, after = ('\r', '\033[K') if is_watched else ('', '\n')

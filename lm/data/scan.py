@@ -14,7 +14,7 @@ import itertools
 import json
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -181,7 +181,7 @@ def scan_source(source: Source, cfg: DataConfig, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def open_scan(folder: Path) -> Iterator[Scan]:
+def open_scan(folder: Path) -> Generator[Scan]:
     """Opens what `scan` wrote. Raises DamagedCopy for a damaged table or a cut copy."""
     with contextlib.ExitStack() as stack:
         try:
