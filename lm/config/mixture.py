@@ -244,7 +244,7 @@ class MixedRows:
 
     def map_sources(self, function: Callable[[Any], Any]) -> 'MixedRows':
         """Returns the same mixture with `function` applied to the rows of each source."""
-        return dataclasses.replace(self, parts=tuple(map(function, self.sources)))
+        return dataclasses.replace(self, sources=tuple(map(function, self.sources)))
 
 
 def split_by_source(rows: Any) -> dict[str, Any]:

@@ -41,14 +41,14 @@ class Letters:
         self.fails_with: Exception | None = None
 
     @property
-    def free(self) -> int:
+    def n_free(self) -> int:
         return self.slots - len(self.rows)
 
     check = Engine.check
 
     def admit(self, request: Request) -> int:
         self.check(request)
-        assert self.free
+        assert self.n_free
         slot = next(i for i in range(self.slots) if i not in self.rows)
         self.rows[slot] = [request, request.tokens[-1], request.max_tokens]
         self.admitted.append(request)

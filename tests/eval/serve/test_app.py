@@ -232,7 +232,7 @@ def test_a_mistake_is_an_error_in_one_line(status, code, sent):
 
 
 def test_a_text_that_is_far_too_long_is_not_turned_into_tokens(client, monkeypatch):
-    monkeypatch.setattr(type(BYTE), 'encode_piece', lambda self, text: pytest.fail('it is'))
+    monkeypatch.setattr(type(BYTE), 'encode', lambda self, text: pytest.fail('it is'))
     long = 'a' * 100_000
     for path, body in (
         ('/v1/completions', {'prompt': long}),
@@ -278,7 +278,7 @@ def test_head_is_get_without_a_body(client):
 
 def test_a_route_that_fails_is_an_error_in_the_same_form(monkeypatch):
     engine = Letters()
-    monkeypatch.setattr(engine, 'check_result', lambda row: 1 / 0)
+    monkeypatch.setattr(engine, 'check', lambda row: 1 / 0)
     app = service(engine).app()
     with TestClient(app, raise_server_exceptions=False) as client:
         response = ask(client, prompt='a')
@@ -387,11 +387,11 @@ def test_time_runs_out_while_waiting_and_while_generating(stream):
                 504,
                 'generation_timeout',
             )
-        wait_until(lambda: engine.free == 1, 'the slot is given back')
+        wait_until(lambda: engine.n_free == 1, 'the slot is given back')
         engine.step_sec = 1  # nobody gets a turn behind this one
         first = threading.Thread(target=lambda: ask(client, **body))
         first.start()
-        wait_until(lambda: engine.free == 0, 'the first one has the slot')
+        wait_until(lambda: engine.n_free == 0, 'the first one has the slot')
         response = ask(client, **body)
         first.join()
     assert (response.status_code, response.json()['error']['code']) == (504, 'queue_timeout')
@@ -421,7 +421,7 @@ def exchange(own, engine, body, events_of_client, on_send=None):
             leaving = asyncio.create_task(events_of_client(received))
             await asyncio.wait_for(app(scope, received.get, send), 60)
             await leaving
-            while engine.free < engine.slots:
+            while engine.n_free < engine.slots:
                 await asyncio.sleep(0.005)
         return sent
 
@@ -436,7 +436,7 @@ def test_a_client_that_leaves_gives_its_slots_back(stream):
     own = service(engine, timeout_sec=1000)
 
     async def leave(received):
-        while engine.free:
+        while engine.n_free:
             await asyncio.sleep(0.005)
         received.put_nowait({'type': 'http.disconnect'})
 

@@ -59,7 +59,7 @@ def test_a_stream_comes_piece_by_piece():
         first = b''
         while b'data:' not in first:
             first += sock.recv(1000)
-        assert time.monotonic() - start < 40 * 0.05 and engine.free == 0
+        assert time.monotonic() - start < 40 * 0.05 and engine.n_free == 0
 
 
 @pytest.mark.parametrize('stream', [False, True])
@@ -67,8 +67,8 @@ def test_a_client_that_closes_its_connection_frees_its_slots(endless, stream):
     with on_loopback(endless) as port:
         with talking(port) as sock:
             sock.sendall(streamed(stream=stream, n=2))
-            wait_until(lambda: endless.free == 0, 'both texts have slots')
-        wait_until(lambda: endless.free == 2, 'the slots are free')
+            wait_until(lambda: endless.n_free == 0, 'both texts have slots')
+        wait_until(lambda: endless.n_free == 2, 'the slots are free')
 
 
 def test_a_client_that_reads_nothing_is_cut_off(endless):
@@ -77,7 +77,7 @@ def test_a_client_that_reads_nothing_is_cut_off(endless):
     with on_loopback(endless, send_buffer=4096) as port, talking(port) as sock:
         sock.sendall(streamed(logprobs=5))
         wait_until(lambda: endless.admitted, 'it has a slot')
-        wait_until(lambda: endless.free == 2, 'it has lost it')
+        wait_until(lambda: endless.n_free == 2, 'it has lost it')
         assert b'[DONE]' not in read_all(sock)
 
 
@@ -85,8 +85,8 @@ def test_garbage_behind_a_request_does_not_keep_the_slot(endless):
     with on_loopback(endless) as port:
         with talking(port) as sock:
             sock.sendall(streamed() + b'\x00garbage\r\n\r\n')
-            wait_until(lambda: endless.free == 1, 'it has a slot')
-        wait_until(lambda: endless.free == 2, 'the slot is free')
+            wait_until(lambda: endless.n_free == 1, 'it has a slot')
+        wait_until(lambda: endless.n_free == 2, 'the slot is free')
 
 
 @pytest.mark.parametrize('sent', [b'', b'POST /v1/completions HT', request(b'{"prompt": "a"}')])
@@ -125,7 +125,7 @@ def test_nonsense_is_answered_as_a_mistake(i, one_server):
     connection.request('GET', '/health')
     assert connection.getresponse().status == 200
     connection.close()
-    wait_until(lambda: engine.free == engine.slots, 'all slots are free')
+    wait_until(lambda: engine.n_free == engine.slots, 'all slots are free')
     assert not records
 
 

@@ -52,7 +52,7 @@ def test_texts_end_as_asked(at_once):
     texts = [
         Texts(row('a', 3), row('x', 9)),
         Texts(row('a', 9), stops=('ef',)),
-        Texts(row('a', 9), ends=frozenset({ord('d')})),
+        Texts(row('a', 9), end_tokens=frozenset({ord('d')})),
     ]
     done(Scheduler(engine, score, 8), *texts)
     assert [texts[0].text(0), *(one.text(-1 + len(one.generation.rows)) for one in texts)] == [
@@ -63,7 +63,7 @@ def test_texts_end_as_asked(at_once):
     ]
     finishes = [(one.text_index, one.finish) for text in texts for one in text.chunks if one.finish]
     assert sorted(finishes) == [(0, 'length'), (0, 'stop'), (0, 'stop'), (1, 'stop')]
-    assert engine.free == 2
+    assert engine.n_free == 2
 
 
 def test_a_call_of_many_texts_holds_up_no_other():
@@ -85,7 +85,7 @@ def test_a_call_that_is_given_up_frees_its_slot_before_the_next_step():
     scheduler.submit(waits.generation, waits.receive)
     scheduler.cancel(endless.generation)
     assert waits.ended.wait(60) and waits.text() == 'b'
-    wait_until(lambda: engine.free == 1, 'the slot is free')
+    wait_until(lambda: engine.n_free == 1, 'the slot is free')
     scheduler.cancel(waits.generation)  # which has ended: nothing happens
     assert scheduler.state() == {'status': 'ok', 'free_slots': 1, 'waiting': 0}
     scheduler.close()
@@ -198,7 +198,7 @@ def test_an_error_at_one_call_ends_that_call_alone(place, error, caplog):
     assert refusal.status == (400 if isinstance(error, ValueError) else 500)
     assert ('wrong' in refusal.message) == isinstance(error, ValueError)
     assert 'secret' not in refusal.message and str(error) in caplog.text
-    assert engine.free == 2 and not scheduler._running
+    assert engine.n_free == 2 and not scheduler._running
 
 
 def raising(error: Exception):
