@@ -104,8 +104,8 @@ def write_page(path: Path, charts: Mapping[str, Chart], **content: Any) -> None:
     """Writes a page of charts above a table of `rows`, the first `failed` of which are failures.
 
     Args:
-      path: of the page.
-      charts: by the ids of their elements.
+      path: the HTML file.
+      charts: the charts, keyed by the ids of their elements.
       **content: title, about, verdict, is_bad, notes (a list), rows ({head: cell} each) and failed.
     """
     command = shlex.join(['python', *sys.orig_argv[1:]])

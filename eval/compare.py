@@ -137,8 +137,8 @@ def compare_evaluations(
     """Compares evaluations with the baseline.
 
     Args:
-      baseline: evaluation of the first run.
-      evaluations: of the other runs.
+      baseline: the evaluation of the first run.
+      evaluations: the evaluations of the other runs.
       request: the suite.
       say: gets lines about items that only one run has.
 
@@ -191,9 +191,9 @@ def comparison_sentence(
     = 0.0004'.
 
     Args:
-      run: that is compared.
-      baseline: that it is compared with.
-      verdict: of the comparison.
+      run: name of the run.
+      baseline: name of the baseline.
+      verdict: the verdict.
       effect: the difference.
       n_items: items that both have.
       suite: names the unit and the items.

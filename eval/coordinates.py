@@ -106,7 +106,7 @@ def resize_recipe(recipe: Recipe, dimension: str, value: int) -> Recipe:
     on.
 
     Args:
-      recipe: to resize.
+      recipe: the recipe to resize.
       dimension: 'width', where the number of heads grows (the head width, if scaling.base_heads is
         set), or 'depth'.
       value: the new size.
@@ -148,10 +148,10 @@ def measure_sizes(
     including the last. So are attention logits, which have a size only.
 
     Args:
-      recipe: to train.
+      recipe: the recipe to train.
       seeds: number of initializations.
-      steps: of training.
-      n_positions: blocks to measure.
+      steps: number of training steps.
+      n_positions: number of blocks to measure.
 
     Returns:
       {(activation, SIZE or CHANGE): [seeds]}.
@@ -203,11 +203,11 @@ def fit_slopes(
     """Fits the slope of each activation that exists at all sizes.
 
     Args:
-      recipe: to resize.
+      recipe: the recipe to resize.
       dimension: 'width' or 'depth'.
       values: the sizes.
       seeds: initializations at each size.
-      steps: of training.
+      steps: number of training steps.
       say: gets a line after each size.
 
     Raises:
@@ -278,7 +278,7 @@ def build_panels(
       fits: the slopes.
       dimension: 'width' or 'depth'.
       values: the sizes.
-      tolerance: of a slope.
+      tolerance: largest slope that counts as flat.
 
     Returns:
       {SIZE: chart, CHANGE: chart}.
@@ -341,12 +341,12 @@ def write_figures(
 
     Args:
       path: .html, .png or .svg.
-      title: of the page.
+      title: title of the page.
       about: a line about the experiment.
       fits: the slopes.
       dimension: 'width' or 'depth'.
       values: the sizes.
-      tolerance: of a slope.
+      tolerance: largest slope that counts as flat.
     """
     charts = build_panels(fits, dimension, values, tolerance)
     if path.suffix != '.html':

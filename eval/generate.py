@@ -125,9 +125,9 @@ def stream_texts(
     """Yields (index of a request, new text) as the text is generated.
 
     Args:
-      engine: to run the requests in.
-      checkpoint: of the engine.
-      requests: to continue.
+      engine: runs the requests.
+      checkpoint: the checkpoint of the engine.
+      requests: the prompts with their options.
       stop: strings that end a completion, which excludes them.
 
     Raises:
@@ -146,9 +146,9 @@ def print_text(
     """Prints a completion as it is generated.
 
     Args:
-      engine: to run the request in.
-      checkpoint: of the engine.
-      request: to continue.
+      engine: runs the request.
+      checkpoint: the checkpoint of the engine.
+      request: the prompt with its options.
       stop: strings that end the completion, which excludes them.
       before: text to print first.
     """
@@ -165,7 +165,7 @@ def converse(checkpoint: Checkpoint, tokens: int, sampling: Sampling, stop: Sequ
     Each prompt is a separate document: the model does not see the previous ones.
 
     Args:
-      checkpoint: to sample from.
+      checkpoint: the model to sample from.
       tokens: maximum number of new tokens for each prompt.
       sampling: options.
       stop: strings that end a completion, which excludes them.

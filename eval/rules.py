@@ -87,10 +87,10 @@ def evaluate_rule(
     """Compares the inputs of a rule with the range of its experiments.
 
     Args:
-      name: of the rule.
+      name: name of the rule.
       what: description of the value.
       value: the result of the rule.
-      unit: of the value.
+      unit: unit of the value.
       fit: the origin of the rule.
       **at: quantities that decide whether the rule is within its range.
     """
@@ -221,8 +221,8 @@ def write_rules(path: Path, inputs: RuleInputs, rule_values: Sequence[Rule]) -> 
     """Writes the inputs and values as JSON.
 
     Args:
-      path: of the file.
-      inputs: of the rules.
+      path: the JSON file.
+      inputs: the inputs of the rules.
       rule_values: their values.
 
     Raises:

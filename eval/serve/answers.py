@@ -34,7 +34,7 @@ class Answer:
         """Args:
         scheduler: does the work.
         reply: turns chunks into records.
-        timeout_sec: from now to the end of the answer.
+        timeout_sec: time limit from now to the end of the answer.
         active_answers: the running answers; this one adds and removes itself.
         abort: cuts the connection of a client.
         """

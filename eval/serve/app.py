@@ -48,10 +48,10 @@ class Limits:
     """Bounds of one request.
 
     Attributes:
-      timeout_sec: from its arrival to the end of its answer.
+      timeout_sec: time limit from its arrival to the end of its answer.
       longest_scored: tokens of a prompt that can have log-probabilities.
-      body_sec: until its body has arrived.
-      body_bytes: size of its body.
+      body_sec: time limit for the arrival of its body.
+      body_bytes: largest size of its body.
     """
 
     timeout_sec: float
@@ -80,8 +80,8 @@ class Service:
         chat: turns messages into tokens.
         scheduler: does the work; started and closed with the routes.
         check: raises ValueError for a row that the engine can never accept.
-        limits: of each request.
-        key: that clients must send; None: no key is needed.
+        limits: bounds of each request.
+        key: the key that clients must send; None: no key is needed.
         abort: cuts the connection of a client.
         """
         self._served, self._tokenizer, self._chat = served, tokenizer, chat
@@ -304,7 +304,7 @@ def prompt_too_long(length: str, limit: int, subject: str) -> Refusal:
     """Returns the refusal of a prompt that does not fit.
 
     Args:
-      length: of the prompt, for the message.
+      length: the length of the prompt, for the message.
       limit: tokens that fit.
       subject: begins the message.
     """

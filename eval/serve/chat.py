@@ -67,7 +67,7 @@ class TemplateChat:
     def __init__(self, template: str, folder: Path, names: dict[str, str]):
         """Args:
           template: the text of the template.
-          folder: of the tokenizer's files.
+          folder: holds the tokenizer's files.
           names: the spelling of special tokens, as `bos_token` and `eos_token`.
 
         Raises:
@@ -161,7 +161,7 @@ def read_template(folder: Path, config: dict[str, Any]) -> str | None:
     """Returns the text of a model's template; the default one, if several are named.
 
     Args:
-      folder: of the tokenizer's files.
+      folder: holds the tokenizer's files.
       config: the content of tokenizer_config.json.
 
     Raises:

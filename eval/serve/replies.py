@@ -22,9 +22,9 @@ class ServedModel:
     """The model as clients see it.
 
     Attributes:
-      name: of its workdir.
-      step: of its checkpoint.
-      digest: of its weights.
+      name: the name of its workdir.
+      step: the step of its checkpoint.
+      digest: a hash of its weights.
       created: Unix time of its checkpoint.
       capacity: tokens of a prompt with its completion.
     """

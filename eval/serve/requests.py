@@ -81,7 +81,7 @@ class Refusal(Exception):
     Attributes:
       status: HTTP status.
       code: a word that programs compare.
-      kind: of error.
+      kind: the type of error.
       message: for people.
       retry_after: seconds.
     """
@@ -353,8 +353,8 @@ def invalid_value(name: str, value: Any, expected: str) -> Refusal:
     """Returns the refusal of a field's value.
 
     Args:
-      name: of the field.
-      value: as the client sent it.
+      name: the field.
+      value: the value that the client sent.
       expected: describes the valid values.
     """
     return Refusal(400, 'invalid_value', f'{name} must be {expected}; got {quote_value(value)}')

@@ -33,7 +33,7 @@ class Chunk(NamedTuple):
     """The newest part of a text.
 
     Attributes:
-      text_index: of the text in its generation.
+      text_index: index of the text in its generation.
       text: new text.
       tokens: new tokens.
       finish: '' while the text continues, else 'stop' or 'length'.
@@ -96,8 +96,8 @@ class Generation:
         """Returns the chunk of new tokens, up to a stop string or an end token.
 
         Args:
-          index: of the text.
-          tokens: from the engine.
+          index: index of the text.
+          tokens: new tokens from the engine.
           finish: the engine's reason to end the text; '' while it continues.
         """
         stream, visible, text = self.streams[index], [], ''

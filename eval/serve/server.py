@@ -49,7 +49,7 @@ def describe_model(path: str, checkpoint: Checkpoint, capacity: int) -> ServedMo
     """Returns the public facts about a checkpoint.
 
     Args:
-      path: of the checkpoint or its workdir.
+      path: the checkpoint or its workdir.
       checkpoint: the loaded checkpoint.
       capacity: tokens of a prompt with its completion.
     """
@@ -85,8 +85,8 @@ class Server:
           slots: texts that are continued together.
           capacity: tokens of each; None: data.seq_len.
           queue: requests that may wait.
-          timeout_sec: from the arrival of a request to the end of its answer.
-          key: that clients must send; None: no key is needed.
+          timeout_sec: time limit from the arrival of a request to the end of its answer.
+          key: the key that clients must send; None: no key is needed.
 
         Raises:
           ValueError: if the positions of the model end before `capacity`, or its chat template is

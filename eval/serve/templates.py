@@ -51,7 +51,7 @@ class Template:
         """Compiles a template.
 
         Args:
-          text: of the template.
+          text: the template.
 
         Raises:
           TemplateFailure: if it is invalid, or takes too much time or memory.

@@ -53,7 +53,7 @@ def single_run_config(raw: Mapping[str, Any]) -> dict[str, Any]:
 def with_dtype(raw: Mapping[str, Any], dtype: str) -> Mapping[str, Any]:
     """Returns the config, as nested dicts, with `dtype` in place of model.dtype=auto.
 
-    dtype: of the matmuls on the training platform (`lm.launch.before_jax.usual_dtype`).
+    dtype: the dtype of matmuls on the training platform (`lm.launch.before_jax.usual_dtype`).
     """
     model = raw.get('model')
     if not isinstance(model, Mapping | ConfigDict) or model.get('dtype') != AUTO:

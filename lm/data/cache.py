@@ -132,7 +132,7 @@ def fetch_or_make(
 
     Args:
       cache_dir: data.cache_dir, a folder or a URL.
-      name: of the folder.
+      name: the name of the folder.
       make: makes the folder and returns its path.
       find_damage: describes damage of a folder; '' if it is intact.
       say: gets lines of progress.

@@ -266,8 +266,8 @@ def check_field(name: str, fields: Iterable[str], location: str) -> None:
 
     Args:
       name: data.text_field.
-      fields: of the record or file.
-      location: of it, for the error.
+      fields: the fields of the record or file.
+      location: the record or file, for the error.
 
     Raises:
       ValueError: if it is missing.
@@ -283,9 +283,9 @@ def to_bytes(value: Any, name: str, location: str) -> bytes:
     """Returns the text of a record as bytes.
 
     Args:
-      value: of the field.
-      name: of the field, for errors.
-      location: of the record, for errors.
+      value: the value of the field.
+      name: the name of the field, for errors.
+      location: the record, for errors.
 
     Raises:
       ValueError: if it is null or no text.

@@ -140,7 +140,7 @@ class Matches(NamedTuple):
     out.
 
     Attributes:
-      files: to read.
+      files: the files to read.
       duplicates: other names, by links, of entries in `files` and of folders that are searched.
       non_files: pipes, sockets, devices, dangling links, and folders that hold none of `files`.
     """

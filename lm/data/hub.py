@@ -109,7 +109,7 @@ def select_files(
     folders that hold the files.
 
     Args:
-      name: of the data set, for errors.
+      name: the data set, for errors.
       subset: one of the subsets; '' is the default one.
       paths: the parquet files of the data set.
       card: the fields at the head of its README.md, which may have any form.

@@ -39,13 +39,13 @@ def batch_at(
     Rows are shuffled anew for each epoch. Batch s is rows s * B to (s + 1) * B of that order.
 
     Args:
-      rows: of a split.
+      rows: the rows of a split.
       step: s, from 0.
       batch_size: B, over all processes.
-      seed: of the order.
+      seed: determines the order.
       transform: transform(row, rng) turns each row into the examples of the objective; (seed, step,
         i) determine the rng.
-      process_index: of this process.
+      process_index: the index of this process.
       process_count: number of processes.
 
     Returns:
@@ -161,10 +161,10 @@ def evaluation_batches(
     """Yields every row once, in order; the last batch is padded with zeros.
 
     Args:
-      rows: of a split.
+      rows: the rows of a split.
       batch_size: rows per batch, over all processes.
       limit: maximum number of batches; 0: all.
-      process_index: of this process.
+      process_index: the index of this process.
       process_count: number of processes.
     """
     local_rows = _local_rows(batch_size, process_index, process_count)
@@ -179,7 +179,7 @@ def steps_in_epoch(rows: Rows | MixedRows, batch_size: int, epochs: int = 1) -> 
     """Returns the last step at which no source has begun epoch `epochs` + 1.
 
     Args:
-      rows: of the training split.
+      rows: the training split.
       batch_size: rows per step.
       epochs: passes over each source.
     """
@@ -207,8 +207,8 @@ def check_epochs(cfg: DataConfig, steps: int, rows: Rows | MixedRows) -> int:
 
     Args:
       cfg: the data section.
-      steps: of the run.
-      rows: of the training split.
+      steps: the number of steps.
+      rows: the training split.
 
     Raises:
       ValueError: if it exceeds cfg.epochs.

@@ -58,8 +58,8 @@ def digest(source: Source, plan: TokenizerPlan, cfg: DataConfig) -> str:
     """Returns the name of the prepared data: a hash of everything that determines it.
 
     Args:
-      source: of the text.
-      plan: of the tokenizer.
+      source: the text.
+      plan: the tokenizer's plan.
       cfg: the data section.
     """
     rule = f'{prepared.FORMAT} {cfg.validation_fraction!r} {cfg.invalid_utf8} {source.identity}'
@@ -71,8 +71,8 @@ def check_unchanged(source: Source, plan: TokenizerPlan, cfg: DataConfig, name: 
     """Checks a digest again after the source was read.
 
     Args:
-      source: of the text.
-      plan: of the tokenizer.
+      source: the text.
+      plan: the tokenizer's plan.
       cfg: the data section.
       name: the digest before reading.
 
@@ -99,8 +99,8 @@ def prepare(
     Memory grows by about 40 bytes per document, and by the distinct words of a trained bpe.
 
     Args:
-      source: of the text.
-      plan: of the tokenizer.
+      source: the text.
+      plan: the tokenizer's plan.
       cfg: the data section.
       name: the digest of the data, which names the folder.
       say: gets lines of progress.
@@ -407,9 +407,9 @@ def encode_piece(
     Args:
       corpus: the scan.
       boundary: between the splits.
-      piece: to encode.
-      tokenizer: to encode with.
-      folder: to write to.
+      piece: the piece to encode.
+      tokenizer: the tokenizer.
+      folder: the folder to write to.
     """
     corpus.check(piece)
     dtype, bos = token_dtype(tokenizer), tokenizer.bos_id

@@ -130,7 +130,7 @@ def load(
     """Loads a folder of prepared data.
 
     Args:
-      folder: to load.
+      folder: the folder to load.
       packing: a function of lm.data.rows.PACKINGS.
       seq_len: T, targets per row.
 

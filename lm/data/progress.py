@@ -37,7 +37,7 @@ def track_progress(iterable: Iterable[Any], total: int, label: str) -> Iterator[
     """Yields the elements, and reports how many are done.
 
     Args:
-      iterable: of the elements.
+      iterable: yields the elements.
       total: their number.
       label: begins the message.
     """

@@ -50,8 +50,8 @@ def measure_loss(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, Any] |
     loss.
 
     Args:
-      tokenizer: to measure.
-      texts: samples.
+      tokenizer: the tokenizer to measure.
+      texts: samples of text.
 
     Returns:
       {'bytes': of the texts, 'lost': missing bytes, 'example': [text, decoded] or None}; None for
@@ -127,7 +127,7 @@ def describe_loss(loss: dict[str, Any] | None, tokenizer: str, source: str) -> s
     """Returns a note on bytes that decoding does not restore, or '' if they are negligible.
 
     Args:
-      loss: of `measure_loss`.
+      loss: the result of `measure_loss`.
       tokenizer: data.tokenizer.
       source: data.source.
     """

@@ -72,9 +72,9 @@ def refuse_invalid(name: str, block: bytes, offset: int) -> int:
     """Checks that a block is UTF-8.
 
     Args:
-      name: of the document.
+      name: the document, for errors.
       block: bytes, cut between characters.
-      offset: of the block in the document.
+      offset: position of the block in the document.
 
     Returns:
       0, the number of invalid bytes.
@@ -114,7 +114,7 @@ class Scan:
       hashes: 64 bits of each document's hash.
       pieces: the units of work.
       names: {index: name} of the large documents, and of the first.
-      n_bytes: of the copy.
+      n_bytes: size of the copy.
       empty: documents without text, which are left out of everything.
       invalid_documents: documents with invalid UTF-8.
       invalid_bytes: bytes of invalid UTF-8.
@@ -163,9 +163,9 @@ def scan_source(source: Source, cfg: DataConfig, folder: Path) -> None:
     """Writes copy and table of a source.
 
     Args:
-      source: of the text.
+      source: the text.
       cfg: the data section.
-      folder: to write to.
+      folder: the folder to write to.
 
     Raises:
       ValueError: if the source has no text, or invalid UTF-8 that cfg.invalid_utf8 refuses.
@@ -282,10 +282,10 @@ def cut_point(name: str, text: bytes | mmap.mmap, length: int, fraction: float) 
     It is the start of a line, or else of a character, with about `fraction` of the text after it.
 
     Args:
-      name: of the document, for errors.
+      name: the document, for errors.
       text: begins with the document.
       length: bytes of the document.
-      fraction: of the validation split.
+      fraction: share of the validation split.
 
     Raises:
       ValueError: if the document is too short to be cut.
@@ -319,8 +319,8 @@ def iterate_spans(corpus: Scan, boundary: Boundary, piece: Piece) -> Iterator[Sp
 
     Args:
       corpus: the scan.
-      boundary: between the splits.
-      piece: of the corpus.
+      boundary: the boundary between the splits.
+      piece: a piece of the corpus.
     """
     offset, documents = piece.start, range(piece.first, piece.stop)
     lengths, hashes = (
