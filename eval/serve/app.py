@@ -39,8 +39,8 @@ from lm.data.tokenizers import Tokenizer
 from lm.inference.engine import Request as Row
 
 READERS = 2  # threads that turn prompts into tokens
-CHAT_READERS = 2  # separate, because a template may take seconds, which other prompts need not wait
-LONGEST_TOKEN = 256  # characters; longer texts per token that fits are refused before encoding
+CHAT_READERS = 2  # of their own, since a template may take seconds and other prompts must not wait
+LONGEST_TOKEN = 256  # characters; a text of more, times the capacity, is refused without encoding
 
 
 @dataclasses.dataclass(frozen=True)

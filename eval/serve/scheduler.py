@@ -13,7 +13,7 @@ from lm.inference.engine import Request, RowUpdate, Token
 from lm.inference.text import TextStream
 
 SCORED_AT_ONCE = 32  # prompts that are scored between two steps of the engine
-RETRY_SEC = 2  # that a refused client is told to wait
+RETRY_SEC = 2  # after which a refused client may retry
 
 _logger = logging.getLogger(__name__)
 
@@ -264,12 +264,14 @@ class Scheduler:
 
     def _finish_echoes(self) -> None:
         """Ends texts without tokens: their answers only repeat the prompts."""
-        for generation, index in self._take_texts(lambda texts: texts.to_echo, SCORED_AT_ONCE):
+        for generation, index in self._take_texts(
+            lambda generation: generation.to_echo, SCORED_AT_ONCE
+        ):
             with self._contain_errors(generation):
                 generation.receive(Chunk(index, '', [], 'length'))
 
     def _score_prompts(self) -> None:
-        texts = self._take_texts(lambda group: group.to_score, SCORED_AT_ONCE)
+        texts = self._take_texts(lambda generation: generation.to_score, SCORED_AT_ONCE)
         by_top: dict[int, list[tuple[Generation, int]]] = {}
         for generation, index in texts:
             by_top.setdefault(generation.rows[index].top, []).append((generation, index))
@@ -309,7 +311,7 @@ class Scheduler:
 
     def _admit_texts(self) -> None:
         for generation, index in self._take_texts(
-            lambda texts: texts.to_start, self._engine.n_free
+            lambda generation: generation.to_start, self._engine.n_free
         ):
             with self._contain_errors(generation):
                 self._running[self._engine.admit(generation.rows[index])] = (generation, index)

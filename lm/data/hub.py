@@ -140,12 +140,12 @@ def select_files(
         files = _filter_training_paths(paths)
     if files is None:
         subsets = [*(configs or folders)]
-        rest = f' and {len(subsets) - MAX_LISTED} more' if len(subsets) > MAX_LISTED else ''
+        suffix = f' and {len(subsets) - MAX_LISTED} more' if len(subsets) > MAX_LISTED else ''
         problem = (
             f'has no subset {subset!r}' if subset else 'has several subsets, and none by default'
         )
         raise ValueError(
-            f'hub:{name} {problem}; there are {", ".join(subsets[:MAX_LISTED])}{rest}. Write '
+            f'hub:{name} {problem}; there are {", ".join(subsets[:MAX_LISTED])}{suffix}. Write '
             f'hub:{name}:SUBSET.{suggest_nearest(subset, subsets) if subset else ""}'
         )
     if not files:
