@@ -98,6 +98,7 @@ def compare(
 def find_target(run: str, say: Say) -> Target:
     """Returns the newest checkpoint of a run. Raises ValueError for a sweep's folder."""
     targets = find_targets([run], None, say)
+    # The checkpoint of a run lies in its own folder, a checkpoint of a sweep in a cell below it.
     if not is_url(run) and targets[0].folder.parent.resolve() not in (
         Path(run).resolve(),
         *Path(run).resolve().parents,

@@ -189,6 +189,7 @@ def measure_sizes(
         return {key: jnp.mean(jnp.abs(x)) for key, x in activations.items()}
 
     keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
+    # One program trains the seeds one after another, with the memory of one.
     return jax.device_get(jax.jit(lambda keys: jax.lax.map(train_seed, keys))(keys))
 
 

@@ -69,6 +69,7 @@ def metrics_frame(*workdirs: str | Path) -> 'pd.DataFrame':
 def _metrics_table(records: list[Record]) -> pa.Table:
     """Returns one row per workdir and step, with every quantity that is a number."""
     merged: dict[tuple[str, int], dict[str, Any]] = {}
+    # A step may have several rows: training, validation and diagnostics.
     for record in records:
         for row in Run(Path(record['workdir'])).rows():
             key = record['workdir'], row['step']

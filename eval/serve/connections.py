@@ -59,6 +59,7 @@ class Connection(H11Protocol):
         """
         unsent_bytes = self.transport.get_write_buffer_size()
         is_idle = self.cycle is None or self.cycle.response_complete
+        # A connection whose response is being computed, with nothing left to send, is busy.
         activity = (self.cycle, unsent_bytes) if is_idle or unsent_bytes else None
         if activity is not None and activity == self._last_activity:
             self.transport.abort()

@@ -149,6 +149,7 @@ class CompletionReply(Reply):
             'finish_reason': chunk.finish or None,
         }
 
+    # A chunk of a stream has the same form as a whole choice.
     delta = choice
 
     def _build_logprobs(self, index: int, entries: Sequence[Token]) -> dict[str, Any] | None:

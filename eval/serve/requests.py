@@ -193,6 +193,7 @@ class Body(BaseModel):
             if not (value is None or name in IGNORED or value in NEUTRAL.get(name, ()))
         }
         unknown = next((name for name in fields if name not in cls.model_fields), None)
+        # Fields before the unknown one are validated first, so that the first error is reported.
         known_fields = itertools.takewhile(lambda name: name != unknown, fields)
         try:
             body = cls.model_validate({name: fields[name] for name in known_fields})

@@ -322,6 +322,7 @@ class Scheduler:
         """Takes up to `limit` texts from the generations, one from each in turn."""
         selected, n_skipped = [], 0
         with self._condition:
+            # A whole round of generations without such texts ends the loop.
             while len(selected) < limit and n_skipped < len(self._queue):
                 generation = self._queue.popleft()
                 if texts := select_texts(generation):

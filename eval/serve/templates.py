@@ -102,6 +102,7 @@ class _WorkerProcess:
                 env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
                 start_new_session=True,  # so that Ctrl-C reaches the server alone
             )
+        # A finalizer, so that the process also ends when its template is garbage-collected.
         self.end = weakref.finalize(self, _end_process, self._process, self._connection)
         answer, is_reusable = self._receive(START_SEC)
         if is_reusable:

@@ -298,6 +298,7 @@ def _collect_fields() -> dict[str, Field]:
     collected = {}
     for name, cls in typing.get_type_hints(Config).items():
         hints = typing.get_type_hints(cls, include_extras=True)
+        # `make_section` derives a class with the options of parts; its base has the other fields.
         declared_here = cls.__mro__[1].__annotations__ if cls.__mro__[1] is not object else hints
         for field in dataclasses.fields(cls):
             hint = hints[field.name]

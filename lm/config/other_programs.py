@@ -176,6 +176,7 @@ class Translator:
         if foreign_field in foreign.hub and re.fullmatch(r'[\w-]+/[\w.-]+', text):
             value_hint = value_hint or download_hint(text, text.partition('/')[2])
         self._has_step_batch |= any(n in foreign.step_batches for n in names)
+        # The order matters: names that are certain come first, guesses last.
         if program_flag:
             self._add_program_flag(argument, program_flag, last_name, text)
         elif self._fields and not {*names}.isdisjoint(foreign.models):

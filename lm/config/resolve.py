@@ -70,13 +70,13 @@ def build_config(raw: Mapping[str, Any]) -> Config:
             raise ValueError(
                 f'this config describes many runs (config.{name}), and one is wanted here'
             )
-    sections_known = dataclasses.fields(Config)
-    names = [*MULTI_RUN_SECTIONS, *(field.name for field in sections_known)]
+    section_fields = dataclasses.fields(Config)
+    names = [*MULTI_RUN_SECTIONS, *(field.name for field in section_fields)]
     for name in raw:
         if name not in names:
             hint = suggest_nearest(name, names) or field_hint(name, FIELDS)
             raise ValueError(f'config has no field {name}.{hint}')
-    sections = {f.name: _build_section(f.name, f.type, raw.get(f.name, {})) for f in sections_known}
+    sections = {f.name: _build_section(f.name, f.type, raw.get(f.name, {})) for f in section_fields}
     return Config(**sections)
 
 

@@ -166,9 +166,9 @@ def check_flags(argv: Sequence[str], field_paths: Collection[str]) -> None:
         path = name.partition('.')[2]
         if not path:
             file = (text if is_whole else following).partition(':')[0]  # an argument may follow
-            path_of_file = Path(os.path.expanduser(file))
-            if not path_of_file.is_file():
-                hint = suggest_nearest(file, map(str, path_of_file.parent.glob('*.py')))
+            config_path = Path(os.path.expanduser(file))
+            if not config_path.is_file():
+                hint = suggest_nearest(file, map(str, config_path.parent.glob('*.py')))
                 raise ValueError(
                     f'--config={file} is no file. Give a Python file with get_config(), such as '
                     f'configs/{select_preset(file)}.py.{hint}'

@@ -106,6 +106,7 @@ class _PathPositions:
 
     def extend_in_folder(self, positions: int) -> int:
         """Returns the positions that are reached without a slash, by doubling the distance."""
+        # The positions that a step of `distance` reaches without crossing a slash.
         can_enter, distance = self.all_positions & ~(self.slash << 1), 1
         while distance <= len(self.path):
             positions |= can_enter & (positions << distance)

@@ -261,6 +261,7 @@ def _match_paths(
     """
     ordered, matched, work = sorted(paths), set(), 0
     for pattern in patterns:
+        # Only paths with the literal prefix can match, and these are adjacent in sorted order.
         first = bisect.bisect_left(ordered, pattern.prefix)
         last = bisect.bisect_left(ordered, pattern.prefix + LAST_CHARACTER)
         work += (last - first) * len(pattern.text)

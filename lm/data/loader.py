@@ -188,6 +188,7 @@ def steps_in_epoch(rows: Rows | MixedRows, batch_size: int, epochs: int = 1) -> 
     def exceeds_epochs(steps: int) -> bool:
         return max(_count_epochs(rows, steps * batch_size)) > epochs
 
+    # The number of begun epochs grows with the steps, so that bisection finds the last valid step.
     return bisect.bisect_left(range(n_steps), True, key=exceeds_epochs) - 1
 
 

@@ -112,6 +112,7 @@ def count_common(a: bytes, b: bytes) -> int:
     for byte in a:
         matched = row & masks[byte]
         row = (row + matched | row - matched) & all_bits
+    # Each 0 bit stands for a byte of the common subsequence.
     return len(b) - row.bit_count()
 
 

@@ -69,6 +69,7 @@ def best_fit(documents: np.ndarray, seq_len: int) -> PackedLayout:
     """
     starts, lengths, continues = _cut_documents(np.asarray(documents, np.int64), seq_len)
     rows_P = np.empty(len(starts), np.int64)
+    # Rests and full spans begin a row each; whole documents then fill what the rests leave free.
     first = np.flatnonzero(continues | (lengths == seq_len + 1))
     rows_P[first] = np.arange(len(first))
     whole = np.flatnonzero(~continues & (lengths <= seq_len))
@@ -86,6 +87,7 @@ def _cut_documents(
     document.
     """
     lengths = np.diff(documents)
+    # A document of n tokens has n - 1 targets, and a row seq_len.
     counts = -(-(lengths - 1) // seq_len)
     owner = np.repeat(np.arange(len(lengths)), counts)
     first = np.cumsum(counts) - counts
@@ -120,6 +122,7 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int, initial_room: np.nda
             per_row = space // length
             placed = min(remaining, per_row * len(rows))
             rows_P[order[n_placed : n_placed + placed]] = np.repeat(rows, per_row)[:placed]
+            # All rows get `per_row` spans, except the last one, which gets the remainder.
             full, remainder = divmod(placed, per_row)
             room.add_rows(space - per_row * length, rows[:full])
             room.add_rows(space - remainder * length, rows[full:])

@@ -189,6 +189,7 @@ def scan_source(source: Source, cfg: DataConfig, folder: Path) -> None:
                 counts['empty'] += 1
                 continue
             first, _, start = pieces[-1]
+            # The document begins a new piece if the current one is full.
             if counts['n_bytes'] - start + DOCUMENT_COST * (len(lengths) - first) >= PIECE:
                 pieces[-1] = Piece(first, len(lengths), start)
                 pieces.append(Piece(len(lengths), 0, counts['n_bytes']))
@@ -272,6 +273,7 @@ def select_boundary(corpus: Scan, fraction: float) -> Boundary:
         with mmap.mmap(corpus.copy, 0, access=mmap.ACCESS_READ) as content:
             length = int(corpus.lengths[0])
             return Boundary(0, cut_point(corpus.names[0], content, length, max(fraction, 1e-9)))
+    # Above the smallest hash and at most the largest, so that both splits have a document.
     threshold = max(int(fraction * 2**64), int(corpus.hashes.min()) + 1)
     return Boundary(min(threshold, int(corpus.hashes.max())), 0)
 

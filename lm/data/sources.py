@@ -102,8 +102,8 @@ def python(argument: str, text_field: str) -> Source:
 
 def _list_modules(root: Path) -> Iterator[str]:
     for folder, dirs, names in os.walk(root):
-        own_dirs = [name for name in dirs if not name.startswith(PYTHON_EXCLUDED_PREFIXES)]
-        dirs[:] = [name for name in own_dirs if name not in PYTHON_EXCLUDED_DIRS]
+        candidates = [name for name in dirs if not name.startswith(PYTHON_EXCLUDED_PREFIXES)]
+        dirs[:] = [name for name in candidates if name not in PYTHON_EXCLUDED_DIRS]
         for name in names:
             if name.endswith('.py') and not name.startswith(PYTHON_EXCLUDED_PREFIXES):
                 yield (Path(folder) / name).relative_to(root).as_posix()
@@ -172,8 +172,8 @@ def _describe_skipped(argument: str, matches: Matches) -> tuple[str, ...]:
 
 def _format_paths(paths: Sequence[str]) -> str:
     """Returns the first paths, and the number of further ones."""
-    rest_count = f' and {len(paths) - MAX_LISTED:,} more' if len(paths) > MAX_LISTED else ''
-    return ', '.join(paths[:MAX_LISTED]) + rest_count
+    suffix = f' and {len(paths) - MAX_LISTED:,} more' if len(paths) > MAX_LISTED else ''
+    return ', '.join(paths[:MAX_LISTED]) + suffix
 
 
 def tfds(argument: str, text_field: str) -> Source:
