@@ -56,25 +56,25 @@ def main(_) -> None:
     if bool(WORKDIR.value) == bool(TABLE.value):
         raise ValueError('give --workdir=SWEEP or --table=FILE, and not both')
     law = LAWS[LAW.value]
-    usual = 'loss' if TABLE.value else 'ce' if law.curve is None else 'validation_ce'
-    column = LOSS.value or usual
+    default_column = 'loss' if TABLE.value else 'ce' if law.curve is None else 'validation_ce'
+    column = LOSS.value or default_column
     options = PointOptions(column, SCORE.value, WHERE.value, HOLD_OUT_WHERE.value, MOMENTUM.value)
     if TABLE.value:
         points = points_from_table(law, Path(TABLE.value), options)
     else:
         points = points_from_workdir(law, WORKDIR.value, options)
     share = None if HOLD_OUT_WHERE.value else HOLD_OUT.value
-    found = fit_points(law, points, share, STARTS.value, BOOTSTRAP.value, SEED.value)
+    report = fit_points(law, points, share, STARTS.value, BOOTSTRAP.value, SEED.value)
     for line in points.left_out:
         print(f'left out {line}', file=sys.stderr)
-    print(format_report(found))
+    print(format_report(report))
     if OUT.value:
         with replace_file(Path(OUT.value)) as temporary:
-            temporary.write_text(json.dumps(report_record(found), indent=2) + '\n')
+            temporary.write_text(json.dumps(report_record(report), indent=2) + '\n')
     if FIGURES.value:
         from eval.fit.figures import write_figures
 
-        for path in write_figures(Path(FIGURES.value), found):
+        for path in write_figures(Path(FIGURES.value), report):
             print(path, file=sys.stderr)
 
 
