@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import altair as alt
+import altair
 import numpy as np
 
 from eval.charts import COLOURS, Chart, save_chart, write_page
@@ -20,6 +20,8 @@ from eval.fit.fitting import (
 from eval.fit.laws import LOSS, SHARE, D, U
 from eval.fit.points import STEP, Points
 from lm.study.tables.text import format_number
+
+alt: Any = altair  # the types of its decorated methods are lost
 
 MOST_LINES = len(COLOURS)
 FITTED, HELD_OUT, THE_LAW = 'fitted', 'held out', 'the law'
@@ -160,7 +162,7 @@ def draw_panel(
     points: list[Columns],
     along: str,
     title: str,
-    colour: alt.Color,
+    colour: altair.Color,
     log: bool = False,
 ) -> Chart:
     """Draws points and lines over one column.
@@ -183,10 +185,7 @@ def draw_panel(
     }
     is_held_out = alt.datum.what == HELD_OUT
     dash = alt.condition(is_held_out, alt.value([4, 3]), alt.value([1, 0]))
-    # Altair's decorators lose the type of `encode`.
-    law = cast(
-        Any, alt.Chart(alt.Data(values=lines)).mark_line().encode(**encoding, detail='what:N')
-    )
+    law = alt.Chart(alt.Data(values=lines)).mark_line().encode(**encoding, detail='what:N')
     tooltip = [alt.Tooltip('run:N'), alt.Tooltip(f'{along}:Q'), alt.Tooltip('y:Q', title=title)]
     dots: Any = alt.Chart(alt.Data(values=points)).encode(**encoding, tooltip=tooltip)
     layers = (
