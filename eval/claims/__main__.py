@@ -1,12 +1,13 @@
-"""The board of claims: what papers say, and what runs say of it; a line a claim.
+"""Prints the board of claims: statements of papers and the verdicts of runs, a line each.
 
     python -m eval.claims [--workdir=runs/claims] [--only=NAME[,NAME]]
-    python -m eval.claims --run [--hours=H]     trains what is open, cheapest first; goes on later
+    python -m eval.claims --run [--hours=H]     trains open claims, cheapest first; resumes later
     python -m eval.claims --pages=DIR           writes the board, a page a claim, and board.json
-    python -m eval.claims --record=docs/claims/board.json      what that board has, without its runs
+    python -m eval.claims --record=docs/claims/board.json      a recorded board, without its runs
 
-The board is made of records alone. A claim whose studies have no records, or unfinished ones, is
-open; one whose config has changed since is stale; one whose file says WITHDRAWN has no verdict.
+The board is computed from records alone. A claim is open if its studies have no records or
+unfinished records, stale if a config has changed since, and without verdict if its file says
+WITHDRAWN.
 """
 
 from lm.launch.before_jax import prepare_process

@@ -161,6 +161,7 @@ def count_needed_seeds(estimate: Estimate | None, condition: Condition, outcome:
     half_width = (
         estimate.value - estimate.low if end < estimate.value else estimate.high - estimate.value
     )
+    # The part of the interval that tuning adds does not shrink with more seeds.
     effect = distance - max(half_width - sampling_half_width, 0.0)
     needed = seeds_needed(effect, estimate.deviation) if effect > 0 else MAX_SEEDS + 1
     return needed if needed <= MAX_SEEDS else None

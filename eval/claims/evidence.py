@@ -162,6 +162,7 @@ class StudyEvidence:
         operations = 0.0
         for cell in self.arms.first_cells:
             model, batch = cell.recipe.model, cell.recipe.data
+            # 4 d^2 weights of attention and 8 d^2 of the MLP; 2 FLOPs a weight forward, 4 backward.
             weights = 12 * model.n_layers * model.d_model**2
             operations += 6 * weights * cell.recipe.train.steps * batch.batch_size * batch.seq_len
         return operations * self.arms.tune.typical_runs
@@ -322,6 +323,7 @@ def _list_changes(record: Mapping[str, Any], base: Mapping[str, Any], arms: ArmP
     A field that an older version did not have does not count. Neither does the place of training: a
     mesh, or the default matmul dtype of a device.
     """
+    # The default matmul dtype depends on the device, so the current config takes the stored one.
     stored = resolve_stored(record['base'])
     current = resolve(with_dtype(base, stored.model.dtype))
     changes = [*drop_mesh_fields(differences(stored, current))]
@@ -376,7 +378,7 @@ def measure_digest(name: str) -> str:
 
 def compute_measure(name: str, path: Path) -> None:
     """Computes a measure and writes its record."""
-    start = time.process_time()
+    start = time.process_time()  # of all cores: core-seconds
     estimates = choose(MEASURES, name, 'measure').compute()
     values = {
         key: {

@@ -134,6 +134,7 @@ def draw_clusters(
     Returns:
       (inputs [M, I], clusters [M]).
     """
+    # The order of the draws is part of a measure: another order gives other numbers on record.
     rows = task.n_train + task.n_held_out
     assign_clusters = assign_clusters or (
         lambda rng, rows: rng.integers(task.clusters, size=(rows,))
@@ -263,6 +264,7 @@ def train(
 
 def cosine_adam(rate: jax.Array | float, steps: int) -> optax.GradientTransformation:
     """Returns Adam with a cosine schedule to 0. The peak rate may be a tracer."""
+    # The rate is applied after the schedule, so that it may be a tracer.
     return optax.chain(optax.adam(optax.cosine_decay_schedule(1.0, steps)), optax.scale(rate))
 
 

@@ -61,6 +61,7 @@ def normal_form(module: str, function: str, load_source: ReadSource = read_sourc
       function: name of its function.
       load_source: module name -> source.
     """
+    # Only a first pass over all code finds which arguments are passed by keyword anywhere.
     first = _Reader(load_source, frozenset())
     first.read_all(module, function)
     return _Reader(load_source, frozenset(first.passed_keywords)).read_all(module, function)

@@ -3,12 +3,12 @@
     python -m eval.fit --workdir=runs/sizes --law=chinchilla [--hold_out=0.25] [--figures=DIR]
     python -m eval.fit --table=numbers.csv --law=annealing --hold_out_where="run = 'wsd'"
 
-chinchilla, kaplan and data_constrained are of the final loss of runs: columns parameters, tokens
-(and unique_tokens) and the loss. mixture is of the loss of one domain, with a column share, and
-two_parts of first_parameters and second_parameters. annealing and multi_power are of the loss along
-runs of one model, of which the config or, in a table of run, step, lr and loss, the rows have the
-learning rate. downstream is of a score in the loss. Intervals are of 95%, by a bootstrap over runs
-that is widened for few of them.
+chinchilla, kaplan and data_constrained describe the final loss of runs: columns parameters, tokens
+(and unique_tokens) and the loss. mixture describes the loss of one domain, with a column share,
+two_parts a loss in first_parameters and second_parameters. annealing and multi_power describe the
+loss along runs of one model; the learning rate comes from the config or, for a table of run, step,
+lr and loss, from the rows. downstream describes a score by the loss. Intervals of 95% are from a
+bootstrap over runs, widened if there are few runs.
 """
 
 from lm.launch.before_jax import prepare_process

@@ -281,6 +281,7 @@ def select_fitting(all_series: Sequence[Series]) -> tuple[int, list[str], list[s
     few, rest_names = names[: len(FEW)], names[len(FEW) :]
     order = [(layers, few), (heads, few), (layers, rest_names), (heads, rest_names)]
     low, high = MAP_STEPS
+    # Counters are not hashable: their ids are the keys.
     budget, selected = MAP_NUMBERS // low, {id(layers): [], id(heads): []}
     for widths, quantities in order:
         for name in quantities:
