@@ -49,7 +49,7 @@ class Law:
     equation: str
     source: str
     constants: tuple[str, ...]
-    reported_constants: tuple[str, ...] = ()  # constants and what follows from them
+    reported_constants: tuple[str, ...] = ()  # constants and values computed from them
     columns: tuple[str, ...]
     min_distinct = 1  # different values of each column without which constants are not determined
     target = LOSS

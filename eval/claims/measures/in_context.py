@@ -14,7 +14,7 @@ from eval.claims import lab
 from eval.claims.lab import measure
 from modules.kernels.linear_attention import LINEAR_ATTENTION_KERNELS
 
-DIM, PAIRS, NOISE = 4, 10, 0.25  # of x, of a prompt, the variance of what is added to w x
+DIM, PAIRS, NOISE = 4, 10, 0.25  # of x, of a prompt, the variance of the noise on w x
 DEVIATIONS = {'alike': (1.0, 1.0, 1.0, 1.0), 'stretched': (0.5, 1.0, 1.0, 2.0)}  # of x
 ROWS, STEPS, PEAK, START = 256, 2000, 0.01, 0.3  # of training; deviation of initial weights
 PROMPTS, SEEDS = 2**16, 5  # of the evaluation

@@ -30,7 +30,7 @@ SYMBOLS, LENGTH = 4, 8
 MASK = SYMBOLS  # the token in hidden places
 ROWS, STEPS, PEAK = 64, (1500, 2500), (5e-3, 3e-3)  # of conditionals, then of marginals
 COMPARED, ORDERS, SEEDS = 256, 5, 5  # rows; orders whose mean probability is compared with
-COUNTS = {'rows': LENGTH, 'halves': LENGTH // 2}  # known places of what is compared
+COUNTS = {'rows': LENGTH, 'halves': LENGTH // 2}  # known places of the compared parts
 MODEL = {
     'model.d_model': 32,
     'model.n_layers': 2,

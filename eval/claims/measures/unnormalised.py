@@ -12,7 +12,7 @@ from eval.claims import lab
 from eval.claims.lab import measure
 
 VOCAB, PAIRS = 128, 65_536
-NOISE = 16  # words drawn for each pair, by the frequency of words in what is trained on
+NOISE = 16  # words drawn for each pair, by their frequency in the training text
 BATCH, STEPS = 256, 1500
 RATES = (0.01, 0.03, 0.1)  # of Adam, falling to 0 along a line
 AVERAGE_DECAY = 0.9  # of the moving average of normalisers, at each of a context's batches

@@ -72,7 +72,7 @@ def test_digest_covers_criterion(tmp_path):
     assert len(changed_digests | {digest}) == 4
 
 
-WRONG = {  # what stands in GOOD: what stands there instead, and what is said of it
+WRONG = {  # {text in GOOD: (its replacement, the message)}
     'Says:     half': ('half', 'its docstring has no Says:'),
     "PART = 'optimizers'": ('', 'PART missing'),
     "'optimizers'\n": ("'optimisers'\n", 'PART must be one of'),

@@ -19,7 +19,7 @@ from tests import ROOT
 BOARD = ROOT / 'docs' / 'claims' / 'board.json'
 TINY = Task(4, 8, 0.7, n_train=128, n_held_out=128)
 CLASSIFIER = {'RATES': (1e-3, 1e-2), 'WIDTH': 8}
-SIZES = {  # of what trains in loops; others have tests of their own, or no size
+SIZES = {  # for measures with training loops; others have their own tests, or no size
     'wrong_labels': CLASSIFIER,
     'ranks': CLASSIFIER,
     'tries': CLASSIFIER,
