@@ -74,7 +74,7 @@ def in_context(
     fresh_tasks = Tasks(*(part[:, :n_pairs] for part in fresh_tasks))
     bos = checkpoint.tokenizer.bos_id
     rows = [[bos, *text.tolist()] for text in regression.encode_tasks(fresh_tasks)]
-    # The token after dim numbers of x is the prediction of y.
+    # Scores begin at the second token, so that this is the index of y in each pair.
     y_positions = np.arange(n_pairs) * regression_task.pair_bytes + regression_task.dim
     row_scores = scorer(rows)
     rates_P = best_rates(
