@@ -97,7 +97,7 @@ def test_posterior_matches_grid():
 class LeastSquaresScorer:
     """A scorer of a model that predicts least squares from the tokens that it has read."""
 
-    longest = 100
+    max_length = 100
 
     def __init__(self, checkpoint, statistic):
         assert statistic is suite.expected_value
