@@ -93,7 +93,7 @@ def test_run_continues_with_damaged_file(damage, name, trial, tree, stopped_run,
 
 
 @pytest.fixture(scope='module')
-def make_sweep(tree, tmp_path_factory):
+def finished_sweep(tree, tmp_path_factory):
     workdir = tmp_path_factory.mktemp('swept') / 'sweep'
     assert train_sweep(tree, SWEEP, workdir) == DONE
     return workdir
@@ -102,9 +102,9 @@ def make_sweep(tree, tmp_path_factory):
 @pytest.mark.full
 @pytest.mark.parametrize('name', ['config.json', 'summary.json', 'sweep.json'])
 @pytest.mark.trials(short=1, long=10)
-def test_damaged_file_leaves_other_cells(name, trial, tree, make_sweep, tmp_path):
-    rng, workdir = random.Random(trial), shutil.copytree(make_sweep, tmp_path / 'sweep')
+def test_damaged_file_leaves_other_cells(name, trial, tree, finished_sweep, tmp_path):
+    rng, workdir = random.Random(trial), shutil.copytree(finished_sweep, tmp_path / 'sweep')
     folder = workdir if name == 'sweep.json' else rng.choice(list(cell_folders(workdir).values()))
     os.truncate(folder / name, rng.randrange((folder / name).stat().st_size))
     assert train_sweep(tree, SWEEP, workdir) == DONE
-    assert statuses(workdir) == ['done'] * 3 and curves(workdir) == curves(make_sweep)
+    assert statuses(workdir) == ['done'] * 3 and curves(workdir) == curves(finished_sweep)

@@ -61,13 +61,13 @@ def draw_weights(name):
     return {n: weight(n, shape) for n, shape in CASES[name]['tensors'].items()}
 
 
-def saved(folder, name, arrays=None, max_bytes=10**9, **fields):
+def saved(folder, name, arrays=None, most=10**9, **fields):
     """Writes a folder as transformers saves one."""
     folder.mkdir(exist_ok=True)
     config = {k: v for k, v in (CASES[name]['config'] | fields).items() if v != 'left out'}
     (folder / 'config.json').write_text(json.dumps(config))
     arrays = draw_weights(name) if arrays is None else arrays
-    safetensors.write_folder(folder, safetensors.make_tensors(arrays), max_bytes)
+    safetensors.write_folder(folder, safetensors.make_tensors(arrays), most)
     return folder
 
 
@@ -579,8 +579,8 @@ def test_import_evaluates_trains_and_exports(tmp_path, capsys):
     assert float(printed.split()[-1]) < CLOSE
     imported_run = load(run)
     assert imported_run.encode('w0 w49').tolist() == [[1, 3, 52]]
-    import_on_mesh = load(run, mesh=make_mesh(MeshConfig(data=1, fsdp=8), jax.devices()))
-    logits = np.asarray(import_on_mesh.logits(np.repeat(TOKENS_BT, 8, 0)))
+    sharded_run = load(run, mesh=make_mesh(MeshConfig(data=1, fsdp=8), jax.devices()))
+    logits = np.asarray(sharded_run.logits(np.repeat(TOKENS_BT, 8, 0)))
     assert largest_difference(logits[3], theirs()['llama2']) < CLOSE
     before = perplexity(imported_run).numbers
     tree = to_dict(imported_run.recipe)

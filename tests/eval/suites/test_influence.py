@@ -59,9 +59,9 @@ def gradient_program():
     return jax.jit(run)
 
 
-def explicit(seed, i, of=0):
-    """(gradient of the loss in all weights as one vector, of the logits in embeddings [T, D])."""
-    length, tokens_1T = LENGTHS[i], rows(of)['tokens'][i : i + 1]
+def explicit(seed, i, row_seed=0):
+    """Returns the gradients (of the loss in all weights, flat; of logits in embeddings [T, D])."""
+    length, tokens_1T = LENGTHS[i], rows(row_seed)['tokens'][i : i + 1]
     of_loss, in_embedding = gradient_program()(weights(seed), tokens_1T, np.arange(8) < length)
     flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(of_loss)])
     return flat.astype(np.float64), np.asarray(in_embedding, np.float64)[:length]
@@ -94,7 +94,9 @@ def test_vog_matches_explicit_gradients(scores):
 def test_tracin_matches_explicit_gradients(scores):
     for i in range(2):
         gradients = [explicit(seed, i)[0] for seed in (0, 1)]
-        held_out = [np.mean([explicit(seed, j, of=1)[0] for j in (0, 1)], 0) for seed in (0, 1)]
+        held_out = [
+            np.mean([explicit(seed, j, row_seed=1)[0] for j in (0, 1)], 0) for seed in (0, 1)
+        ]
         itself = sum(rate * g @ g for rate, g in zip(RATES, gradients, strict=True))
         assert scores['tracin_self'][i] == pytest.approx(itself, rel=1e-4)
         along = sum(r * g @ v for r, g, v in zip(RATES, gradients, held_out, strict=True))
