@@ -92,8 +92,8 @@ def draw_value(rng: random.Random, path: str) -> Any:
 
 def draw_number(rng: random.Random, field: Any) -> int | float:
     """Returns a number within the bounds; the bounds themselves are likely."""
-    minimum = field.option.least if field.option else 0
-    maximum = field.option.most if field.option else 10
+    minimum = field.option.minimum if field.option else 0
+    maximum = field.option.maximum if field.option else 10
     if int in field.types:
         return rng.choice([int(minimum), int(minimum) + 1, int(min(maximum, 5))])
     return rng.choice([minimum, rng.uniform(minimum, min(maximum, 1.0)), min(maximum, 1e6)])
