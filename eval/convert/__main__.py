@@ -57,7 +57,7 @@ from lm.storage.files import expand_home
 from lm.storage.filling import check_empty, fill_folder
 from lm.training.state import Weights
 
-REPEATED = '...'  # the last of a command's names, where it takes any number of the one before
+REPEATED = '...'  # in argument_names: the argument before it may be repeated
 
 
 class Command(NamedTuple):

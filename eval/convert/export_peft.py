@@ -167,6 +167,7 @@ def _zero_factors(checkpoint: Checkpoint) -> Checkpoint:
     specs, weights = checkpoint.learner.description.specs, checkpoint.weights
 
     def zero_b(path, spec, weight):
+        # With b = 0 the product of the factors is 0, and the base model remains.
         is_b = spec.part == LORA and path_name(path).endswith('/b')
         return np.zeros_like(weight) if is_b else weight
 

@@ -38,7 +38,7 @@ from modules.norms.removal import removal_update
 from modules.params import NORM, ParamSpec, named_leaves
 from modules.placements import PLACEMENTS
 
-TOLERANCE = 1e-10  # of logits in float64, where the algebra itself costs about 1e-14
+TOLERANCE = 1e-10  # of float64 logits; the algebra itself costs about 1e-14
 ROWS = 2  # sequences of random tokens that logits are compared on
 Flat = dict[str, np.ndarray]  # {'layers/mlp/up': ..., ...}
 
@@ -82,8 +82,8 @@ def fold_checkpoint(checkpoint: Checkpoint, to: str, untie: bool = False) -> Fol
     none: from norms that are affine maps in evaluation. A model with other norms keeps them, if it
     has a reparametrisation to fold.
 
-    New biases are those of model.bias and model.readout_bias. model.reparam becomes none: the
-    stored weights are the effective weights of evaluation.
+    Biases that arise use model.bias and model.readout_bias. model.reparam becomes none: the stored
+    weights are the effective weights of evaluation.
 
     Args:
       checkpoint: the source.
@@ -264,7 +264,7 @@ def fold_config(source: Recipe, to: str, biased: bool) -> Recipe:
     no_norm = {'model.norm': 'none', 'model.final_norm': 'none'}
     read_fields = build_recipe(
         update_config(source.config, no_norm)
-    ).readers  # as those of model.qk_norm
+    ).readers  # for example by model.qk_norm
     unread_fields = [
         path for path in FIELDS if path.startswith('norm.') and path not in read_fields
     ]
@@ -277,7 +277,7 @@ def fold_config(source: Recipe, to: str, biased: bool) -> Recipe:
         'model.qkv_bias': source.model.qkv_bias and not biased,
         'model.readout_bias': source.model.readout_bias or biased,
         'model.tie_embeddings': False,
-        # The weights are here now, and what was trained alone may be gone.
+        # The weights are complete, and the parameters of train.trainable may be gone.
         'train.init_from': '',
         'train.trainable': 'all',
     }
@@ -386,7 +386,10 @@ def cast(tree: Any, dtype: Any) -> Any:
 
 
 def run_on_cpu(dtype: str, function: Callable[[], Any]) -> Any:
-    """Returns function() computed on the CPU, where `dtype` may be float64, as NumPy arrays."""
+    """Returns function() computed on the CPU, which supports float64, as NumPy arrays.
+
+    dtype: 'float64' enables float64 in JAX meanwhile.
+    """
     cpu = jax.local_devices(backend='cpu')[0]
     with jax.enable_x64(dtype == 'float64'), jax.default_device(cpu):
         return jax.device_get(function())

@@ -1,8 +1,8 @@
 """Converts fields of a config.json of transformers (4 or 5) to our fields, and back.
 
-A family (`eval.convert.hf_families`) lists entries. Each entry reads fields of theirs and writes
-them again. A field that no entry reads is an error that names it, unless the computation does not
-depend on it (`IGNORED_FIELDS`).
+A family (`eval.convert.hf_families`) lists entries. Each entry reads fields of config.json and
+writes them again. A field that no entry reads is an error that names it, unless the computation
+does not depend on it (`IGNORED_FIELDS`).
 """
 
 import dataclasses
@@ -91,7 +91,7 @@ def list_dropouts(raw: Mapping[str, Any]) -> list[str]:
 
 
 class ConfigEntry:
-    """Reads fields of theirs as fields of ours, and writes them again. The default is no fields."""
+    """Converts fields of a config.json to our fields, and back. The default is no fields."""
 
     def read(self, fields: ConfigFields) -> Flat:
         return {}
@@ -102,10 +102,10 @@ class ConfigEntry:
 
 @dataclasses.dataclass(frozen=True)
 class SharedField(ConfigEntry):
-    """A number or a flag that both have.
+    """A number or a flag of both.
 
-    name: theirs. path: ours. default: of their class. null_value: the meaning of null. alias:
-    another name of theirs, read by other versions.
+    name: in config.json. path: our field. default: of their class. null_value: the meaning of null.
+    alias: another name in config.json, read by other versions.
     """
 
     name: str
@@ -273,7 +273,7 @@ class QueryScalar(ConfigEntry):
 class Biases(ConfigEntry):
     """attention_bias and mlp_bias.
 
-    Our models have both biases or neither: if theirs have only one, the other is 0.
+    Our models have both biases or neither: with only one in config.json, the other is 0.
     """
 
     def read(self, fields: ConfigFields) -> Flat:

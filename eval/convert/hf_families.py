@@ -36,7 +36,7 @@ class TensorRow(NamedTuple):
     """A tensor of a file.
 
     name: with {L} and {E}. paths: of the arrays that it holds. layout: of the arrays in the tensor.
-    offset: our values minus theirs.
+    offset: our values minus the file's.
     """
 
     name: str
@@ -49,10 +49,10 @@ def make_row(name: str, paths: str, axes: str, offset: float = 0.0) -> TensorRow
     """Returns a row. The paths 'a/{b,c}' stand for a/b and a/c.
 
     Args:
-      name: of the tensor in their files.
+      name: of the tensor in the files.
       paths: of our arrays.
       axes: of the layout.
-      offset: our values minus theirs.
+      offset: our values minus the file's.
     """
     stem, _, suffixes = paths.partition('{')
     names = suffixes.rstrip('}').split(',') if suffixes else ['']
@@ -75,7 +75,7 @@ def rows_with_bias(name: str, paths: str, axes: str, bias_axes: str) -> tuple[Te
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A model_type of theirs.
+    """A model_type of transformers.
 
     architecture: the class. entries: of its config.json. constants: our fields that are the same in
     all models of the family. rows: its tensors. prefix: of tensor names; files of the model without
@@ -104,7 +104,7 @@ class Family:
         return flat | ({NOTES: tuple(dict.fromkeys(fields.notes))} if fields.notes else {})
 
     def write(self, flat: Flat) -> dict[str, Any]:
-        """Returns fields of theirs; the inverse of `read` for a model of this family."""
+        """Returns the fields of config.json. The inverse of `read` for a model of this family."""
         written: dict[str, Any] = {}
         for entry in self.entries:
             written |= entry.write(flat)
@@ -197,9 +197,9 @@ def norm_rows(
     """Returns the rows of a norm's gain and, with `bias`, of its bias.
 
     Args:
-      name: of the norm in their files.
+      name: of the norm in the files.
       path: of the norm in our tree.
-      offset: our gains minus theirs.
+      offset: our gains minus the file's.
       bias: whether the norm has a bias.
     """
     rows = (make_row(f'{name}.weight', f'{path}/scale', 'D -> D', offset),)

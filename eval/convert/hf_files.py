@@ -92,6 +92,7 @@ def read_object(path: Path, max_bytes: int) -> dict[str, Any]:
 
 
 def _parse_integer(text: str) -> int | float:
+    # int() refuses more than 4,300 digits. Infinity fails the check for finite numbers.
     return int(text) if len(text) <= MAX_DIGITS else float(text)
 
 
@@ -201,7 +202,7 @@ SIZE, SIZE_OR_NULL = integer_kind(), integer_kind(nullable=True)
 ID = FieldKind((int,), 'an id', -1, MAX_SIZE)
 IDS = FieldKind((int, list), 'an id or a list of ids', -1, MAX_SIZE, nullable=True, element=ID)
 DROPOUT = FieldKind((int, float, bool), 'a number from 0 to 1', 0, 1, nullable=True)
-LENGTH = integer_kind(maximum=1 << 40)  # positions: a number in sums alone
+LENGTH = integer_kind(maximum=1 << 40)  # positions are never allocated by this number
 
 ROPE_FIELDS = {
     'rope_type': TEXT_OR_NULL,

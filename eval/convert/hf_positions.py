@@ -246,7 +246,7 @@ def write_original_length(parameters: Flat) -> Flat:
 class Window:
     """sliding_window and, in some families, the layers that have it.
 
-    default: of their class. period: every so many layers one is full, unless the file lists the
+    default: of their class. period: of full layers, unless the file lists the
     layers. has_types: whether the family lists layer_types. has_use: whether use_sliding_window
     enables it. is_needed: whether their code fails without a number even if no layer has a window.
     is_no_rope: whether the windowed layers are by default the layers without RoPE. has_pattern:

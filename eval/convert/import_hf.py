@@ -399,7 +399,7 @@ def write_run(folder: Path, workdir: Path, imported: ImportedModel) -> None:
     params = unflatten_dict(imported.params, sep='/')
     meta = {
         'counters': {},
-        'data': None,  # what it was trained on is not known
+        'data': None,  # unknown
         'vocab_size': imported.vocab_size,
         'imported_from': str(folder),
         MODEL_TYPE: imported.model_type,

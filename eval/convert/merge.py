@@ -103,7 +103,7 @@ def check_stored_as_used(checkpoint: Checkpoint, action: str) -> None:
 def merge_checkpoints(checkpoints: Sequence[Checkpoint], keep: str | None) -> Weights:
     """Returns the mean of the weights of models (`eval.convert.means`).
 
-    Statistics of layers are averaged too; their counters and keys are those of the first model.
+    Statistics of layers are averaged too. Counters and keys come from the first model.
     """
     check_alike(checkpoints)
     models = [flat_params(checkpoint) for checkpoint in checkpoints]

@@ -14,7 +14,7 @@ REMOVE: Mapping[str, Ranking] = {
     'unimportant': lambda scores, rng: -scores,  # for wanted text: Wanda, arXiv:2306.11695
 }
 DAMPING = 0.01  # of the mean of the diagonal of H, added to it, as in SparseGPT
-# 2 lambda lr^2 / 1000 of D-Pruner's code, whose H is twice the sum over the 2,048 tokens of a row.
+# 2 lambda lr^2 / 1000 in D-Pruner's code; its H is twice the sum over the 2,048 tokens of a row.
 STRENGTH = 2 * 0.1 * 0.03**2 / 1000 * (2 * 2048)
 
 

@@ -142,6 +142,7 @@ def _bootstrap(table: np.ndarray, size: int, rng: np.random.Generator) -> np.nda
     """Returns the difference for each of `size` resamples of n items."""
     n = len(table)
     choices = rng.integers(n, size=(size, n), dtype=np.int32)
+    # Counts each item in each resample: row i of `choices` is offset by n i.
     counts = np.bincount((choices + n * np.arange(size)[:, None]).ravel(), minlength=n * size)
     return _ratio_difference(counts.reshape(size, n) @ table)
 

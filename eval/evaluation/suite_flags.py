@@ -126,6 +126,7 @@ def check_options(argv: Sequence[str]) -> None:
         name, dot, option = flag.partition('.')
         if not argument.startswith('--') or not dot:
             continue
+        # absl spells a false flag --noNAME.OPTION.
         name = name.removeprefix('no') if name not in SUITES else name
         if name not in SUITES:
             hint = suggest_nearest(name, SUITES)

@@ -110,6 +110,7 @@ def score_trees(checkpoint: Checkpoint, trees: Sequence[ContextTree]) -> Iterato
         log_probs = [[np.zeros(0)] * len(tree.parents) for tree in group]
         cache = checkpoint.init_cache(size, capacity)
         while any(parts):
+            # Branches are read before the cache grows beyond the node where they start.
             for is_cached in (False, True):
                 due = {
                     r: queue.pop(0)

@@ -58,7 +58,7 @@ def calibration(
       bins: of probabilities.
       candidates: likeliest tokens of each place in h_error.
       classes: most frequent tokens in ece_classwise.
-      tokens: about so many validation tokens are read; 0: all.
+      tokens: approximate number of validation tokens to read; 0: all.
       resamples: of the bootstrap.
       calibrator: a row of CALIBRATORS, or 'none'.
     """

@@ -20,7 +20,7 @@ from lm.storage.files import expand_home, first_line
 from modules.choices import suggest_nearest
 from modules.options import Option
 
-RESAMPLES = 1000  # for standard errors that have no closed form, as those of word_perplexity
+RESAMPLES = 1000  # for standard errors without a closed form, such as word_perplexity's
 OFFLINE = (
     'What was downloaded before is read again without a network under HF_DATASETS_OFFLINE=1 and '
     'HF_HUB_OFFLINE=1, from HF_DATASETS_CACHE and HF_HUB_CACHE (by default in HF_HOME). A task '

@@ -39,12 +39,13 @@ def layers(
 
     Args:
       checkpoint: a loaded checkpoint.
-      tokens: about so many validation tokens are read; 0: all.
+      tokens: approximate number of validation tokens to read; 0: all.
       gap: most blocks between two streams; 0: any number.
     """
     c = checkpoint
     L = c.recipe.model.n_layers
     loss, angles = jit_statistic(c, sum_cross_entropy), jit_statistic(c, sum_stream_angles)
+    # All blocks, then all blocks but one.
     masks = [np.ones(L, bool), *~np.eye(L, dtype=bool)]
     ce, sums, n_tokens = np.zeros(L + 1), np.zeros((2, L + 1, L + 1)), 0.0
     for batch in validation_batches(c, open_data(c).validation, tokens):

@@ -38,7 +38,7 @@ def neural_collapse(
 
     Args:
       checkpoint: a loaded checkpoint.
-      tokens: about so many validation tokens are read; 0: all.
+      tokens: approximate number of validation tokens to read; 0: all.
       classes: number of the most frequent next tokens that are classes.
       least: tokens of a class, at least.
     """

@@ -87,6 +87,8 @@ def perplexity(
         nats_D, tokens_D = score(checkpoint, rows, n_documents)
         source_documents = list(describe_documents(checkpoint, source, rows, nats_D, tokens_D))
         sums[source] = [{'ce': math.fsum(nats_D), 'tokens': tokens_D.sum()}]
+        # A capped source is counted by its scored documents; the split's totals would include
+        # documents without a score.
         sizes[source] = (
             SplitSize(
                 sum(doc.tokens for doc in source_documents),

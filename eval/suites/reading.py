@@ -26,7 +26,7 @@ def validation_batches(checkpoint: Checkpoint, split: Any, tokens: int) -> Itera
     Args:
       checkpoint: a loaded checkpoint.
       split: rows of tokens.
-      tokens: about so many are read; 0: all.
+      tokens: approximate number to read; 0: all.
     """
     size = batch_rows(checkpoint)
     limit = -(-tokens // (size * checkpoint.recipe.data.seq_len))
@@ -60,7 +60,7 @@ def validation_rows(checkpoint: Checkpoint, tokens: int) -> list[TargetRow]:
 
     Args:
       checkpoint: a loaded checkpoint.
-      tokens: about so many targets are read; 0: all.
+      tokens: approximate number of targets to read; 0: all.
     """
     split = open_data(checkpoint).validation
     sources = list(split_by_source(split).values())
