@@ -86,20 +86,22 @@ def scores():
 @pytest.mark.full
 def test_vog_matches_explicit_gradients(scores):
     for i in range(2):
-        gradients = np.stack([explicit(seed, i)[1] for seed in (0, 1)])
-        assert scores['vog'][i] == pytest.approx(np.var(gradients, axis=0).mean(), rel=1e-4)
+        explicit_gradients = np.stack([explicit(seed, i)[1] for seed in (0, 1)])
+        assert scores['vog'][i] == pytest.approx(
+            np.var(explicit_gradients, axis=0).mean(), rel=1e-4
+        )
 
 
 @pytest.mark.full
 def test_tracin_matches_explicit_gradients(scores):
     for i in range(2):
-        gradients = [explicit(seed, i)[0] for seed in (0, 1)]
+        explicit_gradients = [explicit(seed, i)[0] for seed in (0, 1)]
         held_out = [
             np.mean([explicit(seed, j, row_seed=1)[0] for j in (0, 1)], 0) for seed in (0, 1)
         ]
-        itself = sum(rate * g @ g for rate, g in zip(RATES, gradients, strict=True))
+        itself = sum(rate * g @ g for rate, g in zip(RATES, explicit_gradients, strict=True))
         assert scores['tracin_self'][i] == pytest.approx(itself, rel=1e-4)
-        along = sum(r * g @ v for r, g, v in zip(RATES, gradients, held_out, strict=True))
+        along = sum(r * g @ v for r, g, v in zip(RATES, explicit_gradients, held_out, strict=True))
         assert scores['tracin_validation'][i] == pytest.approx(along, rel=1e-3)
 
 
