@@ -1,9 +1,9 @@
-"""Losses. A new one is a function here and a row in `LOSSES`.
+"""Losses. A new loss is a function here and a row in `LOSSES`.
 
-Each maps (activations [..., D], readout, labels [...], weights [...], **numbers) to sums over
-tokens by name: `objective` is minimised; `ce`, -log p(label) in nats, compares models; any other
-term is recorded. `logits_loss` makes a loss of a function of logits. A row of `AUXILIARIES` weighs
-what layers sow under its name.
+A loss maps (activations [..., D], readout, labels [...], weights [...], **numbers) to sums over
+tokens by name: `objective` is minimised; `ce`, -log p(label) in nats, compares models; other terms
+are recorded. `logits_loss` makes a loss from a function of logits. A row of `AUXILIARIES` weighs
+the scalars that layers sow under its name.
 """
 
 from modules.losses.base import add_error_probability, balance_loss, cross_entropy, logits_loss
@@ -35,5 +35,5 @@ LOSSES = {
     'ldr_kl': ldr_kl,
     'aldr_kl': aldr_kl,
 }
-#: Weights of what layers sow, which are added to the objective.
+#: Weights of sown scalars, which are added to the objective.
 AUXILIARIES = {'balance_loss': balance_loss}
