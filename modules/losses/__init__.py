@@ -6,6 +6,8 @@ are recorded. `logits_loss` makes a loss from a function of logits. A row of `AU
 the scalars that layers sow under its name.
 """
 
+from typing import Any
+
 from modules.losses.base import add_error_probability, balance_loss, cross_entropy, logits_loss
 from modules.losses.chunked import chunk_loss, count_chunks, select_chunk_size, split_chunks
 from modules.losses.label_probability import comp_sum, dco, dice, focal
@@ -23,7 +25,7 @@ __all__ = [
     'split_chunks',
 ]
 
-LOSSES = {
+LOSSES: dict[str, Any] = {
     'cross_entropy': cross_entropy,
     'comp_sum': comp_sum,
     'adversarial_comp_sum': adversarial_comp_sum,
