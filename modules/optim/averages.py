@@ -91,7 +91,9 @@ def mask_untrained(average: Average, trained: Any) -> Average:
         return jax.tree.map(lambda t, x: x if t else optax.MaskedNode(), trained, tree)
 
     def merge_untrained(trained_tree, tree):
-        return jax.tree.map(lambda t, new, x: new if t else x, trained, trained_tree, tree)
+        return jax.tree.map(
+            lambda t, averaged, x: averaged if t else x, trained, trained_tree, tree
+        )
 
     def adjust_updates(updates, params, state, fraction):
         moves, state = average.adjust_updates(

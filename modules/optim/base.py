@@ -322,7 +322,7 @@ def partition_by_role(
         def take_partial_tree(name, value):
             if not name.endswith('_fn'):
                 return value
-            return lambda partial, *rest: value(fill_masked(partial, params), *rest)
+            return lambda partial, *args: value(fill_masked(partial, params), *args)
 
         batch = {name: take_partial_tree(name, value) for name, value in batch.items()}
         return partition.update(updates, state, params, **batch)

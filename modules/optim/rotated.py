@@ -154,8 +154,8 @@ def conda(
 
         def singular_vectors():
             # Of the smaller side: the larger one has more vectors than singular values.
-            left, _, right = jnp.linalg.svd(matrices, full_matrices=False)
-            return left if side == 'left' else jnp.swapaxes(right, -2, -1)
+            left_vectors, _, right_vectors = jnp.linalg.svd(matrices, full_matrices=False)
+            return left_vectors if side == 'left' else jnp.swapaxes(right_vectors, -2, -1)
 
         bases = {side: compute_if((count - 1) % conda_every == 0, singular_vectors, state['basis'])}
         rotated = rotate(float_matrices(spec, grad), bases)
