@@ -73,31 +73,31 @@ LONGER_VARIANTS = (  # norm, placement
 
 
 def variants() -> tuple[dict[str, str], ...]:
-    found = [{'model.norm': norm, 'model.placement': 'pre'} for norm in NORMS]
+    rows = [{'model.norm': norm, 'model.placement': 'pre'} for norm in NORMS]
     for placement in PLACEMENTS:
         if placement != 'pre':
             hybrid = {'model.qk_norm': 'rmsnorm'} if placement.startswith('hybrid') else {}
-            found.append({'model.norm': 'rmsnorm', 'model.placement': placement} | hybrid)
+            rows.append({'model.norm': 'rmsnorm', 'model.placement': placement} | hybrid)
     peri_ln = {'model.placement': 'peri', 'model.embedding_norm': 'rmsnorm'}
-    return (*found, {'model.norm': 'rmsnorm'} | peri_ln)
+    return (*rows, {'model.norm': 'rmsnorm'} | peri_ln)
 
 
 def is_fitted(variant: dict[str, str]) -> bool:
-    """Whether it is the baseline, or has a warm-up or an embedding norm of its own."""
+    """Whether it is the baseline, or has a warm-up or an embedding norm."""
     baseline = {'model.norm': 'rmsnorm', 'model.placement': 'pre'}
     has_warmup = ':warmup=' in variant['model.norm']
     return variant == baseline or has_warmup or 'model.embedding_norm' in variant
 
 
 def get_config(which: str = 'all') -> ConfigDict:
-    """which: 'all' variants, those that are 'fitted', LONGER ones ('longer'), or for a 'pod'."""
+    """which: 'all' variants, the 'fitted' ones, 'longer' (LONGER_VARIANTS), or for a 'pod'."""
     if which == 'pod':
         return _get_pod_config()
     config = small.get_config()
     config.train.diagnose_every = 100
     rates = tuple(10**exponent for exponent in DECADES)
     if which == 'longer':
-        chosen = tuple(
+        selected = tuple(
             {'model.norm': norm, 'model.placement': place} for norm, place in LONGER_VARIANTS
         )
         rates = rates[3:6]
@@ -105,8 +105,8 @@ def get_config(which: str = 'all') -> ConfigDict:
         config.train.steps = config.train.eval_every = 400
         config.train.diagnose_every = 200
     else:
-        chosen = {'all': variants(), 'fitted': tuple(filter(is_fitted, variants()))}[which]
-    config.sweep = {'list': chosen, 'optim.lr': rates, 'train.seed': (0, 1, 2)}
+        selected = {'all': variants(), 'fitted': tuple(filter(is_fitted, variants()))}[which]
+    config.sweep = {'list': selected, 'optim.lr': rates, 'train.seed': (0, 1, 2)}
     return config
 
 
@@ -120,10 +120,10 @@ def _get_pod_config() -> ConfigDict:
         'powernorm:warmup=50': 'powernorm:warmup=2375',
         'unified:warmup=40': 'unified:warmup=1900',
     }
-    chosen = tuple(
+    selected = tuple(
         variant | {'model.norm': warmups.get(variant['model.norm'], variant['model.norm'])}
         for variant in variants()
         if variant['model.norm'] not in BATCH_NORMS
     )
-    config.sweep = {'list': chosen, 'train.seed': (0, 1, 2)}
+    config.sweep = {'list': selected, 'train.seed': (0, 1, 2)}
     return config

@@ -17,11 +17,13 @@ arXiv:2502.16982 and arXiv:2602.09006). Every cell sees the same text in the sam
 rates move the hidden matrices alone: the rest has 1e-2 in all cells.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from configs.studies import small
 
-OPTIMIZERS = (
+OPTIMIZERS: tuple[dict[str, Any], ...] = (
     {'optim.name': 'adamw'},
     {'optim.name': 'adafactor'},
     {'optim.name': 'adamp'},
@@ -59,7 +61,7 @@ BEST_LR_AND_MS = {
 
 
 def equal_time() -> tuple[dict, ...]:
-    """Each optimizer at its best rate, for the time of 200 steps of AdamW's."""
+    """Each optimizer at its best rate, for the time of 200 steps of AdamW."""
     cells = []
     for optimizer in OPTIMIZERS:
         lr, ms = BEST_LR_AND_MS[optimizer['optim.name']]
@@ -69,7 +71,7 @@ def equal_time() -> tuple[dict, ...]:
 
 
 def get_config(which: str = 'rates') -> ConfigDict:
-    """which: 'rates', each optimizer at all of them, or 'equal_time'."""
+    """which: 'rates', each optimizer at all LEARNING_RATES, or 'equal_time'."""
     config = small.get_config()
     config.optim.others = 'adamw'
     config.optim.others_lr = 1e-2

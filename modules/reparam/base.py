@@ -43,10 +43,10 @@ class Reparam(NamedTuple):
     init: Callable[[Any], tuple[Any, Any]]  #: (params) -> (stored, state)
     apply: Callable[[Any, Any, bool], tuple[Any, Any]]  #: (stored, state, train) -> (used, state)
     specs: Any  #: describes each stored array, as `modules.params` does each parameter
-    #: (stored, state) -> (stored, state) after an optimizer step, such as projection to a sphere.
+    #: (stored, state) -> (stored, state) after an optimizer step, such as a projection.
     after_update: Callable[[Any, Any], tuple[Any, Any]] = keep_after_update
-    #: (stored, state) -> {'sigma': {path of a used weight: [...]}, ...}: a number for each matrix of
-    #: a parameter (`modules.params.matrix_axes`).
+    #: (stored, state) -> {'sigma': {path of a used weight: [...]}, ...}: a number per matrix of a
+    #: parameter (`modules.params.matrix_axes`).
     measures: Callable[[Any, Any], dict[str, dict[str, jax.Array]]] = lambda stored, state: {}
     #: (stored, key) -> stored: draws arrays that are 0 after `init` and must not start at 0.
     draw: Callable[[Any, jax.Array], Any] = keep_init

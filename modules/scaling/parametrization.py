@@ -256,13 +256,13 @@ def check_block_scaling(recipe: Any, part: Any) -> None:
 
 
 def check_eps_scaling(recipe: Any, part: Any) -> None:
-    """Raises ValueError as `check_block_scaling`, and for epsilons that are not for gradients."""
+    """Raises ValueError as `check_block_scaling`, and for optimizers that evaluate the loss."""
     check_block_scaling(recipe, part)
     for optimizer in recipe.optimizers.values():
         if optimizer.row.needs.evaluates_loss:
             raise ValueError(
-                f'{part} scales epsilons, and {optimizer} compares gradients with what it measures of '
-                'the loss itself. Choose another optimizer, or another parametrisation, such as '
+                f'{part} scales epsilons, and {optimizer} compares gradients with what it measures '
+                'of the loss itself. Choose another optimizer, or another parametrisation, such as '
                 'mup.'
             )
 
@@ -340,8 +340,8 @@ def unit(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     F(x) / sqrt(L), and rates in blocks have the factor 1 / sqrt(L). The authors' residual rule
     gives the same if embedding, attention and MLPs contribute alike (graphcore-research/
     unit-scaling, transformer_residual_scaling_rule). Their constants for activations, the softmax's
-    output and backward passes in narrow types are left out; gains do not depend on these, and the output
-    of a block differs by a constant.
+    output and backward passes in narrow types are left out; gains do not depend on these, and
+    outputs of blocks differ by a constant.
     """
     kind, m = growth_kind(growth), growth.fan_in
     forward = {'hidden': m**-0.5, 'output': 1 / m}.get(kind, 1.0)
