@@ -1,11 +1,11 @@
 """The default run: a small pre-norm decoder on the Python standard library's own sources.
 
-Question: does this machine train, end to end, on real text it already holds?
+Question: does this machine train, end to end, on real text that it already has?
 Command:  uv run train.py --config=configs/default.py
 Cost:     under five minutes on two CPU cores, nothing downloaded.
 Result:   1.30 bits per byte on held-out modules, where a 5-gram model of bytes has 1.75.
 
-Flags and files also set fields that are not named here: the options of parts, which
+Flags and files may also set fields that are missing here: the options of parts, which
 `train.py --choices=model.norm` lists, and the other fields of lm/config/fields.py. Other configs
 start from this one:
 

@@ -1,8 +1,7 @@
-"""How do norm layers and their placement change the loss, and how much it depends on the learning
-rate?
+"""How do norm layers and their placement change the loss, and its sensitivity to the learning rate?
 
 Question: each norm layer in pre-norm, and RMSNorm at each placement, over three decades of learning
-          rates: which reaches the lowest loss, and which forgives a learning rate that is off by a
+          rates: which reaches the lowest loss, and which tolerates a learning rate that is off by a
           factor of ten?
 Command:  uv run train.py --config=configs/studies/norm_placement_lr.py --workdir=runs/norms
           uv run train.py --config=configs/studies/norm_placement_lr.py:longer \\
@@ -11,24 +10,23 @@ Command:  uv run train.py --config=configs/studies/norm_placement_lr.py --workdi
             --topology=v6e:4x4
 Cost:     588 runs of 0.26 million parameters, half an hour on two CPU cores; 72 longer ones, 24
           minutes; 72 of 124 million on a pod: tpu/PLANS.md.
-Result:   ahead is what keeps the first update from drowning the embeddings; where they start at 1,
-          pre-norm is as good as any and post-norm alone is worse; LayerNorm, RMSNorm equal:
+Result:   variants lead that keep the first update from drowning the embeddings; if embeddings start
+          at 1, pre-norm is as good as any and only post-norm is worse; LayerNorm, RMSNorm equal:
           configs/studies/results/norm_placement_lr.md
 
 Every cell sees the same text in the same order; the seeds draw other initial parameters. The
-hybrids normalize queries and keys, which is a part of them; the others do not, since it would hide
-much of what a norm does. The published warm-ups of PowerNorm (10,000 updates) and of Unified
+hybrids normalize queries and keys, which is part of the method; the others do not, since it would
+hide much of a norm's effect. The published warm-ups of PowerNorm (10,000 updates) and of Unified
 Normalization (4,000) are longer than these runs, in which both would be norms over the batch: here
 they are a quarter and a fifth of the run. The compensation in Unified Normalization's backward pass
-still is not reached: the authors' code begins it after 1,000 updates. Peri-LN normalizes the
-embeddings too; `peri` stands here with that and without.
+is still not reached: the authors' code begins it after 1,000 updates. Peri-LN normalizes the
+embeddings too; `peri` is included with that and without.
 
 norm_placement_lr.py:fitted is the baseline and those three alone: 84 runs, five minutes.
-norm_placement_lr.py:longer asks eight variants again, for twice as many steps and with embeddings
-that start at a deviation of 1, where no first update drowns them: 72 runs.
-norm_placement_lr.py:pod is planned and not trained: 24 variants of a model of 124 million
-parameters, each from three seeds at one learning rate, 20 tokens a parameter; all but the four
-whose statistics are those of the batch at hand.
+norm_placement_lr.py:longer repeats eight variants, for twice as many steps and with embeddings that
+start at a deviation of 1, where no first update drowns them: 72 runs. norm_placement_lr.py:pod is
+planned and not trained: 24 variants of a model of 124 million parameters, each with three seeds at
+one learning rate, 20 tokens per parameter; all except the four norms over the current batch.
 """
 
 from ml_collections import ConfigDict
@@ -38,7 +36,7 @@ from configs.studies import small
 from configs.studies.depth_variance import PLACEMENTS
 
 DECADES = (-4.0, -3.5, -3.0, -2.5, -2.0, -1.5, -1.0)
-NORMS = (  # all there were, but those that remove the norms of a trained model
+NORMS = (  # all norms of the time, except those that remove norms of a trained model
     'rmsnorm',
     'layernorm',
     'crmsnorm',
