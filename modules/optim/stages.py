@@ -30,8 +30,9 @@ def shrink_embedding_gradient(
 ) -> optax.GradientTransformation:
     """c g for the word embedding, c = embedding_gradient_shrink; g for all other parameters.
 
-    This comes before clipping. The direction of Adam does not depend on the gradient's size: only
-    the clipped norm and epsilon do. Source: arXiv:2210.02414, section 3.2.
+    This comes before clipping. Adam's direction does not depend on the size of its gradient, so
+    that the factor acts on it only through the clipped norm and epsilon. Source: arXiv:2210.02414,
+    section 3.2.
 
     Args:
       specs: a ParamSpec for each parameter.

@@ -1,11 +1,11 @@
-"""Contract: every named choice that makes another model.
+"""Contract: every named choice that changes the model.
 
-The changes are made from the tables, so that what is new there is tested once it has a name. A row
-has several of them, of one field each, as a program costs some seconds whatever is in it. A row
-trains four runs mapped together for 50 steps, in one program: one as configured, one with every
-number changed that a program takes as data, one with another seed, one with another order of the
-text. Each keeps its types and learns. Where the code of a choice is more than plain operations
-(state, rules of differentiation, branches, barriers, another type), each is also the run alone.
+The changes are generated from the tables, so that a new name is tested at once. A row combines
+several changes of different fields, as each program costs some seconds for any number of them. A
+row trains four runs mapped together for 50 steps, in a single program: as configured, with every
+traced number changed, with another seed, and with another order of the text. Each keeps its types
+and learns. If the code of a choice is more than plain operations (state, rules of differentiation,
+branches, barriers, another type), each run also equals the single run.
 """
 
 import jax

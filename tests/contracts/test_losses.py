@@ -1,4 +1,4 @@
-"""Contract: every loss, at its own interface, on one array of activations."""
+"""Contract: the interface of every loss, on the same array of activations."""
 
 import functools
 

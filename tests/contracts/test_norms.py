@@ -1,9 +1,9 @@
 """Contract: norm layers at placements.
 
-A row trains two blocks for 50 steps on real text, in one program. Every fact of a layer meets every
-fact of a placement, in few pairs chosen from the classes; `pytest -m product` tries every pair.
-With each fact, runs mapped and scanned equal one that is alone, unrolled and cut over eight
-devices.
+A row trains two blocks for 50 steps on real text, in a single program. Every fact of a layer meets
+every fact of a placement, in few pairs chosen from the classes; `pytest -m product` tries every
+pair. With each fact, mapped and scanned runs equal a run that is single, unrolled and sharded over
+eight devices.
 """
 
 import argparse

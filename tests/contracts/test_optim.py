@@ -1,7 +1,7 @@
-"""Contract: every optimizer, average, schedule and decay rule, at its own interface.
+"""Contract: the interface of every optimizer, average, schedule and decay rule.
 
-One jitted function runs all optimizers over one described tree, stacked layers included, so that a
-new row costs no program of its own.
+A single jitted function runs all optimizers over a described tree, stacked layers included, so that
+a new row needs no other program.
 """
 
 import functools
@@ -58,23 +58,23 @@ def tree(seed: int):
 
 
 START, TARGET = tree(0), tree(1)
-# Values that show in this problem, where one near the published value does not.
+# Values that have an effect in this problem, unlike values near the published ones.
 TELLING = {'adafactor_clip': 0.5, 'adamp_delta': 0.1, 'sven_rtol': 0.99}
-USUAL = {'adamp_delta': 2.0}  # in place of the published value, with which nothing is projected
+USUAL = {'adamp_delta': 2.0}  # with the published value nothing is projected
 
 
 def loss(params):
-    """A quadratic; its gradient is what is left of the way."""
+    """A quadratic; its gradient is the distance to the target."""
     return 0.5 * optax.tree.norm(optax.tree.sub(params, TARGET), squared=True)
 
 
-# Relative, of what is more than rounded: differences of a loss of hundreds over 0.005, in float32.
+# Relative tolerances above rounding: differences of a loss of hundreds over 0.005, in float32.
 # APOLLO divides by the norms of narrow projections.
 TOLERANCES = {'cge': 2e-3, 'apollo': 2e-4}
 
 
 def logits(params, row):
-    """Every fourth coordinate of what is left of the way, from `row` on."""
+    """Every fourth coordinate of the distance to the target, from `row` on."""
     flat = jnp.concatenate(
         [jnp.ravel(leaf) for leaf in jax.tree.leaves(optax.tree.sub(params, TARGET))]
     )

@@ -24,7 +24,7 @@ def test_pairs_start_with_finite_numbers():
 @pytest.mark.parametrize('seed', range(5))
 @pytest.mark.parametrize('broken', [{'a': 1, 'c': 1}, {'d': 1}], ids=['pair', 'choice'])
 def test_search_isolates_unbuildable_pairs(monkeypatch, broken, seed):
-    """Catches pairs that are lost with the refused ones, and a search that does not end."""
+    """Catches pairs that are lost with the refused pairs, and an endless search."""
     monkeypatch.setattr(starts, 'choices', lambda: CHOICES)
     monkeypatch.setattr(starts, 'fits', lambda config: True)
     monkeypatch.setattr(starts, 'builds', lambda config: not broken.items() <= config.items())

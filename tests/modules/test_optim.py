@@ -86,7 +86,7 @@ def test_schedule_at_its_boundaries(name):
 
 @pytest.mark.parametrize('name', [n for n in SCHEDULES if reach(n) and n != 'exponential'])
 def test_decay_reaches_0_at_the_last_step(name):
-    """To the bit: that step changes no weight, and the one before it does."""
+    """To the bit: the last step changes no weight, and the step before it does."""
     before, last = fraction(name, jnp.int32([STEPS - 2, STEPS - 1]), final_lr_fraction=0.0)
     assert last == 0.0 < before
 
@@ -119,8 +119,8 @@ def test_decay_shorter_than_a_step_takes_the_last_step():
 @pytest.mark.parametrize('cycles', [1, 3, 5, 7])
 @pytest.mark.parametrize('steps', [STEPS, 1000])
 def test_cycles_for_any_steps(cycles, steps):
-    """Each falls, the next begins near the peak, and one cycle is the cosine. Catches a restart a
-    step early or late, to which rounding can lead where a cycle ends.
+    """Each cycle falls, the next begins near the peak, and a single cycle is the cosine. Catches a
+    restart a step early or late, to which rounding at the end of a cycle can lead.
     """
     values = fraction('cyclic', jnp.arange(steps), steps=steps, cycles=cycles, warmup_steps=0)
     (rises,) = np.nonzero(np.diff(values) > 0)  # the last step of each cycle but the last
@@ -133,8 +133,8 @@ def test_cycles_for_any_steps(cycles, steps):
 
 
 def test_inverse_sqrt_is_t5():
-    """max(t, k)^-1/2 of its peak k^-1/2, with t from 1; and with a warm-up of k that of the first
-    Transformer, min(t^-1/2, t k^-3/2).
+    """max(t, k)^-1/2 of its peak k^-1/2, with t from 1; with a warm-up of k the schedule of the
+    first Transformer, min(t^-1/2, t k^-3/2).
     """
     t = np.arange(1, STEPS + 1)
     fractions = fraction('inverse_sqrt', jnp.arange(STEPS), warmup_steps=0)

@@ -85,8 +85,8 @@ def test_orthogonal_gradient_gives_orthogonal_direction(make):
 
 
 def test_stacked_matrices_are_tested_separately():
-    """The gradient of one layer is orthogonal, the other's is along the weight and has Adam's
-    direction. Catches a single test over the whole stack.
+    """The gradient of a layer is orthogonal to its weight, the other layer's is along it and has
+    Adam's direction. Catches a single test over the whole stack.
     """
     weight, grad = normal(2, 2, 3, 4), normal(2, 2, 3, 4, seed=1)
     radial = jnp.sum(grad * weight, (1, 2), keepdims=True)
@@ -110,8 +110,8 @@ def test_whole_matrix_is_tested_after_its_units():
 
 
 def test_projected_matrix_decays_less():
-    """In float64, beside the closed form: the gradient of one layer has no part along its weight,
-    the gradient of the other is along it. Catches a lost share, also between two optimizers.
+    """In float64, beside the closed form: a layer with an orthogonal gradient, and a layer with a
+    gradient along its weight. Catches a lost share, also between two optimizers.
     """
     specs = {'up': STACKED, 'scale': ParamSpec('vector', ('layer', 'embed'))}
     with jax.enable_x64(True):
@@ -153,7 +153,7 @@ def test_scale_follows_authors_code(case):
     [(EMBEDDING, (5, 4), 0), (READOUT, (4, 5), 0), (STACKED, (2, 2, 3, 4), (1, 2))],
 )
 def test_scale_columns_have_rms_1(spec, shape, axes):
-    """Per layer, heads merged; a column without a gradient stays. Catches one norm per stack."""
+    """Per layer, heads merged; a column without a gradient stays. Catches a norm over the stack."""
     sizes = np.float32([0, 0.01, 1, 100, 1000])[: shape[-1]]
     grad = jnp.asarray(np.asarray(normal(*shape)) * sizes)
     direction, state = first_step(scale, spec, grad, normal(*shape, seed=1))

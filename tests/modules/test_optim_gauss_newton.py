@@ -122,8 +122,8 @@ def dense(params):
 
 @pytest.mark.full
 def test_product_is_the_dense_product():
-    """Summed over two microbatches, in float64 to 1e-10. Catches the Hessian of all the network,
-    and one microbatch in the place of both.
+    """Summed over two microbatches, in float64 to 1e-10. Catches the Hessian of the whole network,
+    and a microbatch in place of both.
     """
     v = {
         'hidden': problem.normals('v', WIDTH, WIDTH),
@@ -140,8 +140,8 @@ def test_product_is_the_dense_product():
 @pytest.mark.default_rows('None')
 @pytest.mark.parametrize('role', [None, 'hidden'])
 def test_step_is_the_dense_solution(role):
-    """(G + |g| / gamma)^-1 g, of all parameters or of one role's block with the others fixed; gamma
-    is doubled. Catches the gradient of all parameters in the solution of a block.
+    """(G + |g| / gamma)^-1 g, of all parameters or of the block of a role with the others fixed;
+    gamma is doubled. Catches the gradient of all parameters in the solution of a block.
     """
     is_updated = np.concatenate(
         [np.full(WIDTH * WIDTH, True), np.full(WIDTH * WORDS, role is None)]
@@ -162,8 +162,8 @@ def test_step_is_the_dense_solution(role):
 
 
 def test_climbing_step_is_retried():
-    """Of a loss whose curvature the matrix does not see, gamma is halved until a step is accepted,
-    or there are no more tries. Catches a search that goes on, and the first step all the same.
+    """The matrix does not see the curvature of this loss: gamma is halved until a step is accepted,
+    or no tries remain. Catches an endless search, and a first step that is taken anyway.
     """
 
     def steep(params):
@@ -218,9 +218,9 @@ def steps_to_separate(points, lr, normalized):
 
 
 def test_normalized_gd_separates_points_like_a_perceptron():
-    """59 points pull one way and one the other: within R^2 / mu^2 + 2 log(2n - 1) / (lr mu^2) steps
-    (arXiv:2412.08424), and plain descent in many times more. Catches a quotient that
-    is the other way round, or no quotient.
+    """59 points pull in a direction and another point against it: separated within R^2 / mu^2 + 2
+    log(2n - 1) / (lr mu^2) steps (arXiv:2412.08424), and by plain descent in many times more.
+    Catches an inverted quotient, or none.
     """
     with jax.enable_x64(True):
         points = np.array([[0.3, 1.0]] * 59 + [[0.3, -1.0]])

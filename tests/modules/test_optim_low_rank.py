@@ -58,7 +58,7 @@ SHAPE = (2, 4, 3, 2)  # in each of two layers a matrix 4 x 6
 
 
 def directions(make, specs, grads):
-    """Returns (the direction after each of `grads`, the last state), in one program."""
+    """Returns (the direction after each of `grads`, the last state), in a single program."""
     tx = make(specs)
 
     def run():
@@ -96,8 +96,8 @@ def test_layers_are_separate_matrices(fixed_projections, name):
 @pytest.mark.parametrize(('name', 'basis'), [('galore', 1), ('fira', 1), ('apollo', 0)])
 @pytest.mark.parametrize('axes', [LAYERS.axes, ('layer', 'mlp', 'heads', 'embed')])
 def test_state_has_published_size(name, basis, axes):
-    """2 r N numbers for the moments of a matrix K x N, r K for GaLore's projection, one for the
-    norm of an update. Catches moments of the shape of the weight, and axes that no device has.
+    """2 r N numbers for the moments of a matrix K x N, r K for GaLore's projection, a number for
+    the norm of an update. Catches moments of the shape of the weight, and axes that no device has.
     """
     short, long, rank, layers = 4, 6, FIXED['rank'], SHAPE[0]
     fan_in = axes[1:-1] if axes[1] == 'mlp' else ('embed',)
@@ -125,7 +125,7 @@ def test_rank_is_at_most_the_shorter_side(row):
 
 
 def test_galore_moves_in_the_subspace_and_fira_everywhere():
-    """Rank 2 of 4; within a period the subspace is that of its first gradient."""
+    """Rank 2 of 4; within a period the subspace comes from its first gradient."""
     grads = gradients(3, (4, 6))
     basis = np.linalg.svd(grads[0]['w'])[0][:, :2]
     for row, outside in ((galore, 0.0), (fira, 0.1)):
@@ -150,7 +150,7 @@ def test_singular_vector_signs_are_fixed():
 
 @pytest.mark.full
 def test_apollo_scales_channels_only():
-    """f is one number a channel of the longer side, or one in all; with `tensor`, the scale is
+    """f is a number per channel of the longer side, or a single number; with `tensor`, the scale is
     under a root.
     """
     grads = gradients(2, (4, 6))
@@ -165,7 +165,7 @@ def test_apollo_scales_channels_only():
 
 
 def test_projections_differ_by_parameter_layer_and_period():
-    """Of variance 1 / r, so that |P^T g| is |g| on average. Catches one draw for all."""
+    """The variance is 1 / r, so that |P^T g| is |g| on average. Catches a shared draw."""
     projections = [
         low_rank.random_projection(n, p, (2, 64, 16), jnp.float32) for n in (0, 1) for p in (0, 1)
     ]

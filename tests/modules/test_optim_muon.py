@@ -134,9 +134,9 @@ def test_muon_spectral_bounds_the_spectral_norm(shape):
 
 
 def test_muon_spectral_divides_muon_by_its_spectral_norm():
-    """Of one gradient again and again, so that one power iteration a step finds it.
+    """The same gradient repeats, so that a power iteration per step converges.
 
-    Catches a vector that is not kept, a bound of each row, and a factor of the wrong side.
+    Catches a vector that is not stored, a bound of each row, and a factor of the wrong side.
     """
     grads = np.repeat(gradients((12, 5), 1), 40, 0)
     free = directions('muon', grads, muon_scale='none')[-1]
@@ -148,7 +148,7 @@ def test_muon_spectral_divides_muon_by_its_spectral_norm():
 
 @pytest.mark.parametrize('scale', ['rms', 'none'])
 def test_transposed_gradient_has_transposed_update(scale):
-    """Where the factor is of both sides alike. Catches one of a single side."""
+    """If the factor is symmetric in both sides. Catches a factor of a single side."""
     grads = gradients((4, 6), 3)
     actual = directions('muon', grads.swapaxes(-1, -2), muon_scale=scale)
     expected = directions('muon', grads, muon_scale=scale).swapaxes(-1, -2)

@@ -90,8 +90,8 @@ def test_stacked_layers_are_separate_with_heads_merged(name):
 
 @pytest.mark.parametrize('name', [*ROWS, 'fira', 'galore'])
 def test_mapped_runs_branch_like_a_single_run(name):
-    """Property of the program: as one run, they branch. Catches a `cond` on a mapped count, which
-    computes both of its branches in every step.
+    """Property of the program: mapped runs branch like a single run. Catches a `cond` on a mapped
+    count, which computes both of its branches in every step.
     """
     tx = OPTIMIZERS[name]({'w': MATRIX})
     weights = {'w': jnp.zeros((2, 3, 5))}
@@ -112,7 +112,7 @@ def test_mapped_runs_branch_like_a_single_run(name):
 @pytest.mark.default_rows('galore', 'conda')
 @pytest.mark.parametrize('name', ['soap', 'conda', 'galore', 'fira'])
 def test_directions_ignore_signs_of_singular_vectors(name, monkeypatch):
-    """Property, as their docstrings say; LAPACK's signs are not those of other libraries."""
+    """Property, as their docstrings say; other libraries have other signs than LAPACK."""
     refresh = {'soap_every': 2, 'conda_every': 2, 'projection_every': 2, 'rank': 2}
     parameters = inspect.signature(OPTIMIZERS[name]).parameters
     make = functools.partial(
@@ -137,7 +137,7 @@ def test_directions_ignore_signs_of_singular_vectors(name, monkeypatch):
 
 
 def test_mapped_runs_compute_only_when_due():
-    """Equivalence. Catches a decomposition that all runs take over when one is due."""
+    """Equivalence. Catches a decomposition that runs get before they are due."""
     fallback, due = jnp.zeros((3, 2)), jnp.array([True, False, True])
     selected = jax.vmap(lambda due, fallback: compute_if(due, lambda: fallback + 1, fallback))(
         due, fallback
@@ -204,7 +204,7 @@ class TestConda:
         np.testing.assert_allclose(mirrored, np.swapaxes(turn @ plain, 1, 2), atol=1e-9)
 
     def test_basis_changes_every_period(self):
-        """Property. Catches a period counted from 0, and one that ends an update early."""
+        """Property. Catches a period counted from 0, and a period that ends an update early."""
         make = functools.partial(conda, conda_every=3)
         bases = directions(make, draw(7, 3, 5))[1].of['basis']['w']
         changes = [not np.array_equal(a, b) for a, b in itertools.pairwise(bases)]
@@ -241,7 +241,7 @@ class TestAro:
         np.testing.assert_allclose(actual[-1], expected, atol=1e-4)
 
     def test_rotates_the_residual_stream(self):
-        """Equivalence of a matrix out of the stream and one into it. Catches a side by order."""
+        """Equivalence of a matrix out of the stream and a matrix into it. Catches a side by order."""
         out_spec = ParamSpec('hidden', ('mlp', 'embed'), ('mlp',))
         grads = draw(3, 3, 5)
         into, _ = directions(aro, grads)

@@ -80,8 +80,9 @@ ROW = functools.partial(
 
 
 def test_sophia_follows_published_algorithm():
-    """50 steps, float64 as clipping is steep. Catches a look in another update, an average that
-    moves without one, the sum of the denominators in the place of the larger, and lost signs.
+    """50 steps, float64 as clipping is steep. Catches an estimate in another update, an average
+    that moves without an estimate, the sum of the denominators in place of their maximum, and lost
+    signs.
     """
     with jax.enable_x64(True):
         actual = run_updates(ROW(SPECS), START)

@@ -172,7 +172,7 @@ def test_each_stage(name):
 
 @pytest.mark.parametrize('name', [name for name in STAGES if stage_inputs(STAGES[name])[1]])
 def test_numbers_are_mapped(name):
-    """Runs of one program, some of which nothing limits. Catches a branch on a traced number."""
+    """Runs of a single program, some without any limit. Catches a branch on a traced number."""
     grads = jax.tree.map(jnp.float32, GRADS)
     options = {option: jnp.float32([value, 1e6]) for option, value in stage_options(name).items()}
     mapped = jax.jit(jax.vmap(lambda options: run(name, grads, **options)[0]))(options)

@@ -63,14 +63,14 @@ def run_updates(tx, steps, lr=LR, n=1, start=START):
 
 @pytest.mark.parametrize('case', CASES)
 def test_sven_follows_authors_code(case):
-    """50 steps in float64, as near as the arithmetic allows. Catches a residual that is not to the
-    power, a slope without kappa, groups across the batch, and singular values that are counted from
-    the other end.
+    """50 steps in float64, as near as the arithmetic allows. Catches a residual without the power,
+    a slope without kappa, groups across the batch, and singular values that are counted from the
+    other end.
 
     The authors invert singular values down to rtol of the largest, and we their squares, which
-    rounds a direction by eps / rtol^2. What that becomes is seen in weights that start as much
-    apart: where errors are fitted (kappa 1) the slopes of small ones grow without bound, and 2e-10
-    is 1e-8 after three steps, 1e-5 after ten and 0.1 after fifty, another on each machine.
+    rounds a direction by eps / rtol^2. The effect is measured by weights that start as far apart:
+    if errors are fitted (kappa 1) the slopes of small errors grow without bound, and 2e-10 is 1e-8
+    after three steps, 1e-5 after ten and 0.1 after fifty, with other digits on each machine.
     """
     tx = sven(SPECS, **CASES[case])
     rounding = np.finfo(np.float64).eps / CASES[case].get('sven_rtol', 1e-3) ** 2

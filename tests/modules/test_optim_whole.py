@@ -147,7 +147,7 @@ def test_matrices_are_exchanged_once_in_and_once_out(name):
 @pytest.mark.full
 @pytest.mark.parametrize('name', ROWS)
 def test_parallel_runs_equal_single_runs(name, float64):
-    """Catches numbers of a run, its count among them, that are those of another."""
+    """Catches numbers of another run, its count among them."""
     mesh = make_mesh(MeshConfig(data=1, fsdp=4, run=2), runs=2)
     tx, param_shardings, state_shardings, _ = lay_out(name, mesh)
     gradients = draw(UPDATES)

@@ -191,7 +191,7 @@ def test_shared_gradient_is_the_sum_over_layers():
 
 
 def test_chain_applies_far_before_near():
-    """Shared weights that are stored with weight normalization: one gain for all layers."""
+    """Shared weights that are stored with weight normalization: a gain for all layers."""
     sampled = sample()
     near = shared(SPECS, param_shapes(sampled))
     reparam = chain(near, REPARAMS['weight_norm'](near.specs, param_shapes(sample())))
@@ -216,7 +216,7 @@ def test_reparametrise_chains_nearest_first():
 
 
 def test_factors_multiply_used_weights():
-    """What is stored is the weight by its factor, and its gradient comes through it."""
+    """The stored weight is divided by its factor, and its gradient passes through the factor."""
     factors = {key: float(i + 1) for i, key in enumerate(SPECS)}
     reparam = multiply_weights(SPECS, factors)
     stored, state = jax.jit(reparam.init)(sample())

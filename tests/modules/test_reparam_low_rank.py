@@ -55,7 +55,7 @@ def test_lora_adds_product_of_factors(options, scale):
 
 @pytest.mark.full
 def test_weight_norm_and_lora_are_dora():
-    """m V / ||V|| with V = W + s a b, the length over all inputs of one output."""
+    """m V / ||V|| with V = W + s a b, the length over all inputs of an output."""
     options = {'weight_norm': {'roles': 'hidden'}, 'lora': ROLES | {'roles': 'hidden'}}
     reparam = reparametrise(['weight_norm', 'lora'], SPECS, param_shapes(sample()), options)
     stored, state = reparam.init(sample())

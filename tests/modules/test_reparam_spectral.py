@@ -68,7 +68,7 @@ def test_power_iteration_follows_published_steps():
 
 
 def test_power_iteration_converges():
-    """Against numpy's decomposition, from any vector, in one call and in many."""
+    """Against numpy's decomposition, from any vector, in a single call and in many."""
     matrices, u = np.float32(draw(2, 3, 9, 5)), np.float32(draw(2, 3, 5, seed=1))
     expected = np.linalg.svd(np.float64(matrices), compute_uv=False)[..., 0]
     actual, u_at_once = power_iteration(matrices, u, 300)
@@ -88,9 +88,10 @@ def test_singular_vector_start_is_converged():
 
 
 def test_sigma_gradient():
-    """With G that of W_used: dgamma = <G, W> / sigma, and dW = gamma / sigma (G - dgamma v u^T).
+    """With G the gradient of W_used: dgamma = <G, W> / sigma, and dW = gamma / sigma (G - dgamma v
+    u^T).
 
-    Catches a sigma without gradient, and one that flows into u and v.
+    Catches a sigma without gradient, and a gradient that flows into u and v.
     """
     reparam, stored, state = init_reparam()
     rng = np.random.default_rng(5)
@@ -116,7 +117,7 @@ def test_sigma_gradient():
 
 @pytest.mark.parametrize(('start', 'options'), [('sigma', {}), ('one', {'gamma_start': 'one'})])
 def test_gamma_is_the_spectral_norm_at_both_starts(start, options):
-    """The spectral norm of what is used is gamma, whichever it starts as."""
+    """The spectral norm of the used weight is gamma, for either start."""
     _, stored, _ = reparam = init_reparam(**options)
     used, _ = reparam[0].apply(*reparam[1:], False)
     for key in SUMMED:

@@ -63,7 +63,7 @@ def slopes(params, batch):
     [('adam', 'mean_one'), pytest.param('sgd', 'published', marks=pytest.mark.full)],
 )
 def test_gradient_through_a_step(name, form):
-    """Catches a step that is not differentiated, features that are, and one form for the other.
+    """Catches a step that is not differentiated, features that are, and a wrong form.
 
     The last input is 0 in both batches, so that a parameter has no gradient: Adam's root would be
     differentiated at 0.

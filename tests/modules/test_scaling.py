@@ -77,7 +77,7 @@ def test_standard():
 
 
 def test_growth_is_by_sums_and_by_outputs():
-    """Four times the width: the terms of a sum, and what it has of outputs; layers apart."""
+    """Four times the width: the terms of a sum, and its outputs; layers are separate."""
     spec, _ = CASES['out']
     assert compute_growth(spec, (6, 8, 9, 64), (3, 2, 9, 16), depth=2.0) == Growth(4, 4, 2)
     spec, _ = CASES['up']
@@ -90,8 +90,8 @@ def test_cases_cover_all_roles():
     assert {spec.role for spec, _ in CASES.values()} == set(ROLES)
 
 
-# Powers of width, and of depth, by kind of parameter; what is not here is 0. `up` and `query` stand
-# for hidden matrices, `out` for those that write to the stream.
+# Powers of width, and of depth, by kind of parameter; missing powers are 0. `up` and `query` stand
+# for hidden matrices, `out` for matrices that write to the stream.
 HIDDEN, LAST, TABLE, READOUT = 'up', 'out', 'embedding', 'readout'
 GAIN, BIAS = 'vector', 'bias'
 MUP = {
@@ -257,8 +257,8 @@ def test_complete_p_follows_authors_code(alpha):
 
 
 def test_unit_follows_authors_package():
-    """Deviations, rates and multipliers of three blocks of width 128, and what blocks add; fixture
-    by tests/fixtures/scaling/make_unit.py.
+    """Deviations, rates and multipliers of three blocks of width 128, and the outputs of blocks;
+    fixture by tests/fixtures/scaling/make_unit.py.
     """
     package = json.loads((FIXTURES / 'make_unit.json').read_text())
     branch = package['branches'][0]

@@ -1,4 +1,4 @@
-"""Trained: an MLP under each row: rows of one class, and slopes against width."""
+"""Trained: an MLP under each row: equal functions of equivalent rows, and slopes against width."""
 
 import jax
 import jax.numpy as jnp
@@ -72,8 +72,8 @@ def mlp_run(name, family, width, steps, lr):
 @pytest.mark.parametrize('family', ['sgd', 'adam'])
 def test_equal_classes_are_equal_functions(family):
     """`mup` and `spectral` differ by the symmetry of (a, b, c): a factor in the forward pass, in
-    the deviation and in the rate. Over 20 steps in float64 they are one function. Catches a rate or
-    factor that belongs to the other form, whatever its size.
+    the deviation and in the rate. Over 20 steps in float64 they are the same function. Catches a
+    rate or factor that belongs to the other form, whatever its size.
     """
     with jax.enable_x64(True):
         runs = [mlp_run(name, family, 4 * BASE, 20, 0.02) for name in ('mup', 'spectral')]
