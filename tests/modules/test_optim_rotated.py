@@ -241,7 +241,7 @@ class TestAro:
         np.testing.assert_allclose(actual[-1], expected, atol=1e-4)
 
     def test_rotates_the_residual_stream(self):
-        """Equivalence of a matrix out of the stream and a matrix into it. Catches a side by order."""
+        """Equivalence of a matrix out of the stream and one into it. Catches a side by order."""
         out_spec = ParamSpec('hidden', ('mlp', 'embed'), ('mlp',))
         grads = draw(3, 3, 5)
         into, _ = directions(aro, grads)
