@@ -34,9 +34,8 @@ class Average(NamedTuple):
     """
 
     init: Callable[[Any], AverageState]  #: (params) -> state, a dict
-    evaluation_weights: Callable[
-        [Any, AverageState], Any
-    ]  #: (params, state) -> the weights that evaluation uses
+    #: (params, state) -> the weights for evaluation
+    evaluation_weights: Callable[[Any, AverageState], Any]
     #: (updates, params, state, fraction) -> (updates, state)
     adjust_updates: Callable[[Any, Any, AverageState, Any], tuple[Any, AverageState]] = (
         lambda u, params, state, _: (u, state)
