@@ -152,6 +152,7 @@ def orthogonal_features(
     rotation_key, length_key = jax.random.split(key)
     normal_ADD = jax.random.normal(rotation_key, (-(-n_features // width), width, width))
     q_ADD, r_ADD = jnp.linalg.qr(normal_ADD)
+    # With a positive diagonal of R, Q is unique, and uniformly distributed.
     q_ADD = q_ADD * jnp.sign(jnp.diagonal(r_ADD, axis1=1, axis2=2))[:, None]
     directions_DF = jnp.moveaxis(q_ADD, 0, 1).reshape(width, -1)[:, :n_features]
     lengths_1F = jnp.linalg.norm(jax.random.normal(length_key, shape), axis=0, keepdims=True)

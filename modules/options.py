@@ -51,6 +51,7 @@ class Option:
             return
         is_open = type(value) is int and self.maximum == math.inf
         maximum = LARGEST_INT if is_open else self.maximum
+        # A bool is an int in Python, and has no bounds here.
         if not isinstance(value, bool | str) and not self.minimum <= value <= maximum:
             raise ValueError(f'{path} must be between {self.minimum} and {maximum}; got {value}')
 
@@ -89,6 +90,7 @@ def _declared_options(part: Any) -> Mapping[str, OptionDeclaration]:
         }
     if not isinstance(part, type | types.FunctionType):
         return {}
+    # Decorators such as `logits_loss` change the signature; the options are the wrapped function's.
     function = part if isinstance(part, type) else inspect.unwrap(part)
     hints = typing.get_type_hints(function, include_extras=True)
     if isinstance(part, type):

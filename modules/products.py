@@ -239,7 +239,7 @@ def product(
     if flat:
         flat_x = flatten_tokens(x.astype(dtype), n_batch, len(fan_in))
         flat_w = w.reshape(*batch, math.prod(summed), -1).astype(dtype)
-        if flat_x.ndim > n_batch + 2:
+        if flat_x.ndim > n_batch + 2:  # [B, T, I], where T is sharded
             matmul = jax.vmap(matmul, (0, None))
         for _ in batch:
             matmul = jax.vmap(matmul)

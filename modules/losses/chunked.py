@@ -225,6 +225,7 @@ def _zero_sums(part_fn, parts):
 
 
 def _forward(loss, loop, *differentiated):
+    # With symbolic_zeros JAX passes each array as a pair of value and `perturbed`.
     primals = jax.tree.map(
         lambda argument: argument.value,
         differentiated,
@@ -243,6 +244,7 @@ def _backward(loss, loop, residuals, cotangents: dict[str, Any]):
         return jnp.zeros_like(grad) if cotangent is None else (cotangent * grad).astype(grad.dtype)
 
     gradients = jax.tree.map(scale, gradients)
+    # The forward pass has computed the gradient of the objective. Other terms need a second pass.
     if term_cotangents:
         _, *more_gradients = _chunked_gradients(loss, loop, term_cotangents, *primals)
         gradients = jax.tree.map(jnp.add, gradients, more_gradients)

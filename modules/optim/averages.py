@@ -68,6 +68,7 @@ def ema(
     def update_average(params, state):
         updates = state['updates'] + 1
         complement = 1 - jnp.asarray(average_decay)
+        # (1 - d) / (1 - d^t), without the cancellation of 1 - d^t for d near 1.
         share = complement / -jnp.expm1(updates * jnp.log1p(-complement))
         average = jax.tree.map(lambda x, w: x + share * (w - x), state['average'], params)
         return {'updates': updates, 'average': average}

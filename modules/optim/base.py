@@ -300,6 +300,7 @@ def partition_by_role(
     uncovered = [path for path, spec in by_path.items() if spec.role not in roles]
     if uncovered and default is None:
         raise ValueError(f'no optimizer covers {", ".join(uncovered)}; name its role, or others')
+    # Labels are keys of the state, and so of paths in checkpoints.
     labels = jax.tree.map(lambda spec: spec.role if spec.role in roles else 'others', specs)
     if trained is not None:
         labels = jax.tree.map(lambda label, t: label if t else FROZEN, labels, trained)
@@ -322,6 +323,7 @@ def partition_by_role(
         def take_partial_tree(name, value):
             if not name.endswith('_fn'):
                 return value
+            # An optimizer varies only its own parameters: the others keep their present values.
             return lambda partial, *args: value(fill_masked(partial, params), *args)
 
         batch = {name: take_partial_tree(name, value) for name, value in batch.items()}

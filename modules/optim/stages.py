@@ -305,6 +305,7 @@ def apply_stages(
       (the change of the parameters, the next stored state, recorded metrics by name).
     """
     stored_names = [name for name in STORED_STAGES if name in stages]
+    # Other stages have no state between updates: their states only report metrics.
     before = dict.fromkeys(stages, optax.EmptyState()) | dict(
         zip(stored_names, stored, strict=True)
     )

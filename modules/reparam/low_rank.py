@@ -87,6 +87,7 @@ def lora(
             if spec.part != LORA or RANK in spec.fan_in:
                 return value
             bound = spec.fan_in_size(value.shape) ** -0.5
+            # A key from the path: it does not change when other parameters are added.
             factor_key = jax.random.fold_in(key, zlib.crc32(path_name(path).encode()))
             return jax.random.uniform(factor_key, value.shape, value.dtype, -bound, bound)
 

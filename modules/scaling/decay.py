@@ -93,6 +93,7 @@ def timescale(
     of a single pass is an epoch. The default is our choice.
     """
     share = decay.fraction / (decay_timescale * decay.steps)
+    # `where`, not `if`: weight_decay may be a tracer.
     return jnp.where(jnp.asarray(decay.weight_decay) > 0, share, 0.0)
 
 

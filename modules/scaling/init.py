@@ -24,6 +24,7 @@ def orthogonalize(spec: ParamSpec, unit: jax.Array) -> jax.Array:
     rows, columns = matrices.shape[-2:]
     tall = matrices if rows >= columns else jnp.swapaxes(matrices, -2, -1)
     q, r = jnp.linalg.qr(tall)
+    # With a positive diagonal of R, Q is unique, and uniformly distributed.
     q = q * jnp.sign(jnp.diagonal(r, axis1=-2, axis2=-1))[..., None, :]
     factor = q if rows >= columns else jnp.swapaxes(q, -2, -1)
     return from_matrices(spec, math.sqrt(max(rows, columns)) * factor, unit.shape)
