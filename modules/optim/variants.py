@@ -144,7 +144,7 @@ def adafactor(
                 mean = jnp.mean(square, axes)
                 new_state[name] = (1 - share) * state[name] + share * mean
                 v[name] = jnp.expand_dims(new_state[name], axes)
-            # 1 / sqrt(v) = 1 / sqrt(r / mean(r)) / sqrt(c), without the product r c of small squares.
+            # Two roots, as the product r c of small squares may underflow.
             relative = v['rows'] / jnp.mean(v['rows'], rows, keepdims=True)
             direction = grad * jax.lax.rsqrt(relative) * jax.lax.rsqrt(v['columns'])
         direction /= jnp.maximum(1.0, root_mean_square(spec, direction) / adafactor_clip)
