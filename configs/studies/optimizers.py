@@ -17,13 +17,11 @@ of arXiv:2502.16982 and arXiv:2602.09006). Every cell sees the same text in the 
 rates apply to the hidden matrices alone: other parameters have 1e-2 in all cells.
 """
 
-from typing import Any
-
 from ml_collections import ConfigDict
 
 from configs.studies import small
 
-OPTIMIZERS: tuple[dict[str, Any], ...] = (
+OPTIMIZERS: tuple[dict, ...] = (
     {'optim.name': 'adamw'},
     {'optim.name': 'adafactor'},
     {'optim.name': 'adamp'},
