@@ -1,10 +1,10 @@
 """MLflow: a server, or a database such as sqlite:///mlflow.db.
 
-A run carries its name in a tag, by which it is found again. Points have times that follow from the
-rows, and a database keeps one of two equal points. No server is trusted with that: of a run that
-was found, each metric goes on behind the last step that the server has of it.
+A run is found again by a tag with its name. Points have times that follow from the rows, and a
+database stores only one of two equal points. We do not rely on servers to do so: for an existing
+run, each metric is sent only after the last step that the server has of it.
 
-Databases hold no infinity: what MLflow gives back for one is LARGEST. NaN stays NaN.
+Databases hold no infinity: MLflow returns LARGEST for it. NaN stays NaN.
 """
 
 import contextlib
@@ -37,8 +37,9 @@ DEFAULTS = {
 
 
 def check_database(uri: str) -> None:
-    """Raises ValueError for a file of sqlite that is no database, is locked, or is that of another
-    program: MLflow would try it for a hundred seconds. One that is not there is made.
+    """Raises ValueError for an sqlite file that is no database, is locked, or has other tables.
+
+    MLflow would try it for a hundred seconds. A missing file is no error: it will be created.
     """
     path = Path(uri.removeprefix(SQLITE).partition('?')[0])
     if not uri.startswith(SQLITE) or path.name in ('', ':memory:') or not os.path.lexists(path):
@@ -75,18 +76,29 @@ class Mlflow:
         self.destination = f'{without_password(uri)} ({self._project})'
 
     def open(self, source: TrackedRun, name: str, began: float) -> 'MlflowSession':
+        """Opens a run, which is created if the server has none with this tag.
+
+        Args:
+          source: the run.
+          name: its name in the mark.
+          began: start of its time axis, in seconds since 1970.
+        """
         if self._experiment is None:
-            found = self.client.get_experiment_by_name(self._project)
-            ours = found.experiment_id if found else self.client.create_experiment(self._project)
-            self._experiment = ours
+            experiment = self.client.get_experiment_by_name(self._project)
+            experiment_id = (
+                experiment.experiment_id
+                if experiment
+                else self.client.create_experiment(self._project)
+            )
+            self._experiment = experiment_id
         query = f"tags.`{TAG}` = '{name}'"
-        there = self.client.search_runs([self._experiment], query, max_results=1)
+        runs = self.client.search_runs([self._experiment], query, max_results=1)
         tags = {TAG: name, 'evenkeel.workdir': str(source.run.folder.absolute())}
         if source.run.sweep:
             tags['evenkeel.sweep'] = source.run.sweep
-        how = {'tags': tags, 'run_name': source.run.name, 'start_time': round(began * 1000)}
-        one = there[0] if there else self.client.create_run(self._experiment, **how)
-        session = MlflowSession(self.client, one, began, is_new=not there)
+        options = {'tags': tags, 'run_name': source.run.name, 'start_time': round(began * 1000)}
+        run = runs[0] if runs else self.client.create_run(self._experiment, **options)
+        session = MlflowSession(self.client, run, began, is_new=not runs)
         session.describe(source.config)
         return session
 
@@ -99,10 +111,10 @@ class MlflowSession:
         self._is_new, self._params = is_new, run.data.params
         self._is_running = run.info.status == 'RUNNING'
         # The last step of each metric, as the server has them; what is sent from here on is behind.
-        self._last_steps = {one.key: one.step for one in run.data.to_proto().metrics}
+        self._last_steps = {metric.key: metric.step for metric in run.data.to_proto().metrics}
 
     def describe(self, config: Mapping[str, Any]) -> None:
-        """Sends the config as params. A param cannot change, so that the mesh is tags."""
+        """Sends the config as params. A param cannot change, so the fields of the mesh are tags."""
         from mlflow.entities import Param, RunTag
 
         texts = {path: str(x)[:MAX_PARAM_CHARS] for path, x in config.items() if x is not None}
@@ -135,9 +147,9 @@ class MlflowSession:
         self._log(metrics=points, size=MAX_POINTS)
 
     def _log(self, size: int, **entities: list[Any]) -> None:
-        ((kind, found),) = entities.items()
-        for start in range(0, len(found), size):
-            self._client.log_batch(self._id, **{kind: found[start : start + size]})
+        ((kind, entries),) = entities.items()
+        for start in range(0, len(entries), size):
+            self._client.log_batch(self._id, **{kind: entries[start : start + size]})
 
     def end(self, status: str, summary: Mapping[str, Any]) -> None:
         from mlflow.entities import RunTag
@@ -152,15 +164,15 @@ class MlflowSession:
     def close(self) -> None: ...
 
     def read_points(self, name: str) -> dict[int, list[float]]:
-        """Returns all values that the server has of a metric by step, infinities as they were."""
-        found: dict[int, list[float]] = {}
-        for one in self._client.get_metric_history(self._id, name):
-            is_infinite = abs(one.value) >= LARGEST
-            value = math.copysign(math.inf, one.value) if is_infinite else one.value
-            found.setdefault(one.step, []).append(value)
-        return found
+        """Returns all values that the server has of a metric by step, with infinities restored."""
+        points: dict[int, list[float]] = {}
+        for point in self._client.get_metric_history(self._id, name):
+            is_infinite = abs(point.value) >= LARGEST
+            value = math.copysign(math.inf, point.value) if is_infinite else point.value
+            points.setdefault(point.step, []).append(value)
+        return points
 
 
 def metric_name(tag: str) -> str:
-    """Returns a tag with characters that MLflow takes, such as 'entropy/layer_0/head_1'."""
+    """Returns a tag in characters that MLflow accepts, such as 'entropy/layer_0/head_1'."""
     return re.sub(r'[^\w./ -]', '_', tag)[:MAX_NAME_CHARS]

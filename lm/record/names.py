@@ -1,4 +1,4 @@
-"""Names of the files in a workdir, for readers that need nothing else of it. Imports nothing."""
+"""Names of the files in a workdir, for readers that need nothing else from it. Imports nothing."""
 
 CONFIG = 'config.json'
 SWEEP = 'sweep.json'
