@@ -78,7 +78,7 @@ def check(workdir: Path, may_come_later: bool) -> None:
     runs = list_runs(workdir)
     if not runs:
         raise ValueError(f'{workdir} holds no run and no sweep; give a --workdir of train.py')
-    if not may_come_later and not any((run.folder / FILE).exists() for run in runs):
+    if not may_come_later and not any((tracked.folder / FILE).exists() for tracked in runs):
         raise ValueError(f'{workdir} has no rows yet: there is no {FILE}. --follow waits for them')
 
 

@@ -9,7 +9,7 @@ import collections
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from eval.sync.marks import TrackerMark, file_name, read_mark
@@ -105,6 +105,7 @@ class Follower:
         if followed.mark is None or stats[:1] != followed.stats[:1]:
             self._identify_run(folder, followed)
         mark, summary = followed.mark, read_summary(Run(folder))
+        assert mark is not None  # set by `_identify_run`
         steps, has_more = followed.tail.read()
         if not has_more and summary.get('status') in COMPLETE:
             steps += followed.tail.read_last()
@@ -148,7 +149,9 @@ class Follower:
 
     def _write_mark(self, folder: Path, after: str) -> None:
         if after == self._tracker.certain_after:
-            self._followed[folder].mark.write(self._path(folder))
+            mark = self._followed[folder].mark
+            assert mark is not None  # a run with a session has one
+            mark.write(self._path(folder))
 
     def _open(self, folder: Path, followed: FollowedRun) -> Session:
         """Opens the run. Its mark then has the last step that the tracker has."""
@@ -156,8 +159,9 @@ class Follower:
             oldest = next(iter(self._sessions))
             self._close(oldest)
             self._followed[oldest].closed_at = time.monotonic()
-        mark = followed.mark
-        session = self._tracker.open(followed.source, mark.run, mark.began)
+        source, mark = followed.source, followed.mark
+        assert source is not None and mark is not None  # set by `_identify_run`
+        session = self._tracker.open(source, mark.run, mark.began)
         self._sessions[folder] = session
         last_step = session.last_step()
         if last_step is not None and last_step < mark.step:
@@ -169,14 +173,16 @@ class Follower:
         self, folder: Path, followed: FollowedRun, session: Session, steps: Sequence[StepValues]
     ) -> None:
         """Sends the steps that the tracker lacks: those after its last step."""
+        mark = followed.mark
+        assert mark is not None  # a run with a session has one
         self._sessions.move_to_end(folder)
         new: list[StepValues] = []
         for step in steps:
-            if step.step > (new[-1].step if new else followed.mark.step):
+            if step.step > (new[-1].step if new else mark.step):
                 new.append(step)
         if new:
             session.send(new)
-            followed.mark.step = new[-1].step
+            mark.step = new[-1].step
             self._write_mark(folder, 'send')
             self.sent += len(new)
 
@@ -241,7 +247,7 @@ def send_all(follower: Follower, sleep: Callable[[float], None] = time.sleep) ->
 
 
 @contextlib.contextmanager
-def hold_follower_lock(workdir: Path, name: str, destination: str) -> Iterator[None]:
+def hold_follower_lock(workdir: Path, name: str, destination: str) -> Generator[None]:
     """Holds the lock for sending rows of a folder to a destination; a cell uses its sweep's lock.
 
     Args:

@@ -11,6 +11,7 @@ import hashlib
 import re
 import secrets
 from pathlib import Path
+from typing import cast
 
 from eval.sync.records import MAX_SECONDS, MAX_STEPS, TrackedRun
 from lm.storage.files import UnreadableFile, read_json, seal_record, write_json
@@ -67,7 +68,8 @@ def check(mark: TrackerMark) -> None:
     for field in dataclasses.fields(TrackerMark):
         value = getattr(mark, field.name)
         if type(value) is not field.type and (type(value), field.type) != (int, float):
-            raise TypeError(f'its {field.name} is no {field.type.__name__}')
+            kind = cast(type, field.type)  # no string: this file evaluates its annotations
+            raise TypeError(f'its {field.name} is no {kind.__name__}')
     if not re.fullmatch(r'[\w-]{1,64}', mark.run, re.ASCII):  # it is part of queries and paths
         raise TypeError('its run is no name')
     if not NOTHING <= mark.step < MAX_STEPS or not 0 <= mark.began < MAX_SECONDS:

@@ -15,7 +15,7 @@ import re
 import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from eval.sync.marks import NOTHING, without_password
 from eval.sync.records import StepValues, TrackedRun, is_mesh
@@ -58,8 +58,9 @@ def check_database(uri: str) -> None:
 class Mlflow:
     """An experiment; `project` is its name, by default $MLFLOW_EXPERIMENT_NAME or evenkeel."""
 
-    most_open, reopen_sec = 100_000, 0.0  # a session holds no connection
-    certain_after = 'send'
+    most_open: ClassVar[int] = 100_000  # a session holds no connection
+    reopen_sec: ClassVar[float] = 0.0
+    certain_after: ClassVar[str] = 'send'
 
     def __init__(self, uri: str | None, project: str | None):
         for name, value in DEFAULTS.items():

@@ -12,13 +12,13 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from eval.sync.marks import NOTHING, without_password
 from eval.sync.records import StepValues, TrackedRun
 from lm.storage.files import open_regular
 
-OFFLINE = 'offline'
+OFFLINE: Literal['offline'] = 'offline'
 # Upload that does not end: what is missing is sent by the next session.
 FINISH_SEC = 120.0
 # W&B writes by a process of its own, which ends two seconds after one that was killed, and what it
@@ -36,8 +36,10 @@ class Wandb:
     uri: address of the server, or 'offline'.
     """
 
-    most_open, reopen_sec = 8, 300.0  # to open one takes seconds, and offline makes a folder
-    certain_after = 'close'  # a process of its own writes and sends meanwhile
+    # Opening a session takes seconds, and offline each one makes a folder.
+    most_open: ClassVar[int] = 8
+    reopen_sec: ClassVar[float] = 300.0
+    certain_after: ClassVar[str] = 'close'  # W&B's own process writes and sends until then
 
     def __init__(self, uri: str | None, project: str | None):
         os.environ.setdefault('WANDB_ERROR_REPORTING', 'false')
@@ -46,8 +48,8 @@ class Wandb:
 
         self._wandb = wandb
         address = uri or (OFFLINE if os.environ.get('WANDB_MODE') == OFFLINE else None)
-        self._mode = OFFLINE if address == OFFLINE else None
-        options = {} if self._mode or not uri else {'base_url': uri}
+        self._mode: Literal['offline'] | None = OFFLINE if address == OFFLINE else None
+        options: dict[str, Any] = {} if self._mode or not uri else {'base_url': uri}
         self._settings = wandb.Settings(
             **options,
             console='off',
@@ -135,7 +137,7 @@ def list_offline_files(folder: Path, name: str) -> list[Path]:
 def read_points(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
     """Yields (step, numbers by tag) from a file of W&B, up to where it was written."""
     from google.protobuf.message import DecodeError
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # ty: ignore[missing-module-member]
 
     with open_regular(path) as file:
         content = file.read()

@@ -226,7 +226,13 @@ def _trace_residual_bytes(learner: Learner, rows: int) -> int:
 
 
 def estimate_sent_bytes(recipe: Recipe, learner: Learner, mesh: Mesh) -> float:
-    """Returns the bytes that a device sends in a step, by the formulas above."""
+    """Returns the bytes that a device sends in a step, by the formulas above.
+
+    Args:
+      recipe: the config.
+      learner: its learner.
+      mesh: the mesh.
+    """
     n, model = mesh.shape, recipe.model
     shapes = jax.tree.leaves(learner.description.shapes)
     elements = sum(math.prod(leaf.shape) for leaf in shapes) / n['tensor']

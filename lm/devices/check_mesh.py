@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import cast
 
 import jax
 from jax.sharding import Mesh
@@ -135,7 +136,7 @@ def list_mesh_notes(recipe: Recipe, mesh: Mesh, vocab_size: int) -> Iterator[str
         )
     tensor = mesh.shape['tensor']
     for arrays, size, name in (
-        ('keys and values', recipe.model.n_kv_heads, 'model.n_kv_heads'),
+        ('keys and values', cast(int, recipe.model.n_kv_heads), 'model.n_kv_heads'),
         ('embeddings and logits', vocab_size, 'the vocabulary'),
     ):
         if size % tensor:

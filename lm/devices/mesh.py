@@ -75,7 +75,7 @@ def _check_sizes(sizes: dict[str, int], n: int) -> None:
     explicit = _explicit_sizes(sizes)
     product = math.prod(explicit.values())
     if product > n or (open_axes and n % product):
-        largest = max(explicit, key=explicit.get)
+        largest = max(explicit, key=explicit.__getitem__)
         other_sizes = product // explicit[largest]
         nearest = (
             nearest_divisor(n // other_sizes, explicit[largest]) if n % other_sizes == 0 else None

@@ -161,6 +161,13 @@ class SingleRun:
         """Returns None: one run needs no stacked buffer."""
 
     def put(self, states: Any, state: Any, slot: int) -> Any:
+        """Returns the state of the run.
+
+        Args:
+          states: unused; there is no stacked buffer.
+          state: the state.
+          slot: unused; there is one slot.
+        """
         return state
 
     def take(self, states: Any, slot: int) -> Any:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import cast
 
 import jax
 from jax.sharding import Mesh
@@ -40,27 +41,28 @@ def weights_layout(learner: Learner) -> tuple[State, State]:
     Its step and the optimizer's state are None. The specs are a ParamSpec for parameters and their
     average, and WHOLE for the rest.
     """
-    recipe, described = learner.recipe, learner.description
-    _, reparam = jax.eval_shape(described.reparam.init, described.used_shapes)
-    init_average = build_average(recipe, described, make_hyper(recipe)).init
-    average = jax.eval_shape(init_average, described.shapes)
-    shapes = State(None, described.shapes, reparam, described.stats, None, average)
-    reparam, stats = jax.tree.map(lambda _: WHOLE, (reparam, described.stats))
-    average_specs = state_specs(average, described.shapes, described.specs)
-    return shapes, State(None, described.specs, reparam, stats, None, average_specs)
+    recipe, description = learner.recipe, learner.description
+    _, reparam = jax.eval_shape(description.reparam.init, description.used_shapes)
+    init_average = build_average(recipe, description, make_hyper(recipe)).init
+    average = jax.eval_shape(init_average, description.shapes)
+    no_step = cast(jax.Array, None)  # inference has no step
+    shapes = State(no_step, description.shapes, reparam, description.stats, None, average)
+    reparam, stats = jax.tree.map(lambda _: WHOLE, (reparam, description.stats))
+    average_specs = state_specs(average, description.shapes, description.specs)
+    return shapes, State(no_step, description.specs, reparam, stats, None, average_specs)
 
 
 @functools.lru_cache(maxsize=8)  # a run asks three times
 def state_layout(learner: Learner) -> tuple[State, State]:
     """Returns `weights_layout` with the step, which is WHOLE, and the optimizer's state."""
-    recipe, described = learner.recipe, learner.description
-    transform = build_optimizer(recipe, described, make_hyper(recipe))
-    boxed = jax.eval_shape(transform.init, described.shapes)
+    recipe, description = learner.recipe, learner.description
+    transform = build_optimizer(recipe, description, make_hyper(recipe))
+    boxed_state = jax.eval_shape(transform.init, description.shapes)
     shapes, specs = weights_layout(learner)
     step = jax.ShapeDtypeStruct((), jax.numpy.int32)
-    opt_specs = state_specs(boxed, described.shapes, described.specs)
+    opt_specs = state_specs(boxed_state, description.shapes, description.specs)
     return (
-        shapes.replace(step=step, opt_state=unbox_state(boxed)),
+        shapes.replace(step=step, opt_state=unbox_state(boxed_state)),
         specs.replace(step=WHOLE, opt_state=opt_specs),
     )
 

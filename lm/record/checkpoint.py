@@ -10,7 +10,7 @@ import errno
 import functools
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def is_damage(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def _translate_damage(path: Path) -> Iterator[None]:
+def _translate_damage(path: Path) -> Generator[None]:
     """Raises errors that mean damage, whatever their type, as DamagedCheckpoint."""
     try:
         yield
@@ -305,7 +305,7 @@ def _training(state: State) -> dict[str, Any]:
     return {'step': state.step, 'opt_state': state.opt_state}
 
 
-def read_items(path: Path, **items: Any):
+def read_items(path: Path, **items: Any) -> Any:
     """Reads items of a checkpoint, without waiting for other processes.
 
     Only the parts on this process's devices are read. A file that is not regular raises

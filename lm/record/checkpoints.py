@@ -8,7 +8,7 @@ import dataclasses
 import math
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,8 +41,8 @@ class LowestLoss:
         finite_steps = [
             c.step for c in checkpoints if math.isfinite(self.losses.get(c.step, math.inf))
         ]
-        best = sorted(finite_steps, key=self.losses.get)[: self.n]
-        return [checkpoint.step in best for checkpoint in checkpoints]
+        best = sorted(finite_steps, key=self.losses.__getitem__)[: self.n]
+        return [info.step in best for info in checkpoints]
 
 
 class Checkpoints:
@@ -154,7 +154,10 @@ class Checkpoints:
             return None
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
         for item in ('weights', 'training'):
-            handler = ocp.StandardCheckpointHandler(save_concurrent_gb=self._save_concurrent_gb)
+            handler = ocp.StandardCheckpointHandler(
+                # Orbax only multiplies it by 10**9, so that a fraction is fine.
+                save_concurrent_gb=self._save_concurrent_gb  # ty: ignore[invalid-argument-type]
+            )
             for args in (ocp.args.StandardSave, ocp.args.StandardRestore):
                 registry.add(item, args, handler)
         return registry
@@ -267,7 +270,7 @@ def _make_barrier() -> Callable[..., None]:
 
 
 @contextlib.contextmanager
-def _translate_errors() -> Iterator[None]:
+def _translate_errors() -> Generator[None]:
     """Raises an error of a write, whatever type Orbax gives it, as an OSError."""
     try:
         yield

@@ -132,6 +132,7 @@ def _words(x: jax.Array) -> jax.Array:
 
 def _mix[Words: (jax.Array, np.ndarray)](index: Words, first: int, second: int) -> Words:
     """Applies a bijection of 32-bit words; every output bit depends on every bit of `index`."""
-    index = (index ^ (index >> 16)) * np.uint32(first)
-    index = (index ^ (index >> 15)) * np.uint32(second)
-    return index ^ (index >> 16)
+    # ty widens the result of an operator to `Array | Unknown`.
+    index = (index ^ (index >> 16)) * np.uint32(first)  # ty: ignore[invalid-assignment]
+    index = (index ^ (index >> 15)) * np.uint32(second)  # ty: ignore[invalid-assignment]
+    return index ^ (index >> 16)  # ty: ignore[invalid-explicit-return]

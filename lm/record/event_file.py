@@ -6,8 +6,9 @@ import struct
 import time
 from pathlib import Path
 
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary
+# Modules of protocol buffers define their classes at run time.
+from tensorboardX.proto.event_pb2 import Event, SessionLog  # ty: ignore[missing-module-member]
+from tensorboardX.proto.summary_pb2 import Summary  # ty: ignore[missing-module-member]
 from tensorboardX.record_writer import masked_crc32c
 
 

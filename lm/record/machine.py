@@ -7,6 +7,7 @@ import subprocess
 import tomllib
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import jax
 import psutil
@@ -57,7 +58,7 @@ def package_version(name: str) -> str:
 def git_commit() -> str:
     """Returns the commit of this checkout, with '-dirty' if files differ; 'unknown' without git."""
     command = ['git', 'describe', '--always', '--dirty', '--abbrev=40']
-    options = {'cwd': Path(__file__).parent, 'timeout': 10, 'text': True}
+    options: dict[str, Any] = {'cwd': Path(__file__).parent, 'timeout': 10, 'text': True}
     try:
         return subprocess.check_output(command, stderr=subprocess.DEVNULL, **options).strip()
     except (OSError, subprocess.SubprocessError):

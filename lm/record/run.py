@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,7 +183,7 @@ def run_seconds(summary: Mapping[str, Any]) -> float:
 @contextlib.contextmanager
 def annotate_errors(
     path: Path, advice: str = '', errors: tuple[type[Exception], ...] = READ_ERRORS
-) -> Iterator[None]:
+) -> Generator[None]:
     """Adds `path`, if it is missing, and advice to errors of reading it, and raises them as
     ValueError.
 

@@ -44,7 +44,9 @@ def is_old(raw: Mapping[str, Any]) -> bool:
     return 'model' in raw and NEW_SECTION not in raw
 
 
-def resolve_stored_cell(base: Mapping, changes: Mapping[str, Any]) -> tuple[Recipe, dict[str, Any]]:
+def resolve_stored_cell(
+    base: Mapping[str, Any], changes: dict[str, Any]
+) -> tuple[Recipe, dict[str, Any]]:
     """Returns (recipe, changes) of a cell in an old sweep.json, by present field names."""
     recipe = resolve_stored(_unflatten(flatten(base) | changes))
     values = flatten(recipe)

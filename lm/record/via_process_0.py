@@ -7,7 +7,7 @@ MAX_BYTES of an array at a time, or all of an array with a sharded first axis.
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -36,11 +36,12 @@ def _gather_array(array: jax.Array) -> np.ndarray | None:
     if array.is_fully_replicated:
         return np.asarray(array.addressable_data(0)) if is_first() else None
     whole = np.empty(array.shape, array.dtype) if is_first() else None
-    spec = array.sharding.spec
+    sharding = cast(NamedSharding, array.sharding)  # states have no other kind
+    spec = sharding.spec
     is_sharded = bool(spec) and spec[0] is not None
     for start, stop in _row_ranges(array, whole=is_sharded):
-        part = _make_gather(stop - start, array.sharding.mesh)(array, start)
-        if is_first():
+        part = _make_gather(stop - start, sharding.mesh)(array, start)
+        if whole is not None:
             whole[start:stop] = np.asarray(part.addressable_data(0))
         part.delete()
     return whole

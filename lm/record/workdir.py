@@ -6,7 +6,7 @@ A folder of another run is refused, and so is a second process that would train 
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def open_workdir(
     say: Callable[[str], None] = print,
     wait_until: float | None = None,
     per_process: bool = False,
-) -> Iterator[None]:
+) -> Generator[None]:
     """Creates the folder, or checks that it holds a run of this config, and locks it for the block.
 
     With several processes the first does this for all, unless `per_process`. config.json is written
@@ -180,7 +180,7 @@ def format_refusal(path: Path, content: str, changed: dict[str, tuple[Any, Any]]
 
 
 @contextlib.contextmanager
-def annotate_write_errors(path: Path) -> Iterator[None]:
+def annotate_write_errors(path: Path) -> Generator[None]:
     """Adds the name of the folder, and advice, to errors of writing."""
     try:
         yield

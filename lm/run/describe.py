@@ -38,12 +38,14 @@ def print_description(journal: Journal) -> None:
         f'text: {train.n_bytes:,} bytes, {train.n_tokens:,} tokens, {steps:,} steps {epoch}; '
         f'validation: {validation.n_bytes:,} bytes'
     )
-    for i, name in enumerate(train.names if isinstance(train, MixedRows) else ()):
-        part = train.sources[i]
-        terminal.say(
-            f'  {name}: {train.shares.fractions[i]:.4g} of the sequences; {part.n_bytes:,} bytes, '
-            f'{part.n_tokens:,} tokens; validation: {validation.sources[i].n_bytes:,} bytes'
-        )
+    if isinstance(train, MixedRows) and isinstance(validation, MixedRows):
+        for i, name in enumerate(train.names):
+            part = train.sources[i]
+            terminal.say(
+                f'  {name}: {train.shares.fractions[i]:.4g} of the sequences; '
+                f'{part.n_bytes:,} bytes, {part.n_tokens:,} tokens; '
+                f'validation: {validation.sources[i].n_bytes:,} bytes'
+            )
     terminal.console.print(make_table(parameter_rows(learner, experiment.mesh)))
     n, state_bytes = parameter_count(learner), optimizer_state_bytes(experiment.state_shapes)
     trained = trained_count(learner)

@@ -87,7 +87,7 @@ class Journal:
             experiment.dataset.tokenizer.save(workdir / TOKENIZER)
         retention = recipe.train.keep_last, recipe.train.keep_best
         self.checkpoints = Checkpoints(workdir, *retention, terminal.say)
-        self.recorder: Recorder | NoRecorder | None = None
+        self.recorder: Recorder | NoRecorder  # set by `open`
         self.detector = Detector(recipe, [])
         self._bad_step: int | None = None
         self._noted_output_loss = False
@@ -292,7 +292,7 @@ class Journal:
             self.counters.best = best_losses | {'best_step': self.step}
 
     def record_diagnosis(self, diagnostics: dict[str, Any]) -> None:
-        """Records the output of `lm.training.diagnostics`: per-layer or per-head numbers by name."""
+        """Records `lm.training.diagnostics`: numbers for each layer or head, by name."""
         row = {'step': self.step} | {name: value.tolist() for name, value in diagnostics.items()}
         self.recorder.write(row)
         self.last |= _drop_lists(row)

@@ -90,6 +90,7 @@ class Tracer:
         runs: number of runs that share the program.
         """
         folder = self._folder
+        assert folder is not None  # set by `begin`
         self.abandon()
         if not is_first():
             return []

@@ -52,17 +52,17 @@ def _use_peri(flat: Flat) -> str | None:
 
 LOWER_LR = Remedy('optim.lr', lambda flat: float(f'{flat["optim.lr"] / 3:.2g}'), 'arXiv:2309.14322')
 LONGER_WARMUP = Remedy('optim.warmup_steps', _longer_warmup, 'arXiv:2309.14322')
-QK_NORM = _set_unless('model.qk_norm', 'rmsnorm', 'arXiv:2302.05442', lambda now: now != 'none')
+QK_NORM = _set_unless('model.qk_norm', 'rmsnorm', 'arXiv:2302.05442', lambda norm: norm != 'none')
 SIGMA = Remedy('model.reparam', _add_sigma, 'arXiv:2303.06296')
 SOFTCAP = _lower_to('attention.softcap', 50.0, 'arXiv:2408.00118')
-Z_LOSS = _set_unless('loss.z_loss', 1e-4, 'arXiv:2204.02311', lambda now: now >= 1e-4)
+Z_LOSS = _set_unless('loss.z_loss', 1e-4, 'arXiv:2204.02311', lambda weight: weight >= 1e-4)
 LOGIT_SOFTCAP = _lower_to('model.logit_softcap', 30.0, 'arXiv:2408.00118')
 CLIPPING = _lower_to('optim.clip_norm', 1.0, 'arXiv:1211.5063')
 SHORTER_MEMORY = _lower_to('optim.b2', 0.95, 'arXiv:2304.13013')
 PERI = Remedy('model.placement', _use_peri, 'arXiv:2502.02732')
-NORM = _set_unless('model.norm', 'rmsnorm', 'arXiv:1910.07467', lambda now: now != 'none')
+NORM = _set_unless('model.norm', 'rmsnorm', 'arXiv:1910.07467', lambda norm: norm != 'none')
 SCALED_LAYERS = _set_unless(
-    'model.placement', 'layernorm_scaling', 'arXiv:2502.05795', lambda now: now != 'pre'
+    'model.placement', 'layernorm_scaling', 'arXiv:2502.05795', lambda placement: placement != 'pre'
 )
 
 REMEDIES = {

@@ -273,9 +273,9 @@ def store_weights(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any,
             return reparam.draw(stored, key), state
 
         stored, state = _jit_if_distributed(store)(used, jax.random.key(learner.recipe.train.seed))
-    restored, _ = _jit_if_distributed(lambda *both: reparam.apply(*both, False))(stored, state)
+    restored, _ = _jit_if_distributed(lambda *arrays: reparam.apply(*arrays, False))(stored, state)
     errors = _relative_errors(restored, used)
-    worst = max(errors, key=errors.get, default=None)
+    worst = max(errors, key=errors.__getitem__, default=None)
     if worst is not None and not errors[worst] <= MAX_STORED_ERROR:
         reparam_options = vars(learner.recipe.config.reparam).items()
         options_text = ''.join(
@@ -295,23 +295,19 @@ def store_weights(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any,
 def _relative_errors(actual: Any, expected: Any) -> dict[str, float]:
     """Returns {path: largest difference / largest element} of the arrays that differ."""
 
-    def error(now, before):
-        return jnp.max(jnp.abs(now - before)) / jnp.max(jnp.abs(before))
+    def error(x, y):
+        return jnp.max(jnp.abs(x - y)) / jnp.max(jnp.abs(y))
 
     if is_multiprocess():
         compare = jax.jit(
             lambda *trees: jax.tree.map(
-                lambda now, before: jnp.where(jnp.all(now == before), 0, error(now, before)), *trees
+                lambda x, y: jnp.where(jnp.all(x == y), 0, error(x, y)), *trees
             )
         )
         actual = named_leaves(jax.device_get(compare(actual, expected)))
         return {path: float(difference) for path, difference in actual.items() if difference != 0}
     pairs = zip(named_leaves(actual).items(), jax.tree.leaves(expected), strict=True)
-    return {
-        path: float(error(now, before))
-        for (path, now), before in pairs
-        if not np.array_equal(now, before)
-    }
+    return {path: float(error(x, y)) for (path, x), y in pairs if not np.array_equal(x, y)}
 
 
 def _has_same_reparam(learner: Learner, source: Checkpoint) -> bool:

@@ -203,7 +203,7 @@ def _build_tables(
         part, direction = (
             parse_source(program_sources.source_names[name]) if has_source else ('', '')
         )
-        by_part[part, direction] += self_time
+        by_part[part, direction] += self_time  # ty: ignore[invalid-assignment] - typed for integers
         operations.append(
             {
                 'name': name,

@@ -9,9 +9,9 @@ on everything that a clock, a disk or a signal decides (`lm.launch.distributed`)
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from lm.launch.distributed import StopAgreement, broadcast_from_first, is_first,
 from lm.record.run import Run
 from lm.run import evaluate
 from lm.run.journal import DivergenceError, Journal
-from lm.run.program import Program
+from lm.run.program import Experiment, Program
 from lm.run.runs import RunSpec, Slot, Status
 from lm.run.start import initial_state
 from lm.run.trace import ASIDE, DATA_WAIT, FETCH, STEP
@@ -30,7 +30,7 @@ from lm.training.state import State
 
 
 @contextlib.contextmanager
-def closing(wave: 'Wave') -> Iterator['Wave']:
+def closing(wave: 'Wave') -> Generator['Wave']:
     """Closes the wave at the end of the block, but not after an error if there are several
     processes.
 
@@ -65,7 +65,8 @@ class Wave:
         size: int,
         on_failure: Callable[[Path, Exception], None] | None = None,
     ):
-        self.program, self.experiment = program, program.experiment
+        # Only tpu.plan compiles programs of a mere Blueprint.
+        self.program, self.experiment = program, cast(Experiment, program.experiment)
         self.size, self._on_failure = size, on_failure
         self.slots: list[Slot] = []
         self.states = program.make_buffer(size)
@@ -199,6 +200,7 @@ class Wave:
         """Ends the trace once its last step is done, and prints a summary of its time."""
         self.fetch_pending()
         with self._pause_clocks():
+            assert self._traced_journal is not None  # set by `_begin_trace`
             program_text = self.program.compile_step(self.size).as_text
             for line in self.program.tracer.end(program_text, self.size):
                 self._traced_journal.terminal.say(line)
@@ -294,7 +296,7 @@ class Wave:
         with self._pause_clocks():
             sums, evaluated = (
                 evaluate.sums_by_source(step, batches, rows),
-                self.experiment.evaluated,
+                self.experiment.objective_rows,
             )
             objective_sums = {
                 name: evaluate.sums_by_source(step, batches, objective_rows)
@@ -370,7 +372,7 @@ class Wave:
                 slot.journal.close()
 
     @contextlib.contextmanager
-    def _pause_clocks(self) -> Iterator[None]:
+    def _pause_clocks(self) -> Generator[None]:
         """Leaves the time of the block out of every run's tokens/s."""
         for i in self.active_slots:
             self.slots[i].journal.throughput.pause()

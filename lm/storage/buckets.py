@@ -13,11 +13,11 @@ import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeGuard
 
 from lm.storage.files import expand_home, first_line, user_cache
 
@@ -77,7 +77,7 @@ def read_times() -> Times:
         name = f'EVENKEEL_BUCKET_{field.name.upper()}_SEC'
         text = os.environ.get(name) or field.default
         try:
-            seconds[field.name] = float(text)
+            seconds[field.name] = float(text)  # ty: ignore[invalid-argument-type] - has a default
         except ValueError:
             seconds[field.name] = 0.0
         if not 0.0 < seconds[field.name] < 1e6:
@@ -94,7 +94,7 @@ class ObjectMeta:
     version: str | None
 
 
-def is_url(path: str | Path) -> bool:
+def is_url(path: str | Path) -> TypeGuard[str]:
     """Returns whether a path names a store, of any kind, rather than a folder."""
     return isinstance(path, str) and re.match(r'[A-Za-z][\w+.-]*://', path) is not None
 
@@ -247,7 +247,7 @@ class Bucket:
         for_each(delete_object, names)
 
     @contextlib.contextmanager
-    def _translate_errors(self, name: str) -> Iterator[None]:
+    def _translate_errors(self, name: str) -> Generator[None]:
         """Raises the library's errors as ours, with the URL and one line of its text."""
         from obstore import exceptions
 

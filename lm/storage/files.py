@@ -10,7 +10,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -89,7 +89,7 @@ def first_line(error: Exception, max_chars: int | None = None) -> str:
 
 
 @contextlib.contextmanager
-def replace_file(path: Path) -> Iterator[Path]:
+def replace_file(path: Path) -> Generator[Path]:
     """Yields a temporary path that replaces `path` when the block ends without an error.
 
     The content is synced first, so that it outlasts a power cut. Each process has its own temporary
@@ -207,7 +207,7 @@ def hold_lock(
     in_use_message: str = '',
     say: Callable[[str], None] = discard_line,
     wait_until: float = math.inf,
-) -> Iterator[bool]:
+) -> Generator[bool]:
     """Holds the lock of a file, which is created, until the block or the process ends.
 
     Yields False, with a note, if the file system has no locks.

@@ -7,7 +7,7 @@ removes the content and fills the folder again.
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from lm.storage.files import sync
@@ -33,7 +33,7 @@ def check_complete(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def fill_folder(folder: Path) -> Iterator[None]:
+def fill_folder(folder: Path) -> Generator[None]:
     """Marks a folder as incomplete until the block that fills it ends without an error.
 
     Files of an interrupted command are removed first. Files by which other programs recognise the

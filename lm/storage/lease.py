@@ -17,7 +17,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -171,7 +171,7 @@ class Lease:
             self._write()
 
     @contextlib.contextmanager
-    def keep_renewed(self) -> Iterator[None]:
+    def keep_renewed(self) -> Generator[None]:
         """Renews the lease in the background until the block ends, and then gives it back."""
         is_ended = threading.Event()
 
@@ -195,6 +195,7 @@ class Lease:
         with self._write_lock:
             if self._lost is not None:
                 raise self._lost
+            assert self._stored is not None  # set by `acquire`
             start = time.monotonic()
             self._n_renewals += 1  # so that no two are the same object
             text = self._encode(is_held)

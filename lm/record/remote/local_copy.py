@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 
@@ -137,7 +137,9 @@ class LocalCopy:
                 os.replace(partial, path)
             finally:
                 partial.unlink(missing_ok=True)
-            self.files[name] = [*read_stat(path), stored.e_tag]
+            file_stat = read_stat(path)
+            assert file_stat is not None  # written above, and the folder is locked
+            self.files[name] = [*file_stat, stored.e_tag]
 
         def differs(name: str) -> bool:
             current = [*(read_stat(self.folder / name) or ()), listing[name].e_tag]
@@ -325,7 +327,7 @@ def split_checkpoint_url(url: str) -> tuple[str, int | None]:
 
 
 @contextlib.contextmanager
-def _open_local_copy(url: str) -> Iterator[LocalCopy]:
+def _open_local_copy(url: str) -> Generator[LocalCopy]:
     copy = LocalCopy(open_bucket(url), READS)
     with hold_lock(copy.root / 'lock'):
         copy.open()

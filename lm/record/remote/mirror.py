@@ -39,8 +39,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from lm.launch.distributed import broadcast_from_first, is_first, is_multiprocess, private_disks
 from lm.record.remote.local_copy import (
@@ -82,7 +83,7 @@ print_flushed = functools.partial(print, flush=True)
 @contextlib.contextmanager
 def mirror_workdir(
     workdir: str | Path, say: Callable[[str], None] = print_flushed
-) -> Iterator[Path]:
+) -> Generator[Path]:
     """Yields the folder to train in: `workdir` itself, or the local folder of a URL.
 
     When the block ends, the bucket holds all of it. With several processes the first has that
@@ -110,7 +111,7 @@ def mirror_workdir(
 
 
 @contextlib.contextmanager
-def _mirror_bucket(url: str, say: Callable[[str], None]) -> Iterator[Path]:
+def _mirror_bucket(url: str, say: Callable[[str], None]) -> Generator[Path]:
     bucket = open_bucket(url)
     check_is_workdir(bucket)
     with _open_mirror(LocalCopy(bucket, KIND), say, PATIENCE_SEC) as mirror:
@@ -124,10 +125,10 @@ def _mirror_bucket(url: str, say: Callable[[str], None]) -> Iterator[Path]:
 @contextlib.contextmanager
 def _open_mirror(
     copy: LocalCopy, say: Callable[[str], None], patience: float
-) -> Iterator['Mirror']:
+) -> Generator['Mirror']:
     """Holds the lock of the folder and the lease of the bucket, once both are free."""
     url, bucket_times = copy.bucket.url, read_times()
-    options = {
+    options: dict[str, Any] = {
         'in_use': f'another process trains in {url}; wait for it, or give another --workdir',
         'waiting': f'{url} is in use by another process: waiting for it to end',
         'wait_until': time.monotonic() + patience,
@@ -147,7 +148,7 @@ def sweep_folder(workdir: str | Path) -> Path:
 
 
 @contextlib.contextmanager
-def mirror_cell(url: str | None, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+def mirror_cell(url: str | None, folder: Path, say: Callable[[str], None]) -> Generator[None]:
     """Holds the lease of a cell, and keeps its folder in sync with the bucket.
 
     Args:
@@ -169,7 +170,7 @@ def mirror_cell(url: str | None, folder: Path, say: Callable[[str], None]) -> It
 
 
 @contextlib.contextmanager
-def mirror_sweep_records(url: str | None, say: Callable[[str], None]) -> Iterator[None]:
+def mirror_sweep_records(url: str | None, say: Callable[[str], None]) -> Generator[None]:
     """Fetches the records of all cells to `sweep_folder`, and pushes the sweep's own files at the
     end.
 
@@ -265,21 +266,21 @@ class Mirror:
                 f'NOTE: {self.bucket.url} lacks parts of {", ".join(incomplete)}: they are not read'
             )
         self._incomplete = set(incomplete)
-        wanted = list(self._marks)
+        to_fetch = list(self._marks)
         if is_ours:
             files = {
                 name: stored
                 for name, stored in files.items()
                 if read_stat(copy.folder / name) is None
             }
-            is_here = {name: (copy.folder / name).is_dir() for name in wanted}
-            wanted = [n for n in wanted if not is_here[n] or copy.is_damaged(n, self._marks[n])]
+            is_here = {name: (copy.folder / name).is_dir() for name in to_fetch}
+            to_fetch = [n for n in to_fetch if not is_here[n] or copy.is_damaged(n, self._marks[n])]
         else:
             self._drop_stale(files.keys(), marks)
         copy.fetch_files(
             {n: stored for n, stored in files.items() if not records_only or is_record(n)}
         )
-        for name in [] if records_only else wanted:
+        for name in [] if records_only else to_fetch:
             copy.fetch_folder(name, marks[name])
         copy.save()
         if not records_only:
@@ -455,7 +456,7 @@ class PushLoop:
         self._ended = threading.Event()
 
     @contextlib.contextmanager
-    def run_in_background(self) -> Iterator[None]:
+    def run_in_background(self) -> Generator[None]:
         """Runs the loop during the block.
 
         Raises OSError at the end if the bucket lacks something; after another error this is only
