@@ -83,13 +83,13 @@ def check(workdir: Path, may_come_later: bool) -> None:
 
 
 def run(argv: list[str]) -> None:
-    streams.ignore_output_loss()  # where training was killed, its last rows are sent
+    streams.ignore_output_loss()  # after training was killed, its last rows are still sent
     try:
         if len(argv) > 1:
             raise ValueError(f'flags begin with --, as in --to=mlflow; got {argv[1:]}')
         status = main()
     except (ValueError, OSError) as error:
-        # Training passes on what comes here; libraries write to the other stream.
+        # Training forwards standard output; libraries write to standard error.
         stream = sys.stdout if flags.FLAGS.until_eof else sys.stderr
         print(f'error: {error}', file=stream, flush=True)
         status = BAD_INPUT

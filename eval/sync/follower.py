@@ -32,9 +32,9 @@ PACE_SEC = 5.0  # between rounds
 TRIES = 4  # rounds without an answer, at the end
 SLOWEST_SEC = 120.0  # between rounds while the tracker does not answer
 FAILURES = 3  # runs in a row that fail: the tracker does not answer, and the round ends
-PATIENCE_SEC = 60.0  # with a follower that is about to end, as its training was killed
+PATIENCE_SEC = 60.0  # for a follower that is about to end because its training was killed
 MAX_ERROR_CHARS = 300  # of an error
-QUIET_SEC = 60.0  # without a process that trains, after which a run has ended
+QUIET_SEC = 60.0  # without a training process, after which a run has ended
 WATCHED = (CONFIG, FILE, SUMMARY)
 
 
@@ -43,10 +43,10 @@ class FollowedRun:
     """A run that is followed."""
 
     tail: StepTail
-    stats: tuple = ()  # of its files, when it was last served
+    stats: tuple = ()  # of its files at its last turn
     source: TrackedRun | None = None
     mark: TrackerMark | None = None
-    closed_at: float = -float('inf')  # when its session had to make room
+    closed_at: float = -float('inf')  # when its session was closed for another
 
 
 class Follower:
@@ -65,7 +65,7 @@ class Follower:
         self._workdir, self._name, self._tracker, self._say = workdir, name, tracker, say
         self._followed: dict[Path, FollowedRun] = {}
         self._sessions: collections.OrderedDict[Path, Session] = collections.OrderedDict()
-        self._last: Path | None = None  # the next round begins behind it
+        self._last: Path | None = None  # the next round begins after it
         self._reported: set[str] = set()
         self.errors: dict[Path, str] = {}
         self.sent = 0
@@ -86,12 +86,12 @@ class Follower:
             followed = self._followed.setdefault(folder, FollowedRun(StepTail(Run(folder))))
             try:
                 has_more |= self._serve(folder, followed, is_last)
-                failures = 0 if self.errors.pop(folder, None) is None else failures
+                had_error = self.errors.pop(folder, None) is not None
+                failures = failures if had_error else 0
             except Exception as error:  # of any kind: trackers have errors of their own
                 self._handle_failure(folder, error)
-                failures += not isinstance(
-                    error, UnreadableFile
-                )  # which says nothing of the tracker
+                # A damaged file is no failure of the tracker.
+                failures += not isinstance(error, UnreadableFile)
             if failures == FAILURES:
                 self._last = folder
                 return False
@@ -176,15 +176,15 @@ class Follower:
         mark = followed.mark
         assert mark is not None  # a run with a session has one
         self._sessions.move_to_end(folder)
-        new: list[StepValues] = []
+        unsent: list[StepValues] = []
         for step in steps:
-            if step.step > (new[-1].step if new else mark.step):
-                new.append(step)
-        if new:
-            session.send(new)
-            mark.step = new[-1].step
+            if step.step > (unsent[-1].step if unsent else mark.step):
+                unsent.append(step)
+        if unsent:
+            session.send(unsent)
+            mark.step = unsent[-1].step
             self._write_mark(folder, 'send')
-            self.sent += len(new)
+            self.sent += len(unsent)
 
     def _close(self, folder: Path) -> None:
         if session := self._sessions.pop(folder, None):
@@ -214,7 +214,7 @@ class Follower:
 
 
 def _read_stat(path: Path) -> tuple[int, int] | None:
-    with contextlib.suppress(OSError):  # a link to itself is none of a run either
+    with contextlib.suppress(OSError):  # such as a link to itself
         status = path.stat()
         return status.st_size, status.st_mtime_ns
     return None

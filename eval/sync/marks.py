@@ -16,7 +16,7 @@ from typing import cast
 from eval.sync.records import MAX_SECONDS, MAX_STEPS, TrackedRun
 from lm.storage.files import UnreadableFile, read_json, seal_record, write_json
 
-NOTHING = -1  # the step of a run of which no row was sent
+NOTHING = -1  # the step of a run without sent rows
 
 
 @dataclasses.dataclass
@@ -29,7 +29,7 @@ class TrackerMark:
     config: str  # the digest of its config
     began: float
     step: int = NOTHING
-    summary: str = ''  # the digest of what was sent of summary.json
+    summary: str = ''  # the digest of the sent summary.json
 
     @classmethod
     def new(cls, tracker: str, destination: str, source: TrackedRun) -> 'TrackerMark':

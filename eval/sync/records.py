@@ -15,7 +15,7 @@ from lm.storage.files import UnreadableFile
 
 MAX_STEPS = 1 << 63  # trackers count them in 64 bits
 MAX_SECONDS = 1e10  # three hundred years
-COMPLETE = (*FINAL, 'stopped')  # a run that failed may have got no further than half of its step
+COMPLETE = (*FINAL, 'stopped')  # a failed run's last step may be incomplete
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +131,7 @@ class StepTail:
                 continue
             if type(step) is not int or not 0 <= step < MAX_STEPS:
                 continue
+            # A step has several rows: training, evaluation, diagnosis. A later step completes it.
             if self._last and step > self._last.step:
                 yield self._last
             if not self._last or step != self._last.step:

@@ -26,9 +26,9 @@ LARGEST = 1.7976931348623157e308
 MAX_POINTS, MAX_PARAMS = 1000, 100  # in a request
 MAX_PARAM_CHARS, MAX_TAG_CHARS, MAX_NAME_CHARS = 6000, 8000, 250  # characters
 RUN_STATUS = {'done': 'FINISHED', 'diverged': 'FAILED', 'failed': 'FAILED', 'stopped': 'KILLED'}
-SQLITE, MIGRATIONS = 'sqlite:///', 'alembic_version'  # the table that MLflow's database has
-LOCKED_SEC = 10.0  # that another process may hold a database
-# MLflow would try for four minutes, report its use, and wait for each answer for two minutes.
+SQLITE, MIGRATIONS = 'sqlite:///', 'alembic_version'  # a table of every MLflow database
+LOCKED_SEC = 10.0  # to wait for another process's lock of the database
+# By default MLflow retries for four minutes, waits two minutes for an answer, and reports its use.
 DEFAULTS = {
     'MLFLOW_HTTP_REQUEST_MAX_RETRIES': '2',
     'MLFLOW_HTTP_REQUEST_TIMEOUT': '20',
@@ -111,7 +111,7 @@ class MlflowSession:
         self._client, self._id, self._began = client, run.info.run_id, began
         self._is_new, self._params = is_new, run.data.params
         self._is_running = run.info.status == 'RUNNING'
-        # The last step of each metric, as the server has them; what is sent from here on is behind.
+        # The server's last step of each metric; only later steps are sent.
         self._last_steps = {metric.key: metric.step for metric in run.data.to_proto().metrics}
 
     def describe(self, config: Mapping[str, Any]) -> None:
@@ -120,15 +120,15 @@ class MlflowSession:
 
         texts = {path: str(x)[:MAX_PARAM_CHARS] for path, x in config.items() if x is not None}
         changed = {p for p, text in texts.items() if self._params.get(p, text) != text}
-        new = [
+        new_params = [
             Param(path, text)
             for path, text in texts.items()
             if not is_mesh(path) and path not in self._params
         ]
-        as_tags = [RunTag(path, text) for path, text in texts.items() if is_mesh(path)]
-        as_tags += [RunTag(f'changed.{path}', texts[path]) for path in sorted(changed)]
-        self._log(params=new, size=MAX_PARAMS)
-        self._log(tags=as_tags, size=MAX_PARAMS)
+        new_tags = [RunTag(path, text) for path, text in texts.items() if is_mesh(path)]
+        new_tags += [RunTag(f'changed.{path}', texts[path]) for path in sorted(changed)]
+        self._log(params=new_params, size=MAX_PARAMS)
+        self._log(tags=new_tags, size=MAX_PARAMS)
 
     def last_step(self) -> int | None:
         return NOTHING if self._is_new else None

@@ -19,13 +19,13 @@ from eval.sync.records import StepValues, TrackedRun
 from lm.storage.files import open_regular
 
 OFFLINE: Literal['offline'] = 'offline'
-# Upload that does not end: what is missing is sent by the next session.
+# Time for an upload to end; the next session sends the rest.
 FINISH_SEC = 120.0
-# W&B writes by a process of its own, which ends two seconds after one that was killed, and what it
-# had in memory is lost.
+# W&B writes in its own process, which ends two seconds after a killed parent and loses the rows in
+# its memory.
 SETTLE_SEC = 5.0
-# Of a log of LevelDB, which these files are: a header of 7 bytes, then blocks of records, each
-# behind its CRC, length and kind. A record that crosses blocks is first, middle ones, and last.
+# The files are logs of LevelDB: a header of 7 bytes, then blocks of records, each after its CRC,
+# length and kind. A record that crosses blocks has a first part, middle parts and a last part.
 HEADER, BLOCK, RECORD_HEADER = 7, 1 << 15, struct.Struct('<IHB')
 WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
@@ -43,7 +43,9 @@ class Wandb:
 
     def __init__(self, uri: str | None, project: str | None):
         os.environ.setdefault('WANDB_ERROR_REPORTING', 'false')
-        os.environ.pop('WANDB_SERVICE', None)  # a process of W&B's that ends when another one does
+        os.environ.pop(
+            'WANDB_SERVICE', None
+        )  # a W&B process that would end with the process that started it
         import wandb
 
         self._wandb = wandb
@@ -110,7 +112,7 @@ class WandbSession:
             timestamp = {'_timestamp': self._began + step.seconds}
             self._run.log(step.values | timestamp, step=step.step, commit=True)
         if steps:
-            _ = self._run.step  # its process answers once it has taken what was logged before
+            _ = self._run.step  # W&B's process answers once it has the logged rows
 
     def end(self, status: str, summary: Mapping[str, Any]) -> None:
         self._run.summary.update(dict(summary))
@@ -123,7 +125,7 @@ class WandbSession:
 def _read_last_step(folder: Path, name: str) -> int:
     """Returns the last step in the files of a run, or NOTHING; waits while one is being written."""
     paths = list_offline_files(folder, name)
-    # From now on, as a clock may have been wrong when one was written, and then in the future.
+    # A file from the future was written with a wrong clock, and is not waited for.
     while any(0 <= time.time() - path.stat().st_mtime < SETTLE_SEC for path in paths):
         time.sleep(0.1)
     return max((step for path in paths for step, _ in read_points(path)), default=NOTHING)
@@ -142,7 +144,7 @@ def read_points(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
     with open_regular(path) as file:
         content = file.read()
     for record_bytes in _split_records(content):
-        with contextlib.suppress(DecodeError):  # the last one may be cut
+        with contextlib.suppress(DecodeError):  # the last record may be truncated
             record = Record.FromString(record_bytes)
             if record.WhichOneof('record_type') == 'history':
                 entries = {
@@ -156,7 +158,7 @@ def _split_records(data: bytes) -> Iterator[bytes]:
     position, parts = HEADER, b''
     while position + RECORD_HEADER.size <= len(data):
         block_left = BLOCK - position % BLOCK
-        if block_left < RECORD_HEADER.size:
+        if block_left < RECORD_HEADER.size:  # the rest of the block is padding
             position += block_left
             continue
         _, length, kind = RECORD_HEADER.unpack_from(data, position)

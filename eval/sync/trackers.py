@@ -40,9 +40,9 @@ class Tracker(Protocol):
     """A service that stores runs. Raises ValueError at once if it cannot be used."""
 
     most_open: ClassVar[int]  # sessions at once
-    reopen_sec: ClassVar[float]  # between two sessions of a run that goes on, where more are wanted
-    certain_after: ClassVar[str]  # 'send' or 'close' of a session: when it has kept the rows
-    destination: str  # the place, as it is printed and stored
+    reopen_sec: ClassVar[float]  # between two sessions of a run, if other runs need sessions
+    certain_after: ClassVar[str]  # 'send' or 'close': the call after which rows are stored
+    destination: str  # printed, and stored in marks
 
     def __init__(self, uri: str | None, project: str | None): ...
 

@@ -42,7 +42,7 @@ from lm.training.state import Learner, build_learner, make_hyper
 from lm.training.step import TRAINING, apply_loss
 from modules.numerics import DEVICE_POLICIES
 
-CHOSEN_AXES = ('fsdp', 'tensor', 'context')  # `data` has the devices that these leave
+CHOSEN_AXES = ('fsdp', 'tensor', 'context')  # `data` gets the remaining devices
 USABLE_SHARE = 0.9  # share of memory; the rest is for programs, batches and XLA's own buffers
 
 
@@ -195,9 +195,8 @@ def estimate_residual_bytes(learner: Learner) -> int:
     def residual_bytes_with(remat):
         config = update_recipe(recipe, {'model.remat': remat})
         traced = build_learner(config, model.vocab_size, learner.bos_id, model.kernels.platform)
-        return _trace_residual_bytes(traced, 2 * rows) - _trace_residual_bytes(
-            traced, rows
-        )  # parameters are kept too
+        # Parameters are residuals too, and cancel in the difference.
+        return _trace_residual_bytes(traced, 2 * rows) - _trace_residual_bytes(traced, rows)
 
     remat = recipe.model.remat
     if remat == 'none':

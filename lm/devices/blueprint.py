@@ -53,7 +53,8 @@ class Blueprint:
             axes, reasons = select_mesh(recipe, self.learner, list(devices), memory(), runs)
             for line in reasons:
                 say(line)
-            if axes.tensor != recipe.mesh.tensor:  # which kernels of the model and its loss go by
+            # The kernels of the model and its loss depend on mesh.tensor.
+            if axes.tensor != recipe.mesh.tensor:
                 with_tensor = update_recipe(recipe, {'mesh.tensor': axes.tensor})
                 self.learner = build_learner(with_tensor, vocab_size, bos_id, self.platform)
         self.mesh = make_mesh(axes, list(devices), runs)

@@ -64,6 +64,7 @@ def loop(mesh: Mesh, function: Callable, n_shared: int = 0) -> Callable:
 
     def many(*arguments):
         shared, (active_R, *mapped) = arguments[:n_shared], arguments[n_shared:]
+        # Active runs first, so that the loop can end after their number.
         active_first_R = jnp.argsort(~active_R)
 
         def compute_run(run):
@@ -98,9 +99,9 @@ def loop(mesh: Mesh, function: Callable, n_shared: int = 0) -> Callable:
     return by_device
 
 
-# A row makes `many(*shared, active_R, *mapped)` of `function(*shared, *mapped of one run)`. All but
-# the first n_shared arguments, and results, are stacked along a leading axis R, a multiple of the
-# mesh axis `run`. The result is to be jitted with shardings that cut R over it.
+# A row maps `function(*shared, *mapped)` of one run to `many(*shared, active_R, *mapped_R)`: all
+# but the first n_shared arguments, and the results, are stacked along a leading axis R, a multiple
+# of the mesh axis `run`. Jit the mapped function with shardings that cut R over that axis.
 RUN_AXES = {'loop': loop, 'vmap': vmap}
 SINGLE = 'single'
 

@@ -14,11 +14,11 @@ from lm.training.state import Learner, State, init_state, make_hyper
 from lm.training.update import build_average, build_optimizer
 from modules.optim import state_specs, unbox_state
 
-# The initial state is computed once, in 5 ms. At the usual level it compiles longer than the step:
-# 4.2 s for four layers, and 1.8 s at this one.
+# The initial state is computed once, in 5 ms. At the default level it takes longer to compile than
+# the step: 4.2 s for four layers, and 1.8 s at this level.
 INIT_ON_CPU = {'xla_backend_optimization_level': 1}
 # Compiler options of the step, by kind of device. SparseCores of a v6e exchange parameters and
-# gradients while its matrix unit goes on; by itself its compiler makes that wait (libtpu 0.0.51).
+# gradients while its matrix unit computes; by default the matrix unit waits (libtpu 0.0.51).
 OFFLOAD = 'xla_tpu_enable_sparse_core_collective_offload_'
 ON_SPARSE_CORES = {f'{OFFLOAD}{k}': 'true' for k in ('all_gather', 'reduce_scatter', 'all_reduce')}
 STEP_OPTIONS = {
@@ -52,7 +52,7 @@ def weights_layout(learner: Learner) -> tuple[State, State]:
     return shapes, State(no_step, description.specs, reparam, stats, None, average_specs)
 
 
-@functools.lru_cache(maxsize=8)  # a run asks three times
+@functools.lru_cache(maxsize=8)  # a run needs it three times
 def state_layout(learner: Learner) -> tuple[State, State]:
     """Returns `weights_layout` with the step, which is WHOLE, and the optimizer's state."""
     recipe, description = learner.recipe, learner.description

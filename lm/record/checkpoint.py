@@ -29,8 +29,8 @@ from lm.training.state import State, Weights
 from modules.params import named_leaves
 
 FOLDER = 'checkpoints'
-FORBIDDEN_IN_PATHS = '[]\\'  # TensorStore takes these for patterns and separators
-# Errors with these numbers, or words in their text, say nothing of the checkpoint.
+FORBIDDEN_IN_PATHS = '[]\\'  # TensorStore interprets them as patterns and separators
+# Errors with these numbers, or messages in their text, have causes outside the checkpoint.
 ENVIRONMENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM)
 ENVIRONMENT_MESSAGES = (
     'RESOURCE_EXHAUSTED',
@@ -38,7 +38,7 @@ ENVIRONMENT_MESSAGES = (
     *map(os.strerror, ENVIRONMENT_ERRNOS),
 )
 MAX_ERROR_CHARS = 200  # characters of another library's error
-# Sections whose fields decide which arrays there are.
+# The fields of these sections determine which arrays a checkpoint has.
 WEIGHT_SECTIONS = ('model', 'norm', 'attention', 'mlp', 'reparam')
 STATE_SECTIONS = (*WEIGHT_SECTIONS, 'optim')
 
@@ -67,7 +67,7 @@ def is_damage(error: Exception) -> bool:
     """Returns whether a read error means damage, rather than a lack of memory, descriptors or
     rights.
     """
-    # Orbax and TensorStore raise errors of any type for files that are cut, changed or gone.
+    # Orbax and TensorStore raise errors of any type for truncated, changed or missing files.
     if (
         isinstance(error, MemoryError | TreeMismatch)
         or getattr(error, 'errno', 0) in ENVIRONMENT_ERRNOS
@@ -289,8 +289,8 @@ def _weights(state: State) -> dict[str, Any]:
 
 def _stored_weights(shapes: State) -> dict[str, Any]:
     weights = _weights(shapes)
-    # A reparametrisation without arrays is stored as empty tuples, nested as the version that wrote
-    # them chained it.
+    # A reparametrisation without arrays is stored as nested empty tuples, with a nesting that
+    # depends on the version that wrote it.
     if not jax.tree.leaves(weights['reparam']):
         del weights['reparam']
     return weights
@@ -325,7 +325,7 @@ def read_items(path: Path, **items: Any) -> Any:
         return reader.restore(path.absolute(), args=ocp.args.Composite(**items))
 
 
-@functools.cache  # once a process
+@functools.cache  # once per process
 def ignore_late_callbacks() -> None:
     """Silences callbacks of reads and writes that finish after an error.
 

@@ -27,7 +27,7 @@ DAMAGED_FOLDER = 'checkpoints_damaged'
 LOSS = 'validation_ce'  # decides which checkpoints are the best
 ALL_PROCESSES = ocp.options.MultiprocessingOptions()
 PROCESS_0_ONLY = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
-MAX_WRITERS = 4  # at once in a process; each has threads and descriptors of its own
+MAX_WRITERS = 4  # per process; each writer has its own threads and descriptors
 
 
 @dataclasses.dataclass
@@ -42,7 +42,7 @@ class LowestLoss:
             c.step for c in checkpoints if math.isfinite(self.losses.get(c.step, math.inf))
         ]
         best = sorted(finite_steps, key=self.losses.__getitem__)[: self.n]
-        return [info.step in best for info in checkpoints]
+        return [candidate.step in best for candidate in checkpoints]
 
 
 class Checkpoints:
@@ -81,7 +81,7 @@ class Checkpoints:
             save_concurrent_gb,
         )
         self._manager: ocp.CheckpointManager | None = None
-        self._failure: OSError | None = None  # of a write that ended after its run had moved on
+        self._failure: OSError | None = None  # of a write that failed after `save` had returned
         self._losses: dict[int, float] = {}
         self._saving_step = -1
 
@@ -132,7 +132,7 @@ class Checkpoints:
                 losses = losses if first_only else broadcast_from_first(losses)
                 self._losses |= {step: loss for step, loss in losses}
                 policies.append(LowestLoss(self._keep_best, self._losses))
-            if first_only:  # Orbax makes the folder for all or for none
+            if first_only:  # Orbax creates it for all processes or for none
                 self.folder.mkdir(parents=True, exist_ok=True)
             barrier = _make_barrier() if is_multiprocess() and not first_only else None
             options = ocp.CheckpointManagerOptions(
@@ -168,8 +168,8 @@ class Checkpoints:
             try:
                 meta = read_meta(self.folder, step)
             except DamagedCheckpoint:
-                continue  # what cannot be read is never the best one
-            if best := meta['counters'].get('best', {}):  # all that older versions recorded
+                continue  # a damaged checkpoint is never the best
+            if best := meta['counters'].get('best', {}):  # older versions recorded no other loss
                 losses[best['best_step']] = best['best_validation_ce']
             if meta.get('loss') is not None:
                 losses[step] = meta['loss']
@@ -221,7 +221,7 @@ class Checkpoints:
         self.say(
             f'{error}; moved to {self.workdir / DAMAGED_FOLDER}, falling back to the one before'
         )
-        self._close_manager()  # a manager remembers what is there
+        self._close_manager()  # a manager caches its listing
         if is_first():
             target = self.workdir / DAMAGED_FOLDER / str(step)
             shutil.rmtree(target, ignore_errors=True)
@@ -236,7 +236,9 @@ class Checkpoints:
             if self._manager:
                 self._manager.wait_until_finished()
         if has_private_disks():
-            broadcast_from_first(None)  # the others have nothing to write, and must not end before
+            broadcast_from_first(
+                None
+            )  # the others write nothing, but must not end before process 0
 
     def _close_manager(self) -> None:
         """Ends the writing threads; keeps an error for the next `save` or `wait`."""

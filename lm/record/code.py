@@ -14,13 +14,13 @@ from typing import Any
 
 from lm.record.machine import ROOT, UNKNOWN, git_commit
 
-PROGRAM, PACKAGES = 'train.py', ('lm', 'modules')  # what a step is computed with
+PROGRAM, PACKAGES = 'train.py', ('lm', 'modules')  # the code that computes a step
 DIGITS = 8  # of a commit and of a digest, in a message
 
 Code = dict[str, Any]
 
 
-@functools.cache  # at the first call: files that change later are not what this process runs
+@functools.cache  # read once: this process does not run files that change later
 def running_code() -> Code:
     """Returns {'commit', 'sources'} of this process: `git_commit` and `sources_digest`."""
     return {'commit': git_commit(), 'sources': sources_digest(ROOT)}
@@ -30,7 +30,8 @@ def sources_digest(root: Path) -> str:
     """Returns a digest of the names and contents of the Python files that train (takes 10 ms)."""
     state = hashlib.blake2b(digest_size=8)
     for path in _list_sources(root):
-        # Editors leave links to nothing beside a file, and replace a file by renaming another one.
+        # Editors leave dangling links beside a file, and replace files by renaming: a listed path
+        # may be unreadable.
         with contextlib.suppress(OSError):
             content = path.read_bytes()
             state.update(f'{path.relative_to(root).as_posix()} {len(content)} '.encode() + content)

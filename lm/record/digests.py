@@ -17,8 +17,8 @@ import numpy as np
 MIX_MULTIPLIERS = ((0x7FEB352D, 0x846CA68B), (0x85EBCA6B, 0xC2B2AE35))
 
 
-SMALL_BYTES = 1 << 20  # of an array whose digest the host computes, in some milliseconds
-MAX_SLICES = 256  # taken one after another; more would take their time on an accelerator
+SMALL_BYTES = 1 << 20  # the host computes digests up to this size, in a few milliseconds
+MAX_SLICES = 256  # processed one after another; more of them would be slow on an accelerator
 
 
 class DamagedCheckpoint(ValueError):
@@ -38,7 +38,7 @@ def hash_arrays(tree: Any) -> list[str]:
     are missed with a probability of about 2^-64. Integer sums do not depend on their order, hence
     not on the mesh.
     """
-    # One after another: on a CPU the sums take memory for several times as many words.
+    # One leaf at a time: on a CPU the sums need several times the memory of the leaf.
     sums = [_compute_sums(jnp.asarray(leaf)) for leaf in jax.tree.leaves(tree)]
     return [''.join(f'{int(total):08x}' for total in totals) for totals in sums]
 
@@ -72,7 +72,7 @@ def _compute_sums(x: jax.Array) -> Any:
 def _sums_on_host(x: np.ndarray) -> list[np.uint32]:
     """Computes `_sums` with NumPy, without compiling a program."""
     flat = np.ascontiguousarray(x).reshape(-1)
-    unsigned = flat.view(f'u{min(x.dtype.itemsize, 4)}')  # two words of what has eight bytes
+    unsigned = flat.view(f'u{min(x.dtype.itemsize, 4)}')  # 8-byte elements are two words
     words = unsigned.astype(np.uint32)
     keyed = words ^ _mix(np.arange(words.size, dtype=np.uint32), *MIX_MULTIPLIERS[0])
     return [np.sum(_mix(keyed, *mix), dtype=np.uint32) for mix in MIX_MULTIPLIERS]
@@ -85,7 +85,7 @@ def _sums(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _sums_from(words: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns both sums of the words of a slice whose first row has index `start`."""
-    # Indices along each axis instead of a flat order, which would gather a sharded array.
+    # Indices along each axis: a flat order would gather a sharded array.
     index = jnp.broadcast_to(start, words.shape)
     for axis, size in enumerate(words.shape):
         position = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
@@ -115,6 +115,7 @@ def _sums_by_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         rows = jax.lax.dynamic_slice_in_dim(x, start, n_rows)
         return accumulate(sums, rows, start.astype(jnp.uint32))
 
+    # Slices of equal shape in a loop, then the remaining rows, which have another shape.
     sums = jax.lax.fori_loop(0, n_slices, add_slice, (jnp.uint32(0), jnp.uint32(0)))
     if n_left:
         sums = accumulate(sums, x[-n_left:], jnp.uint32(x.shape[0] - n_left))

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import psutil
 
-ROOT = Path(__file__).parents[2]  # the checkout, or the folder that packages are installed in
+ROOT = Path(__file__).parents[2]  # the checkout, or the folder of installed packages
 UNKNOWN = 'unknown'  # a version, or a commit
 PACKAGES = ('evenkeel', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy')
 

@@ -12,11 +12,11 @@ from lm.storage.files import UnreadableFile, open_regular, parse_json, write_tex
 
 FILE = 'metrics.jsonl'
 DAMAGED_LINES = 'metrics_damaged.jsonl'
-MAX_READ_BYTES = (
-    1 << 20
-)  # of lines that `Tail` reads at once: what a run may hold in memory, and its turn
-NOT_FINITE = 'not_finite'  # in a line of the file: what the nulls beside it were, by their tags
-TIME_FIELDS = ('tokens_per_sec', 'mfu', 'step_sec', 'data_wait_sec')  # differ from run to run
+# `Tail` reads so much at a time, which bounds the memory and the turn of a run.
+MAX_READ_BYTES = 1 << 20
+# JSON has no NaN and no infinity: a line has null instead, and the number's text by tag in here.
+NOT_FINITE = 'not_finite'
+TIME_FIELDS = ('tokens_per_sec', 'mfu', 'step_sec', 'data_wait_sec')  # not reproducible
 
 
 class Recorder:
@@ -46,7 +46,8 @@ class Recorder:
         self.rows = len(rewritten)
         damaged = [line for line, row in lines if row is None]
         if lines and lines[-1][1] is None and not lines[-1][0].endswith(b'\n'):
-            damaged.pop()  # cut short when the process was killed: steps to be done again
+            # Cut short when the process was killed, which is no damage: the step is repeated.
+            damaged.pop()
         if damaged:
             say(
                 f'NOTE: {len(damaged)} of {len(lines)} lines of {self._path} are damaged; moved to '
@@ -61,7 +62,7 @@ class Recorder:
             )
         if rewritten != [line for line, _ in lines] or not lines:
             write_text(self._path, b''.join(rewritten).decode())
-        from lm.record.event_file import EventFile  # it brings tensorboardX
+        from lm.record.event_file import EventFile  # imports tensorboardX
 
         self._board = EventFile(workdir / 'tensorboard', purge_step=step + 1)
 
@@ -129,7 +130,7 @@ class Tail:
 
     def __init__(self, path: Path):
         self._path, self.restarts = path, 0
-        self._offset, self._last_line = 0, b''  # read so far, and the last line of that
+        self._offset, self._last_line = 0, b''  # bytes read so far, and their last line
 
     def _restart(self) -> None:
         self._offset, self._last_line = 0, b''

@@ -6,4 +6,4 @@ SUMMARY = 'summary.json'
 PROFILE = 'profile'  # a folder: traced steps and their summary
 EVALUATIONS = 'evaluations'  # a folder: results of suites
 LOCK = '.lock'
-FINAL = ('done', 'diverged')  # a cell of a sweep that failed is tried again
+FINAL = ('done', 'diverged')  # a failed cell of a sweep is tried again

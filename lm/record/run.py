@@ -195,7 +195,7 @@ def annotate_errors(
     try:
         yield
     except errors as error:
-        has_text = isinstance(error, ValueError | OSError)  # others say no more than a name
+        has_text = isinstance(error, ValueError | OSError)  # messages of other types are mere names
         text = str(error) if has_text else f'{type(error).__name__}: {error}'
         if str(path) not in text:
             text = f'{path} cannot be read ({text})'

@@ -41,7 +41,7 @@ def try_checkpoint(workdir: Path, meta: Mapping[str, Any]) -> None:
             _remove(folder)
         if not first_only:
             broadcast_from_first(None)
-        # Process 0 writes NumPy arrays for all, and otherwise each the part of its devices.
+        # If process 0 writes for all, it writes NumPy arrays; else each writes its devices' part.
         weights = {'zeros': np.zeros(1, np.float32) if first_only else _zeros()}
         items = ocp.args.Composite(
             weights=ocp.args.StandardSave(weights), meta=ocp.args.JsonSave(dict(meta))
@@ -56,7 +56,7 @@ def try_checkpoint(workdir: Path, meta: Mapping[str, Any]) -> None:
             gather_values(None)  # all have read it
         if is_first():
             _remove(folder)
-    except Exception as error:  # of whatever type a library gives it
+    except Exception as error:  # libraries raise any type
         reason = f'{type(error).__name__}: {first_line(error, MAX_ERROR_CHARS)}'
         raise OSError(
             f'{workdir} cannot hold checkpoints: a tiny one could not be written there and read '

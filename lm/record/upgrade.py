@@ -18,7 +18,7 @@ from lm.config.resolve import (
     update_config,
 )
 
-NEW_SECTION = 'attention'  # in every config that is written now, and in none that was then
+NEW_SECTION = 'attention'  # present configs have this section, old ones do not
 RENAMED_FIELDS = {
     'model.norm_eps': 'norm.eps',
     'model.n_experts': 'mlp.n_experts',
@@ -66,7 +66,7 @@ def _upgrade_fields(flat: Mapping[str, Any]) -> dict[str, Any]:
     if fields.get('model.placement') == 'wide':
         reparam = fields['model.reparam']
         fields['model.reparam'] = 'shared' if reparam == 'none' else f'shared+{reparam}'
-        if fields.get('model.mlp') == 'dense':  # not WideNet, and refused now
+        if fields.get('model.mlp') == 'dense':  # that is not WideNet, and is refused today
             fields['model.placement'] = 'pre'
     return fields
 

@@ -27,8 +27,8 @@ def gather_to_first(tree: Any) -> Any:
 def scatter_from_first(tree: Any, shapes: Any) -> Any:
     """Returns arrays sharded like `shapes`, with the values of `tree` on process 0; all call it."""
     leaves, structure = jax.tree.flatten(shapes)
-    leaves_0 = jax.tree.leaves(tree) if is_first() else [None] * len(leaves)
-    pairs = zip(leaves_0, leaves, strict=True)
+    host_leaves = jax.tree.leaves(tree) if is_first() else [None] * len(leaves)
+    pairs = zip(host_leaves, leaves, strict=True)
     return structure.unflatten([_scatter_array(array, like) for array, like in pairs])
 
 
@@ -61,7 +61,7 @@ def _scatter_array(array: np.ndarray | None, like: jax.ShapeDtypeStruct) -> jax.
     whole = np.empty(like.shape, like.dtype)
     if is_first():
         whole[...] = array
-    # As integers: the broadcast adds to zeros, which turns -0.0 into 0.0.
+    # Broadcast as integers: it adds to zeros, which would turn -0.0 into 0.0.
     rows = whole.reshape(like.shape or (1,)).view(f'u{whole.itemsize}')
     for start, stop in _row_ranges(rows):
         rows[start:stop] = multihost_utils.broadcast_one_to_all(rows[start:stop])

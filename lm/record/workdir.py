@@ -29,8 +29,8 @@ from lm.storage.files import (
 )
 from lm.storage.filling import check_complete
 
-NFS_DELAY_SEC = 60.0  # until another host sees a new file: NFS caches its absence for so long
-PATIENCE_SEC = 20.0  # with a process that was killed and has not ended yet, such as Ray's workers
+NFS_DELAY_SEC = 60.0  # NFS caches the absence of a file for so long on other hosts
+PATIENCE_SEC = 20.0  # killed processes, such as Ray's workers, may take a while to end
 MESH_PREFIX = 'mesh.'  # a run may resume on other devices: its sums change by rounding alone
 
 
@@ -207,7 +207,7 @@ def record_failure(folder: Path, error: Exception, say: Callable[[str], None]) -
     reason = f'{type(error).__name__}: {error}'
     say(f'{folder.name} FAILED: {reason}')
     try:
-        folder.mkdir(exist_ok=True)  # but not that of a sweep, which may have been moved away
+        folder.mkdir(exist_ok=True)  # without parents: a sweep's folder may have been moved away
         write_json(folder / SUMMARY, seal_record({'status': 'failed', 'reason': reason}))
     except OSError as write_error:
         say(f'{folder.name}: and that could not be recorded ({write_error})')

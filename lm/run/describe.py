@@ -171,7 +171,7 @@ def _list_unreached(recipe: Recipe) -> Iterator[str]:
     """
     steps = recipe.train.steps
     lengths = {'steps': steps, 'updates': steps * recipe.train.microbatches}
-    notes = {}  # a norm may stand at several places
+    notes = {}  # by text, as a norm may be used in several places
     for part in recipe.parts:
         counted = {name: d for name, d in declared_options(part.row).items() if d.option.time_unit}
         if not counted:

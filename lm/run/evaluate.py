@@ -14,7 +14,7 @@ from lm.inference.scoring import fetch_pipelined
 from lm.run.program import Experiment
 from lm.training.state import Hyper, Weights
 
-Sums = dict[str, list[dict[str, Any]]]  # of each batch of each source; a single source is ''
+Sums = dict[str, list[dict[str, Any]]]  # batch sums by source; a single source is ''
 
 
 def validation_batches(experiment: Experiment, rows: Rows | MixedRows) -> Iterator[data.Batch]:
@@ -92,7 +92,7 @@ def validation_losses(sums: Sums, rows: Rows | MixedRows) -> dict[str, float]:
     return {
         'validation_ce': ce,
         'bits_per_byte': mean_by_share(bits, rows),
-        'perplexity': math.exp(min(ce, 700.0)),  # beyond that exp overflows
+        'perplexity': math.exp(min(ce, 700.0)),  # exp overflows beyond 709
         **{objective_loss_name(name): ces[name] for name in sources if name},
     }
 

@@ -35,7 +35,7 @@ from lm.storage.files import describe_full_disk, seal_record, write_json
 from lm.training.state import State
 from lm.training.step import MUST_BE_FINITE
 
-MAX_REPEATS = 5  # rollbacks in all, or skipped steps in a row: beyond that something else is wrong
+MAX_REPEATS = 5  # rollbacks in all, or skipped steps in a row; more would not help
 
 
 class DivergenceError(Exception):
@@ -50,7 +50,7 @@ class CheckpointsLost(OSError):
 class Counters:
     """Numbers and events that a checkpoint holds beside arrays."""
 
-    batch_index: int = 0  # the next batch of the stream; ahead of the step after a rollback alone
+    batch_index: int = 0  # the next batch; ahead of the step only after a rollback
     tokens: float = 0.0
     wall_sec: float = 0.0
     skipped_in_a_row: int = 0
@@ -151,7 +151,7 @@ class Journal:
     def _describe_differences(self) -> str:
         """Returns the fields in which the newest checkpoint's config differs, to print."""
         if not (steps := self.checkpoints.steps()):
-            return ''  # it is on the disk of process 0
+            return ''  # the checkpoint is on the disk of process 0
         meta = read_meta(self.checkpoints.folder, steps[-1])
         return format_differences(resolve_stored(meta['config']), self.recipe)
 
@@ -159,8 +159,8 @@ class Journal:
         """Raises CheckpointsLost if step 1 would write over the records of a run."""
         damaged, rows = self.checkpoints.damaged_steps(), Run(self.workdir).rows()
         last, interval = rows[-1]['step'] if rows else 0, self.recipe.train.checkpoint_every
-        # A run may have been killed before its first checkpoint was written, until the second one
-        # is due, which waits for the first.
+        # A run may have been killed before its first checkpoint was complete. The second waits for
+        # the first, so a run beyond the second must have had one.
         had_one = 0 < 2 * interval < last or Run(self.workdir).status == 'done'
         if not damaged and not had_one:
             return
@@ -232,9 +232,8 @@ class Journal:
     def record(self, step: int, row: dict[str, float]) -> None:
         """Records the fetched metrics of one step. Raises DivergenceError."""
         tokens = row.pop('batch_tokens')
-        target_share = row.get(
-            'target_share', 1.0
-        )  # tokens that are no target are work all the same
+        # Tokens that are no target cost the same work, and count in tokens/s.
+        target_share = row.get('target_share', 1.0)
         self.throughput.tokens += tokens / target_share if target_share else 0.0
         self.throughput.steps += 1
         self.counters.tokens += tokens
@@ -305,7 +304,7 @@ class Journal:
 
     def save(self, state: State) -> None:
         """Starts a checkpoint of the present step."""
-        self.recorder.sync()  # first, so that no checkpoint is ahead of the records
+        self.recorder.sync()  # before the checkpoint, which must not be ahead of the records
         self.counters.rows = self.recorder.rows
         meta = {
             'counters': dataclasses.asdict(self.counters) | {'wall_sec': self.wall_sec()},

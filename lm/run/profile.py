@@ -21,7 +21,7 @@ from lm.run import trace
 from lm.storage.files import first_line, write_json
 
 FAILURES = OSError, RuntimeError, ValueError  # of the profiler, or of writing
-PRINTED_OPERATIONS = 5  # operations that a terminal shows
+PRINTED_OPERATIONS = 5  # in the terminal
 
 
 class Tracer:
@@ -72,7 +72,7 @@ class Tracer:
         if not is_first():
             return
         options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # each call of Python would be an event
+        options.python_tracer_level = 0  # otherwise each Python call is an event
         try:
             shutil.rmtree(self._folder, ignore_errors=True)
             jax.profiler.start_trace(str(self._folder), profiler_options=options)

@@ -48,7 +48,7 @@ def open_text(
       ValueError: if the text is too short for config.train.steps, or processes have other text.
     """
     config = recipe.data if workdir is None else locate_data(recipe, workdir)
-    # Where the cache is shared, so is the work (`lm.data.prepare`).
+    # Processes that share the cache also share the work (`lm.data.prepare`).
     dataset = data.open_dataset(config, say=say)
     check_same_everywhere('the digest of the prepared data', dataset.digest)
     data.check_epochs(recipe.data, recipe.train.steps, dataset.train)
@@ -119,7 +119,7 @@ class Experiment(Blueprint):
         vocab_size = tokenizer.vocab_size + count_marks(recipe)
         devices, bos_id = jax.devices(), tokenizer.bos_id
 
-        def memory() -> int:  # of process 0; devices of a CPU share its machine's
+        def memory() -> int:  # of process 0; the devices of a CPU share the machine's memory
             return broadcast_from_first(
                 device_memory_bytes() // (len(devices) if self.platform == 'cpu' else 1)
             )

@@ -40,7 +40,7 @@ class RunSpec:
     folder: Path
     terminal: Terminal
     continue_changed: bool = False  # resume from a checkpoint that was trained on other data
-    start_over: bool = False  # begin anew where all checkpoints are damaged or gone
+    start_over: bool = False  # begin anew if all checkpoints are damaged or lost
 
 
 @dataclasses.dataclass

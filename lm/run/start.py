@@ -50,11 +50,10 @@ from lm.training.update import build_average
 from modules.dropout import KEY_NAME
 from modules.params import named_leaves
 
-# What decides what a model computes from its weights, and over how many tokens.
+# These fields determine the function that a model computes from its weights, and its context.
 MODEL_FIELDS = (*(f'{section}.' for section in (*WEIGHT_SECTIONS, 'scaling')), 'data.seq_len')
-MAX_STORED_ERROR = (
-    1e-5  # how far rounding may move a weight that is stored anew, of its largest element
-)
+# Rounding may change a weight that is stored in another form by this share of its largest element.
+MAX_STORED_ERROR = 1e-5
 
 
 def check_run(recipe: Recipe, workdir: Path | None = None) -> None:
@@ -74,7 +73,7 @@ def check_init_from(recipe: Recipe, workdir: Path | None = None) -> None:
     """
     if not recipe.train.init_from:
         return
-    # Of hosts without a common disk the first alone has the run's folder.
+    # If hosts share no disk, only the first has the run's folder.
     has_checkpoint = workdir is not None and broadcast_from_first(
         bool(list_steps(workdir / FOLDER))
     )
@@ -118,7 +117,7 @@ def merge_source_model(
     start = build_config(single_run_config(raw))
     if not start.train.init_from:
         return raw, {}
-    # From config.json: to read a checkpoint starts JAX; hosts have not joined yet.
+    # From config.json, as reading a checkpoint would start JAX before the hosts have joined.
     try:
         folder, _ = find_source(start.train.init_from)
         source = Run(folder.parent).read_recipe()
@@ -237,7 +236,7 @@ def _place_like(arrays: Any, like: Any) -> Any:
             host = np.asarray(leaf)
             at_index = functools.partial(np.ndarray.__getitem__, host)
             leaves[i] = jax.make_array_from_callback(host.shape, shardings[i], at_index)
-    # In one program: each has its links between the hosts to make.
+    # In one program, since every program sets up its own links between the hosts.
     moved = [
         i for i, x in enumerate(leaves) if not x.sharding.is_equivalent_to(shardings[i], x.ndim)
     ]

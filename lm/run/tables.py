@@ -19,7 +19,7 @@ from modules.params import LAYER, LORA, ParamSpec, named_leaves
 from modules.reparam.matrices import parse_roles
 
 ROWS, BAR_WIDTH = 21, 40
-MAX_CORNER_STEPS = 10**6  # steps: of longer runs only rows at equal distances are looked at
+MAX_CORNER_STEPS = 10**6  # longer runs show evenly spaced steps alone
 
 
 def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
@@ -38,7 +38,9 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
     for path, spec in named_leaves(described.specs).items():
         scaling, weight, share = scalings[path], _used_path(path, used_specs), float(shares[path])
         shape, std = shapes[path].shape, 'declared'
-        if scaling.init_std is not None and spec.part != LORA:  # whose start is its own
+        if (
+            scaling.init_std is not None and spec.part != LORA
+        ):  # adapters have their own initial values
             is_given = spec.role == 'embedding' and embedding_std is not None
             init_std = embedding_std if is_given else scaling.init_std
             init_std = 0.0 if is_zero_init(recipe, weight, spec) else init_std

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-# Names of what a process does in `lm.run.wave`, as a trace has them.
+# Names of the spans that `lm.run.wave` records.
 STEP, DATA_WAIT, FETCH, ASIDE = 'step', 'data_wait', 'fetch', 'aside'
 MAX_OPERATIONS = 30
 MAX_PARTS = 20
-# Their time is that of the operations which they hold, on whatever line these are.
+# Operations that contain others, which may be on other lines; only the rest of the time is theirs.
 CONTAINER_OPS = re.compile(r'(while|call|conditional)(\.\d+)?$')
 INSTRUCTION = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*metadata=\{op_name="([^"]+)"', re.M)
-# Of a source name: what JAX adds to the names of modules.
+# Scopes that JAX adds to the names of modules in an instruction's source.
 JAX_SCOPES = {
     'while',
     'body',

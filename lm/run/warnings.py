@@ -13,20 +13,19 @@ from lm.config.recipe import Recipe
 from lm.run.remedies import list_remedies
 
 # A head's entropy over its maximum. arXiv:2303.06296 calls it collapsed near 0 and names no number;
-# a head at 0.05 reads 1.3 of 256 tokens.
+# a head at 0.05 attends to 1.3 of 256 tokens.
 COLLAPSED_ENTROPY = 0.05
 FALL, FALL_STEPS = 0.5, 100  # a layer's mean that halves within so many steps collapses
-LARGEST_LOGIT = 1e4  # runs beyond diverge (arXiv:2309.14322)
-JUMP = 5.0  # over the median of the last UPDATES; noise alone stays within 2
+LARGEST_LOGIT = 1e4  # runs beyond it diverge (arXiv:2309.14322)
+JUMP = 5.0  # relative to the median of the last UPDATES; noise stays within 2
 UPDATES, FEWEST_UPDATES = 20, 10
-# bfloat16 tells logits apart by 2^-8 of their size, which at 32 is 0.125 nats: more than what most
+# bfloat16 tells logits apart by 2^-8 of their size, which at 32 is 0.125 nats: more than most
 # methods differ by. log Z starts at about log V, 12 at most.
 LOG_Z, LOG_Z_GROWTH = 32.0, 2.0
-DEAD_SHARE = (
-    1e-6  # of the stream's rms: below the rounding of float32, so that adding it changes nothing
-)
-# Over the start. Streams grow tenfold to a hundredfold in healthy runs, and single coordinates to
-# some thousandfold (arXiv:2601.22966 has 6,000 in a healthy one).
+# A branch's share of the stream's rms: below the rounding of float32, adding it changes nothing.
+DEAD_SHARE = 1e-6
+# Relative to the start. Streams grow tenfold to a hundredfold in healthy runs, and single
+# coordinates to some thousandfold (arXiv:2601.22966 has 6,000 in a healthy run).
 EXPLOSION_FACTORS = {'residual_rms': 1e3, 'residual_largest': 1e4}
 
 WarningRecord = dict[str, Any]
@@ -177,10 +176,10 @@ def _find_dead_layers(step: int, values: dict[str, np.ndarray]) -> Iterator[Symp
         if name not in values or 'residual_rms' not in values:
             continue
         rms_L = zip(values[name], values['residual_rms'], strict=True)
-        for layer, (output, stream) in enumerate(rms_L, start=1):
-            if output < DEAD_SHARE * stream:
+        for layer, (branch, stream) in enumerate(rms_L, start=1):
+            if branch < DEAD_SHARE * stream:
                 text = (
-                    f'the {name.replace("_", " ")} of layer {layer} is {output:.3g} at step '
+                    f'the {name.replace("_", " ")} of layer {layer} is {branch:.3g} at step '
                     f'{step}, less than {DEAD_SHARE:g} of its stream, {stream:.3g}'
                 )
                 yield Symptom('dead_layer', text, layer)

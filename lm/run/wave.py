@@ -72,7 +72,7 @@ class Wave:
         self.states = program.make_buffer(size)
         self._pending: tuple[list[tuple[int, int]], Any] | None = None
         self._stopping = StopAgreement([])
-        self._traced_journal: Journal | None = None  # of the run whose folder has the trace
+        self._traced_journal: Journal | None = None  # its folder gets the trace
         fields = self.experiment.recipe.data
         process_index, process_count = process_share(self.experiment.mesh)
         self.feed = data.Feed(
@@ -86,7 +86,7 @@ class Wave:
         for run in runs:
             try:
                 self._open_slot(run)
-            except (OSError, ValueError) as error:  # such as a checkpoint that cannot be read
+            except (OSError, ValueError) as error:  # such as a damaged checkpoint
                 self._fail(run.folder, error)
 
     def _open_slot(self, run: RunSpec) -> None:
@@ -96,7 +96,7 @@ class Wave:
         if state is None:
             state = initial_state(run.recipe, self.experiment, run.terminal.say)
         if journal.is_finished and is_first() and Run(run.folder).status is None:
-            journal.summarize(Status.DONE)  # it was killed before it wrote its summary
+            journal.summarize(Status.DONE)  # killed before it wrote its summary
         self.states = self.program.put(self.states, state, len(self.slots))
         self.slots.append(Slot(journal, Status.DONE if journal.is_finished else Status.TRAINING))
 
@@ -234,7 +234,7 @@ class Wave:
         if pending is None:
             return
         steps, metrics = pending
-        step = steps[0][1] if steps else 0  # none are left of a run that was rolled back
+        step = steps[0][1] if steps else 0  # a rolled-back run leaves none
         with jax.profiler.TraceAnnotation(FETCH, step=step):
             fetched, answer = jax.device_get(metrics)
         self._stopping.finish_exchange(answer)
@@ -277,7 +277,7 @@ class Wave:
             journal.terminal.show_divergence(str(final))
             return
         self.states = self.program.put(self.states, state, i)
-        if self._pending:  # the step in flight was made from the state that is replaced
+        if self._pending:  # the step in flight used the replaced state
             steps, metrics = self._pending
             self._pending = ([pair for pair in steps if pair[0] != i], metrics)
         slot.is_rolled_back = True
@@ -294,13 +294,10 @@ class Wave:
             return self.program.evaluate(batch, mask, self.states, self.hypers)
 
         with self._pause_clocks():
-            sums, evaluated = (
-                evaluate.sums_by_source(step, batches, rows),
-                self.experiment.objective_rows,
-            )
+            sums = evaluate.sums_by_source(step, batches, rows)
             objective_sums = {
                 name: evaluate.sums_by_source(step, batches, objective_rows)
-                for name, objective_rows in evaluated.items()
+                for name, objective_rows in self.experiment.objective_rows.items()
             }
             for i in slots:
                 losses = evaluate.validation_losses(self.program.pick(sums, i), rows)
@@ -342,7 +339,7 @@ class Wave:
 
     def compact(self) -> None:
         """Continues with fewer slots if empty slots would cost more time than compiling again."""
-        multiple = self.experiment.mesh.shape['run']
+        multiple = self.experiment.mesh.shape['run']  # the mesh cuts slots evenly
         fewer = max(1, -(-len(self.active_slots) // multiple)) * multiple
         skipped = self.program.layout.skips_inactive
         if skipped or not self.active_slots or fewer > self.size // 2:
@@ -368,7 +365,7 @@ class Wave:
 
     def _close_journals(self, slots: list[Slot]) -> None:
         for slot in slots:
-            with contextlib.suppress(OSError):  # which ended that run, and was reported
+            with contextlib.suppress(OSError):  # it has ended that run, and was reported
                 slot.journal.close()
 
     @contextlib.contextmanager

@@ -21,21 +21,20 @@ from typing import Any, TypeGuard
 
 from lm.storage.files import expand_home, first_line, user_cache
 
-# The variable with the address of a store other than Google's or Amazon's.
+# Environment variables with the address of a store other than Google's or Amazon's.
 ENDPOINTS = {'gs': 'GOOGLE_BASE_URL', 's3': 'AWS_ENDPOINT_URL'}
 FORM = 'gs://BUCKET/PATH or s3://BUCKET/PATH'
-CONCURRENT_REQUESTS = 16  # requests of one job
-TRY_SEC = 20.0  # for one request with its repetitions by the library
-REQUEST_SEC = 30.0  # for one repetition, which moves a part at most
-PART_BYTES = 5 << 20  # the least that S3 takes
-MAX_PARTS = 9_000  # S3 takes 10,000 of an object
+CONCURRENT_REQUESTS = 16  # per job
+TRY_SEC = 20.0  # for a request with the library's repetitions
+REQUEST_SEC = 30.0  # for one repetition, which moves at most one part
+PART_BYTES = 5 << 20  # the smallest part that S3 accepts
+MAX_PARTS = 9_000  # S3 accepts 10,000 for an object
 CONCURRENT_PARTS = 4  # while an object is written
-READ_ATTEMPTS = 5  # attempts at an object that is replaced while it is read
-RANGE_BYTES = 16 << 20  # of an object, read in one request
-METADATA_ADDRESS = (
-    '169.254.169.254'  # the address that knows a cloud machine's role; asked as a last resort
-)
-# Amazon answers 400 to a token that has expired. Google's files are read before any request.
+READ_ATTEMPTS = 5  # an object may be replaced while it is read
+RANGE_BYTES = 16 << 20  # read in one request
+# The library asks this address for a cloud machine's role if it finds no other credentials.
+METADATA_ADDRESS = '169.254.169.254'
+# Amazon answers 400 to an expired token. Google's credential files are read before any request.
 REFUSAL_PATTERNS = (
     '401 Unauthorized',
     '403 Forbidden',
@@ -63,9 +62,9 @@ class PreconditionFailed(BucketError):
 class Times:
     """Seconds; $EVENKEEL_BUCKET_PACE_SEC sets `pace`, and so on."""
 
-    pace: float = 15.0  # between looks at the local folder of a run
-    retry: float = 180.0  # for which a bucket that is out of reach is tried again
-    lease: float = 60.0  # without renewal, after which another process may take a workdir
+    pace: float = 15.0  # between pushes of a run's local folder
+    retry: float = 180.0  # for retrying an unreachable bucket
+    lease: float = 60.0  # without renewal until another process may take a workdir
 
 
 def read_times() -> Times:
@@ -196,7 +195,9 @@ class Bucket:
             if meta.size <= RANGE_BYTES:
                 file.write(response.bytes())
                 return meta
-            for start in range(0, meta.size, RANGE_BYTES):  # all of the same object
+            for start in range(
+                0, meta.size, RANGE_BYTES
+            ):  # `if_match`: all ranges of the same object
                 part = start, min(start + RANGE_BYTES, meta.size)
                 options = {'range': part, 'if_match': meta.e_tag}
                 file.write(self._store.get(name, options=options).bytes())
@@ -227,7 +228,7 @@ class Bucket:
         Raises:
           PreconditionFailed: if the object is no longer `before`.
         """
-        conditions = {'e_tag': before.e_tag, 'version': before.version}  # GCS goes by the latter
+        conditions = {'e_tag': before.e_tag, 'version': before.version}  # GCS compares the version
         mode = {key: value for key, value in conditions.items() if value is not None}
         return self._put(name, content, mode=mode)
 
@@ -257,7 +258,7 @@ class Bucket:
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
             raise PreconditionFailed(f'{url} has been changed by another process') from error
         except (exceptions.BaseError, FileNotFoundError) as error:
-            # All errors of a listing have one type, and the store's answer in their text.
+            # Errors of a listing all have one type, so the store's answer is found in their text.
             message, line = str(error), first_line(error, MAX_ERROR_CHARS)
             if 'NoSuchBucket' in message:
                 raise RequestRefused(
@@ -270,9 +271,8 @@ class Bucket:
                     'can list nothing beside it.'
                 ) from error
             if METADATA_ADDRESS in message or any(status in message for status in REFUSAL_PATTERNS):
-                kind = (
-                    BucketError if METADATA_ADDRESS in message else RequestRefused
-                )  # that address may answer later
+                # The metadata server may answer later; other refusals are final.
+                kind = BucketError if METADATA_ADDRESS in message else RequestRefused
                 raise kind(
                     f'{url}: these credentials may not do that, or there are none '
                     f'({"none were found" if METADATA_ADDRESS in message else line}). For s3:// '

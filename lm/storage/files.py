@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 POLL_SEC = 0.1
-FULL_MESSAGES = {  # errors of a write for which there is no room, in words about a folder
+FULL_MESSAGES = {  # by error number of a write
     errno.ENOSPC: 'the disk that holds {} is full',
     errno.EDQUOT: 'the quota of the disk that holds {} is used up',
     errno.EFBIG: 'a file in {} has the largest size that files may have here (ulimit -f)',
 }
-MAX_JSON_BYTES = 1 << 28  # bytes of a JSON file; a sweep of 100,000 cells has a fifth
-MAX_NESTING = 64  # of JSON; records of ours nest four deep
+MAX_JSON_BYTES = 1 << 28  # a sweep of 100,000 cells has a fifth of this
+MAX_NESTING = 64  # of JSON; our records nest four deep
 SEAL = 'sha256'  # the field of a sealed record that holds the digest of the others
 NO_LOCK_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -102,7 +102,7 @@ def replace_file(path: Path) -> Generator[Path]:
         os.replace(temporary, path)
         sync(path.parent)
     except OSError as error:
-        if error.errno and not error.filename:  # a write does not know where it goes
+        if error.errno and not error.filename:  # errors of write() lack the name
             error.filename = str(path)
         raise
     finally:

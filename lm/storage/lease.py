@@ -26,10 +26,10 @@ from lm.storage.files import InUseError, UnreadableFile, parse_json
 
 LEASE = '.lease'
 POLL_SEC = 1.0
-# How far apart the clocks of two hosts may be: S3 refuses a clock that is off by 15 minutes.
+# Two hosts' clocks may differ by so much: S3 refuses a clock that is off by 15 minutes.
 MAX_CLOCK_SKEW_SEC = 1800.0
 MAX_LEASE_SEC = 1e6  # until a lease expires
-RENEWALS = 3  # within the time in which a lease expires
+RENEWALS = 3  # per lifetime of a lease
 
 
 class LeaseLost(OSError):
@@ -54,7 +54,7 @@ class Lease:
         self._lost: LeaseLost | None = None
         self._n_renewals, self._expires_at = 0, 0.0
         self._stored: ObjectMeta | None = None
-        self._write_lock = threading.Lock()  # two threads renew
+        self._write_lock = threading.Lock()  # the background thread and `check` both renew
 
     def read_writer(self) -> None:
         """Reads who wrote to the workdir last. Raises UnreadableFile for a damaged lease."""
@@ -74,6 +74,7 @@ class Lease:
           OSError: if the store ignores conditions of writes.
         """
         self._wait_and_acquire(say, patience, is_only)
+        # The object exists now. A store that ignores conditions would overwrite it here.
         try:
             self.bucket.create(LEASE, self._encode())
         except PreconditionFailed:
@@ -93,7 +94,7 @@ class Lease:
                     return
                 continue
             record, stored = current
-            if record['owner'] == self.owner:  # the library repeated the write that took it
+            if record['owner'] == self.owner:  # the library repeated our write after a lost answer
                 self._stored = stored
                 return
             if stored.e_tag != e_tag:
@@ -121,6 +122,8 @@ class Lease:
         """
         if record['expires'] is None or (is_only and record['folder'] == self.folder):
             return True
+        # The other host's clock counts only beyond any skew; otherwise our own clock does, from the
+        # time since which the object has not changed.
         expires = datetime.fromisoformat(record['expires'])
         is_long_expired = (datetime.now(UTC) - expires).total_seconds() > MAX_CLOCK_SKEW_SEC
         return is_long_expired or unchanged_sec > record['seconds']
@@ -177,7 +180,9 @@ class Lease:
 
         def renew() -> None:
             while not is_ended.wait(self.seconds / RENEWALS):
-                with contextlib.suppress(BucketError, LeaseLost):  # `check` raises it again
+                with contextlib.suppress(
+                    BucketError, LeaseLost
+                ):  # `check` raises it in the main thread
                     self._write()
 
         thread = threading.Thread(target=renew, name='lease', daemon=True)
@@ -197,7 +202,7 @@ class Lease:
                 raise self._lost
             assert self._stored is not None  # set by `acquire`
             start = time.monotonic()
-            self._n_renewals += 1  # so that no two are the same object
+            self._n_renewals += 1  # so that every renewal changes the e_tag
             text = self._encode(is_held)
             try:
                 self._stored = self.bucket.replace(LEASE, text, self._stored)

@@ -39,10 +39,8 @@ CHECKPOINT = re.compile(rf'((?:.+/)?(?:{FOLDER}|{DAMAGED_FOLDER})/(?:\d+))/(.+)'
 IN_CHECKPOINTS = re.compile(rf'(?:.+/)?(?:{FOLDER}|{DAMAGED_FOLDER})/.*')
 READS = 'reads'
 RECORDS = (CONFIG, SUMMARY, SWEEP, FILE, 'cells.parquet')
-CHECKPOINT_PREFIX, TOKENIZER_PREFIX = (
-    f'{FOLDER}/',
-    'tokenizer/',
-)  # begin the names of checkpoints, and of the tokenizer
+CHECKPOINT_PREFIX = f'{FOLDER}/'
+TOKENIZER_PREFIX = 'tokenizer/'
 TRIES = 5  # attempts while a run deletes the checkpoint that is read
 
 Stat = list[int]  # [bytes, time of change in ns]
@@ -118,9 +116,8 @@ class LocalCopy:
         entry = self.folders.get(folder, {'token': None})
         if entry['token'] != token or self.has_checkpoint(folder, token):
             return False
-        stats = read_stats(
-            self.folder / folder
-        )  # one that was made anew has none of the noted files
+        stats = read_stats(self.folder / folder)
+        # A checkpoint that was written anew shares no file with the manifest, and is not damaged.
         return not stats or any(
             entry['files'].get(name) == file_stat for name, file_stat in stats.items()
         )
@@ -154,7 +151,8 @@ class LocalCopy:
         path, partial = self.folder / folder, self._make_partial_path()
         try:
             complete_folders.fetch(self.bucket, folder, mark, partial)
-            # Noted before it gets its name, or a later process would think it was made here.
+            # Noted before the renaming: if the process were killed in between, the next one would
+            # otherwise take it for a checkpoint that was made here.
             self.note_folder(folder, mark.token, read_stats(partial), is_up=True)
             self.save()
             path.parent.mkdir(parents=True, exist_ok=True)

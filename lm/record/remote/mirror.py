@@ -72,11 +72,11 @@ from lm.storage.lease import LEASE, Lease, LeaseLost
 
 KIND = 'runs'
 WRITTEN_FIRST = (CONFIG, SWEEP)  # written before the files that they describe
-LARGE_BYTES = 8 << 20  # bytes of a file that is not written again at every look
-LARGE_PACES = 10  # looks between two writes of such a file, which comes before each checkpoint too
+LARGE_BYTES = 8 << 20  # files of this size are not written again at every push
+LARGE_PACES = 10  # pushes between two writes of a large file; it also precedes each checkpoint
 FIRST_WAIT_SEC = 1.0  # after an error; then twice as long each time, up to the pace
 POLL_SEC = 0.2
-SWEEP_PATIENCE_SEC = 600.0  # until all hosts that end at the same time have written their report
+SWEEP_PATIENCE_SEC = 600.0  # hosts that end at the same time write their reports in turn
 print_flushed = functools.partial(print, flush=True)
 
 
@@ -313,7 +313,7 @@ class Mirror:
         """Writes new content to the bucket, and deletes removed content. May be repeated after
         BucketError.
         """
-        self.lease.check()  # one that has lost its lease ends, also if it has nothing to write
+        self.lease.check()  # a process without the lease must end, even if it has nothing to write
         folder = self.copy.folder
         summaries = {
             name: (file_stat, content)
@@ -321,20 +321,20 @@ class Mirror:
             if is_summary(name) and (content := read_file(folder / name)) is not None
         }
         listed = list_local_checkpoints(folder)
-        new = {
+        unsent = {
             name: file_stat
             for name, file_stat in listed.items()
             if not self._is_written(name, file_stat)
         }
-        staged = {name: self._link_checkpoint(name) for name in new}
-        self._push_files(is_all=is_last or bool(new))
-        self._assign_tokens(new)
+        staged = {name: self._link_checkpoint(name) for name in unsent}
+        self._push_files(is_all=is_last or bool(unsent))
+        self._assign_tokens(unsent)
         try:
-            for name in sorted(new, key=parse_step, reverse=True):
-                if read_stats(staged[name]) == new[name]:  # or it was removed while it was listed
+            for name in sorted(unsent, key=parse_step, reverse=True):
+                if read_stats(staged[name]) == unsent[name]:  # unless it was removed during listing
                     self._push_checkpoint(name, staged[name])
         finally:
-            if new:
+            if unsent:
                 self.copy.save()
         for name in [*(self._marks.keys() - listed.keys()), *self._incomplete]:
             self._delete(name)
@@ -409,7 +409,7 @@ class Mirror:
         entry = self.copy.folders[name]
         token = entry['token']
         if name in self._marks or (name in self._incomplete and token not in self._sent):
-            self._delete(name)  # another one of this step
+            self._delete(name)  # an older checkpoint of the same step
         self._incomplete.add(name)
         sent = self._sent.setdefault(token, set())
         complete_folders.upload(self.bucket, path, name, token, self.lease.check, sent)
@@ -442,7 +442,7 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except FileNotFoundError:
         raise
-    except OSError:  # a file system without second names
+    except OSError:  # a file system without hard links
         shutil.copy2(source, target)
 
 
@@ -510,7 +510,7 @@ class PushLoop:
             if is_last:
                 time.sleep(wait)
             elif self._ended.wait(wait):
-                return True  # the last push is to be done
+                return True  # the last push will write the rest
             wait = min(2 * wait, max(FIRST_WAIT_SEC, self.times.pace))
 
     def _stop_run(self) -> None:
