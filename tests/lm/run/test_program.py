@@ -31,7 +31,9 @@ def test_utilisation_never_exceeds_peak(monkeypatch, second_peak, shares, source
     """Catches an mfu above 100%, of a peak that was measured while others used the machine."""
     measured = iter([(second_peak, 'second')])
     monkeypatch.setattr(
-        program_of_runs, 'peak_flops', lambda n, anew=False: next(measured) if anew else None
+        program_of_runs,
+        'peak_flops',
+        lambda n, remeasure=False: next(measured) if remeasure else None,
     )
     mesh = SimpleNamespace(size=1)
     experiment = SimpleNamespace(mesh=mesh, peak=100.0, peak_source='first')

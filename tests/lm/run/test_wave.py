@@ -181,7 +181,7 @@ def record_takes(monkeypatch) -> list[tuple[loader.Feed, list[int], int]]:
 
     def take(feed, places):
         batches = original(feed, places)
-        calls.append((feed, [place.index for place in places], len(feed._begun)))
+        calls.append((feed, [place.index for place in places], len(feed._futures)))
         return batches
 
     monkeypatch.setattr(loader.Feed, 'take', take)

@@ -121,10 +121,10 @@ def test_repeated_renewal_is_recognised(make_lease, monkeypatch):
 
     def replace_twice(name, content, before):
         replace(name, content, before)
-        monkeypatch.setattr(lease.bucket, 'count_invalid', replace)
+        monkeypatch.setattr(lease.bucket, 'replace', replace)
         raise PreconditionFailed('as if by another')
 
-    monkeypatch.setattr(lease.bucket, 'count_invalid', replace_twice)
+    monkeypatch.setattr(lease.bucket, 'replace', replace_twice)
     lease.claim()
     lease.claim()
 
@@ -137,7 +137,7 @@ def test_repeated_creation_is_recognised(make_lease, monkeypatch):
         create(name, content)
         return create(name, content)
 
-    monkeypatch.setattr(lease.bucket, 'create_command', create_twice)
+    monkeypatch.setattr(lease.bucket, 'create', create_twice)
     lease.acquire(messages.append, 0.0)
     lease.claim()
     assert not messages
@@ -145,7 +145,7 @@ def test_repeated_creation_is_recognised(make_lease, monkeypatch):
 
 def test_store_without_conditional_writes_is_refused(make_lease, monkeypatch):
     lease = make_lease('a')
-    monkeypatch.setattr(lease.bucket, 'create_command', lease.bucket.write)
+    monkeypatch.setattr(lease.bucket, 'create', lease.bucket.write)
     with pytest.raises(OSError, match='If-None-Match'):
         lease.acquire(discard_line, 0.0)
 
