@@ -129,7 +129,9 @@ def _open_mirror(
     """Holds the lock of the folder and the lease of the bucket, once both are free."""
     url, bucket_times = copy.bucket.url, read_times()
     options: dict[str, Any] = {
-        'in_use_message': f'another process trains in {url}; wait for it, or give another --workdir',
+        'in_use_message': (
+            f'another process trains in {url}; wait for it, or give another --workdir'
+        ),
         'waiting_message': f'{url} is in use by another process: waiting for it to end',
         'wait_until': time.monotonic() + patience,
     }
