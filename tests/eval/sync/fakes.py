@@ -13,16 +13,16 @@ CONFIG = {'model': {'d_model': 8}, 'optim': {'lr': 0.001, 'beta2': None}, 'mesh'
 INF, NAN = math.inf, math.nan
 
 
-def rows_from(first, last, every=10):
+def rows_from(first, last, interval=10):
     """Yields rows like those of training: of every step, of layers at some steps, of validation at
     others.
     """
     for step in range(first, last + 1):
         odd = {3: INF, 5: -INF, 7: NAN}.get(step, 0.1 * step)
         yield {'step': step, 'loss': 1 / (step + 3), 'grad_norm': odd, 'step_sec': 0.5}
-        if step % every == 2:
+        if step % interval == 2:
             yield {'step': step, 'entropy': [[NAN, 0.25 * step], [1.0, INF]], 'rms': [1.0, 2.0]}
-        if step % every == 0:
+        if step % interval == 0:
             yield {'step': step, 'validation_ce': 2.0 + step}
 
 

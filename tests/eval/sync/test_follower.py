@@ -174,7 +174,7 @@ def test_lost_points_are_sent_again(tmp_path, monkeypatch, at_once):
     assert_has_all(tmp_path, server)
 
 
-def test_mark_waits_for_close_of_session(tmp_path):
+def test_mark_waits_for_closed_session(tmp_path):
     """Catches rows that a tracker had only in memory, and that count as sent."""
     server = Server()
     server.certain_after = 'close'
@@ -244,7 +244,7 @@ def test_expensive_sessions_are_not_reopened_at_once(tmp_path):
         assert_has_all(tmp_path / name, server)
 
 
-def test_error_of_one_run_does_not_affect_others(tmp_path):
+def test_run_error_does_not_affect_other_runs(tmp_path):
     server, messages = Server(), []
     for name in 'abc':
         write_run(tmp_path / name, 1, 5, lr=ord(name))

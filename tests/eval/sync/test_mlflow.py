@@ -126,7 +126,7 @@ def test_long_and_changed_params_are_no_error(database, tmp_path):
     assert stored_run.data.tags['changed.optim.lr'] == '0.5'
 
 
-def test_cells_of_sweep_are_runs(database, tmp_path):
+def test_sweep_cells_are_runs(database, tmp_path):
     """Sends thirty cells from one process, which holds no more open files than for one cell."""
     tracker = open_tracker(database, 'cells')
     (tmp_path / 'sweep.json').write_text('{}')

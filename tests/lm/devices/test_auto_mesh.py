@@ -110,7 +110,7 @@ def test_sent_bytes_follow_closed_form():
 
 
 @pytest.mark.full
-def test_whole_torus_doubles_traffic_of_fsdp(monkeypatch):
+def test_whole_torus_doubles_fsdp_traffic(monkeypatch):
     state_bytes, residual_bytes = estimate_bytes()
     limit = (
         (state_bytes / 8 + residual_bytes) / auto_mesh.USABLE_SHARE * 1.02

@@ -66,7 +66,7 @@ def activations(rows, tokens=TOKENS):
     return rows * tokens * D * BF16
 
 
-def test_slices_exchange_parts_of_gradients():
+def test_slices_exchange_gradient_parts():
     """Once per step, in the rounds of the layers, one of which the compiler peels off; the tables
     are exchanged once.
     """

@@ -79,7 +79,7 @@ def test_runs_take_devices_that_data_leaves(data, run, runs, shape):
 
 @pytest.mark.parametrize('axis', ['data', 'fsdp', 'tensor', 'run'])
 @pytest.mark.parametrize('size', [0, 9, -2])
-def test_axis_size_out_of_range_is_refused(axis, size):
+def test_invalid_axis_size_is_refused(axis, size):
     with pytest.raises(ValueError, match=rf'mesh\.{axis} must be .* the 8 devices .* got {size}'):
         make_test_mesh(**{axis: size})
 

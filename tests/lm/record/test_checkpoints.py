@@ -73,15 +73,15 @@ def test_best_checkpoint_is_read_from_old_counters(tmp_path):
     assert write(tmp_path, {3: 3.0}, keep_last=1).steps() == [1, 3]
 
 
-def test_checkpoint_of_other_model_is_not_damaged(tmp_path):
+def test_other_model_is_not_damage(tmp_path):
     checkpoints = write(tmp_path, {1: None})
-    other = shapes().replace(params={'mlp': {'up': shapes().params['mlp']['up']}})
+    other_shapes = shapes().replace(params={'mlp': {'up': shapes().params['mlp']['up']}})
     with pytest.raises(TreeMismatch):
-        checkpoints.restore(other)
+        checkpoints.restore(other_shapes)
     assert checkpoints.steps() == [1]
 
 
-def test_state_of_other_optimizer_is_not_damaged(tmp_path):
+def test_other_optimizer_is_not_damage(tmp_path):
     """Catches a checkpoint that is moved away because the config has changed."""
     checkpoints = write(tmp_path, {1: None})
     for opt_state in ({'other': shapes().step}, jax.tree.map(wider, shapes().opt_state)):
@@ -126,7 +126,7 @@ def test_newest_intact_checkpoint_is_found_in_place(tmp_path):
     ],
     ids=str,
 )
-def test_lack_of_resources_is_not_damage(tmp_path, monkeypatch, error):
+def test_missing_resources_are_not_damage(tmp_path, monkeypatch, error):
     checkpoints = write(tmp_path, {1: None})
 
     def fail(*_):
@@ -144,14 +144,14 @@ def test_only_late_callbacks_are_silenced(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, 'unraisablehook', reported.append)
     checkpoint.ignore_late_callbacks.cache_clear()
     write(tmp_path, {1: None}).close()
-    late, other = (
+    late_error, other_error = (
         SimpleNamespace(exc_value=RuntimeError(message))
         for message in ('Event loop is closed', 'else')
     )
-    sys.unraisablehook(late)
-    sys.unraisablehook(other)
+    sys.unraisablehook(late_error)
+    sys.unraisablehook(other_error)
     checkpoint.ignore_late_callbacks.cache_clear()  # the hook goes with this test
-    assert reported == [other]
+    assert reported == [other_error]
 
 
 def test_device_without_memory_is_not_disk_error(tmp_path, monkeypatch):

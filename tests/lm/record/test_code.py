@@ -21,7 +21,7 @@ def checkout(tmp_path):
 
 
 @pytest.mark.parametrize('name', ['train.py', 'lm/model/a.py', 'modules/norms/b.py', 'lm/new.py'])
-def test_edit_of_training_code_changes_digest(checkout, name):
+def test_edited_training_code_changes_digest(checkout, name):
     before = sources_digest(checkout)
     (checkout / name).write_text('another line')
     assert sources_digest(checkout) != before

@@ -82,7 +82,7 @@ def test_mesh_does_not_change_digest(platform, spec, shape):
     assert digests.hash_arrays(sharded) == digests.hash_arrays(whole)
 
 
-def test_digests_of_old_checkpoints_are_unchanged(platform):
+def test_old_digests_are_unchanged(platform):
     """These digests are in checkpoints: with another formula all of them would count as damaged."""
     tree = {'a': np.arange(6, dtype=np.float32).reshape(2, 3), 'b': np.int32(3)}
     assert digests.hash_arrays(tree) == ['349bad64374dcba9', '53f1e9ddee71f942']
@@ -98,6 +98,6 @@ def test_error_names_changed_leaf():
     digests.check_arrays(stored, {'mlp': {'up': array(), 'down': array()}}, 'there')
 
 
-def test_order_of_keys_does_not_change_digest():
+def test_key_order_does_not_change_digest():
     assert digests.hash_record({'a': 1, 'b': 2.5}) == digests.hash_record({'b': 2.5, 'a': 1})
     assert digests.hash_record({'a': 1}) != digests.hash_record({'a': 2})

@@ -50,7 +50,7 @@ def test_runs_side_by_side_share_their_time():
     assert run_seconds({'wall_sec': 6.0}) == 6.0 and run_seconds({'side_by_side': 2}) == 0.0
 
 
-def test_results_of_unfinished_run_follow_from_rows(tmp_path):
+def test_unfinished_results_follow_from_rows(tmp_path):
     recorder = Recorder(tmp_path, 0, None, print)
     recorder.write({'step': 1, 'ce': 5.0, 'tokens': 8, 'tokens_per_sec': 2.0})
     recorder.write({'step': 2, 'validation_ce': 4.0, 'bits_per_byte': 2.0})

@@ -56,7 +56,7 @@ def test_first_host_writes_trial_without_shared_disk(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('is_committed', [False, True])
-def test_trial_of_killed_process_is_no_checkpoint(is_committed, tmp_path, monkeypatch):
+def test_killed_trial_is_no_checkpoint(is_committed, tmp_path, monkeypatch):
     """Readers, buckets and retention ignore it, and the next start removes it. Catches a name that
     is taken for a step.
     """

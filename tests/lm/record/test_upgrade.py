@@ -158,7 +158,7 @@ def test_unknown_field_is_named():
         resolve_stored(raw)
 
 
-def test_changes_of_cell_have_present_names():
+def test_cell_changes_have_present_names():
     config, changes = resolve_stored_cell(OLD, {'model.norm_eps': 0.1, 'optim.lr': 0.5})
     assert changes == {'norm.eps': 0.1, 'optim.lr': 0.5}
     assert (config.norm.options['eps'], config.optim.lr) == (0.1, 0.5)

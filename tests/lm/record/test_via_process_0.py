@@ -29,15 +29,15 @@ def state():
     """Returns a state on a 2 x 4 mesh, with fragile numbers: -0.0, a denormal, infinity and NaN."""
     mesh = make_mesh(MeshConfig(data=2, fsdp=4))
 
-    def placed(value, spec=SPECS['whole']):
+    def place(value, spec=SPECS['whole']):
         return jax.device_put(value, NamedSharding(mesh, spec))
 
     rng = np.random.default_rng(0)
     whole = rng.normal(size=(8, 4, 6)).astype(np.float32)
     whole.flat[:4] = -0.0, 1e-42, np.inf, np.nan
-    params = {name: placed(whole, spec) for name, spec in SPECS.items()}
+    params = {name: place(whole, spec) for name, spec in SPECS.items()}
     moments = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-    return State(placed(jnp.int32(3)), params, (), {}, (moments, placed(jnp.uint32(7))))
+    return State(place(jnp.int32(3)), params, (), {}, (moments, place(jnp.uint32(7))))
 
 
 def make_shapes(state):
@@ -91,7 +91,7 @@ def test_process_0_refuses_other_model(state, tmp_path):
             checkpoints.restore(make_shapes(other_state))
 
 
-def test_devices_hold_one_part_of_an_array_at_a_time(state, monkeypatch):
+def test_devices_hold_one_array_part_at_a_time(state, monkeypatch):
     """An array with sharded rows is gathered as a whole, as a part of it would be too."""
     sizes = []
     monkeypatch.setattr(via_process_0, 'MAX_BYTES', 2 * 4 * 6 * 4)

@@ -48,16 +48,16 @@ def impatient(monkeypatch):
 @pytest.mark.full
 def test_second_process_is_refused_until_first_is_killed(tmp_path, messages, impatient):
     command = [sys.executable, '-c', OTHER, str(tmp_path)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert other.stdout.readline() == 'held\n'
+            assert process.stdout.readline() == 'held\n'
             with (
                 pytest.raises(InUseError, match=f'another process trains in {tmp_path}'),
                 open_workdir(tmp_path, CONFIG, False, messages.append),
             ):
                 pass
         finally:
-            other.kill()
+            process.kill()
     with open_workdir(tmp_path, CONFIG, False, messages.append):
         assert not messages
 

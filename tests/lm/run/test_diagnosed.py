@@ -47,7 +47,7 @@ def read_diagnosis(folder, changes):
     return [row for row in rows if 'log_z_mean' in row]
 
 
-def test_rows_hold_values_of_layers_and_heads(sweep):
+def test_rows_hold_layer_and_head_values(sweep):
     """At the start, every third step and the end. All numbers are finite in a steady run, and
     strict JSON in a diverging run.
     """
@@ -61,7 +61,7 @@ def test_rows_hold_values_of_layers_and_heads(sweep):
     assert 'NaN' not in text and 'Infinity' not in text
 
 
-def test_summary_has_warnings_of_its_run(sweep):
+def test_summary_has_warnings_from_its_run(sweep):
     assert summary(sweep, STEADY)['warnings'] == []
     warnings = summary(sweep, BROKEN)['warnings']
     kinds = {warning['kind'] for warning in warnings}

@@ -59,8 +59,8 @@ def source(tree, tmp_path_factory):
 
 
 @pytest.fixture
-def tuned(tree, source):
-    """Returns tuned(changes) -> the config of a fine-tuning run."""
+def make_config(tree, source):
+    """Returns make_config(changes) -> the config of a fine-tuning run."""
     return lambda changes: changed(tree, {'train.init_from': str(source)} | changes)
 
 
@@ -68,7 +68,7 @@ REMOVAL = {'model.norm': 'layernorm_removal', 'norm.removal_start': 2, 'train.st
 
 
 @pytest.fixture(scope='module')
-def removed(tree, source, tmp_path_factory):
+def removal_run(tree, source, tmp_path_factory):
     """Returns the workdir of 12 steps from `source`, with the first norms removed. Must not be
     written to.
     """
@@ -110,7 +110,7 @@ def test_config_without_init_from_is_unchanged(merge_source):
 SOURCE_CHANGES = {'model.d_model': 32, 'model.norm': 'layernorm', 'attention.window': 8}
 
 
-def test_model_of_checkpoint_is_copied(merge_source):
+def test_checkpoint_model_is_copied(merge_source):
     """The norm may differ, and fields that depend on the norm then follow the new one."""
     source_changes = SOURCE_CHANGES | {'data.seq_len': 64, 'optim.lr': 1.0}
     assert merge_source({}, source_changes)[1] == SOURCE_CHANGES | {'data.seq_len': 64}
@@ -147,7 +147,7 @@ def test_sweep_is_kept(merge_source):
         ('hf:gone', 'synthetic:markov', True),
     ],
 )
-def test_tokenizer_of_checkpoint_is_used(tokenizer, source, is_saved, merge_source):
+def test_checkpoint_tokenizer_is_used(tokenizer, source, is_saved, merge_source):
     source_changes = {'data.tokenizer': tokenizer, 'data.source': 'synthetic:markov'}
     raw, _ = merge_source({'data.source': source}, source_changes)
     saved = f'hf:{raw["train"]["init_from"]}/tokenizer'
@@ -264,9 +264,9 @@ def test_first_loss_equals_checkpoint(source, tmp_path):
 
 
 @pytest.mark.full
-def test_weights_are_copied_and_optimizer_is_new(tuned, source):
+def test_weights_are_copied_and_optimizer_is_new(make_config, source):
     """The removal norms have the parameters of the norms they remove, and new statistics."""
-    config = tuned({'model.norm': 'layernorm_removal'})
+    config = make_config({'model.norm': 'layernorm_removal'})
     state = initial_state(config, silent_experiment(config))
     assert_same(state.params, load(source).weights.params)
     assert int(state.step) == 0
@@ -275,9 +275,9 @@ def test_weights_are_copied_and_optimizer_is_new(tuned, source):
 
 
 @pytest.mark.full
-def test_weights_are_stored_by_present_reparam(tuned, source):
+def test_weights_are_stored_by_present_reparam(make_config, source):
     """Catches the checkpoint's stored weights taken for the weights that its model used."""
-    config = tuned({'model.reparam': 'weight_norm'})
+    config = make_config({'model.reparam': 'weight_norm'})
     experiment = silent_experiment(config)
     state = initial_state(config, experiment)
     assert 'layers/mlp/up/gain' in named_leaves(state.params)
@@ -286,12 +286,12 @@ def test_weights_are_stored_by_present_reparam(tuned, source):
 
 
 @pytest.mark.full
-def test_second_launch_resumes_its_own_checkpoint(tuned, removed, tmp_path, monkeypatch):
+def test_second_launch_resumes_its_own_checkpoint(make_config, removal_run, tmp_path, monkeypatch):
     """It equals an uninterrupted run, and does not read the source again."""
-    assert train(tuned(REMOVAL | {'train.steps': 8}), tmp_path / 'cut') == DONE
+    assert train(make_config(REMOVAL | {'train.steps': 8}), tmp_path / 'cut') == DONE
     monkeypatch.setattr(start, 'load', lambda path: pytest.fail('started from init_from again'))
-    assert train(tuned(REMOVAL), tmp_path / 'cut', continue_changed=True) == DONE
-    whole, cut = load(removed), load(tmp_path / 'cut')
+    assert train(make_config(REMOVAL), tmp_path / 'cut', continue_changed=True) == DONE
+    whole, cut = load(removal_run), load(tmp_path / 'cut')
     assert_same(cut.weights, whole.weights)
     assert int(cut.weights.stats['stats']['final_norm']['updates']) == 12
     losses = [row['loss'] for row in read_rows(tmp_path / 'cut' / 'metrics.jsonl') if 'loss' in row]
@@ -299,17 +299,17 @@ def test_second_launch_resumes_its_own_checkpoint(tuned, removed, tmp_path, monk
 
 
 @pytest.mark.full
-def test_fitting_statistics_are_copied(tuned, removed):
+def test_fitting_statistics_are_copied(make_config, removal_run):
     """Fine-tuning that resumes in another workdir keeps the norms removed."""
-    config = tuned(REMOVAL | {'train.init_from': str(removed)})
+    config = make_config(REMOVAL | {'train.init_from': str(removal_run)})
     state = initial_state(config, silent_experiment(config))
-    assert_same(state.stats, load(removed).weights.stats)
+    assert_same(state.stats, load(removal_run).weights.stats)
     assert int(state.stats['stats']['final_norm']['updates']) == 12
 
 
-def test_path_without_checkpoint_is_refused_at_once(tuned, tmp_path):
+def test_path_without_checkpoint_is_refused_at_once(make_config, tmp_path):
     with pytest.raises(ValueError, match=r'nowhere holds no checkpoint\. Give the workdir'):
-        train(tuned({'train.init_from': str(tmp_path / 'nowhere')}), tmp_path / 'run')
+        train(make_config({'train.init_from': str(tmp_path / 'nowhere')}), tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
 
 
@@ -335,8 +335,8 @@ def test_hub_model_is_refused_with_advice():
         ({'model.tie_embeddings': True}, r'extra    readout'),
     ],
 )
-def test_checkpoint_that_does_not_fit_is_refused(changes, match, tuned):
-    config = tuned(changes)
+def test_checkpoint_that_does_not_fit_is_refused(changes, match, make_config):
+    config = make_config(changes)
     with pytest.raises(ValueError, match=match) as caught:
         initial_state(config, silent_experiment(config))
     assert isinstance(caught.value, TreeMismatch) != ('data.tokenizer' in changes)
@@ -392,8 +392,8 @@ def test_norms_alone_are_trained():
 
 
 @pytest.mark.full
-def test_norms_alone_are_trained_by_every_cell(tuned, source, tmp_path):
-    config = tuned(ONLY_NORMS | {'train.steps': 2})
+def test_norms_alone_are_trained_by_every_cell(make_config, source, tmp_path):
+    config = make_config(ONLY_NORMS | {'train.steps': 2})
     rates = {'optim.lr': (0.003, 0.03)}
     assert train_sweep(to_dict(config), rates, tmp_path / 'sweep') == DONE
     before, folders = load(source), cell_folders(tmp_path / 'sweep').values()

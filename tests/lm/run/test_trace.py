@@ -58,7 +58,7 @@ def make_sources() -> trace.Sources:
     )
 
 
-def test_summary_of_synthetic_trace():
+def test_synthetic_trace_summary():
     summary = trace.summarize(make_trace(), make_sources())
     assert summary['devices'] == 2
     assert [row['step'] for row in summary['steps']] == [4, 5]

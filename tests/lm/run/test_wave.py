@@ -213,7 +213,7 @@ class TestBatches:
         ]
 
     @pytest.mark.full
-    def test_batches_of_ended_run_are_not_made(self, corpus, tmp_path, monkeypatch):
+    def test_ended_run_makes_no_batches(self, corpus, tmp_path, monkeypatch):
         calls = record_takes(monkeypatch)
         assert train_sweep(base(corpus), [{'train.steps': 4}, {}], tmp_path) == DONE
         batch_indices = [indices for _, indices, _ in calls]
@@ -314,7 +314,7 @@ def test_not_even_one_run_fits():
 
 
 @pytest.mark.full
-def test_mesh_of_runs_and_data_changes_no_number(five, corpus, tmp_path, monkeypatch):
+def test_run_and_data_mesh_changes_no_number(five, corpus, tmp_path, monkeypatch):
     """Five runs on four times two devices: three slots of eight are empty."""
     sizes = record_wave_sizes(monkeypatch)
     tree = base(corpus, mesh_run=4, mesh_data=2, kernels_run_axis='vmap')

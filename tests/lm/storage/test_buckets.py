@@ -104,7 +104,7 @@ def put(bucket_url, s3_port, *names):
         client(s3_port).put_object(Bucket=BUCKET, Key=f'{path}/{name}', Body=b'')
 
 
-def test_placeholders_of_folders_are_not_listed(bucket_url, s3_port):
+def test_folder_placeholders_are_not_listed(bucket_url, s3_port):
     bucket = open_bucket(bucket_url)
     bucket.write('checkpoints/8/meta', b'x')
     bucket.write('checkpoints/8/empty', b'')

@@ -22,7 +22,7 @@ def test_unknown_home_is_refused(path):
         expand_home(path)
 
 
-def test_error_without_home_names_field_of_cache(monkeypatch):
+def test_error_without_home_names_cache_field(monkeypatch):
     """A container's user may be missing in /etc/passwd."""
 
     def getpwuid(uid):

@@ -73,7 +73,7 @@ def test_lost_lease_is_not_given_back(make_lease, bucket_url):
         first.check()
 
 
-def test_lease_of_killed_process_is_free_in_its_folder(make_lease):
+def test_killed_process_frees_lease_for_its_folder(make_lease):
     """The lock of the local folder shows that the killed process has ended."""
     messages, first = [], make_lease('a', seconds=1000.0)
     first.acquire(discard_line, 0.0)
@@ -91,7 +91,7 @@ def test_long_expired_lease_is_not_waited_for(make_lease, bucket_url):
     assert not messages
 
 
-def test_one_of_two_waiting_processes_gets_lease(make_lease):
+def test_only_one_waiting_process_gets_lease(make_lease):
     make_lease('a').acquire(discard_line, 0.0)
     holders, is_ended = [], threading.Event()
 

@@ -116,7 +116,7 @@ def record_requests(monkeypatch) -> list[str]:
 
 
 @pytest.mark.parametrize('kind', ['bucket_url', 'gs_url'])
-def test_second_machine_gets_files_of_first(kind, machine, request):
+def test_second_machine_gets_files_from_first(kind, machine, request):
     url = request.getfixturevalue(kind)
     first = machine('a', url)
     train(first.copy.folder, 4)
@@ -347,7 +347,7 @@ def flip(bucket: Bucket, name: str) -> None:
     bucket.write(name, bytes(content))
 
 
-def test_flipped_bit_of_array_restores_previous_checkpoint(machine):
+def test_flipped_array_bit_restores_previous_checkpoint(machine):
     """The damaged checkpoint is kept there. A bit of each file of arrays is flipped, as a file may
     have bytes that nothing reads.
     """
@@ -368,7 +368,7 @@ def test_flipped_bit_of_array_restores_previous_checkpoint(machine):
 
 
 @pytest.mark.parametrize('name', ['summary.json', 'metrics.jsonl'])
-def test_flipped_bit_of_record_affects_that_record_alone(name, machine):
+def test_flipped_record_bit_affects_that_record_alone(name, machine):
     """The run resumes; the other rows are intact, and a note names the damaged one."""
     first = machine('a')
     write_json(first.copy.folder / 'summary.json', seal_record({'status': 'done', 'x': 'y' * 50}))
@@ -405,7 +405,7 @@ def test_incomplete_checkpoint_is_ignored_and_deleted(lost, machine, bucket_url)
     assert not [name for name in names(second.bucket) if name.startswith('checkpoints/8/')]
 
 
-def test_file_of_other_size_makes_checkpoint_incomplete(machine, bucket_url):
+def test_other_file_size_makes_checkpoint_incomplete(machine, bucket_url):
     first = train_and_push(machine('a'), 4)
     first.bucket.write('checkpoints/4/weights/d/0', b'cut')
     assert next(fetch_checkpoints(bucket_url), None) is None
@@ -538,7 +538,7 @@ def test_reading_fetches_records_and_newest_checkpoint_alone(
     assert not (folder / '4').exists()
 
 
-def test_urls_of_checkpoints():
+def test_checkpoint_urls():
     assert split_checkpoint_url('s3://b/r/checkpoints/12') == ('s3://b/r', 12)
     assert split_checkpoint_url('s3://b/r/checkpoints/12/') == ('s3://b/r', 12)
     assert split_checkpoint_url('s3://b/checkpoints/r') == ('s3://b/checkpoints/r', None)
