@@ -126,8 +126,9 @@ class Follower:
         return has_more
 
     def _has_room(self, folder: Path, followed: FollowedRun) -> bool:
-        """Returns whether the run may have a session now; another session may have to be closed for
-        it.
+        """Returns whether the run may have a session now.
+
+        Another session may have to be closed for it.
         """
         if folder in self._sessions or len(self._sessions) < self._tracker.most_open:
             return True
@@ -206,9 +207,7 @@ class Follower:
         self._reported.add(text)
 
     def close(self) -> None:
-        """Closes all sessions. Their rows are then stored by the tracker, or `errors` has the
-        reason.
-        """
+        """Closes all sessions. The tracker then has their rows, or `errors` has the reason."""
         for folder in [*self._sessions]:
             self._close(folder)
 

@@ -79,8 +79,9 @@ def flatten_tree(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
 
 
 def escape_surrogates(text: str) -> str:
-    """Returns a text with lone surrogates escaped: JSON may contain them, and no tracker accepts
-    them.
+    """Returns a text with lone surrogates escaped.
+
+    JSON may contain them, and no tracker accepts them.
     """
     return text.encode(errors='backslashreplace').decode()
 
@@ -111,8 +112,9 @@ class StepTail:
         self._last: StepValues | None = None  # an evaluation of this step may follow
 
     def read(self) -> tuple[list[StepValues], bool]:
-        """Returns (complete steps, whether there is more). A step is complete once a later one has
-        begun.
+        """Returns (complete steps, whether there is more).
+
+        A step is complete once a later one has begun.
         """
         rows, has_more = self._rows.read()
         if self._rows.restarts != self._restarts:

@@ -17,9 +17,7 @@ class Session(Protocol):
     """An open run of a tracker. All methods may raise any error; the session is then replaced."""
 
     def last_step(self) -> int | None:
-        """Returns the last step that the tracker has, NOTHING for none; None if only the mark
-        knows.
-        """
+        """Returns the tracker's last step, NOTHING if it has none; None if only the mark knows."""
 
     def send(self, steps: Sequence[StepValues]) -> None:
         """Sends all numbers of these steps, in ascending order; returns once the tracker has them.
@@ -29,8 +27,9 @@ class Session(Protocol):
         """
 
     def end(self, status: str, summary: Mapping[str, Any]) -> None:
-        """Sends the summary of a run that has ended. Called again if the run resumes and ends
-        later.
+        """Sends the summary of a run that has ended.
+
+        It is called again if the run resumes and ends later.
         """
 
     def close(self) -> None: ...

@@ -1,5 +1,4 @@
-"""Selects the mesh for mesh.axes=auto: among the meshes on which the run fits, the one that sends
-least.
+"""Selects the mesh for mesh.axes=auto: the one that sends least, among those that fit in memory.
 
 `tensor` and `context` are cut only if rows and parameters cannot be cut enough: their traffic lies
 between matrix products, where nothing hides it.

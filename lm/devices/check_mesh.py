@@ -117,8 +117,7 @@ def _check_context(recipe: Recipe, mesh: Mesh) -> None:
 
 
 def list_mesh_notes(recipe: Recipe, mesh: Mesh, vocab_size: int) -> Iterator[str]:
-    """Yields a note for each array that stays whole although an axis could cut it, and for idle
-    devices.
+    """Yields a note for each array that an axis fails to cut, and for idle devices.
 
     Args:
       recipe: the config.

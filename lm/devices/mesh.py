@@ -230,9 +230,7 @@ def trace_on_mesh(mesh: Mesh, function: Callable) -> Callable:
 
 
 def stacked_sharding(sharding: NamedSharding) -> NamedSharding:
-    """Returns the sharding of arrays stacked along a leading run axis, from the sharding of one
-    run.
-    """
+    """Returns the sharding of runs stacked along a leading axis, from the sharding of one run."""
     return NamedSharding(sharding.mesh, PartitionSpec('run', *sharding.spec))
 
 

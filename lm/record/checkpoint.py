@@ -64,9 +64,7 @@ def check_path(path: Path) -> None:
 
 
 def is_damage(error: Exception) -> bool:
-    """Returns whether a read error means damage, rather than a lack of memory, descriptors or
-    rights.
-    """
+    """Returns whether a read error means damage, not a lack of memory, descriptors or rights."""
     # Orbax and TensorStore raise errors of any type for truncated, changed or missing files.
     if (
         isinstance(error, MemoryError | TreeMismatch)
@@ -271,8 +269,9 @@ def _read_state_items(
 
 
 def _check_digests(path: Path, items: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-    """Raises DamagedCheckpoint if a digest differs. All processes that hold parts of the arrays
-    call it.
+    """Raises DamagedCheckpoint if a digest differs.
+
+    All processes that hold parts of the arrays must call it.
     """
     with _translate_damage(path):
         for name in ('weights', 'training'):

@@ -46,8 +46,7 @@ class LowestLoss:
 
 
 class Checkpoints:
-    """The checkpoints of a workdir: the `keep_last` newest and the `keep_best` with the lowest
-    loss.
+    """The checkpoints of a workdir: the `keep_last` newest and the `keep_best` best by loss.
 
     Several processes save and restore together, from the listing of process 0. If only process 0
     has the disk, it writes and reads for all. At most MAX_WRITERS objects of a process write at a
@@ -259,8 +258,9 @@ class Checkpoints:
 
 
 def _make_barrier() -> Callable[..., None]:
-    """Returns Orbax's barrier, skipped after a failed write: it would wait 20 minutes for the
-    others.
+    """Returns Orbax's barrier, skipped after a failed write.
+
+    It would wait 20 minutes for the other processes.
     """
     wait = ocp.multihost.get_barrier_sync_fn()
 

@@ -45,8 +45,7 @@ def _list_sources(root: Path) -> Iterator[Path]:
 
 
 def find_other_code(history: Any, summary: Mapping[str, Any]) -> Code | None:
-    """Returns the last code that trained a run, if it is known and differs from this process's
-    code.
+    """Returns the last code that trained a run, if it is known and is not this process's code.
 
     Args:
       history: the list in the run's counters; None or empty if an older version trained it.

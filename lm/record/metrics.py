@@ -121,11 +121,10 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 class Tail:
-    """Reads the lines of a metrics.jsonl as they are appended. The file is not kept open between
-    reads.
+    """Reads the lines of a metrics.jsonl as they are appended.
 
-    A run that resumes from a checkpoint rewrites the file without its later rows. The file is then
-    read from its start, and `restarts` increases by one.
+    The file is not kept open between reads. A run that resumes from a checkpoint rewrites the file
+    without its later rows. The file is then read from its start, and `restarts` increases by one.
     """
 
     def __init__(self, path: Path):
@@ -180,10 +179,10 @@ def replace_non_finite(value: Any) -> Any:
 
 
 def flatten_row(row: dict[str, Any]) -> dict[str, float]:
-    """Returns the numbers of a row, or of a line of the file, by tags such as 'loss' and
-    'entropy/layer_0/head_1'.
+    """Returns the numbers of a row by tags such as 'loss' and 'entropy/layer_0/head_1'.
 
-    The step is left out. For a line of the file, numbers that are not finite are restored.
+    The step is left out. A line of the file is accepted too, and its numbers that are not finite
+    are restored.
     """
     values = {name: value for name, value in row.items() if name not in ('step', NOT_FINITE)}
     non_finite = {tag: float(text) for tag, text in row.get(NOT_FINITE, {}).items()}
@@ -201,8 +200,9 @@ def _flatten_lists(values: dict[str, Any], axes: tuple[str, ...]) -> Iterator[tu
 
 
 class Throughput:
-    """Rates of `tokens` and `steps` since the last `read`. Time between `pause` and `resume` is
-    excluded.
+    """Rates of `tokens` and `steps` since the last `read`.
+
+    Time between `pause` and `resume` is excluded.
     """
 
     def __init__(self, flops_per_token: float, utilisation: Callable[[float], float]):
@@ -226,9 +226,7 @@ class Throughput:
         self.wait_seconds += seconds
 
     def read(self) -> dict[str, float]:
-        """Returns `TIME_FIELDS`: tokens/s, model FLOP utilisation, and seconds and data wait per
-        step.
-        """
+        """Returns `TIME_FIELDS`: tokens/s, FLOP utilisation, seconds and data wait per step."""
         self.pause()
         rate = self.tokens / self.seconds
         mfu = self._utilisation(rate * self._flops_per_token)

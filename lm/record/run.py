@@ -101,10 +101,9 @@ class Run:
         return self.status in FINAL
 
     def loss(self, metric: str) -> float | None:
-        """Returns the last validation loss of a run that has ended for good; inf if it diverged,
-        else None.
+        """Returns the last validation loss of a run that has ended for good; None before.
 
-        metric: a key of METRICS.
+        The loss is inf if the run diverged. metric: a key of METRICS.
         """
         summary = self.summary
         return final_loss(summary.get('status'), summary.get(METRICS[metric]))
@@ -123,8 +122,7 @@ class Run:
         return Tail(self.folder / FILE)
 
     def results(self) -> Row:
-        """Returns results by the names of summary.json; missing ones are derived from the rows so
-        far.
+        """Returns results by the names of summary.json, or derived from the rows so far.
 
         Raises ValueError if a file cannot be read.
         """
@@ -184,8 +182,7 @@ def run_seconds(summary: Mapping[str, Any]) -> float:
 def annotate_errors(
     path: Path, advice: str = '', errors: tuple[type[Exception], ...] = READ_ERRORS
 ) -> Generator[None]:
-    """Adds `path`, if it is missing, and advice to errors of reading it, and raises them as
-    ValueError.
+    """Raises errors of reading a file as ValueError, with the path and advice.
 
     Args:
       path: the file that is read in the block.
@@ -203,9 +200,7 @@ def annotate_errors(
 
 
 def is_warning_list(value: Any) -> bool:
-    """Returns whether a value is a list of warnings as `lm.run.warnings` makes them and JSON holds
-    them.
-    """
+    """Returns whether a value read from JSON is a list of warnings of `lm.run.warnings`."""
     return isinstance(value, list) and all(map(_is_warning, value))
 
 

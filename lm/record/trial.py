@@ -24,8 +24,7 @@ NAME = 'trial'
 
 
 def try_checkpoint(workdir: Path, meta: Mapping[str, Any]) -> None:
-    """Writes a tiny checkpoint with this metadata, reads it back and removes it; all processes call
-    it.
+    """Writes a tiny checkpoint with this metadata, reads it back and removes it; called by all.
 
     Several processes each write a part, unless process 0 writes for all. Raises OSError with the
     reason, before anything is compiled, if it cannot be written or read.

@@ -69,8 +69,9 @@ def _scatter_array(array: np.ndarray | None, like: jax.ShapeDtypeStruct) -> jax.
 
 
 def _row_ranges(array: Any, whole: bool = False) -> Iterator[tuple[int, int]]:
-    """Yields (start, stop) ranges of the first axis, of at most MAX_BYTES each; one range if
-    `whole`.
+    """Yields (start, stop) ranges of the first axis, of at most MAX_BYTES each.
+
+    whole: yield one range for all rows.
     """
     length = array.shape[0]
     row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize

@@ -164,10 +164,10 @@ def list_sweep_notes(recipes: Sequence[Recipe]) -> list[str]:
 
 
 def _list_unreached(recipe: Recipe) -> Iterator[str]:
-    """Yields notes on parts that need as long as the run, or longer, to reach their published
-    setting.
+    """Yields notes on parts that need the whole run, or longer, to reach their published setting.
 
-    Options say what they are counted in; a row with several such options combines them by `lasts`.
+    The time unit is declared by their options; a row with several such options combines them by
+    `lasts`.
     """
     steps = recipe.train.steps
     lengths = {'steps': steps, 'updates': steps * recipe.train.microbatches}

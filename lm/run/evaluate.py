@@ -18,7 +18,7 @@ Sums = dict[str, list[dict[str, Any]]]  # batch sums by source; a single source 
 
 
 def validation_batches(experiment: Experiment, rows: Rows | MixedRows) -> Iterator[data.Batch]:
-    """Yields this process's share of the batches, as large as microbatches so that they fit in
+    """Yields this process's share of the batches, which are as large as microbatches to fit in
     memory.
     """
     recipe = experiment.recipe
@@ -75,13 +75,14 @@ def sums_by_source(step: Callable, batches: Callable, rows: Rows | MixedRows) ->
 
 
 def validation_losses(sums: Sums, rows: Rows | MixedRows) -> dict[str, float]:
-    """Returns validation_ce (nats per token), bits_per_byte and perplexity, from the sums of each
-    batch.
+    """Returns validation_ce (nats per token), bits_per_byte and perplexity.
 
     bits_per_byte = ce / ln 2 * (target tokens / bytes of their text) of the whole split: exact if
     the batches cover it, and then comparable between tokenizers. For a mixture both are means over
     its sources, weighted by data.mixture, and each source's ce is included by
     `objective_loss_name`; perplexity is exp(validation_ce).
+
+    sums: the sums of each batch, by source. rows: the validation split.
     """
     ces = {name: mean_ce(source_sums) for name, source_sums in sums.items()}
     sources, ce = split_by_source(rows), mean_by_share(ces, rows)
@@ -115,8 +116,9 @@ def objective_loss_name(name: str) -> str:
 
 
 def mean_ce(sums: list[dict[str, Any]]) -> float:
-    """Returns the mean loss per token; NaN if no token is a target, as in documents that are too
-    short.
+    """Returns the mean loss per token.
+
+    It is NaN if no token is a target, as in documents that are too short.
     """
     tokens = sum(float(batch_sums['tokens']) for batch_sums in sums)
     return sum(float(batch_sums['ce']) for batch_sums in sums) / tokens if tokens else math.nan

@@ -137,8 +137,9 @@ class Journal:
         return state
 
     def _read_newest_values(self) -> dict[str, Any]:
-        """Returns the newest value of each recorded name up to the present step, with
-        `validated_step`.
+        """Returns the newest value of each recorded name up to the present step.
+
+        `validated_step` is the step of the last evaluation.
         """
         newest: dict[str, Any] = {}
         for row in Run(self.workdir).rows():
@@ -174,9 +175,7 @@ class Journal:
         )
 
     def open(self) -> None:
-        """Takes over the folder: drops the summary and rows after `step`, and records from there
-        on.
-        """
+        """Takes over the folder: drops the summary and rows after `step`, and starts recording."""
         self.counters.code = extend_code_history(self.counters.code, self.step)
         if is_first():
             write_config(self.workdir, self.recipe)
@@ -248,8 +247,9 @@ class Journal:
             self._warn(row)
 
     def _check_finite(self, step: int, row: dict[str, float]) -> None:
-        """Raises DivergenceError for a step that is not finite, and for MAX_REPEATS skipped in a
-        row.
+        """Raises DivergenceError for a step that is not finite.
+
+        A skipped step is accepted, up to MAX_REPEATS in a row.
         """
         losses = ', '.join(f'{name} {row[name]}' for name in MUST_BE_FINITE)
         message, counters = f'step {step}: {losses}', self.counters
@@ -376,7 +376,7 @@ class Journal:
         return state
 
     def wall_sec(self) -> float:
-        """Returns the seconds of training by this process, and by earlier ones until their last
+        """Returns the seconds of training by this process, and by earlier ones up to their last
         save.
         """
         return self.counters.wall_sec + time.perf_counter() - self.start_time

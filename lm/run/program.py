@@ -186,9 +186,7 @@ class Program:
         self.put, self.take, self.pick = self.layout.put, self.layout.take, self.layout.pick
 
     def _jit_on_batch(self, function: Callable) -> Callable:
-        """Jits function(state, batch, hyper) as (batch, active, states, hypers) of one shared
-        batch.
-        """
+        """Jits function(state, batch, hyper) as (batch, active, states, hypers), with one batch."""
         mesh, states, scalars = (
             self.experiment.mesh,
             self.layout.states_sharding,

@@ -362,8 +362,9 @@ def _load_source_distributed(recipe: Recipe, experiment: Experiment) -> Checkpoi
 
 
 def list_candidates(path: str) -> list[str]:
-    """Returns the checkpoints that `path` stands for, the newest first; of a bucket only the
-    newest.
+    """Returns the checkpoints that `path` stands for, the newest first.
+
+    For a bucket it is only the newest.
     """
     path = path if is_url(path) else expand_home(path)
     folder, newest = find_checkpoint(path)

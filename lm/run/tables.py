@@ -147,10 +147,10 @@ def schedule_fractions(recipe: Recipe, steps: np.ndarray) -> np.ndarray:
 
 
 def find_corners(fractions: np.ndarray) -> np.ndarray:
-    """Returns the steps, from 1, at which the slope changes by half or more; none if there are
-    many.
+    """Returns the steps, from 1, at which the slope changes by half or more.
 
-    A change of less than a tenth of one fall over the whole run is part of a curve.
+    None are returned if there are many. A change of less than a tenth of one fall over the whole
+    run is part of a curve.
     """
     slopes = np.diff(fractions)
     if len(slopes) < 2:

@@ -1,9 +1,9 @@
-"""A wave: runs that train side by side in one program, each in a slot. A single run is a wave of
-one.
+"""A wave: runs that train side by side in one program, each in a slot.
 
-Every run has its own step, batches, journal and checkpoints, so it may resume, end, roll back or
-diverge on its own. Several processes go through the same steps with the same decisions: they agree
-on everything that a clock, a disk or a signal decides (`lm.launch.distributed`).
+A single run is a wave of size one. Every run has its own step, batches, journal and checkpoints, so
+it may resume, end, roll back or diverge on its own. Several processes go through the same steps
+with the same decisions: they agree on everything that a clock, a disk or a signal decides
+(`lm.launch.distributed`).
 """
 
 import contextlib
@@ -31,8 +31,7 @@ from lm.training.state import State
 
 @contextlib.contextmanager
 def closing(wave: 'Wave') -> Generator['Wave']:
-    """Closes the wave at the end of the block, but not after an error if there are several
-    processes.
+    """Closes the wave at the end of the block; after an error only if this is the only process.
 
     Checkpoints are closed together, and a process with an error ends at once.
     """
@@ -118,7 +117,7 @@ class Wave:
         return [i for i, slot in enumerate(self.slots) if slot.is_active]
 
     def train(self, signals: list[int], tick: Callable[[], None] = lambda: None) -> None:
-        """Trains until every run has ended, or a signal is in `signals`; then saves the unfinished
+        """Trains until every run has ended, or a signal is in `signals`; then saves unfinished
         runs.
 
         Calls `tick` after every step.
@@ -166,8 +165,8 @@ class Wave:
         ]
 
     def dispatch(self) -> None:
-        """Starts a step of all active runs, then fetches the previous one, so that no device is
-        idle.
+        """Starts a step of all active runs, then fetches the previous step, to keep the devices
+        busy.
         """
         active = self.active_slots
         step = self.slots[active[0]].journal.step + 1
@@ -206,8 +205,9 @@ class Wave:
                 self._traced_journal.terminal.say(line)
 
     def _take_batches(self, active: list[int]) -> dict[str, jax.Array]:
-        """Returns the next batch of each active run, in its own order of the text; other slots
-        repeat one.
+        """Returns the next batch of each active run, in its own order of the text.
+
+        Other slots repeat one of them.
         """
         start = time.perf_counter()
         with jax.profiler.TraceAnnotation(DATA_WAIT):
@@ -246,8 +246,9 @@ class Wave:
                 )
 
     def _call_journal(self, i: int, method: Callable, *arguments) -> None:
-        """Calls method(journal, *arguments). An error ends the run, and all runs if `on_failure`
-        raises.
+        """Calls method(journal, *arguments).
+
+        An error ends the run, and all runs if `on_failure` raises.
         """
         journal = self.slots[i].journal
         try:
@@ -306,9 +307,7 @@ class Wave:
                 self._call_journal(i, Journal.record_evaluation, losses)
 
     def _diagnose(self, slots: list[int]) -> None:
-        """Records diagnostics of each layer on the first validation batch, which is always the
-        same.
-        """
+        """Records diagnostics of each layer on the first validation batch, always the same."""
         if not slots:
             return
         batch = next(
@@ -321,8 +320,9 @@ class Wave:
                 self._call_journal(i, Journal.record_diagnosis, self.program.pick(diagnostics, i))
 
     def save_run(self, i: int) -> None:
-        """Starts a checkpoint of run i, unless it has one of this step. Needs `fetch_pending`
-        before.
+        """Starts a checkpoint of run i, unless it has one of this step.
+
+        Call `fetch_pending` before.
         """
         if self.slots[i].journal.saved_step != self.slots[i].journal.step:
             with self._pause_clocks():

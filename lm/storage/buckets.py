@@ -68,9 +68,7 @@ class Times:
 
 
 def read_times() -> Times:
-    """Returns the times that the environment sets. Raises ValueError unless they are positive
-    numbers.
-    """
+    """Returns the times that the environment sets. Raises ValueError unless they are positive."""
     seconds = {}
     for field in dataclasses.fields(Times):
         name = f'EVENKEEL_BUCKET_{field.name.upper()}_SEC'
@@ -126,8 +124,9 @@ def join_url(url: str, *names: str | int) -> str:
 
 
 def cache_folder(url: str, kind: str) -> Path:
-    """Returns the local folder of a URL, $EVENKEEL_CACHE/KIND/DIGEST or a folder in the user's
-    cache.
+    """Returns the local folder of a URL.
+
+    It is $EVENKEEL_CACHE/KIND/DIGEST, or a folder in the user's cache.
     """
     scheme, bucket, path = parse_url(url)
     endpoint = os.environ.get(ENDPOINTS[scheme], '')
@@ -143,8 +142,9 @@ def local_name(url: str) -> str:
 
 
 def for_each(function: Callable[[Any], Any], arguments: Iterable[Any]) -> list[Any]:
-    """Calls `function` on each argument, CONCURRENT_REQUESTS at a time; starts no more after an
-    error.
+    """Calls `function` on each argument, CONCURRENT_REQUESTS at a time.
+
+    After an error no further call is started.
     """
     pool = ThreadPoolExecutor(CONCURRENT_REQUESTS)
     try:

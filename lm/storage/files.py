@@ -68,11 +68,11 @@ def user_cache() -> Path:
 
 
 def describe_full_disk(error: BaseException, folder: Path | str) -> str:
-    """Returns a text about a full disk or quota, for an error of a write to `folder`; '' for other
-    errors.
+    """Returns a text about a full disk or quota, for an error of a write to `folder`.
 
-    If the error has no number, its causes are searched for one, and then its text for the system's
-    words, which libraries quote. Full device memory (RESOURCE_EXHAUSTED) is not a disk.
+    It is '' for other errors. If the error has no number, its causes are searched for one, and then
+    its text for the system's words, which libraries quote. Full device memory (RESOURCE_EXHAUSTED)
+    is not a disk.
     """
     cause: BaseException | None = error
     while cause is not None:

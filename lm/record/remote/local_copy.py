@@ -74,9 +74,7 @@ class LocalCopy:
         self.root.mkdir(parents=True, exist_ok=True)
 
     def open(self) -> None:
-        """Reads the manifest; a folder without a manifest is set aside. Needs the lock of the
-        folder.
-        """
+        """Reads the manifest; a folder without a manifest is set aside. Needs the folder's lock."""
         self.folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.staging, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError, UnreadableFile, KeyError):
@@ -110,9 +108,7 @@ class LocalCopy:
         return is_current and entry['files'] == read_stats(self.folder / folder)
 
     def is_damaged(self, folder: str, token: str) -> bool:
-        """Returns whether a checkpoint has lost or changed some of its local files since it was
-        noted.
-        """
+        """Returns whether a checkpoint has lost or changed local files since it was noted."""
         entry = self.folders.get(folder, {'token': None})
         if entry['token'] != token or self.has_checkpoint(folder, token):
             return False
@@ -183,8 +179,9 @@ class LocalCopy:
             self.folders.pop(name, None)
 
     def drop(self, names: Iterable[str]) -> None:
-        """Removes local files and checkpoints, and empty folders. No run may use the folder
-        meanwhile.
+        """Removes local files and checkpoints, and empty folders.
+
+        No run may use the folder meanwhile.
         """
         names = list(names)
         for name in names:
@@ -237,10 +234,10 @@ def parse_step(checkpoint: str) -> int:
 
 
 def read_stats(folder: Path, enters: Callable[[str], bool] = lambda name: True) -> dict[str, Stat]:
-    """Returns the stats of all files in a folder, without links and files that are removed
-    meanwhile.
+    """Returns the stats of all files in a folder, by name.
 
-    enters: whether to descend into a subfolder.
+    Links, and files that are removed meanwhile, are left out. enters: whether to descend into a
+    subfolder.
     """
     stats = {}
     for path, folders, names in folder.walk(on_error=_raise_unless_removed):
@@ -341,8 +338,6 @@ def _fetch_files(copy: LocalCopy, listing: Mapping, is_wanted: Callable[[str], b
 
 
 def is_record(name: str) -> bool:
-    """Returns whether a file is a record of the run or sweep, of a cell, or of a run or sweep
-    below.
-    """
+    """Returns whether a file is a record of the run or sweep, or of a cell or run below."""
     parts = PurePosixPath(name).parts
     return len(parts) <= 3 and parts[-1] in RECORDS

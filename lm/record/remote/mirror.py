@@ -4,9 +4,9 @@ The training code gets the folder (`mirror_workdir`) and knows nothing of the bu
 the folder is written to the bucket at intervals, in this order (`Mirror.push`):
 
 1. The complete checkpoints are listed, and get second names (hard links), so that they remain until
-they are written, whatever the run removes. The summaries are read before.
+   they are written, whatever the run removes. The summaries are read before.
 2. All files but summaries. Rows are on disk before a checkpoint that covers them, so the rows
-written now cover every listed checkpoint.
+   written now cover every listed checkpoint.
 3. The new checkpoints, the newest first: their files, then their marks.
 4. Checkpoints that were not listed are deleted, their marks first.
 5. The summaries: a summary with status done comes after the last checkpoint of its run.
@@ -173,8 +173,7 @@ def mirror_cell(url: str | None, folder: Path, say: Callable[[str], None]) -> Ge
 
 @contextlib.contextmanager
 def mirror_sweep_records(url: str | None, say: Callable[[str], None]) -> Generator[None]:
-    """Fetches the records of all cells to `sweep_folder`, and pushes the sweep's own files at the
-    end.
+    """Fetches the records of all cells to `sweep_folder`; pushes the sweep's own files at the end.
 
     No other process does so within the block, which writes files such as sweep.json.
     """
@@ -312,8 +311,9 @@ class Mirror:
         copy.drop(name for name in list_local_files(copy.folder) if name not in files)
 
     def push(self, is_last: bool = False) -> None:
-        """Writes new content to the bucket, and deletes removed content. May be repeated after
-        BucketError.
+        """Writes new content to the bucket, and deletes removed content.
+
+        It may be repeated after a BucketError.
         """
         self.lease.check()  # a process without the lease must end, even if it has nothing to write
         folder = self.copy.folder
@@ -397,8 +397,9 @@ class Mirror:
             self._due[name] = time.monotonic() + LARGE_PACES * self.times.pace
 
     def _assign_tokens(self, checkpoints: dict[str, dict[str, Stat]]) -> None:
-        """Assigns tokens to checkpoints before their marks are written, in case the process is
-        killed.
+        """Assigns tokens to checkpoints before their marks are written.
+
+        A process may be killed in between, and leave a mark.
         """
         for name, stats in checkpoints.items():
             entry = self.copy.folders.get(name)

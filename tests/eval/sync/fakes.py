@@ -14,9 +14,7 @@ INF, NAN = math.inf, math.nan
 
 
 def rows_from(first, last, interval=10):
-    """Yields rows like those of training: of every step, of layers at some steps, of validation at
-    others.
-    """
+    """Yields rows as training does: of all steps, of layers and of validation at some steps."""
     for step in range(first, last + 1):
         odd = {3: INF, 5: -INF, 7: NAN}.get(step, 0.1 * step)
         yield {'step': step, 'loss': 1 / (step + 3), 'grad_norm': odd, 'step_sec': 0.5}
@@ -110,8 +108,9 @@ class Killed(BaseException):
 
 
 class Server:
-    """Runs by name. knows: whether it reports its last step (as W&B), or completes steps (as
-    MLflow).
+    """Runs by name.
+
+    knows: whether it reports its last step (as W&B), or completes steps (as MLflow).
     """
 
     certain_after = 'send'

@@ -1,6 +1,4 @@
-"""Contract, with MLflow on sqlite: the points in the database are those of metrics.jsonl, each
-once.
-"""
+"""Contract, with MLflow on sqlite: the database has the points of metrics.jsonl, each once."""
 
 import os
 import sqlite3

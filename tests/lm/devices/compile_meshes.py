@@ -1,5 +1,4 @@
-"""Compiles training steps on meshes of TPUs, and prints the devices' traffic: a line of JSON for
-each.
+"""Compiles training steps on meshes of TPUs, and prints their traffic: a line of JSON for each.
 
 The TPUs need not be here. It runs in its own process, as libtpu can be loaded only once in a
 process.

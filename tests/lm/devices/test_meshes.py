@@ -1,5 +1,6 @@
-"""Equivalence: a run on any mesh equals the run on one device. Contract: the meshes a config can
-have.
+"""Equivalence: a run on any mesh equals the run on one device.
+
+Contract: the meshes that a config can have.
 """
 
 import functools

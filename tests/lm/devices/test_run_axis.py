@@ -1,5 +1,4 @@
-"""Equivalence: a function mapped over runs equals the function of each run, for any sharding of
-runs.
+"""Equivalence: a function mapped over runs equals the function of each run.
 
 Contract: the promises of every layout of the runs of a program.
 """

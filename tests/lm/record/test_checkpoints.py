@@ -1,6 +1,4 @@
-"""The checkpoints of a run: which are kept, fallbacks after damage, and resources held while
-writing.
-"""
+"""The checkpoints of a run: retention, fallbacks after damage, and resources used for writing."""
 
 import os
 import sys

@@ -52,7 +52,7 @@ def tree(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def source(tree, tmp_path_factory):
-    """Returns a workdir to start from, of 8 steps. Must not be written to."""
+    """Returns a workdir to start from, of 8 steps; read only."""
     workdir = tmp_path_factory.mktemp('source') / 'run'
     assert train(changed(tree, {}), workdir) == DONE
     return workdir
@@ -69,9 +69,7 @@ REMOVAL = {'model.norm': 'layernorm_removal', 'norm.removal_start': 2, 'train.st
 
 @pytest.fixture(scope='module')
 def removal_run(tree, source, tmp_path_factory):
-    """Returns the workdir of 12 steps from `source`, with the first norms removed. Must not be
-    written to.
-    """
+    """Returns the workdir of 12 steps from `source`, with the first norms removed; read only."""
     workdir = tmp_path_factory.mktemp('removed') / 'run'
     assert train(changed(tree, {'train.init_from': str(source)} | REMOVAL), workdir) == DONE
     return workdir
@@ -86,8 +84,9 @@ def assert_same(actual, expected):
 
 @pytest.fixture
 def merge_source(tmp_path):
-    """Returns `merge_source_model` of (changes of the default config, changes of the checkpoint's,
-    explicit paths).
+    """Returns merge_source(changes, source_changes, explicit_paths), by `merge_source_model`.
+
+    changes: to the default config. source_changes: to the checkpoint's config.
     """
 
     def merge(changes, source_changes, explicit_paths=()):

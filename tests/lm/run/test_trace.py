@@ -22,10 +22,10 @@ MS = 1e6  # nanoseconds
 
 
 def make_trace() -> Trace:
-    """Returns a trace of two steps of 10 and 20 ms on two devices, with an evaluation of 5 ms in
-    the second.
+    """Returns a trace of two steps on two devices.
 
-    Device a has a loop from 1 to 9 ms with a body that runs on another thread, from 2 to 8.
+    The steps take 10 and 20 ms, with an evaluation of 5 ms in the second. Device a has a loop from
+    1 to 9 ms with a body that runs on another thread, from 2 to 8.
     """
     a = [
         Op('while.1', 'x', 1 * MS, 9 * MS, 'step'),

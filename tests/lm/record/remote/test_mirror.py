@@ -1,5 +1,4 @@
-"""A local folder and its workdir in a bucket: order of writes, completeness, and which of them is
-right.
+"""A local folder and its workdir in a bucket: order of writes, completeness, and precedence.
 
 Files of any content stand for the files of runs.
 """
@@ -33,9 +32,7 @@ pytestmark = pytest.mark.xdist_group('buckets')
 
 @pytest.fixture
 def machine(bucket_url, tmp_path, monkeypatch):
-    """Returns machine(name) -> the Mirror of a process that starts there, with its folder up to
-    date.
-    """
+    """Returns machine(name) -> the Mirror of a process that starts there, after its pull."""
     messages = []
 
     def begin(name: str, url: str = bucket_url) -> Mirror:
