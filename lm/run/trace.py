@@ -30,7 +30,7 @@ JAX_SCOPES = {
     'eval_jaxpr',
     'closed_call',
     'checkpoint',
-    'Transformer.read',
+    'Transformer.forward',
 }
 JAX_SCOPES |= {'rematted_computation', 'Transformer.activations'}
 FORWARD, BACKWARD, UPDATE = 'forward', 'backward', 'update'

@@ -94,7 +94,7 @@ def test_trace_without_step_is_refused():
 @pytest.mark.parametrize(
     'source, part',
     [
-        ('jit(s)/jvp(T.activations)/T.read/eval_jaxpr/layers/attention_norm_in/mul', 'forward'),
+        ('jit(s)/jvp(T.activations)/T.forward/eval_jaxpr/layers/attention_norm_in/mul', 'forward'),
         ('jit(s)/transpose(jvp(T))/while/body/eval_jaxpr/layers_1/attention_norm_in/m', 'backward'),
     ],
 )
