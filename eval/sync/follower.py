@@ -164,6 +164,7 @@ class Follower:
         assert source is not None and mark is not None  # set by `_identify_run`
         session = self._tracker.open(source, mark.run, mark.began)
         self._sessions[folder] = session
+        # The tracker's own count decides: a killed process may have noted too much or too little.
         last_step = session.last_step()
         if last_step is not None and last_step < mark.step:
             followed.tail, mark.summary = StepTail(Run(folder)), ''

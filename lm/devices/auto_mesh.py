@@ -113,6 +113,8 @@ def select_mesh(
         candidates,
         key=lambda candidate: (candidate.n_parts, candidate.n_blocking, candidate.sent_bytes),
     )
+    # A single run avoids blocking traffic first, then sends least. Many runs need no communication
+    # among each other, so that each gets as few devices as possible.
     if not fitting:
         best = min(candidates, key=lambda candidate: candidate.total_bytes)
     elif runs > 1:

@@ -47,6 +47,7 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None, runs:
     open_axes = [axis for axis, size in sizes.items() if size == -1 and axis != 'run']
     fixed = math.prod(size for axis, size in sizes.items() if axis not in ('run', *open_axes))
     if open_axes:
+        # Runs side by side need no communication: `run` is as large as the devices allow.
         remaining = n // fixed
         sizes['run'] = max(size for size in range(1, max_runs + 1) if remaining % size == 0)
         sizes[open_axes[0]] = remaining // sizes['run']

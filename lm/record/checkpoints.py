@@ -121,6 +121,7 @@ class Checkpoints:
         first_only = has_private_disks()
         if first_only and not is_first():
             return None
+        # Opened at the first save: a run that only reads needs no writing threads.
         if self._manager is None:
             checkpoint.ignore_late_callbacks()
             while len(self._writers) >= MAX_WRITERS:

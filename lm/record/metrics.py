@@ -153,11 +153,13 @@ class Tail:
         except OSError as error:
             raise UnreadableFile(f'{self._path} cannot be read ({error.strerror})') from error
         with file:
+            # A file that was written anew has another line before the offset.
             file.seek(self._offset - len(self._last_line))
             if file.read(len(self._last_line)) != self._last_line:
                 self._restart()
                 file.seek(0)
             chunk = file.read(MAX_READ_BYTES)
+            # A line longer than the limit is read whole, or reading would never pass it.
             if b'\n' not in chunk and len(chunk) == MAX_READ_BYTES:
                 chunk += file.readline()
         whole = chunk[: chunk.rfind(b'\n') + 1]

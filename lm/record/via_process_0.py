@@ -33,7 +33,7 @@ def scatter_from_first(tree: Any, shapes: Any) -> Any:
 
 
 def _gather_array(array: jax.Array) -> np.ndarray | None:
-    if array.is_fully_replicated:
+    if array.is_fully_replicated:  # needs no communication
         return np.asarray(array.addressable_data(0)) if is_first() else None
     whole = np.empty(array.shape, array.dtype) if is_first() else None
     sharding = cast(NamedSharding, array.sharding)  # states have no other kind

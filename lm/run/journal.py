@@ -129,11 +129,9 @@ class Journal:
         self.other_code = find_other_code(self.counters.code, Run(self.workdir).summary)
         self.last = broadcast_from_first(self._read_newest_values() if is_first() else None)
         self.terminal.say(f'resuming after step {self.step}')
-        data_source = self.recipe.train.init_from
-        if data_source and not is_url(data_source) and not Path(data_source).exists():
-            self.terminal.say(
-                f'NOTE: train.init_from={data_source} is gone, and not needed any more'
-            )
+        init_from = self.recipe.train.init_from
+        if init_from and not is_url(init_from) and not Path(init_from).exists():
+            self.terminal.say(f'NOTE: train.init_from={init_from} is gone, and not needed any more')
         return state
 
     def _read_newest_values(self) -> dict[str, Any]:

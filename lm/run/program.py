@@ -294,6 +294,7 @@ def find_max_runs(
                 f'{limit / 1e9:.2f} GB. Make the model or data.batch_size smaller, raise '
                 'train.microbatches, or set model.remat=full.'
             )
+        # Proportional: too many, if anything, as some memory does not depend on `runs`.
         estimate = int(runs * limit / needed_bytes) // multiple * multiple
         runs = max(multiple, min(estimate, runs - multiple))
     return runs

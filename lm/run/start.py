@@ -191,8 +191,8 @@ def initial_state(
     variables = dict(_jit_if_distributed(source.learner.variables)(source.weights))
     stored, reparam = store_weights(experiment.learner, source, variables.pop('params'))
     stats = carry_over(variables, state.stats)
-    source_dtype = state.params, state.reparam, state.stats
-    params, reparam, stats = _place_like((stored, reparam, stats), source_dtype)
+    fresh = state.params, state.reparam, state.stats
+    params, reparam, stats = _place_like((stored, reparam, stats), fresh)
     average = build_average(recipe, experiment.learner.description, make_hyper(recipe))
     average = _place_like(_jit_if_distributed(average.init)(params), state.average)
     return state.replace(params=params, reparam=reparam, stats=stats, average=average)

@@ -234,6 +234,7 @@ def self_times(ops: Sequence[Op]) -> list[float]:
     loop, such as the threads of a CPU.
     """
     times = [op.end - op.start for op in ops]
+    # A stack of the open operations of a line: each takes its time from the one that contains it.
     order = sorted(range(len(ops)), key=lambda i: (ops[i].line, ops[i].start, -ops[i].end))
     open_: list[int] = []
     for i in order:
@@ -242,6 +243,7 @@ def self_times(ops: Sequence[Op]) -> list[float]:
         if open_:
             times[open_[-1]] -= ops[i].end - ops[i].start
         open_.append(i)
+    # The stack does not see operations of a loop on other lines.
     by_start = sorted(ops, key=lambda op: op.start)
     starts = [op.start for op in by_start]
     for i, op in enumerate(ops):

@@ -169,7 +169,7 @@ class Wave:
         busy.
         """
         active = self.active_slots
-        step = self.slots[active[0]].journal.step + 1
+        step = self.slots[active[0]].journal.step + 1  # the trace names one run's step
         with jax.profiler.StepTraceAnnotation(STEP, step_num=step):
             batch = self._take_batches(active)
             self.states, metrics = self._step(self._mask(active), self.states, batch, self.hypers)
@@ -182,6 +182,7 @@ class Wave:
                 self._pending,
                 (steps, (metrics, self._stopping.begin_exchange())),
             )
+            # Only now, with the next step queued, wait for the metrics of the previous one.
             self._record_metrics(previous)
 
     def _begin_trace(self) -> None:

@@ -44,6 +44,7 @@ def fill_folder(folder: Path) -> Generator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).touch()
     sync(folder)
+    # Markers first: if this is interrupted too, no other program recognises the rest.
     leftovers = (path for path in folder.iterdir() if path.name != MARK)
     for path in sorted(leftovers, key=lambda path: path.name not in EXTERNAL_MARKERS):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

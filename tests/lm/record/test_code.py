@@ -72,6 +72,6 @@ def test_sources_identify_code_and_commits_only_old_runs(monkeypatch):
     assert (
         describe_code(other_code) == 'commit bbbbbbbb with uncommitted changes (sources 22222222)'
     )
-    summary = summarize_codes([other_code, None, {'commit': 'c' * 40}, other_code])
-    assert summary == f'2 by {describe_code(other_code)}, 1 by commit cccccccc'
+    text = summarize_codes([other_code, None, {'commit': 'c' * 40}, other_code])
+    assert text == f'2 by {describe_code(other_code)}, 1 by commit cccccccc'
     assert summarize_codes([None, None]) == ''
