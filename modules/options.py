@@ -32,7 +32,7 @@ class Option:
     maximum: float = math.inf
     choices: tuple[str, ...] = ()  # the values that a str may have; empty: any
     # 'steps' or 'updates' (one per microbatch) if the option is a time in a run, which a short run
-    # may not reach (`lm.run.describe.notes_of`).
+    # may not reach (`lm.run.describe.list_config_notes`).
     time_unit: str = ''
     off_value: float | None = (
         None  # a value of a traced field that leaves it out of the program, as None
