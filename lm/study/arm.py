@@ -38,7 +38,7 @@ class Arm:
     """
 
     name: str
-    changes: Mapping[str, Any]
+    changes: dict[str, Any]
     grid: Grid
     length: float = 1.0
     losses: Mapping[Point, float] = dataclasses.field(default_factory=dict)

@@ -116,8 +116,9 @@ def _check_tuned_fields(sweep_cells: Sequence[Cell], tune: Tune) -> None:
     for path, setting in tune.fields.items():
         if setting is not None and any(path in cell.changes for cell in sweep_cells):
             raise ValueError(
-                f'{path} is tuned and swept: config.tune has {setting!r} for all arms, and the arms '
-                'of config.sweep have values of their own. Leave it out of config.sweep, or write '
+                f'{path} is tuned and swept: config.tune has {setting!r} for all arms, and the '
+                'arms of config.sweep have values of their own. Leave it out of config.sweep, or '
+                'write '
                 f"'{path}': None in config.tune, which searches around each arm's own value"
             )
     by_rest: dict[tuple, Cell] = {}
@@ -262,7 +263,10 @@ class ArmPlan:
     def description(self) -> str:
         """Returns the number of arms, and of runs of each."""
         min_runs, typical_runs = self.tune.min_budget, self.tune.typical_runs
-        return f'{format_count(len(self.starts), "arm")} of {min_runs} runs at least, {typical_runs} as a rule'
+        return (
+            f'{format_count(len(self.starts), "arm")} of {min_runs} runs at least, '
+            f'{typical_runs} as a rule'
+        )
 
     def record(self) -> dict[str, Any]:
         """Returns the ablation's entry of `sweep.json`."""

@@ -49,11 +49,11 @@ class Cell:
     arm_position: Mapping[str, Any] | None = None  # arm, indices, seed and stage in an ablation
 
 
-def split_sweep(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Any, Any]:
-    """Splits a ConfigDict or nested dicts into (base of all runs, config.sweep or None, config.tune
-    or None).
+def split_sweep(raw: Any) -> tuple[dict[str, Any], Any, Any]:
+    """Splits a config into (base of all runs, config.sweep or None, config.tune or None).
 
-    An option that the base does not read becomes an axis of one value.
+    An option that the base does not read becomes an axis of one value. raw: a ConfigDict or nested
+    dicts.
     """
     tree = raw.to_dict() if hasattr(raw, 'to_dict') else dict(raw)
     sweep, tune = tree.pop('sweep', None), tree.pop('tune', None)
@@ -66,7 +66,7 @@ def split_sweep(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Any, Any]:
             sweep = dict(sweep) if isinstance(sweep, Mapping) else {'list': sweep}
             sweep[path] = (tree[section][name],)
         elif not any(map(all, axes)):
-            continue  # some cells have their own: it is refused, as what the others have is unclear
+            continue  # refused later: only some cells set it, and the others' value is unclear
         tree[section] = tree[section] | {name: None}
     return tree, sweep, tune
 
@@ -232,10 +232,10 @@ def check_sources(cells: Iterable[Cell]) -> None:
     `lm.data.check` does.
     """
     first: dict[DataConfig, Cell] = {}
-    for one in cells:
-        first.setdefault(one.recipe.data, one)
-    for data, one in first.items():
-        call_for_cell(one.changes, lm.data.check, data)
+    for cell in cells:
+        first.setdefault(cell.recipe.data, cell)
+    for data, cell in first.items():
+        call_for_cell(cell.changes, lm.data.check, data)
 
 
 def describe_ignored(cells: Sequence[Cell]) -> list[str]:

@@ -297,7 +297,8 @@ def _format_verdict(name: str, baseline: str, verdict: Verdict, unit: str) -> st
     low, high = sorted((sign * verdict.low, sign * verdict.high))
     return (
         f'{name} {PHRASES[verdict.outcome]} {baseline}: {sign * verdict.difference:.3f} '
-        f'[{low:.3f}, {high:.3f}] {unit} {direction} over {verdict.n} fresh seeds, p = {verdict.p:.2g}'
+        f'[{low:.3f}, {high:.3f}] {unit} {direction} over {verdict.n} fresh seeds, '
+        f'p = {verdict.p:.2g}'
     )
 
 
