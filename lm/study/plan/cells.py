@@ -83,12 +83,12 @@ def expand_sweep(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
         reads, and two cells that resolve to the same config.
     """
     start = build_config(base)
-    axes, seen = _parse_axes(sweep), set()
+    axes, used_fields = _parse_axes(sweep), set()
     for axis in axes:
         fields = {path for changes in axis for path in changes}
-        if twice := sorted(fields & seen):
+        if twice := sorted(fields & used_fields):
             raise ValueError(f'two axes of the sweep change {", ".join(twice)}; zip them, or list')
-        seen |= fields
+        used_fields |= fields
     by_name: dict[str, Cell] = {}
     listed = [_merge_changes(parts) for parts in itertools.product(*axes)]
     unread_by = [
@@ -97,15 +97,15 @@ def expand_sweep(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
     read_by_none = set(unread_by[0]).intersection(*unread_by)
     for changes, paths in zip(listed, unread_by, strict=True):
         ignored = tuple(path for path in paths if path not in read_by_none)
-        new = call_for_cell(changes, make_cell, start, changes, ignored)
-        if new.name in by_name and ignored and by_name[new.name].changes == new.changes:
+        cell = call_for_cell(changes, make_cell, start, changes, ignored)
+        if cell.name in by_name and ignored and by_name[cell.name].changes == cell.changes:
             continue  # they differ only in ignored options
-        if new.name in by_name:
+        if cell.name in by_name:
             raise ValueError(
-                f'two cells of the sweep are the same run: {by_name[new.name].changes} and '
-                f'{new.changes} resolve to equal configs. Leave one out.'
+                f'two cells of the sweep are the same run: {by_name[cell.name].changes} and '
+                f'{cell.changes} resolve to equal configs. Leave one out.'
             )
-        by_name[new.name] = new
+        by_name[cell.name] = cell
     return list(by_name.values())
 
 

@@ -19,8 +19,7 @@ from lm.config.recipe import Recipe
 from lm.config.resolve import build_config, flatten
 from lm.data import check_epochs, steps_in_epoch
 from lm.run.program import step_flops
-from lm.study.plan.cells import PROTOCOL, Cell, Changes, group_by_program, make_cell
-from lm.study.plan.cells import expand_sweep as cells_of
+from lm.study.plan.cells import PROTOCOL, Cell, Changes, expand_sweep, group_by_program, make_cell
 from lm.study.plan.settings import LR, SEEDS
 from modules.choices import choose
 from modules.options import Option, check_inline_options, parse_part
@@ -178,7 +177,7 @@ def resolve_protocol(base: Mapping[str, Any], sweep: Any) -> Protocol | None:
     """
     protocol = parse_protocol(sweep)
     if protocol is not None:
-        protocol.check(cells_of(base, sweep))
+        protocol.check(expand_sweep(base, sweep))
     return protocol
 
 
@@ -199,7 +198,7 @@ def apply_protocol(
     Raises:
       ValueError: if a cell cannot meet its terms, or if the text is too short for them.
     """
-    cells = cells_of(base, sweep)
+    cells = expand_sweep(base, sweep)
     applied = protocol.apply(cells, measurements)
     check_text_length(apply_overrides(base, cells, applied.overrides), measurements.read_rows)
     return applied
