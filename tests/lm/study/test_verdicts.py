@@ -54,8 +54,8 @@ def study_of(ledgers, judged=None, **settings):
 def grown(losses, **settings):
     """A study of arms with these losses, at its end."""
     ledgers = [{} for _ in losses]
-    while (found := study_of(ledgers, **settings)).open:
-        for own, loss, points in zip(ledgers, losses, found.open[1], strict=True):
+    while (found := study_of(ledgers, **settings)).next_runs:
+        for own, loss, points in zip(ledgers, losses, found.next_runs[1], strict=True):
             own.update({p: loss(p) for p in points if p not in own})
     return found
 
@@ -77,7 +77,7 @@ def test_verdicts_of_clear_differences():
     ]
     assert found.states(1) == found.states(2) == (LOCATED,)
     assert found.states(4) == (DIVERGED,) and found.fresh_results[4] is None
-    assert found.open is None
+    assert found.next_runs is None
 
 
 def test_looks_are_of_fresh_seeds_that_all_arms_share():
@@ -117,10 +117,10 @@ def test_a_kill_at_every_fresh_run_asks_for_the_same():
         for i, own in enumerate(points):
             for point in own:
                 if point not in ended[i]:
-                    assert study_of(ended).open[1] == points
+                    assert study_of(ended).next_runs[1] == points
                     ended[i][point] = found.losses[i][point]
     whole = study_of(ended)
-    assert whole.open is None and whole.fresh_results[3].verdict == found.fresh_results[3].verdict
+    assert whole.next_runs is None and whole.fresh_results[3].verdict == found.fresh_results[3].verdict
 
 
 def test_no_second_look_where_all_is_decided():
@@ -212,7 +212,7 @@ def test_budget_keeps_the_second_look_away():
     free = grown(losses)
     assert len(free.looks) == 2
     short = grown(losses, budget=free.runs[0] + 9)
-    assert len(short.looks) == 1 and short.open is None
+    assert len(short.looks) == 1 and short.next_runs is None
     assert len(grown(losses, budget=free.runs[0] + 10).looks) == 2
 
 
@@ -230,7 +230,7 @@ def test_runs_and_stages_count_every_run_once():
 def test_states_while_tuning_goes_on():
     nothing = study_of([{}, {}])
     assert nothing.states(0) == (NOT_REFINED,) and nothing.fresh_results == [None, None]
-    stage, points = nothing.open
+    stage, points = nothing.next_runs
     assert stage == 'scan' and nothing.runs == [5, 5]
     scanned = [{p: arm(at=at)(p) for p in points[0]} for at in (0.0, 5.0)]
     assert NOT_REFINED in study_of(scanned).states(0)
