@@ -84,13 +84,13 @@ def start_sweep(
     sweep: dict = SWEEP,
     engine: str = 'local',
     limit: tuple[int, int] | None = None,
-    **more,
+    **changes,
 ) -> subprocess.Popen:
     """The command, as one gives it; what it says goes to `log_of(workdir)`.
 
     limit: (which, how much) of `resource`, for the process.
     """
-    overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **LONGER | more).items()]
+    overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **LONGER | changes).items()]
     program = [sys.executable, 'train.py', '--config=configs/default.py', *overrides]
     with log_of(workdir).open('a') as log:  # not a pipe, which would end with Ray's processes
         return subprocess.Popen(

@@ -143,16 +143,16 @@ def gs_url(bucket_url, tmp_path, monkeypatch) -> str:
 @pytest.fixture
 def nothing_is_traced():
     """Fails the test where JAX traces or compiles anything."""
-    seen = []
+    events = []
 
     def listen(event, duration, **_):
         del duration
-        seen.append(event)
+        events.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield
     jax.monitoring.unregister_event_duration_listener(listen)
-    assert not [event for event in seen if 'compile' in event or 'trace' in event]
+    assert not [event for event in events if 'compile' in event or 'trace' in event]
 
 
 def pytest_configure(config):
@@ -162,8 +162,8 @@ def pytest_configure(config):
     config.pluginmanager.register(crashes)
     if share := config.getoption('share'):
         config.pluginmanager.register(Share(share), 'share')
-    kept = [] if is_worker or not PROGRAMS.exists() else PROGRAMS.iterdir()
-    if sum(path.stat().st_size for path in kept) > MOST_BYTES:
+    programs = [] if is_worker or not PROGRAMS.exists() else PROGRAMS.iterdir()
+    if sum(path.stat().st_size for path in programs) > MOST_BYTES:
         shutil.rmtree(PROGRAMS)
 
 
@@ -197,9 +197,9 @@ class Share:
         whole = {item: item.get_closest_marker('xdist_group') for item in items}
         names = {item: group.args[0] if group else item.nodeid for item, group in whole.items()}
         chosen = {*sorted({*names.values()})[self.i - 1 :: self.n]}
-        others = [item for item in items if names[item] not in chosen]
+        deselected = [item for item in items if names[item] not in chosen]
         items[:] = [item for item in items if names[item] in chosen]
-        config.hook.pytest_deselected(items=others)
+        config.hook.pytest_deselected(items=deselected)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest reads the marks, and xdist the groups
@@ -213,13 +213,13 @@ def pytest_collection_modifyitems(config, items):
             rows[item.function, marker.args].add(item.callspec.id)
             if item.callspec.id not in marker.args and not item.get_closest_marker('product'):
                 item.add_marker(pytest.mark.full)
-    for (function, shown), found in rows.items():
-        unknown = set(shown) - found
+    for (function, default_ids), ids in rows.items():
+        unknown = set(default_ids) - ids
         if unknown and not any('::' in argument for argument in config.args):
             name = f'{function.__module__}.{function.__qualname__}'
             raise pytest.UsageError(
                 f'{name} has no rows {sorted(unknown)}, which its default_rows name; it has '
-                f'{sorted(found)}.'
+                f'{sorted(ids)}.'
             )
 
 

@@ -17,8 +17,10 @@ DEAREST = 5  # tests that are named
 
 def cpu_sec() -> float:
     """CPU-seconds that this process and its ended children have taken."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    used = [
+        resource.getrusage(target) for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    ]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def folder(test: str) -> str:
@@ -44,8 +46,8 @@ class Meter:
     def pytest_runtest_makereport(self, item, call):
         del item, call
         report = yield
-        now = cpu_sec()
-        report.cpu_sec, self.last = now - self.last, now
+        used_sec = cpu_sec()
+        report.cpu_sec, self.last = used_sec - self.last, used_sec
         return report
 
     def pytest_runtest_logreport(self, report):

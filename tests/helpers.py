@@ -77,7 +77,7 @@ NEEDS = {
 def with_needs(changes: Mapping[str, Any]) -> dict[str, Any]:
     """The changes, and what their choices cannot do without."""
     needed = [NEEDS.get(item, {}) for item in changes.items()]
-    return {path: value for one in needed for path, value in one.items()} | dict(changes)
+    return {path: value for needs in needed for path, value in needs.items()} | dict(changes)
 
 
 def tiny_raw(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -150,8 +150,8 @@ def initial_state(config: Config, seed: int = 0) -> State:
     """As `init_state` makes it, as numpy arrays: no test can change or donate them. One program
     serves all numbers.
     """
-    made = _init(program_of(config))(jax.random.key(seed), make_hyper(config))
-    return jax.device_get(made)
+    state = _init(program_of(config))(jax.random.key(seed), make_hyper(config))
+    return jax.device_get(state)
 
 
 def trained(learner: Learner, runs: int | None = None) -> Callable:
@@ -163,11 +163,11 @@ def trained(learner: Learner, runs: int | None = None) -> Callable:
     step = make_train_step(learner)
 
     def run(key, hyper, batches):
-        def one(state, batch):
+        def scan_step(state, batch):
             state, metrics = step(state, batch, hyper)
             return state, metrics['loss']
 
-        last, losses = jax.lax.scan(one, init_state(learner, hyper, key), batches)
+        last, losses = jax.lax.scan(scan_step, init_state(learner, hyper, key), batches)
         return losses, last
 
     mapped = run if runs is None else jax.vmap(run, in_axes=(0, 0, 1), out_axes=(1, 0))
@@ -186,17 +186,17 @@ def trained_on_all_devices(learner: Learner, batches: Any, hyper: Hyper) -> Stat
         )[0]
 
     rows = NamedSharding(mesh, PartitionSpec(None, 'data'))
-    cut = jax.jit(
+    sharded = jax.jit(
         run,
         in_shardings=(rows, replicated_sharding(mesh)),
         out_shardings=replicated_sharding(mesh),
     )
-    return jax.device_get(cut(batches, hyper))
+    return jax.device_get(sharded(batches, hyper))
 
 
-def rows_of(paths: Sequence[str], taken: Config) -> list[dict[str, Any]]:
+def rows_of(paths: Sequence[str], config: Config) -> list[dict[str, Any]]:
     """{field: name} for every name that the fields can have, but for those that `taken` has."""
-    flat = flatten(taken)
+    flat = flatten(config)
     return [{path: name} for path in paths for name in CHOICES[path].table if name != flat[path]]
 
 
@@ -214,7 +214,7 @@ def stack(trees: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
-def assert_trees_close(actual: Any, wanted: Any, rtol: float, atol: float) -> None:
+def assert_trees_close(actual: Any, expected: Any, rtol: float, atol: float) -> None:
     """Every leaf, named where it differs."""
     jax.tree_util.tree_map_with_path(
         lambda path, a, b: np.testing.assert_allclose(
@@ -225,7 +225,7 @@ def assert_trees_close(actual: Any, wanted: Any, rtol: float, atol: float) -> No
             err_msg=jax.tree_util.keystr(path),
         ),
         actual,
-        wanted,
+        expected,
     )
 
 

@@ -92,13 +92,13 @@ def directory(path: Path) -> None:
 
 def unix_socket(path: Path) -> None:
     path.unlink(missing_ok=True)
-    here = os.getcwd()
+    folder = os.getcwd()
     os.chdir(path.parent)  # the path of a socket has 107 bytes at most
     try:
-        with socket.socket(socket.AF_UNIX) as one:
-            one.bind(path.name)
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
     finally:
-        os.chdir(here)
+        os.chdir(folder)
 
 
 def link_to(target: str) -> Callable[[Path], None]:
@@ -353,8 +353,8 @@ def longer_configs() -> Iterator[tuple[str, Kind]]:
     for what, inner in INNER.items():
 
         def wrap(folder: Path, inner: Any = inner) -> None:
-            own = CASES['gemma3']['config']
-            inner = own | inner if isinstance(inner, dict) and inner else inner
+            config = CASES['gemma3']['config']
+            inner = config | inner if isinstance(inner, dict) and inner else inner
             whole = {'model_type': 'gemma3', 'text_config': inner}
             (folder / 'config.json').write_text(json.dumps(whole))
 
@@ -497,12 +497,12 @@ def weights() -> Iterator[tuple[str, Kind]]:
     yield f'{ONE_FILE}: 300,000 names', Kind('llama3', many_names, ())
     yield f'{ONE_FILE}: a name of many twice', Kind('llama3', names_twice, (ONE_FILE,))
     yield f'{ONE_FILE}: 8 GB of zeros', Kind('llama3', sparse(ONE_FILE, 8 << 30), (ONE_FILE,))
-    cut = old_text(ONE_FILE, lambda content: content[:-100])
-    yield f'{ONE_FILE}: cut', Kind('llama3', cut, (ONE_FILE,))
+    truncate = old_text(ONE_FILE, lambda content: content[:-100])
+    yield f'{ONE_FILE}: cut', Kind('llama3', truncate, (ONE_FILE,))
     longer = old_text(ONE_FILE, lambda content: content + bytes(100))
     yield f'{ONE_FILE}: longer', Kind('llama3', longer, (ONE_FILE,))
-    gone = lambda folder: (folder / ONE_FILE).unlink()  # noqa: E731
-    yield f'{ONE_FILE}: gone', Kind('llama3', gone, (ONE_FILE,))
+    delete = lambda folder: (folder / ONE_FILE).unlink()  # noqa: E731
+    yield f'{ONE_FILE}: gone', Kind('llama3', delete, (ONE_FILE,))
 
 
 def weight_maps() -> dict[str, Callable[[dict[str, Any]], Any]]:
@@ -558,11 +558,11 @@ def indexes() -> Iterator[tuple[str, Kind]]:
 
     yield f'{INDEX}: beside one file, a shard is gone', Kind('llama3', beside, (), imports=True)
 
-    def both(folder: Path) -> None:
+    def name_twice(folder: Path) -> None:
         in_shards(folder, 'llama3')
         (folder / SHARDS[1]).write_bytes((folder / SHARDS[0]).read_bytes())
 
-    yield f'{INDEX}: one shard twice', Kind('llama3', both, (SHARDS[1],))
+    yield f'{INDEX}: one shard twice', Kind('llama3', name_twice, (SHARDS[1],))
 
 
 # The tokenizer and its settings

@@ -124,8 +124,8 @@ def _faults_of_call(node: ast.Call) -> Iterator[tuple[str, ast.AST, ast.AST]]:
     if len(node.args) > 1 and ast.dump(node.args[0]) != ast.dump(node.args[1]):
         yield 'arguments', node, _with(node, args=[node.args[1], node.args[0], *node.args[2:]])
     for keyword in node.keywords:
-        rest = [one for one in node.keywords if one is not keyword]
-        yield 'keyword', node, _with(node, keywords=rest)
+        remaining = [argument for argument in node.keywords if argument is not keyword]
+        yield 'keyword', node, _with(node, keywords=remaining)
 
 
 def _with(node: ast.AST, **fields) -> ast.AST:
@@ -163,20 +163,20 @@ def mutants(text: str, lines: set[int] | None = None) -> list[Mutant]:
     starts, encoded = [0], text.encode()
     for line in encoded.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    found = {}
+    by_text = {}
     for node in code_of(ast.parse(text)):
-        for kind, place, other in faults(node):
+        for kind, place, replacement in faults(node):
             if lines is not None and place.lineno not in lines:
                 continue
             start = starts[place.lineno - 1] + place.col_offset
             stop = starts[place.end_lineno - 1] + place.end_col_offset
-            words = ast.unparse(ast.fix_missing_locations(other))
-            words = f'({words})' if isinstance(other, COMPOUND) else words
-            made = (encoded[:start] + words.encode() + encoded[stop:]).decode()
+            words = ast.unparse(ast.fix_missing_locations(replacement))
+            words = f'({words})' if isinstance(replacement, COMPOUND) else words
+            mutated = (encoded[:start] + words.encode() + encoded[stop:]).decode()
             with contextlib.suppress(SyntaxError):
-                ast.parse(made)
-                found.setdefault(made, Mutant(kind, place.lineno, made))
-    return sorted(found.values(), key=lambda mutant: mutant.line)
+                ast.parse(mutated)
+                by_text.setdefault(mutated, Mutant(kind, place.lineno, mutated))
+    return sorted(by_text.values(), key=lambda mutant: mutant.line)
 
 
 def sampled(mutants: Sequence[Mutant], number: int, seed: str) -> list[Mutant]:
@@ -232,11 +232,11 @@ def differing_lines(root: Path, file: str, commit: str) -> set[int] | None:
     """Numbers of the lines that a commit has not; None, for all, of a file that git has not."""
     if not git(root, 'ls-files', file):
         return None
-    found = set()
+    lines = set()
     for line in git(root, 'diff', '--unified=0', commit, '--', file):
         if hunk := re.match(r'@@ -\S+ \+(\d+)(?:,(\d+))? @@', line):
-            found |= set(range(int(hunk[1]), int(hunk[1]) + int(hunk[2] or 1)))
-    return found
+            lines |= set(range(int(hunk[1]), int(hunk[1]) + int(hunk[2] or 1)))
+    return lines
 
 
 def run(
@@ -253,32 +253,40 @@ def run(
         for i in range(jobs):
             projects.put(Project(root, Path(folder) / f'project_{i}'))
 
-        def outcome(file, text, asked, seconds=None):
+        def outcome(file, text, pytest_commands, seconds=None):
             project = projects.get()
             try:
-                return project.outcome(file, text, asked, seconds)
+                return project.outcome(file, text, pytest_commands, seconds)
             finally:
                 projects.put(project)
 
         for file, (tests, faulty) in chosen.items():
-            text, asked, start = (root / file).read_text(), commands(tests, full), time.monotonic()
-            if outcome(file, text, asked) != 'survived':
-                raise SystemExit(f'{file}: tests fail without a fault: {shlex.join(asked[-1])}')
-            most = SECONDS + 5 * (time.monotonic() - start)
-            found = collections.Counter()
-            each = functools.partial(outcome, file, asked=asked, seconds=most)
-            results = pool.map(each, [mutant.text for mutant in faulty])
+            text, pytest_commands, start = (
+                (root / file).read_text(),
+                commands(tests, full),
+                time.monotonic(),
+            )
+            if outcome(file, text, pytest_commands) != 'survived':
+                raise SystemExit(
+                    f'{file}: tests fail without a fault: {shlex.join(pytest_commands[-1])}'
+                )
+            limit = SECONDS + 5 * (time.monotonic() - start)
+            counts = collections.Counter()
+            test_mutant = functools.partial(
+                outcome, file, pytest_commands=pytest_commands, seconds=limit
+            )
+            results = pool.map(test_mutant, [mutant.text for mutant in faulty])
             for mutant, result in zip(faulty, results, strict=True):
-                found[result] += 1
+                counts[result] += 1
                 if result == 'survived':
                     print(f'{file}:{mutant.line}: {mutant.kind}', *mutant.diff(text), sep='\n')
-            rows.append((file, len(faulty), found))
-            print(f'{file}: {dict(found)} by {" ".join(tests)}', flush=True)
+            rows.append((file, len(faulty), counts))
+            print(f'{file}: {dict(counts)} by {" ".join(tests)}', flush=True)
     print('\n| file | faults | seen | of these, by running too long | not seen |')
     print('|---|---|---|---|---|')
-    for file, number, found in rows:
-        print(f'| {file} | {number} | {number - found["survived"]} | {found["timeout"]} ', end='')
-        print(f'| {found["survived"]} |')
+    for file, number, counts in rows:
+        print(f'| {file} | {number} | {number - counts["survived"]} | {counts["timeout"]} ', end='')
+        print(f'| {counts["survived"]} |')
     survived, number = sum(row[2]['survived'] for row in rows), sum(row[1] for row in rows)
     print(f'\nof {number} faults in {len(rows)} files, {number - survived} were seen')
     return survived
@@ -293,23 +301,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('--full', action='store_true', help='the full tier too')
     parser.add_argument('--jobs', type=int, default=1, help='tests at once')
     parser.add_argument('--list', action='store_true', help='shows the faults and runs nothing')
-    asked = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     selector = Selector(ROOT, files_of(ROOT))
-    files = asked.files or (changed(ROOT, asked.since) if asked.since else [])
+    files = arguments.files or (changed(ROOT, arguments.since) if arguments.since else [])
     files = [file for file in files if file in selector.nearest.product]
     if not files:
         parser.error('names no file of the product that is Python; give some, or --since=COMMIT')
     chosen = {}
     for file in files:
-        lines = differing_lines(ROOT, file, asked.since) if asked.since else None
+        lines = differing_lines(ROOT, file, arguments.since) if arguments.since else None
         text = (ROOT / file).read_text()
-        faulty = sampled(mutants(text, lines), asked.sample, f'{asked.seed} {file}')
+        faulty = sampled(mutants(text, lines), arguments.sample, f'{arguments.seed} {file}')
         if faulty:
             chosen[file] = (selector.nearest.tests_of(file), faulty)
-        if asked.list:
+        if arguments.list:
             for mutant in faulty:
                 print(f'{file}:{mutant.line}: {mutant.kind}', *mutant.diff(text), sep='\n')
-    return 0 if asked.list else bool(run(ROOT, chosen, asked.jobs, asked.full))
+    return 0 if arguments.list else bool(run(ROOT, chosen, arguments.jobs, arguments.full))
 
 
 if __name__ == '__main__':

@@ -24,14 +24,18 @@ class Nearest:
         that use what it defines, or what a file that uses it defines, and so on; otherwise those
         that read it, as by a command, and least besides. Empty where no test does.
         """
-        if (own := own_test(file)) in self.tests:
-            return [own]
-        left, seen = {file}, {file}
-        while left:
-            if scores := {test: score for test in self.tests if (score := self.score(test, left))}:
+        if (test_file := own_test(file)) in self.tests:
+            return [test_file]
+        frontier, visited = {file}, {file}
+        while frontier:
+            if scores := {
+                test: score for test in self.tests if (score := self.score(test, frontier))
+            }:
                 return self.best(scores, file)
-            left = {user for user in self.product for used in left if self.uses[user][used]} - seen
-            seen |= left
+            frontier = {
+                user for user in self.product for used in frontier if self.uses[user][used]
+            } - visited
+            visited |= frontier
         reading = {path.partition('::')[0] for path in self.readers.get(file, ())} & self.tests
         return self.best({test: 1 / self.read_by[test] for test in reading}, file)
 
@@ -56,7 +60,7 @@ class Nearest:
     @functools.cached_property
     def read_by(self) -> collections.Counter:
         """{file: how many files of the product it reads}"""
-        pairs = [(reader, path) for path, them in self.readers.items() for reader in them]
+        pairs = [(reader, path) for path, paths in self.readers.items() for reader in paths]
         return collections.Counter(
             reader.partition('::')[0] for reader, path in pairs if path in self.product
         )
@@ -65,11 +69,11 @@ class Nearest:
         meant = self.sources.imported(path)
         names = list(meant.values())
         for node in within(self.sources.tree(path).body):
-            first, _, rest = dotted(node).partition('.')
+            first, _, attributes = dotted(node).partition('.')
             if first in meant:
-                names.append(f'{meant[first]}.{rest}' if rest else meant[first])
-        found = collections.Counter(self.sources.origin(name)[0] for name in names)
-        return collections.Counter({file: n for file, n in found.items() if file in self.product})
+                names.append(f'{meant[first]}.{attributes}' if attributes else meant[first])
+        uses = collections.Counter(self.sources.origin(name)[0] for name in names)
+        return collections.Counter({file: n for file, n in uses.items() if file in self.product})
 
 
 def own_test(file: str) -> str:

@@ -32,9 +32,9 @@ QUICK = {  # in place of 15 s, 180 s and 60 s
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(('127.0.0.1', 0))
-        return one.getsockname()[1]
+    with socket.socket() as server:
+        server.bind(('127.0.0.1', 0))
+        return server.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -89,8 +89,8 @@ class Gcs(http.server.BaseHTTPRequestHandler):
         query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
         if 'list-type' in query:
             return self._list(self._name, query.get('prefix', ''))
-        found = self.objects.get(self._name)
-        return self._answer(404, b'') if found is None else self._answer(200, *found)
+        stored = self.objects.get(self._name)
+        return self._answer(404, b'') if stored is None else self._answer(200, *stored)
 
     def _list(self, bucket: str, prefix: str) -> None:
         start = f'{bucket.rstrip("/")}/'
@@ -112,8 +112,8 @@ class Gcs(http.server.BaseHTTPRequestHandler):
         return self._answer(200, b'', self.objects[self._name][1])
 
     def do_DELETE(self):
-        found = self.objects.pop(self._name, None)
-        self._answer(404 if found is None else 204, b'')
+        stored = self.objects.pop(self._name, None)
+        self._answer(404 if stored is None else 204, b'')
 
     def _answer(self, status: int, body: bytes, generation: int = 0) -> None:
         self.send_response(status)
@@ -157,19 +157,19 @@ class Line:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
-        for one in self._open:
+        for connection in self._open:
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
         self._open.clear()
 
     def _serve(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
-                one, _ = listener.accept()
-                other = socket.create_connection(('127.0.0.1', self._to))
-                self._open += [one, other]
-                for ends in ((one, other), (other, one)):
+                client, _ = listener.accept()
+                server = socket.create_connection(('127.0.0.1', self._to))
+                self._open += [client, server]
+                for ends in ((client, server), (server, client)):
                     threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
 
     @staticmethod

@@ -51,8 +51,8 @@ def arguments(line: str, small: bool = True) -> list[str]:
     added = SMALL if words[0] == 'train.py' and '--config' in line else {}
     for part, flags in MORE.items():
         added = added | (flags if part in line else {})
-    given = {word.lstrip('-').split('=')[0] for word in words}
-    return words + [f'--{name}={value}' for name, value in added.items() if name not in given]
+    names = {word.lstrip('-').split('=')[0] for word in words}
+    return words + [f'--{name}={value}' for name, value in added.items() if name not in names]
 
 
 def add_lines(text: str, diff: list[str]) -> str:
@@ -62,11 +62,11 @@ def add_lines(text: str, diff: list[str]) -> str:
     lines, at = text.splitlines(), 0
     for line in diff:
         if line.startswith('+from '):
-            at = next(i for i, known in enumerate(lines) if known.startswith('from '))
+            at = next(i for i, existing in enumerate(lines) if existing.startswith('from '))
             lines.insert(at, line[1:])
         elif line.startswith('+'):
             at += 1
             lines.insert(at, line[1:])
         else:
-            at = next(i for i, known in enumerate(lines) if known.startswith(line[1:]))
+            at = next(i for i, existing in enumerate(lines) if existing.startswith(line[1:]))
     return '\n'.join(lines) + '\n'

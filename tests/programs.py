@@ -69,19 +69,21 @@ def compiled(
     mesh = Mesh(np.array([device]), ('data',))
     described = mesh.abstract_mesh
     if CHIPS[chip].platform == 'gpu':
-        known = dataclasses.asdict(described.abstract_device)
-        known |= {'compute_capability': device.compute_capability}
-        described = described.update(abstract_device=_Device(**known))
+        fields = dataclasses.asdict(described.abstract_device)
+        fields |= {'compute_capability': device.compute_capability}
+        described = described.update(abstract_device=_Device(**fields))
 
     def placed(shape):
         whole = NamedSharding(mesh, PartitionSpec())
         return Format(Layout(tuple(range(len(shape)))), whole) if len(shape) > 1 else whole
 
-    given = [jax.ShapeDtypeStruct(s, jnp.dtype(t), sharding=placed(s)) for s, t in shapes]
+    arguments = [jax.ShapeDtypeStruct(s, jnp.dtype(t), sharding=placed(s)) for s, t in shapes]
     with jax.sharding.use_abstract_mesh(described):
-        made = jax.tree.map(lambda one: placed(one.shape), jax.eval_shape(function, *given))
-        program = jax.jit(function, out_shardings=made, donate_argnums=donated)
-        return program.lower(*given).compile(compiler_options=dict(options or {}))
+        shardings = jax.tree.map(
+            lambda leaf: placed(leaf.shape), jax.eval_shape(function, *arguments)
+        )
+        program = jax.jit(function, out_shardings=shardings, donate_argnums=donated)
+        return program.lower(*arguments).compile(compiler_options=dict(options or {}))
 
 
 class Resources(NamedTuple):
@@ -99,12 +101,12 @@ def kernels_compiled() -> list[Resources]:
     """Of the Mosaic kernels that this process has compiled for GPUs since it was last asked, as the
     assembler says. One that it had compiled before, for whatever program, is not compiled again.
     """
-    found = []
+    kernels = []
     for path in sorted(Path(os.environ[DUMPED]).glob('*.ptxas')):
         text = path.read_text()
         registers = re.search(r'[Uu]sed (\d+) registers', text)
         memory = re.search(r'(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+)', text)
         stack, stores, loads = (int(n) for n in memory.groups())
-        found.append(Resources(path.stem, int(registers[1]), stack, stores + loads))
+        kernels.append(Resources(path.stem, int(registers[1]), stack, stores + loads))
         path.unlink()
-    return found
+    return kernels

@@ -28,19 +28,19 @@ def _made(recipe: Recipe, digest: str, runs: int) -> dict[str, Any]:
 def experiment(
     recipe: Recipe, dataset: Dataset, say: Callable[[str], None], runs: int = 1
 ) -> Experiment:
-    made = _made(recipe, dataset.digest, runs)
-    if 'experiment' not in made:
-        made['experiment'] = Experiment(recipe, dataset, say, runs)
-        made['experiment'].programs = made
-    made['experiment'].dataset = dataset
-    return made['experiment']
+    programs = _made(recipe, dataset.digest, runs)
+    if 'experiment' not in programs:
+        programs['experiment'] = Experiment(recipe, dataset, say, runs)
+        programs['experiment'].programs = programs
+    programs['experiment'].dataset = dataset
+    return programs['experiment']
 
 
-def program(made_for: Experiment, how: str = SINGLE) -> Program:
+def program(made_for: Experiment, axis_name: str = SINGLE) -> Program:
     programs = made_for.programs
-    if how not in programs:
-        programs[how] = Program(made_for, how)
-    return programs[how]
+    if axis_name not in programs:
+        programs[axis_name] = Program(made_for, axis_name)
+    return programs[axis_name]
 
 
 @contextlib.contextmanager

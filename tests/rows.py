@@ -52,8 +52,8 @@ class Tables:
                 if isinstance(node, ast.Call) and dotted(node.func) == 'Choice' and node.args:
                     meant = sources.imported(path).get(dotted(node.args[0]), '')
                     names.add(sources.origin(meant))
-        found = [self._table(path, name) for path, name in sorted(names) if path]
-        self.all = [table for table in found if table]
+        tables = [self._table(path, name) for path, name in sorted(names) if path]
+        self.all = [table for table in tables if table]
 
     def _table(self, path: str, name: str) -> Table | None:
         assigned, imported = _assigned(self.trees[path]), self.sources.imported(path)
@@ -64,67 +64,84 @@ class Tables:
         rows, words = {}, {}
         for key, row in zip(keys, value.values, strict=True):
             used = {node.id for node in within([row]) if isinstance(node, ast.Name)}
-            files = {self.sources.origin(imported[one])[0] for one in used & imported.keys()}
+            files = {
+                self.sources.origin(imported[import_name])[0]
+                for import_name in used & imported.keys()
+            }
             rows[key.value] = frozenset(files - {'', path})
             words[key.value] = frozenset(
-                texts([row, *(assigned[one] for one in used & assigned.keys())])
+                texts([row, *(assigned[import_name] for import_name in used & assigned.keys())])
             )
         return Table(name, path, rows, words)
 
     @functools.cached_property
     def readings(self) -> set[tuple[str, str]]:
         """(file of tables, file that it needs for rows alone)."""
-        found = set()
+        pairs = set()
         for path in {table.file for table in self.all}:
-            here = [table for table in self.all if table.file == path]
-            dicts = [_assigned(self.trees[path])[table.name] for table in here]
+            tables = [table for table in self.all if table.file == path]
+            dicts = [_assigned(self.trees[path])[table.name] for table in tables]
             inside = {id(node) for node in within(dicts)}
             nodes = [node for node in within(self.trees[path]) if id(node) not in inside]
             used = {node.id for node in nodes if isinstance(node, ast.Name)}
             imported = self.sources.imported(path)
-            needed = {self.sources.origin(imported[one])[0] for one in used & imported.keys()}
-            rows = {file for table in here for files in table.rows.values() for file in files}
-            found |= {(path, file) for file in rows - needed}
-        return found
+            needed = {self.sources.origin(imported[name])[0] for name in used & imported.keys()}
+            rows = {file for table in tables for files in table.rows.values() for file in files}
+            pairs |= {(path, file) for file in rows - needed}
+        return pairs
 
     @functools.cached_property
     def defaults(self) -> set[str]:
         """The rows that a run has unasked: in the default config, as a default of a field, in place
         of 'auto', or as another such row says.
         """
-        found = set(texts(self.trees[DEFAULT_CONFIG]))
+        default_words = set(texts(self.trees[DEFAULT_CONFIG]))
         for nodes in self.trees.values():
             for node in within(nodes):
                 if isinstance(node, ast.ClassDef):
-                    fields = [one.value for one in node.body if isinstance(one, ast.AnnAssign)]
-                    found |= {one.value for one in fields if isinstance(one, ast.Constant)}
+                    fields = [
+                        statement.value
+                        for statement in node.body
+                        if isinstance(statement, ast.AnnAssign)
+                    ]
+                    default_words |= {
+                        statement.value
+                        for statement in fields
+                        if isinstance(statement, ast.Constant)
+                    }
                 elif isinstance(node, ast.If | ast.IfExp) and _asks_for_auto(node.test):
-                    found |= set(texts(node.body if isinstance(node, ast.If) else [node.body]))
-        return self._closed(found, lambda name, words: words if name in found else ())
+                    default_words |= set(
+                        texts(node.body if isinstance(node, ast.If) else [node.body])
+                    )
+        return self._closed(
+            default_words, lambda name, words: words if name in default_words else ()
+        )
 
     def with_users(self, names: Iterable[str]) -> set[str]:
         """The rows, and those that ask for one of them."""
-        found = set(names)
-        return self._closed(found, lambda name, words: [name] if words & found else ())
+        reached = set(names)
+        return self._closed(reached, lambda name, words: [name] if words & reached else ())
 
-    def _closed(self, found: set[str], more) -> set[str]:
+    def _closed(self, closure: set[str], expand) -> set[str]:
         size = -1
-        while size < len(found):
-            size = len(found)
+        while size < len(closure):
+            size = len(closure)
             for table in self.all:
-                found |= {new for item in table.words.items() for new in more(*item)}
-        return found
+                closure |= {new for item in table.words.items() for new in expand(*item)}
+        return closure
 
 
 def _assigned(nodes: Iterable[ast.stmt]) -> dict[str, ast.expr]:
     """{name: value} of what stands at the top of a file."""
-    found = {}
+    values = {}
     for node in nodes:
         if isinstance(node, ast.Assign):
-            found |= {one.id: node.value for one in node.targets if isinstance(one, ast.Name)}
+            values |= {
+                target.id: node.value for target in node.targets if isinstance(target, ast.Name)
+            }
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
-            found[node.target.id] = node.value
-    return found
+            values[node.target.id] = node.value
+    return values
 
 
 def _asks_for_auto(test: ast.expr) -> bool:
@@ -158,16 +175,16 @@ class Definitions:
     def _of(self, path: str) -> dict[str, tuple[ast.AST, ...]]:
         """{name: its nodes} of the top of a file, without decorators; 'Class.test' of methods."""
         values = _assigned(self.sources.tree(path).body)
-        found = {name: (value,) for name, value in values.items()}
+        bodies = {name: (value,) for name, value in values.items()}
         for node in self.sources.tree(path).body:
             if isinstance(node, ast.FunctionDef):
-                found[node.name] = (node.args, *node.body)
+                bodies[node.name] = (node.args, *node.body)
             elif isinstance(node, ast.ClassDef):
-                found[node.name] = tuple(node.body)
-                for one in node.body:
-                    if isinstance(one, ast.FunctionDef):
-                        found[f'{node.name}.{one.name}'] = (one.args, *one.body)
-        return found
+                bodies[node.name] = tuple(node.body)
+                for statement in node.body:
+                    if isinstance(statement, ast.FunctionDef):
+                        bodies[f'{node.name}.{statement.name}'] = (statement.args, *statement.body)
+        return bodies
 
     def _said(self, path: str, name: str) -> Said:
         return self.said_by(path, self.of(path).get(name, ()))
@@ -175,52 +192,58 @@ class Definitions:
     def said_by(self, path: str, nodes: Iterable[ast.AST]) -> Said:
         """What nodes of a file say by themselves."""
         nodes = list(nodes)
-        named = (dotted(one) for one in within(nodes) if isinstance(one, ast.Name | ast.Attribute))
-        items = (dotted(one.value) for one in within(nodes) if isinstance(one, ast.Subscript))
-        every, looked_up = collections.Counter(named), collections.Counter(items)
-        whole = {one for name in every - looked_up for one in self.meant(path, name)}
-        used = {one for name in {*every, *arguments(nodes)} for one in self.meant(path, name)}
+        named = (
+            dotted(node) for node in within(nodes) if isinstance(node, ast.Name | ast.Attribute)
+        )
+        items = (dotted(node.value) for node in within(nodes) if isinstance(node, ast.Subscript))
+        counts, looked_up = collections.Counter(named), collections.Counter(items)
+        whole = {origin for name in counts - looked_up for origin in self.meant(path, name)}
+        used = {
+            origin for name in {*counts, *arguments(nodes)} for origin in self.meant(path, name)
+        }
         words = {word for text in texts(nodes) for word in words_in(text)}
         return Said(frozenset(words), frozenset(whole), frozenset(used))
 
     def _with_helpers(self, start: Definition) -> Said:
         """What a definition says, with those that it uses, of tests and configs."""
-        seen, left = set(), {start}
-        while left:
-            seen |= left
-            left = {used for one in left for used in self.said(*one).used} - seen
-            left = {one for one in left if one[0].startswith(('tests/', 'configs/'))}
-        said = [self.said(*one) for one in seen]
+        visited, frontier = set(), {start}
+        while frontier:
+            visited |= frontier
+            frontier = {used for helper in frontier for used in self.said(*helper).used} - visited
+            frontier = {
+                helper for helper in frontier if helper[0].startswith(('tests/', 'configs/'))
+            }
+        summaries = [self.said(*helper) for helper in visited]
         return Said(
-            frozenset().union(*(one.words for one in said)),
-            frozenset().union(*(one.whole for one in said)),
-            frozenset(seen),
+            frozenset().union(*(summary.words for summary in summaries)),
+            frozenset().union(*(summary.whole for summary in summaries)),
+            frozenset(visited),
         )
 
     def _meant(self, path: str, name: str) -> list[Definition]:
         """The definitions that a name in a file stands for, or as a fixture may."""
-        first, _, rest = name.partition('.')
+        first, _, attributes = name.partition('.')
         if name in self.of(path):
             return [(path, name)]
         if first in self.sources.imported(path):
             meant = self.sources.imported(path)[first]
-            found = self.sources.origin(f'{meant}.{rest}' if rest else meant)
-            return [found] if found[0] else []
+            origin = self.sources.origin(f'{meant}.{attributes}' if attributes else meant)
+            return [origin] if origin[0] else []
         above = [f'{folder}/conftest.py' for folder in PurePosixPath(path).parents]
-        files = [one for one in above if one in self.sources.modules.values()]
-        return [(one, name) for one in files if name in self.of(one)]
+        files = [file for file in above if file in self.sources.modules.values()]
+        return [(file, name) for file in files if name in self.of(file)]
 
     def may_name(self, path: str, rows: Set[str], tables: Iterable[Table]) -> bool:
         """Whether a test in a file may be of one of the rows, as far as the source says."""
-        said = [self.with_helpers((path, name)) for name in self.of(path)]
-        said.append(self.said_by(path, self.sources.tree(path).body))
+        summaries = [self.with_helpers((path, name)) for name in self.of(path)]
+        summaries.append(self.said_by(path, self.sources.tree(path).body))
         names = '.'.join([path, *self.of(path)])
-        return any(rows & one.words or goes_through(tables, one.whole) for one in said) or any(
-            in_name(row, names) for row in rows
-        )
+        return any(
+            rows & summary.words or goes_through(tables, summary.whole) for summary in summaries
+        ) or any(in_name(row, names) for row in rows)
 
     def is_of(
-        self, nodeid: str, given: Iterable[str], rows: Set[str], tables: Iterable[Table]
+        self, nodeid: str, parameter_texts: Iterable[str], rows: Set[str], tables: Iterable[Table]
     ) -> bool:
         """Whether a test is of one of the rows of these tables.
 
@@ -232,20 +255,22 @@ class Definitions:
         """
         path, _, called = nodeid.partition('::')
         plain, _, parameters = called.partition('[')
-        words = {word for text in (parameters, *given) for word in words_in(text)}
+        words = {word for text in (parameters, *parameter_texts) for word in words_in(text)}
         if rows & words or any(in_name(row, f'{path}.{plain}') for row in rows):
             return True
         test = (path, plain.replace('::', '.'))
         if words & {row for table in tables for row in table.rows}:  # of another row
             return bool(rows & self.said(*test).words)
-        said = self.with_helpers(test)
-        return bool(rows & said.words) or goes_through(tables, said.whole)
+        summary = self.with_helpers(test)
+        return bool(rows & summary.words) or goes_through(tables, summary.whole)
 
 
 def goes_through(tables: Iterable[Table], used: Iterable[Definition]) -> bool:
     """Whether one of the tables is used whole, or what holds all tables."""
     names = {(table.file, table.name) for table in tables}
-    return any(one in names or (one[1] in OF_TABLES and not is_test(one[0])) for one in used)
+    return any(
+        origin in names or (origin[1] in OF_TABLES and not is_test(origin[0])) for origin in used
+    )
 
 
 def in_name(row: str, name: str) -> bool:
@@ -260,7 +285,7 @@ def texts_in(value: Any, depth: int = 4) -> list[str]:
     if depth and isinstance(value, Mapping):
         return texts_in([*value, *value.values()], depth - 1)
     if depth and isinstance(value, list | tuple | set | frozenset):
-        return [text for one in value for text in texts_in(one, depth - 1)]
+        return [text for element in value for text in texts_in(element, depth - 1)]
     if depth and dataclasses.is_dataclass(value) and not isinstance(value, type):
         return texts_in(list(vars(value).values()), depth - 1)
     return [getattr(value, '__name__', '')]

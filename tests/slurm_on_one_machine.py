@@ -103,8 +103,8 @@ def cluster(tmp_path_factory):
         patch.setenv('PATH', f'/usr/sbin:/usr/bin:{os.environ["PATH"]}')
         try:
             for command in (munge, ['slurmctld', '-D', '-c'], ['slurmd', '-D']):
-                said = (folder / f'{command[0]}.said').open('w')
-                daemons.append(subprocess.Popen(command, stdout=said, stderr=said))
+                log = (folder / f'{command[0]}.said').open('w')
+                daemons.append(subprocess.Popen(command, stdout=log, stderr=log))
                 time.sleep(1)
             wait_for(lambda: 'idle' in run('sinfo', '--noheader', '--format=%T'), folder)
             yield folder
@@ -146,11 +146,11 @@ class Launched:
     def wait_for_step(self, step: int) -> None:
         """Until it has trained this one, or has ended."""
 
-        def there():
+        def has_step():
             rows = read_rows(self.workdir / 'metrics.jsonl')
             return self.process.poll() is not None or (rows and rows[-1]['step'] >= step)
 
-        wait_for(there, self.log)
+        wait_for(has_step, self.log)
         assert self.process.poll() is None, self.said()
 
     def end(self) -> int:
@@ -183,11 +183,11 @@ def start(cluster, corpus, tmp_path):
 
 def assert_trained(launched, restarts):
     assert launched.end() == DONE, launched.said()
-    said = launched.said()
+    log = launched.said()
     steps = sorted({row['step'] for row in read_rows(launched.workdir / 'metrics.jsonl')})
     assert steps == list(range(1, RUN['train_steps'] + 1))
-    assert said.count('resuming after step') == restarts and 'done: ' in said
-    assert f'is COMPLETED, {restarts} restarts' in said
+    assert log.count('resuming after step') == restarts and 'done: ' in log
+    assert f'is COMPLETED, {restarts} restarts' in log
 
 
 def test_two_tasks_train(start):
@@ -215,8 +215,10 @@ def test_tasks_that_a_signal_ended_are_queued_again_by_their_script(start):
 def test_a_lost_host_is_queued_again_by_its_script(start):
     launched = start('lost')
     launched.wait_for_step(60)
-    found = run('pgrep', '--full', f'^{sys.executable} train.py .*--workdir={launched.workdir} ')
-    os.kill(max(map(int, found.split())), signal.SIGKILL)
+    process_ids = run(
+        'pgrep', '--full', f'^{sys.executable} train.py .*--workdir={launched.workdir} '
+    )
+    os.kill(max(map(int, process_ids.split())), signal.SIGKILL)
     assert_trained(launched, 1)
     assert 'was ended by SIGKILL; all hosts end with status 42' in launched.said()
     assert 'status 42: queued again' in launched.said()

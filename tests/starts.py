@@ -69,8 +69,8 @@ Choice = tuple[str, object]  # (field, value)
 def choices() -> list[Choice]:
     """All rows, and two reparametrisations one after the other."""
     rows = [(path, name) for path in PATHS for name in CHOICES[path].table]
-    both = itertools.permutations([n for n in CHOICES['model.reparam'].table if n != 'none'], 2)
-    chains = ({'model.reparam': '+'.join(names)} for names in both)
+    pairs = itertools.permutations([n for n in CHOICES['model.reparam'].table if n != 'none'], 2)
+    chains = ({'model.reparam': '+'.join(names)} for names in pairs)
     rows += [('model.reparam', chain['model.reparam']) for chain in chains if builds(chain)]
     return rows + [(path, value) for path, values in MORE.items() for value in values]
 
@@ -101,8 +101,8 @@ def not_finite(config: dict, steps: int = 2) -> str:
     for i in range(steps):
         batch = tiny_batch(i)
         state, metrics = step(state, batch, hyper)
-        found = {'metrics': metrics, 'params': state.params, 'optimizer': state.opt_state}
-        for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(found)):
+        trees = {'metrics': metrics, 'params': state.params, 'optimizer': state.opt_state}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(trees)):
             is_number = jnp.issubdtype(np.asarray(leaf).dtype, jnp.floating)
             if is_number and not np.isfinite(np.asarray(leaf, np.float64)).all():
                 return f'step {i + 1}: {jax.tree_util.keystr(path)}'
@@ -159,7 +159,7 @@ class Search:
             self.left -= pairs
             return None
         self._alone(pairs)
-        if not any(known in pairs for known in self.wrong):
+        if not any(pair in pairs for pair in self.wrong):
             print(f'NOT FINITE, and no pair of it alone: {config}', flush=True)
 
     def _numbers(self, config: dict) -> list[int]:
@@ -171,7 +171,7 @@ class Search:
         while not builds(config):
             fewest = config
             for path in config:
-                less = {other: value for other, value in fewest.items() if other != path}
+                less = {field: value for field, value in fewest.items() if field != path}
                 if fits(less) and not builds(less):
                     fewest = less
             refused = {pair for pair in self.left if {*self._numbers(fewest)} <= {*pair}}
@@ -182,18 +182,18 @@ class Search:
 
     def _alone(self, pairs: set[tuple[int, int]]) -> None:
         for pair in sorted(pairs & self.left):
-            alone = dict(self.all[i] for i in pair)
-            if not self._accepted(alone, pair):
+            changes = dict(self.all[i] for i in pair)
+            if not self._accepted(changes, pair):
                 continue
             self.left.discard(pair)
-            if not builds(alone):
+            if not builds(changes):
                 self.refused['when it is built'] += 1
                 continue
             self.tried.add(pair)
             self.programs += 1
-            if found := not_finite(alone):
-                self.wrong[pair] = found
-                print(f'NOT FINITE {alone}: {found}', flush=True)
+            if paths := not_finite(changes):
+                self.wrong[pair] = paths
+                print(f'NOT FINITE {changes}: {paths}', flush=True)
 
     def report(self) -> str:
         refused = sum(self.refused.values())

@@ -87,7 +87,7 @@ def timeless(workdir: Path) -> list[dict[str, Any]]:
 def cell_folders(workdir: Path) -> dict[str, Path]:
     """By the changes of the cell, as a text."""
     listed = read_json(workdir / 'sweep.json')['cells']
-    return {json.dumps(one['changes']): workdir / one['cell'] for one in listed}
+    return {json.dumps(cell['changes']): workdir / cell['cell'] for cell in listed}
 
 
 def curves(workdir: Path) -> dict[str, list[dict[str, Any]]]:
@@ -98,7 +98,7 @@ def curves(workdir: Path) -> dict[str, list[dict[str, Any]]]:
 def table(workdir: Path) -> list[dict[str, Any]]:
     """The results of a sweep without times, and without the commit, which may come in between."""
     left_out = {*TIMES, 'git_commit'}
-    return [{k: v for k, v in one.items() if k not in left_out} for one in gather(workdir)]
+    return [{k: v for k, v in record.items() if k not in left_out} for record in gather(workdir)]
 
 
 def statuses(workdir: Path) -> list[str]:
@@ -109,17 +109,17 @@ def summary(workdir: Path, changes: dict[str, Any]) -> dict[str, Any]:
     return read_json(cell_folders(workdir)[json.dumps(changes)] / 'summary.json')
 
 
-def assert_close(actual: list[dict], wanted: list[dict], rtol: float = RTOL) -> None:
+def assert_close(actual: list[dict], expected: list[dict], rtol: float = RTOL) -> None:
     """Rows with the same fields, and numbers that differ by rounding alone."""
-    assert [list(row) for row in actual] == [list(row) for row in wanted]
-    for got, row in zip(actual, wanted, strict=True):
+    assert [list(row) for row in actual] == [list(row) for row in expected]
+    for got, row in zip(actual, expected, strict=True):
         for name, value in row.items():
             np.testing.assert_allclose(got[name], value, rtol, err_msg=f'{name} of {row["step"]}')
 
 
-def assert_same_curves(actual: Path, wanted: Path, rtol: float = 0.0) -> None:
+def assert_same_curves(actual: Path, expected_workdir: Path, rtol: float = 0.0) -> None:
     """Exactly, or to `rtol`."""
-    got, expected = curves(actual), curves(wanted)
+    got, expected = curves(actual), curves(expected_workdir)
     assert got.keys() == expected.keys()
     for changes, rows in expected.items():
         assert rows, changes
@@ -151,11 +151,11 @@ def poison_at(step: int, slot: int = 0, times: int = 1) -> Callable[[Wave], None
     """Makes the parameters of one run infinite before that step, the first `times`, for
     `before_step`.
     """
-    left = [times]
+    remaining = [times]
 
     def act(wave):
-        if left[0] and wave.slots[slot].journal.step == step - 1:
-            left[0] -= 1
+        if remaining[0] and wave.slots[slot].journal.step == step - 1:
+            remaining[0] -= 1
             state = wave.state(slot)
             infinite = jax.tree.map(lambda weight: weight * np.inf, state.params)
             spoilt = state.replace(params=infinite)

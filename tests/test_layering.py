@@ -71,9 +71,9 @@ LM = [path for path in TREES if path.parts[0] == 'lm']
 PRODUCT = Trees(path for path in TREES if path.parts[0] != 'tests')
 
 
-def imports(found):
+def imports(tree_nodes):
     """Dotted names of nodes: `from a import b` gives a.b."""
-    for node in found:
+    for node in tree_nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -113,12 +113,12 @@ ROOMS = {
 
 def imported_rooms() -> dict[str, set[str]]:
     """{room of lm/: the other rooms that its files import}; '' for files at its root."""
-    found = {path.parts[1] if len(path.parts) > 2 else '': set() for path in LM}
+    imported = {path.parts[1] if len(path.parts) > 2 else '': set() for path in LM}
     for path in LM:
-        own = path.parts[1] if len(path.parts) > 2 else ''
+        room = path.parts[1] if len(path.parts) > 2 else ''
         names = [name.split('.') for name in imports(nodes(path)) if name.startswith('lm.')]
-        found[own] |= {name[1] for name in names} - {own}
-    return found
+        imported[room] |= {name[1] for name in names} - {room}
+    return imported
 
 
 def test_rooms_of_lm_import_downwards_and_in_no_circle():
@@ -161,31 +161,38 @@ def imported_at_the_top(tree):
 
 def test_a_single_run_waits_for_no_library_of_tables_or_figures():
     """Arrow and DuckDB were 0.4 s of the 1.6 s that imports took; sweeps have use for them."""
-    ours, others = imported_at_the_start_of('train')
-    assert {'jax', 'flax', 'absl'} <= others and {'lm.run.wave', 'lm.study.train.engines'} <= ours
+    ours, libraries = imported_at_the_start_of('train')
+    assert {'jax', 'flax', 'absl'} <= libraries and {
+        'lm.run.wave',
+        'lm.study.train.engines',
+    } <= ours
     slow = {'altair', 'duckdb', 'jinja2', 'pandas', 'pyarrow', 'scipy', 'vl_convert'}
-    assert not others & slow
+    assert not libraries & slow
 
 
 def test_flags_of_suites_wait_for_no_package_that_a_suite_needs():
     """`python -m eval --help` has the options of all suites."""
-    ours, others = imported_at_the_start_of('eval.__main__')
-    assert 'jax' in others and {'eval.suites.perplexity', 'eval.evaluation.suite_flags'} <= ours
-    assert not others & {'altair', 'datasets', 'lm_eval', 'pyarrow', 'torch'}
+    ours, libraries = imported_at_the_start_of('eval.__main__')
+    assert 'jax' in libraries and {'eval.suites.perplexity', 'eval.evaluation.suite_flags'} <= ours
+    assert not libraries & {'altair', 'datasets', 'lm_eval', 'pyarrow', 'torch'}
 
 
 def imported_at_the_start_of(module: str) -> tuple[set[str], set[str]]:
     """Returns (the project's modules, other packages) that importing a module imports."""
-    known = {'.'.join(path.with_suffix('').parts).removesuffix('.__init__'): path for path in TREES}
-    left, seen, others = {module}, set(), set()
-    while left:
-        seen |= left
-        found = {name for one in left for name in imported_at_the_top(TREES[known[one]])}
-        parts = [name.split('.') for name in found]
+    modules = {
+        '.'.join(path.with_suffix('').parts).removesuffix('.__init__'): path for path in TREES
+    }
+    frontier, visited, libraries = {module}, set(), set()
+    while frontier:
+        visited |= frontier
+        names = {
+            name for module in frontier for name in imported_at_the_top(TREES[modules[module]])
+        }
+        parts = [name.split('.') for name in names]
         ours = {'.'.join(part[:n]) for part in parts for n in range(1, len(part) + 1)}
-        left = (ours & known.keys()) - seen
-        others |= {part[0] for part in parts}
-    return seen, others
+        frontier = (ours & modules.keys()) - visited
+        libraries |= {part[0] for part in parts}
+    return visited, libraries
 
 
 def test_nothing_touches_sys_path_or_shadows_eval():
@@ -218,14 +225,14 @@ def test_no_part_is_named_outside_its_row():
     """
     rows = {name for choice in CHOICES.values() for name in choice.table} - ALSO_WORDS
     assert len(rows) > 100
-    found = {
+    names = {
         (str(path), node.value)
         for path in LM
         if str(path) not in KNOW_ROWS
         for node in nodes(path)
         if isinstance(node, ast.Constant) and node.value in rows
     }
-    assert not found
+    assert not names
 
 
 def test_what_a_row_can_do_is_not_probed():
@@ -249,14 +256,14 @@ def test_every_config_field_is_read():
     and check fields do not count, nor the columns of a table. Options of parts are handed on by
     name, and refused where no part reads them.
     """
-    read, paths = set(), set()
+    read_attributes, paths = set(), set()
     for path in PRODUCT:
         if path.parts[0] == 'configs' or str(path) in NO_READERS:
             continue
         for node in nodes(path):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute | ast.Name):
                 owner = node.value.attr if isinstance(node.value, ast.Attribute) else node.value.id
-                read.add((owner, node.attr))
+                read_attributes.add((owner, node.attr))
             if isinstance(node, ast.Constant):
                 paths.add(node.value)
     paths |= {f'optim.{option}' for stage in STAGES.values() for option in stage_inputs(stage)[1]}
@@ -264,8 +271,8 @@ def test_every_config_field_is_read():
     for path, field in FIELDS.items():
         section, name = path.split('.')
         owners = (section, 'config', 'cfg', 'every', 'fields', 'names')
-        by_attribute = any((owner, name) in read for owner in owners)
-        as_part = ('recipe', PARTS.get(path)) in read
+        by_attribute = any((owner, name) in read_attributes for owner in owners)
+        as_part = ('recipe', PARTS.get(path)) in read_attributes
         assert field.is_part_option or path in paths or by_attribute or as_part, path
 
 
@@ -281,5 +288,5 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
     for path in PRODUCT:
         if path.parts[0] == 'configs':
             continue
-        found = [ast.get_docstring(n) for n in nodes(path) if isinstance(n, documented)]
-        assert not [text for text in found if text and text.split()[0] in NO_BEGINNINGS], path
+        docstrings = [ast.get_docstring(n) for n in nodes(path) if isinstance(n, documented)]
+        assert not [text for text in docstrings if text and text.split()[0] in NO_BEGINNINGS], path

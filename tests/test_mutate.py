@@ -53,12 +53,12 @@ HALF = 'def half(n):\n    return n / 2\n'
 
 def test_every_fault_of_a_text():
     """None of annotations, docstrings, words of errors, texts that are added."""
-    made = {}
+    faults = {}
     for mutant in mutate.mutants(SOURCE):
         _, after = mutant.diff(SOURCE)
-        made.setdefault(mutant.line, []).append(f'{mutant.kind} {after[1:].strip()}')
-    assert {line: sorted(them) for line, them in made.items()} == FAULTS
-    assert [one.line for one in mutate.mutants(SOURCE, {9})] == [9, 9]
+        faults.setdefault(mutant.line, []).append(f'{mutant.kind} {after[1:].strip()}')
+    assert {line: sorted(texts) for line, texts in faults.items()} == FAULTS
+    assert [mutant.line for mutant in mutate.mutants(SOURCE, {9})] == [9, 9]
 
 
 def test_a_sample_is_that_of_its_seed():

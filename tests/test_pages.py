@@ -32,9 +32,9 @@ class TestStatuses:
     def test_are_listed_by_number_with_what_a_launcher_does(self):
         lines = generate.statuses().splitlines()
         rows = [[cell.strip() for cell in line.split('|')[1:-1]] for line in lines if '`' in line]
-        found = {name.strip('`'): (number, does) for number, name, _, does, _ in rows[1:]}
+        statuses = {name.strip('`'): (number, does) for number, name, _, does, _ in rows[1:]}
         again, final = 'starts the command again', 'ends with it'
-        assert found == {
+        assert statuses == {
             'DONE': (str(exit_status.DONE), final),
             'BAD_INPUT': (str(exit_status.BAD_INPUT), final),
             'DIVERGED': (str(exit_status.DIVERGED), final),
@@ -104,8 +104,12 @@ def unlisted(files: list[str], *titles: str) -> tuple[set[str], set[str]]:
         for place, digits in PLACES.items():
             text = text.replace(place, digits)
         patterns[name] = re.compile(text)
-    found = {name: [f for f in files if one.fullmatch(f)] for name, one in patterns.items()}
-    return {*files} - {f for fs in found.values() for f in fs}, {n for n in names if not found[n]}
+    files_by_name = {
+        name: [f for f in files if pattern.fullmatch(f)] for name, pattern in patterns.items()
+    }
+    return {*files} - {f for fs in files_by_name.values() for f in fs}, {
+        n for n in names if not files_by_name[n]
+    }
 
 
 def files_in(folder: Path) -> list[str]:

@@ -10,8 +10,8 @@ ARRAY = 4 * ROWS * WIDTH  # bytes
 
 
 def moved(function, *shapes):
-    given = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    return sum(move.bytes for move in moves(jax.jit(function).lower(*given).compile()))
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return sum(move.bytes for move in moves(jax.jit(function).lower(*arguments).compile()))
 
 
 def test_each_array_counts_once():
@@ -23,5 +23,5 @@ def test_rounds_of_a_loop_move_their_rows():
     """Each row is read and written once at least, and between the three operations that there may
     be. Catches a loop that counts once, and rounds that count the whole arrays.
     """
-    found = moved(lambda x: jax.lax.map(lambda row: jnp.sort(2 * row), x), (ROWS, WIDTH))
-    assert 2 * ARRAY <= found <= 8 * ARRAY < ROWS * ARRAY
+    bytes_moved = moved(lambda x: jax.lax.map(lambda row: jnp.sort(2 * row), x), (ROWS, WIDTH))
+    assert 2 * ARRAY <= bytes_moved <= 8 * ARRAY < ROWS * ARRAY

@@ -28,15 +28,15 @@ def quoted(cell):
 
 def tables():
     """{field: (header cells, rows of cells)} of the tables whose first header cell is a choice."""
-    found = {}
+    by_field = {}
     for block in TEXT.split('\n\n'):
         lines = block.splitlines()
         header = cells(lines[0]) if lines and lines[0].startswith('| `') else []
         field = next(iter(quoted(header[0])), '') if header else ''
         if field in CHOICES:
-            assert field not in found, field
-            found[field] = header, [cells(line) for line in lines[2:]]
-    return found
+            assert field not in by_field, field
+            by_field[field] = header, [cells(line) for line in lines[2:]]
+    return by_field
 
 
 TABLES = tables()

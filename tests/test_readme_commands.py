@@ -162,19 +162,19 @@ PRELOADED = [  # before each command: most of what importing takes
 
 def commands() -> list[str]:
     """The lines that are indented or behind a $, and what is quoted in a text, once each."""
-    found = re.findall(
+    matches = re.findall(
         r'^(?:    |\$ )(uv .*|python .*|train\.py.*)$|`((?:uv|train\.py) [^`]+)`',
         TEXT,
         re.MULTILINE,
     )
-    lines = [re.sub(r'\s+# .*', '', line or inline) for line, inline in found]
+    lines = [re.sub(r'\s+# .*', '', line or inline) for line, inline in matches]
     return list(dict.fromkeys(lines))
 
 
 def blocks(language: str) -> list[str]:
     """But for files of modules/, which tests/test_readme_parts.py writes."""
-    found = re.findall(rf'^```{language}\n(.*?)^```$', TEXT, re.DOTALL | re.MULTILINE)
-    return [block for block in found if not block.startswith('# modules/')]
+    code_blocks = re.findall(rf'^```{language}\n(.*?)^```$', TEXT, re.DOTALL | re.MULTILINE)
+    return [block for block in code_blocks if not block.startswith('# modules/')]
 
 
 def lower(program: Program, *_, **__) -> None:
@@ -244,9 +244,13 @@ def test_every_command_works_as_printed(outcome, tmp_path):
         if line in LEFT_OUT:
             continue
         status, printed = outcome(arguments(line), is_lowered=line in LOWERED)
-        wanted = expected_error(line)
-        said = ' '.join(printed.split())
-        if (status != 0) if wanted is None else (status != 1 or not wanted.search(said)):
+        expected = expected_error(line)
+        printed_text = ' '.join(printed.split())
+        if (
+            (status != 0)
+            if expected is None
+            else (status != 1 or not expected.search(printed_text))
+        ):
             failed[line] = printed[-2000:]
     codes = [block for block in blocks('python') if not block.startswith('# configs/')]
     for code, checked in zip(codes, ('', '', CHECKED, ''), strict=True):

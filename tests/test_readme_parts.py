@@ -18,8 +18,8 @@ START = '# modules/'  # of blocks that are or change a file there
 
 
 def blocks(language: str) -> list[str]:
-    found = re.findall(rf'^```{language}\n(.*?)^```$', TEXT, re.DOTALL | re.MULTILINE)
-    return [block for block in found if block.startswith(START)]
+    code_blocks = re.findall(rf'^```{language}\n(.*?)^```$', TEXT, re.DOTALL | re.MULTILINE)
+    return [block for block in code_blocks if block.startswith(START)]
 
 
 @pytest.fixture(scope='module')
@@ -83,9 +83,9 @@ def test_the_parts_sweep_in_one_program(project, tmp_path):
         'data.seq_len': 16,
         'train.steps': 4,
     }
-    given = [f'--config.{path}={value}' for path, value in changes.items()]
+    overrides = [f'--config.{path}={value}' for path, value in changes.items()]
     config = ['--config=configs/default.py', f'--workdir={tmp_path}/sweep']
-    out = command(project, *config, *given, f'--config.sweep={sweep}')
+    out = command(project, *config, *overrides, f'--config.sweep={sweep}')
     assert '4 cells, 1 program,' in out
     assert '4 of 4 done' in out
     metrics = [path.read_text() for path in (tmp_path / 'sweep').glob('*/metrics.jsonl')]

@@ -75,9 +75,9 @@ def swept(corpus, tmp_path_factory):
     """swept(how): the workdir of CELLS, undisturbed. Not to be written to."""
 
     @functools.cache
-    def workdir(how):
+    def workdir(axis):
         folder = tmp_path_factory.mktemp('swept')
-        assert train_sweep(base(corpus, kernels_run_axis=how), CELLS, folder) == DONE
+        assert train_sweep(base(corpus, kernels_run_axis=axis), CELLS, folder) == DONE
         return folder
 
     return workdir
@@ -95,10 +95,10 @@ class TestACell:
 
     @pytest.mark.full
     def test_records_what_the_run_alone_does_under_vmap(self, swept, alone):
-        found = curves(swept('vmap'))
-        assert found.keys() == alone.keys()
+        cell_curves = curves(swept('vmap'))
+        assert cell_curves.keys() == alone.keys()
         for changes, rows in alone.items():
-            assert_close(found[changes], rows)
+            assert_close(cell_curves[changes], rows)
 
     @pytest.mark.full
     @pytest.mark.parametrize('how', MODES)
@@ -107,15 +107,15 @@ class TestACell:
         first, *_, last = cell_folders(swept(how)).values()
         for folder in (first, last):
             recorded = json.loads((folder / 'summary.json').read_text())
-            found = perplexity(load(folder)).numbers['validation_ce']
-            assert found == pytest.approx(recorded['validation_ce'], rel=1e-6)
+            validation_ce = perplexity(load(folder)).numbers['validation_ce']
+            assert validation_ce == pytest.approx(recorded['validation_ce'], rel=1e-6)
 
     @pytest.mark.default_rows('loop')
     @pytest.mark.parametrize('how', MODES)
     def test_runs_to_its_own_last_step(self, how, swept):
-        assert [(one['status'], one['step'], one['ce'] > 0) for one in table(swept(how))] == [
-            ('done', steps, True) for steps in (8, 12, 8, 8)
-        ]
+        assert [
+            (record['status'], record['step'], record['ce'] > 0) for record in table(swept(how))
+        ] == [('done', steps, True) for steps in (8, 12, 8, 8)]
 
 
 class TestTheSameCommandAgain:
@@ -135,10 +135,10 @@ class TestTheSameCommandAgain:
         edited = request.getfixturevalue('edited_sources')  # from now on
         capsys.readouterr()
         assert train_sweep(base(corpus), CELLS, workdir) == DONE
-        said = ' '.join(capsys.readouterr().out.split())
+        printed = ' '.join(capsys.readouterr().out.split())
         note = 'NOTE: of 4 cells that have ended, other code has trained 4 by '
-        assert said.count('other code') == 1 == said.count(note)
-        assert f'this is {edited}. ' in said
+        assert printed.count('other code') == 1 == printed.count(note)
+        assert f'this is {edited}. ' in printed
 
     @pytest.mark.full
     def test_says_how_many_cells_go_on_that_other_code_has_begun(
@@ -150,10 +150,10 @@ class TestTheSameCommandAgain:
         request.getfixturevalue('edited_sources')
         capsys.readouterr()
         assert train_sweep(base(corpus), CELLS, tmp_path) == DONE
-        said = ' '.join(capsys.readouterr().out.split())
-        assert said.count('NOTE: runs go on that other code has begun: 2 by ') == 1
-        assert said.count('NOTE: of 2 cells that have ended, other code has trained 2 by ') == 1
-        assert said.count('other code') == 2
+        printed = ' '.join(capsys.readouterr().out.split())
+        assert printed.count('NOTE: runs go on that other code has begun: 2 by ') == 1
+        assert printed.count('NOTE: of 2 cells that have ended, other code has trained 2 by ') == 1
+        assert printed.count('other code') == 2
         assert curves(tmp_path) == curves(swept('loop'))
 
     @pytest.mark.full
@@ -165,13 +165,13 @@ class TestTheSameCommandAgain:
         before_step(monkeypatch, lambda wave: trained.append([s.recipe for s in wave.slots]))
         new = [{'optim.lr': 0.02}, {'optim.lr': 0.04}]
         assert train_sweep(base(corpus), [*new, CELLS[1]], workdir) == DONE
-        assert trained == [[changed(base(corpus), one) for one in new]] * 8
+        assert trained == [[changed(base(corpus), changes) for changes in new]] * 8
         assert before.items() <= contents(workdir).items()
         assert curves(workdir).items() > alone.items()
-        groups = {one['cell']: one['group'] for one in table(workdir)}
+        groups = {record['cell']: record['group'] for record in table(workdir)}
         folders = cell_folders(workdir)
-        found = [groups[folders[json.dumps(one)].name] for one in (*new, *CELLS)]
-        assert found == [0, 0, None, 0, None, None]
+        cell_groups = [groups[folders[json.dumps(changes)].name] for changes in (*new, *CELLS)]
+        assert cell_groups == [0, 0, None, 0, None, None]
         assert statuses(workdir) == ['done'] * 6
 
     @pytest.mark.full
@@ -204,10 +204,12 @@ class TestAFailure:
         """One group asks for more text than there is."""
         short = [{'data.epochs': 1, 'train.steps': steps} for steps in (8, 5000)]
         assert train_sweep(base(corpus), [*short, *CELLS[2:]], tmp_path) == BAD_INPUT
-        found = table(tmp_path)
-        assert [one['status'] for one in found] == ['failed', 'failed', 'done', 'done']
-        assert all('Set data.epochs=' in one['reason'] for one in found[:2])
-        assert [one['ce'] for one in found[2:]] == [one['ce'] for one in table(swept('loop'))[2:]]
+        records = table(tmp_path)
+        assert [record['status'] for record in records] == ['failed', 'failed', 'done', 'done']
+        assert all('Set data.epochs=' in record['reason'] for record in records[:2])
+        assert [record['ce'] for record in records[2:]] == [
+            record['ce'] for record in table(swept('loop'))[2:]
+        ]
         output = capsys.readouterr().out
         assert 'FAILED: ValueError' in output and '2 of 4 done, 2 failed' in output
 
@@ -266,10 +268,10 @@ class TestRefused:
             train.train(changed(base(corpus), {}), swept('loop'))
 
     def test_another_base_config_with_the_fields_that_differ(self, swept, corpus):
-        other = base(corpus, optim_weight_decay=0.2, data_batch_size=16)
+        other_base = base(corpus, optim_weight_decay=0.2, data_batch_size=16)
         before = contents(swept('loop'))
         with pytest.raises(ValueError, match=r'optim\.weight_decay: 0\.1 -> 0\.2') as error:
-            train_sweep(other, {'optim.lr': (0.1, 0.2)}, swept('loop'))
+            train_sweep(other_base, {'optim.lr': (0.1, 0.2)}, swept('loop'))
         assert 'data.batch_size: 8 -> 16' in str(error.value)
         assert 'model.' not in str(error.value) and '--continue_changed' in str(error.value)
         assert contents(swept('loop')) == before
@@ -334,14 +336,14 @@ FOR_SWEEPS = '--engine, --runs_at_once and --resources are for'
 
 
 @pytest.mark.parametrize(
-    'given', [{'engine': 'ray'}, {'runs_at_once': 2}, {'resources': ['CPU=1']}]
+    'flag_values', [{'engine': 'ray'}, {'runs_at_once': 2}, {'resources': ['CPU=1']}]
 )
-def test_flags_of_a_sweep_are_refused_for_a_single_run(given):
+def test_flags_of_a_sweep_are_refused_for_a_single_run(flag_values):
     """They would be lost in silence."""
     with flagsaver.flagsaver():
         parse_flags(['train.py'])
         assert engines.read_sweep_flags(False)
-        for name, value in given.items():
+        for name, value in flag_values.items():
             flags.FLAGS[name].value = value
         with pytest.raises(ValueError, match=FOR_SWEEPS):
             engines.read_sweep_flags(False)

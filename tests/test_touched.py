@@ -138,8 +138,8 @@ def short(paths):
     ],
 )
 def test_files_touched_whole(selector, file, whole):
-    found = selector.touched_by(file)
-    assert (short(found.files), found.rows) == (whole, frozenset())
+    touched_tests = selector.touched_by(file)
+    assert (short(touched_tests.files), touched_tests.rows) == (whole, frozenset())
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,12 @@ def test_files_touched_whole(selector, file, whole):
 )
 def test_files_touched_by_the_rows_of_a_table(selector, file, rows, whole, named):
     """Whole: what names the class, or reads a config, a page or data that name the row."""
-    found = selector.touched_by(file)
-    assert (found.rows, short(found.files), short(found.named)) == (rows, whole, named)
+    touched_tests = selector.touched_by(file)
+    assert (touched_tests.rows, short(touched_tests.files), short(touched_tests.named)) == (
+        rows,
+        whole,
+        named,
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,7 +186,7 @@ def test_the_tests_of_a_file(selector, file, tests):
 
 
 @pytest.mark.parametrize(
-    ('test', 'given', 'wanted'),
+    ('test', 'parameters', 'expected'),
     [
         ('rows.py::test_norm[batch]', ['batch'], True),
         ('rows.py::test_norm[plain]', ['plain'], False),
@@ -195,18 +199,20 @@ def test_the_tests_of_a_file(selector, file, tests):
         ('plain.py::test_batches', [], False),
     ],
 )
-def test_single_tests_touched_by_a_row(selector, test, given, wanted):
+def test_single_tests_touched_by_a_row(selector, test, parameters, expected):
     tables = selector.touched_by('modules/norms/batch.py').tables
-    found = selector.definitions.is_of(f'tests/test_{test}', given, {'batch', 'ghost'}, tables)
-    assert found == wanted
+    is_touched = selector.definitions.is_of(
+        f'tests/test_{test}', parameters, {'batch', 'ghost'}, tables
+    )
+    assert is_touched == expected
 
 
 def test_a_file_that_is_gone_touches_who_still_imports_it(tmp_path):
-    there = {'configs/default.py': '', 'tests/test_left.py': 'from lm.gone import name\n'}
-    for path, text in there.items():
+    contents = {'configs/default.py': '', 'tests/test_left.py': 'from lm.gone import name\n'}
+    for path, text in contents.items():
         (tmp_path / path).parent.mkdir()
         (tmp_path / path).write_text(text)
-    selector = touched.Selector(tmp_path, [*there, 'lm/gone.py', 'tests/test_gone.py'])
+    selector = touched.Selector(tmp_path, [*contents, 'lm/gone.py', 'tests/test_gone.py'])
     assert selector.touched_by('lm/gone.py').files == {'tests/test_left.py'}
     assert not selector.touched_by('tests/test_gone.py').files  # pytest would not find it
 
@@ -233,8 +239,8 @@ def test_a_change_is_what_differs_and_what_is_new(tmp_path):
     subprocess.run(['git', '-C', str(tmp_path), 'mv', 'before', 'after'], check=True)
     for name in ('new', 'ignored'):
         (tmp_path / name).write_text('')
-    wanted = ['after', 'before', 'edited', 'new', 'removed']
-    assert touched.changed(tmp_path, 'HEAD') == wanted
+    expected = ['after', 'before', 'edited', 'new', 'removed']
+    assert touched.changed(tmp_path, 'HEAD') == expected
     with pytest.raises(SystemExit, match=r'^nothing is no commit of this project; '):
         touched.changed(tmp_path, 'nothing')
 
@@ -244,9 +250,9 @@ def commands(invented, monkeypatch):
     """The commands of pytest that `main` starts, in place of which `statuses` come."""
     begun, statuses, real = [], [], subprocess.run
 
-    def run(command, **given):
+    def run(command, **options):
         if command[0] != sys.executable:
-            return real(command, **given)
+            return real(command, **options)
         ids = Path(command[3][1:]).read_text().splitlines()
         begun.append((ids, command[command.index('-m', 4) + 1], command[6:]))
         return SimpleNamespace(returncode=statuses.pop(0))
@@ -309,15 +315,15 @@ def test_a_file_touches_its_first_test(project):
     """The others may be of a table, and of other rows."""
     missed = {}
     for file in sorted(project.nearest.product):
-        found, first = project.touched_by(file), project.nearest.tests_of(file)[0]
-        if first not in found.files | found.named:
+        touched_tests, first = project.touched_by(file), project.nearest.tests_of(file)[0]
+        if first not in touched_tests.files | touched_tests.named:
             missed[file] = first
     assert not missed
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ('file', 'most'),
+    ('file', 'max_share'),
     [
         ('tpu/hlo.py', 0.1),
         ('lm/study/tables/comparison.py', 0.3),
@@ -328,25 +334,25 @@ def test_a_file_touches_its_first_test(project):
         ('modules/losses/label_probability.py', 0.2),
     ],
 )
-def test_a_change_touches_few_files(project, file, most):
+def test_a_change_touches_few_files(project, file, max_share):
     """Catches an import, at the top of a shared helper, of what most tests do not need."""
-    found = project.touched_by(file)
-    assert 1 < len(found.files | found.named) < most * len(project.tests)
+    touched_tests = project.touched_by(file)
+    assert 1 < len(touched_tests.files | touched_tests.named) < max_share * len(project.tests)
 
 
 def test_every_table_is_read_as_it_is(project):
     """What the sources say of the rows is what Python makes of them: names, and where from."""
-    known = {id(choice.table) for choice in CHOICES.values()}
-    found = {}
+    ids = {id(choice.table) for choice in CHOICES.values()}
+    by_id = {}
     for table in project.tables.all:
-        made = getattr(importlib.import_module(module_of(table.file)), table.name)
-        found[id(made)] = table
-        assert made.keys() == table.rows.keys()
-        for name, row in made.items():
+        table_object = getattr(importlib.import_module(module_of(table.file)), table.name)
+        by_id[id(table_object)] = table
+        assert table_object.keys() == table.rows.keys()
+        for name, row in table_object.items():
             files = {path_of(held.__module__) for held in held_by(row)}
             of_all = {table.file, 'modules/facts.py'}  # which has the rule of a row without one
             assert files & set(project.sources.paths) <= table.rows[name] | of_all, name
-    assert found.keys() == known
+    assert by_id.keys() == ids
 
 
 def module_of(path):
@@ -363,7 +369,7 @@ def held_by(row):
     if isinstance(row, functools.partial):
         return held_by(row.func)
     if dataclasses.is_dataclass(row) and not isinstance(row, type):
-        return [one for value in vars(row).values() for one in held_by(value)]
+        return [function for value in vars(row).values() for function in held_by(value)]
     return [row] if callable(row) and hasattr(row, '__qualname__') else []
 
 

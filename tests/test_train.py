@@ -171,18 +171,18 @@ def test_the_size_of_the_state_and_a_warmup_longer_than_the_run_are_said_aloud(
     corpus, tmp_path, capsys
 ):
     assert train(tiny(corpus, train_steps=3), tmp_path) == DONE
-    said = capsys.readouterr().out
-    assert 'needs more than 5 steps and the run has 3: warmup_steps=5' in said
+    printed = capsys.readouterr().out
+    assert 'needs more than 5 steps and the run has 3: warmup_steps=5' in printed
     size = r'parameters, optimizer state 0\.\d\d MB \(8\.00 bytes a parameter\); mesh'
-    assert re.search(size, ' '.join(said.split()))
+    assert re.search(size, ' '.join(printed.split()))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('norm', ['batchnorm', 'rmsnorm'])
 def test_a_norm_that_shows_later_tokens_in_training_says_so(norm, corpus, tmp_path, capsys):
     assert train(tiny(corpus, model_norm=norm, train_steps=2), tmp_path) == DONE
-    said = 'NOTE: in training batchnorm shows each token statistics over all tokens of the batch'
-    assert (said in capsys.readouterr().out) == (norm == 'batchnorm')
+    note = 'NOTE: in training batchnorm shows each token statistics over all tokens of the batch'
+    assert (note in capsys.readouterr().out) == (norm == 'batchnorm')
 
 
 @pytest.mark.full

@@ -61,20 +61,20 @@ def test_a_run_there_is_the_run_on_a_disk(
     whole, corpus, bucket_url, s3_port, elsewhere, monkeypatch, capsys
 ):
     """Also over a short outage; and so is what reads it: suites, generation, tables, a page."""
-    line, said = Line(s3_port), ['']
+    line, output = Line(s3_port), ['']
 
-    def cut(wave):
+    def cut_line(wave):
         if wave.slots[0].journal.step == 6:
             line.cut()
-            while 'tried again for 60 s' not in said[-1]:
+            while 'tried again for 60 s' not in output[-1]:
                 time.sleep(0.1)
-                said.append(said[-1] + capsys.readouterr().out)
+                output.append(output[-1] + capsys.readouterr().out)
             line.mend()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('AWS_ENDPOINT_URL', f'http://127.0.0.1:{line.port}')
         patch.setenv('EVENKEEL_BUCKET_RETRY_SEC', '60')
-        before_step(patch, cut)
+        before_step(patch, cut_line)
         assert train_there(tiny(corpus), bucket_url) == DONE
     line.cut()
     assert f'{bucket_url} holds all of it' in capsys.readouterr().out
@@ -83,10 +83,10 @@ def test_a_run_there_is_the_run_on_a_disk(
         assert timeless(workdir) == timeless(whole)
         assert train(tiny(corpus), workdir) == DONE
     assert 'nothing left to do' in capsys.readouterr().out
-    here, there = load(whole), load(bucket_url)
-    assert here.step == there.step == 12
-    assert hash_arrays(here.weights) == hash_arrays(there.weights)
-    assert generate(here, ['norm'], 4) == generate(there, ['norm'], 4)
+    on_disk, in_bucket = load(whole), load(bucket_url)
+    assert on_disk.step == in_bucket.step == 12
+    assert hash_arrays(on_disk.weights) == hash_arrays(in_bucket.weights)
+    assert generate(on_disk, ['norm'], 4) == generate(in_bucket, ['norm'], 4)
     older = f'{bucket_url}/checkpoints/8'
     assert load(older).step == 8 and list_candidates(older) == [older]
     check_init_from(tiny(corpus, train_init_from=bucket_url))
@@ -102,8 +102,8 @@ def test_a_run_there_is_the_run_on_a_disk(
     elsewhere()
     bucket = open_bucket(bucket_url)
     bucket.write('checkpoints/12/meta/metadata', b'x' * bucket.list()[METADATA].size)
-    said = []
-    assert load(bucket_url, said.append).step == 8 and 'taking the one before' in said[0]
+    output = []
+    assert load(bucket_url, output.append).step == 8 and 'taking the one before' in output[0]
 
 
 METADATA = 'checkpoints/12/meta/metadata'
@@ -112,16 +112,16 @@ METADATA = 'checkpoints/12/meta/metadata'
 @pytest.mark.full
 def test_kill_9_and_another_machine_goes_on(whole, corpus, bucket_url, elsewhere):
     """Killed with all of checkpoint 8 there but its mark: the one before counts."""
-    where = [corpus['data.source'], corpus['data.cache_dir']]
-    command = [sys.executable, '-m', 'tests.victims', bucket_url, *where]
+    data_paths = [corpus['data.source'], corpus['data.cache_dir']]
+    command = [sys.executable, '-m', 'tests.victims', bucket_url, *data_paths]
     killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert 'checkpoints/8/meta/metadata' in open_bucket(bucket_url).list()
     assert checkpoints_of(bucket_url) == {4}
     elsewhere()
-    said = []
-    with mirror_workdir(bucket_url, said.append) as workdir:
-        assert 'waiting for it to end' in said[0]  # until the lease has run out
+    lines = []
+    with mirror_workdir(bucket_url, lines.append) as workdir:
+        assert 'waiting for it to end' in lines[0]  # until the lease has run out
         assert [path.name for path in (workdir / 'checkpoints').iterdir()] == ['4']
         assert train(tiny(corpus), workdir) == DONE
         assert timeless(workdir) == timeless(whole)
@@ -184,8 +184,8 @@ def test_a_sweep_goes_on_on_another_machine(corpus, bucket_url, elsewhere, tmp_p
 def checkpoints_of_cells(url: str) -> list[str]:
     """The newest of each."""
     bucket = open_bucket(url)
-    found = sorted(complete_folders.list_complete_folders(bucket, bucket.list()))
-    return list({name.split('/')[0]: name for name in found}.values())
+    folders = sorted(complete_folders.list_complete_folders(bucket, bucket.list()))
+    return list({name.split('/')[0]: name for name in folders}.values())
 
 
 def until_stopped(from_step: int):
@@ -208,17 +208,17 @@ def test_a_bucket_that_goes_away_stops_the_run_and_nothing_is_lost(
     monkeypatch.setenv('AWS_ENDPOINT_URL', f'http://127.0.0.1:{line.port}')
     wait = until_stopped(6)
 
-    def cut(wave):
+    def cut_line(wave):
         if wave.slots[0].journal.step == 6:
             line.cut()
         wait(wave)
 
     with pytest.MonkeyPatch.context() as patch:
-        before_step(patch, cut)
+        before_step(patch, cut_line)
         with pytest.raises(OSError) as error:
             train_there(tiny(corpus), bucket_url)
-    said = capsys.readouterr().out
-    assert 'tried again for 2.5 s' in said and 'the run is stopped' in said
+    printed = capsys.readouterr().out
+    assert 'tried again for 2.5 s' in printed and 'the run is stopped' in printed
     text = str(error.value)
     assert f'{bucket_url} could not be written' in text and 'the same command' in text
     assert 'up to the checkpoint of step 7 is in ' in text or 'step 6 is in ' in text
@@ -237,20 +237,20 @@ def test_a_bucket_that_goes_away_stops_the_run_and_nothing_is_lost(
 def test_a_process_that_has_lost_its_lease_ends_and_writes_nothing_more(
     corpus, bucket_url, monkeypatch, tmp_path, capsys
 ):
-    bucket, taken, after = open_bucket(bucket_url), {}, {}
+    bucket, replaced, after = open_bucket(bucket_url), {}, {}
     wait = until_stopped(6)
 
     def steal(wave):
         if wave.slots[0].journal.step == 6:
-            other = Lease(bucket, 'of another machine', 1000.0)
-            other.written_by = other.folder
-            while LEASE not in taken:
+            other_lease = Lease(bucket, 'of another machine', 1000.0)
+            other_lease.written_by = other_lease.folder
+            while LEASE not in replaced:
                 with contextlib.suppress(PreconditionFailed):  # renewed between the two
                     stored = bucket.list()[LEASE]
-                    taken[LEASE] = bucket.replace(LEASE, other._encode(), stored)
-            while after != (now := bucket.list()):  # what was on its way comes
+                    replaced[LEASE] = bucket.replace(LEASE, other_lease._encode(), stored)
+            while after != (listing := bucket.list()):  # what was on its way comes
                 after.clear()
-                after.update(now)
+                after.update(listing)
                 time.sleep(1.5)
         wait(wave)
 

@@ -56,9 +56,9 @@ def test_reference_the_loss_is_the_mean_of_the_sources(whole):
     rows = [row for row in read_rows(whole[0] / 'metrics.jsonl') if 'validation_ce' in row]
     assert len(rows) == 3
     for row in rows:
-        own = {name: row[f'validation_{name}_ce'] for name in SHARES}
-        mean = sum(SHARES[name] * own[name] for name in SHARES)
-        assert abs(own['first'] - own['again']) > 1e-3
+        losses = {name: row[f'validation_{name}_ce'] for name in SHARES}
+        mean = sum(SHARES[name] * losses[name] for name in SHARES)
+        assert abs(losses['first'] - losses['again']) > 1e-3
         assert row['validation_ce'] == pytest.approx(mean, rel=1e-12)
         assert row['perplexity'] == pytest.approx(math.exp(mean))
         assert 'validation_infill_ce' in row
@@ -114,14 +114,14 @@ def test_equivalence_evaluated_later(whole):
         capture_output=True,
         check=True,
     )
-    found = json.loads(out.stdout)
+    evaluated = json.loads(out.stdout)
     recorded = json.loads((whole[0] / 'summary.json').read_text())
     names = ['validation_ce', 'bits_per_byte', *(f'validation_{name}_ce' for name in SHARES)]
     for name in names:
-        assert found['perplexity'][name] == pytest.approx(recorded[name], rel=1e-6)
+        assert evaluated['perplexity'][name] == pytest.approx(recorded[name], rel=1e-6)
     counts = recorded['data']['validation']
-    assert found['ngram']['bytes'] == found['perplexity']['bytes'] == counts['bytes']
-    assert 0 < found['ngram']['ngram5_bits_per_byte'] < 8
+    assert evaluated['ngram']['bytes'] == evaluated['perplexity']['bytes'] == counts['bytes']
+    assert 0 < evaluated['ngram']['ngram5_bits_per_byte'] < 8
 
 
 def test_equivalence_cells_of_a_sweep_over_mixtures_are_the_runs_alone(corpus, tmp_path):
@@ -130,9 +130,9 @@ def test_equivalence_cells_of_a_sweep_over_mixtures_are_the_runs_alone(corpus, t
     assert train_sweep(raw, {'data.mixture': mixtures}, tmp_path / 'sweep') == DONE
     for changes, folder in cell_folders(tmp_path / 'sweep').items():
         raw['data']['mixture'] = json.loads(changes)['data.mixture']
-        alone = tmp_path / folder.name
-        assert train(resolve(raw), alone) == DONE
-        assert timeless(folder) == timeless(alone)
+        workdir = tmp_path / folder.name
+        assert train(resolve(raw), workdir) == DONE
+        assert timeless(folder) == timeless(workdir)
 
 
 def test_a_source_that_would_repeat_stops_the_command(corpus, tmp_path):

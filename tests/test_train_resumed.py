@@ -39,10 +39,8 @@ def test_finished_run_has_nothing_left_to_do(whole, corpus, capsys):
 
 def test_a_finished_run_says_that_other_code_trained_it(whole, corpus, capsys, edited_sources):
     assert train(tiny(corpus), whole) == DONE
-    (then,) = read_json(whole / 'summary.json')['code']
-    words = (
-        f'NOTE: other code has trained this run: {describe_code(then)}; this is {edited_sources}. '
-    )
+    (recorded_code,) = read_json(whole / 'summary.json')['code']
+    words = f'NOTE: other code has trained this run: {describe_code(recorded_code)}; this is {edited_sources}. '
     assert words in said(capsys)
     assert edited_sources == 'commit dddddddd with uncommitted changes (sources eeeeeeee)'
 
@@ -131,8 +129,10 @@ train(tiny({'data.source': sys.argv[1], 'data.cache_dir': sys.argv[2]}), Path(sy
 @pytest.mark.full
 def test_a_run_that_was_killed_is_gone_on_with(whole, corpus, tmp_path):
     """By SIGKILL before step 11, so that it goes on from step 8 at most."""
-    given = [corpus['data.source'], corpus['data.cache_dir'], str(tmp_path)]
-    done = subprocess.run([sys.executable, '-c', KILLED, *given], cwd=ROOT, timeout=PATIENCE_SEC)
+    arguments = [corpus['data.source'], corpus['data.cache_dir'], str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, '-c', KILLED, *arguments], cwd=ROOT, timeout=PATIENCE_SEC
+    )
     assert done.returncode == -signal.SIGKILL and timeless(tmp_path)
     assert train(tiny(corpus), tmp_path) == DONE
     assert timeless(tmp_path) == timeless(whole)
@@ -172,8 +172,8 @@ def test_what_a_run_carries_beside_its_weights_is_gone_on_with(changes, corpus, 
     assert train(config, tmp_path / 'cut') == DONE
     assert timeless(tmp_path / 'cut') == timeless(tmp_path / 'whole')
     folders = (tmp_path / name / 'checkpoints' for name in ('cut', 'whole'))
-    cut, whole = (read_meta(folder, list_steps(folder)[-1])['digests'] for folder in folders)
-    assert cut == whole
+    resumed, whole = (read_meta(folder, list_steps(folder)[-1])['digests'] for folder in folders)
+    assert resumed == whole
 
 
 @pytest.mark.full
@@ -229,24 +229,24 @@ def test_without_a_readable_checkpoint_nothing_is_written_over_unless_asked_for(
 
 def test_a_workdir_that_is_moved_away_is_named_and_goes_on_where_it_is(whole, corpus, tmp_path):
     """Nothing is made in its old place, to which it may come back."""
-    there, here = tmp_path / 'there', tmp_path / 'here'
+    original, moved = tmp_path / 'there', tmp_path / 'here'
 
     def move(wave):
         journal = wave.slots[0].journal
         if journal.step == 6:
             journal.checkpoints.wait()
-            there.rename(here)
+            original.rename(moved)
 
     with pytest.MonkeyPatch.context() as patch:
         before_step(patch, move)
         with pytest.raises(
             OSError, match=r'there is not there any more .* moved .* of step 4'
         ) as e:
-            train(tiny(corpus), there)
+            train(tiny(corpus), original)
     assert 'no checkpoint' not in str(e.value) and 'by --workdir' in str(e.value)
-    assert not there.exists()
-    assert train(tiny(corpus), here) == DONE
-    assert timeless(here) == timeless(whole)
+    assert not original.exists()
+    assert train(tiny(corpus), moved) == DONE
+    assert timeless(moved) == timeless(whole)
 
 
 def test_other_config_is_refused_with_the_fields_that_differ(whole, corpus):
@@ -265,9 +265,9 @@ def test_other_config_goes_on_with_the_flag(corpus, tmp_path):
 @pytest.mark.full
 def test_checkpoint_of_another_model_lists_the_paths(corpus, tmp_path):
     stop_after(4, tiny(corpus), tmp_path)
-    other = tiny(corpus, model_d_ff=64, model_activation='swiglu', model_placement='post')
+    other_model = tiny(corpus, model_d_ff=64, model_activation='swiglu', model_placement='post')
     with pytest.raises(ValueError) as error:
-        train(other, tmp_path, continue_changed=True)
+        train(other_model, tmp_path, continue_changed=True)
     fields, text = str(error.value).split('does not fit')
     assert 'model.d_ff: 32 -> 64\n' in fields and "model.placement: 'pre' -> 'post'\n" in fields
     assert 'optim.' not in fields and 'train.' not in fields
@@ -293,16 +293,16 @@ def test_a_finished_run_whose_checkpoints_are_gone_is_not_trained_again(whole, c
 
 
 def test_loading_takes_the_newest_checkpoint_that_can_be_read(whole, tmp_path):
-    workdir, said = sweep_helpers.copied(whole, tmp_path / 'run'), []
+    workdir, lines = sweep_helpers.copied(whole, tmp_path / 'run'), []
     (workdir / 'checkpoints' / '12' / 'weights' / 'manifest.ocdbt').unlink()
-    assert load(workdir, said.append).step == 8
-    assert len(said) == 1 and 'checkpoints/12 cannot be read' in said[0]
+    assert load(workdir, lines.append).step == 8
+    assert len(lines) == 1 and 'checkpoints/12 cannot be read' in lines[0]
     with pytest.raises(ValueError, match='checkpoints/12 cannot be read'):
         load(workdir / 'checkpoints' / '12')
     for step in ('4', '8'):
         shutil.rmtree(workdir / 'checkpoints' / step / 'meta', ignore_errors=True)
     with pytest.raises(ValueError, match='none of the checkpoints'):
-        load(workdir, said.append)
+        load(workdir, lines.append)
 
 
 @pytest.mark.full

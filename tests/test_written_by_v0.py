@@ -62,8 +62,8 @@ def test_a_checkpoint_computes_what_it_did(name, copied):
 
 
 def test_a_checkpoint_is_evaluated_to_what_it_was(copied):
-    found = perplexity(load(copied('run'))).numbers
-    assert found == pytest.approx(EXPECTED['run']['perplexity'], rel=RTOL)
+    numbers = perplexity(load(copied('run'))).numbers
+    assert numbers == pytest.approx(EXPECTED['run']['perplexity'], rel=RTOL)
 
 
 @pytest.mark.full
@@ -72,14 +72,14 @@ def test_a_run_goes_on_to_the_rows_it_would_have_had(copied):
     folder = copied('run')
     assert train(Run(folder).read_recipe(), folder) == DONE
     rows = list(read_rows(folder / FILE))
-    wanted = EXPECTED['run']['metrics']
-    assert [row['step'] for row in rows] == [row['step'] for row in wanted]
-    for row, then in zip(rows, wanted, strict=True):
-        found = {name: value for name, value in row.items() if name not in TIME_FIELDS}
-        assert found.keys() == then.keys()
-        for field, value in then.items():
+    expected = EXPECTED['run']['metrics']
+    assert [row['step'] for row in rows] == [row['step'] for row in expected]
+    for row, expected_row in zip(rows, expected, strict=True):
+        numbers = {name: value for name, value in row.items() if name not in TIME_FIELDS}
+        assert numbers.keys() == expected_row.keys()
+        for field, value in expected_row.items():
             np.testing.assert_allclose(
-                found[field], value, RTOL, err_msg=f'{field}, {then["step"]}'
+                numbers[field], value, RTOL, err_msg=f'{field}, {expected_row["step"]}'
             )
 
 
@@ -91,9 +91,9 @@ def test_a_sweep_goes_on(copied):
     before = {path: path.read_bytes() for path in folder.glob('*/*') if path.is_file()}
     done = {record['cell']: record for record in gather(folder) if record['status'] == 'done'}
     assert train_sweep(raw.to_dict(), SWEPT, folder) == DONE
-    found = gather(folder)
-    assert [record['status'] for record in found] == ['done'] * 8
-    for record in found:
+    records = gather(folder)
+    assert [record['status'] for record in records] == ['done'] * 8
+    for record in records:
         if record['norm'] == 'rmsnorm':
             assert record == done.pop(record['cell'])
         else:

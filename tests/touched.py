@@ -81,9 +81,9 @@ class Selector:
             is_read = files or reached > {file}
             return Touched(files, by_imports if is_read else 'nothing reads it or names it')
         names = frozenset(self.tables.with_users(rows))
-        others = (self.dependencies.reached([file]) & self.tests) - files
+        candidates = (self.dependencies.reached([file]) & self.tests) - files
         named = frozenset(
-            path for path in others if self.definitions.may_name(path, set(names), tables)
+            path for path in candidates if self.definitions.may_name(path, set(names), tables)
         )
         why = f'{by_imports}; {", ".join(sorted(rows))} may be of {_count(named, "more")}'
         return Touched(files, why, names, tuple(tables), named)
@@ -101,13 +101,18 @@ class Selector:
             reached = self.dependencies.reached(starts, through)
             for table in self.tables.all:
                 pairs = {path for path in reached if (table.file, path) in through}
-                found = {row for row, files in table.rows.items() if pairs & files}
-                if found & default:
+                touched_rows = {row for row, files in table.rows.items() if pairs & files}
+                if touched_rows & default:
                     starts |= {table.file}
-                elif found:
-                    rows[table.name] = (table, found)
-                    starts |= self._naming(found)
-        names = {row for table, found in rows.values() for row in found if table.file not in starts}
+                elif touched_rows:
+                    rows[table.name] = (table, touched_rows)
+                    starts |= self._naming(touched_rows)
+        names = {
+            row
+            for table, touched_rows in rows.values()
+            for row in touched_rows
+            if table.file not in starts
+        }
         return reached, names, [table for table, _ in rows.values() if table.file not in starts]
 
     def _naming(self, rows: set[str]) -> set[str]:
@@ -116,8 +121,8 @@ class Selector:
 
     def _words(self, path: str) -> set[str]:
         if path.startswith('configs/') and path.endswith('.py'):
-            said = texts(self.sources.tree(path).body)
-            return {word for text in said for word in words_in(text)}
+            strings = texts(self.sources.tree(path).body)
+            return {word for text in strings for word in words_in(text)}
         text = self.sources.text(path) if path.endswith(('.json', '.md')) else ''
         return words_in(text) if path.endswith('.json') else set(re.findall(r'=(\w+)', text))
 
@@ -140,10 +145,10 @@ def git(root: Path, *arguments: str) -> list[str]:
 def changed(root: Path, commit: str) -> list[str]:
     """The files that differ from those of a commit, those that git does not know among them."""
     names = [f'{commit}^{{commit}}']
-    known = subprocess.run(
+    inside = subprocess.run(
         ['git', 'rev-parse', '--verify', '--quiet', *names], cwd=root, capture_output=True
     )
-    if known.returncode:
+    if inside.returncode:
         raise SystemExit(f'{commit} is no commit of this project; git log --oneline lists some')
     differ = git(root, 'diff', '--name-only', '--no-renames', '--relative', commit)
     return sorted({*differ, *git(root, 'ls-files', '--others', '--exclude-standard')})
@@ -171,24 +176,24 @@ class Collector:
 
     def pytest_collection_finish(self, session):
         for item in session.items:
-            given = texts_in(getattr(getattr(item, 'callspec', None), 'params', {}))
+            parameters = texts_in(getattr(getattr(item, 'callspec', None), 'params', {}))
             is_full = item.get_closest_marker('full') is not None
-            self.items.append(Item(item.nodeid, tuple(given), is_full))
+            self.items.append(Item(item.nodeid, tuple(parameters), is_full))
 
 
 def collected(files: Iterable[str]) -> list[Item]:
     """The tests in some files; SystemExit with what pytest says where it cannot read one."""
     if not files:
         return []
-    collector, said, before = Collector(), io.StringIO(), dict(os.environ)
+    collector, output, before = Collector(), io.StringIO(), dict(os.environ)
     command = ['--collect-only', '-q', '-n', '0', '-m', 'not product', *sorted(files)]
-    with contextlib.redirect_stdout(said):
+    with contextlib.redirect_stdout(output):
         status = pytest.main(command, plugins=[collector])
     os.environ.clear()  # conftest.py sets some, and pytest is started again
     os.environ.update(before)
     gc.unfreeze()  # conftest.py freezes what is collected; DuckDB complains of what is never freed
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-        raise SystemExit(f'{said.getvalue()}\npytest does not find all tests, as it says above')
+        raise SystemExit(f'{output.getvalue()}\npytest does not find all tests, as it says above')
     return collector.items
 
 
@@ -202,16 +207,16 @@ class Selection:
     @classmethod
     def of(cls, touched: Iterable[Touched], definitions: Definitions) -> 'Selection':
         touched = list(touched)
-        files = frozenset().union(*(one.files for one in touched))
-        looked_at = frozenset().union(*(one.named for one in touched)) - files
-        found = {
+        files = frozenset().union(*(touch.files for touch in touched))
+        looked_at = frozenset().union(*(touch.named for touch in touched)) - files
+        selected = {
             item.nodeid: item
             for item in collected(looked_at)
-            for one in touched
-            if item.nodeid.split('::')[0] in one.named
-            and definitions.is_of(item.nodeid, item.texts, one.rows, one.tables)
+            for touch in touched
+            if item.nodeid.split('::')[0] in touch.named
+            and definitions.is_of(item.nodeid, item.texts, touch.rows, touch.tables)
         }
-        return cls(files, tuple(found.values()))
+        return cls(files, tuple(selected.values()))
 
     @property
     def arguments(self) -> list[str]:
@@ -235,13 +240,21 @@ class Selection:
         return {'default': len(items) - full, 'full': full}
 
 
-def run(selection: Selection, tiers: Iterable[str], more: Sequence[str]) -> int:
+def run(selection: Selection, tiers: Iterable[str], pytest_arguments: Sequence[str]) -> int:
     """The status of pytest: of the first tier that fails, so that what is cheap fails early."""
     with tempfile.NamedTemporaryFile('w', suffix='.txt') as file:
         file.write('\n'.join(selection.arguments))
         file.flush()
         for tier in tiers:
-            command = [sys.executable, '-m', 'pytest', f'@{file.name}', '-m', TIERS[tier], *more]
+            command = [
+                sys.executable,
+                '-m',
+                'pytest',
+                f'@{file.name}',
+                '-m',
+                TIERS[tier],
+                *pytest_arguments,
+            ]
             print(f'the {tier} tier:', flush=True)
             status = subprocess.run(command, cwd=ROOT).returncode
             if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
@@ -258,20 +271,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('--count', action='store_true', help='counts tests, which takes longer')
     parser.add_argument('--tier', choices=[*TIERS, 'all'], default='all')
     parser.add_argument('--pytest', default='', help="more arguments, such as --pytest='-x -n 2'")
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     gc.disable()  # to look for garbage among the trees of all files takes as long as to make them
-    files = asked.of or asked.files or changed(ROOT, asked.commit)
-    known = files_of(ROOT)
-    if (asked.of or asked.files) and (unknown := sorted(set(files) - set(known))):
+    files = options.of or options.files or changed(ROOT, options.commit)
+    tracked = files_of(ROOT)
+    if (options.of or options.files) and (unknown := sorted(set(files) - set(tracked))):
         raise SystemExit(f'no file of the project: {", ".join(unknown)}; paths are from its root')
-    selector = Selector(ROOT, [*known, *files])
-    if asked.of:
+    selector = Selector(ROOT, [*tracked, *files])
+    if options.of:
         for file in files:
             print(f'{file}:', *selector.nearest.tests_of(file) or ['no test uses it'])
         return 0
     touched = {file: selector.touched_by(file) for file in files}
-    for file, one in touched.items():
-        print(f'{file}: {one.why}')
+    for file, touch in touched.items():
+        print(f'{file}: {touch.why}')
     selection = Selection.of(touched.values(), selector.definitions)
     print(*selection.lines(), sep='\n')
     share = len(selection.files_with_tests) / max(1, len(selector.tests))
@@ -279,14 +292,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         f'{_count(selection.files, "whole file")} and {_count(selection.tests, "test")} of others: '
         f'in {share:.0%} of {_count(selector.tests, "file")} of tests'
     )
-    if asked.count:
+    if options.count:
         counts = [f'{number:,} of the {tier} tier' for tier, number in selection.counts().items()]
         print(', '.join(counts))
     if not selection.arguments:
         print('no test is touched')
-    elif asked.run:
+    elif options.run:
         return run(
-            selection, TIERS if asked.tier == 'all' else [asked.tier], shlex.split(asked.pytest)
+            selection,
+            TIERS if options.tier == 'all' else [options.tier],
+            shlex.split(options.pytest),
         )
     return 0
 

@@ -101,9 +101,9 @@ def shown(printed: str, pattern: str | None) -> str:
         return printed
     lines = []
     for line in printed.splitlines():
-        kept = line if re.search(pattern, line) else '...'
-        if kept != '...' or lines[-1:] != ['...']:
-            lines.append(kept)
+        shown_line = line if re.search(pattern, line) else '...'
+        if shown_line != '...' or lines[-1:] != ['...']:
+            lines.append(shown_line)
     return '\n'.join(lines) + '\n'
 
 
@@ -156,12 +156,12 @@ def renew(name: str, small: bool = False) -> None:
             return
         minutes = max(1, round((time.monotonic() - started) / 60))
         page = (folder / TUTORIALS[name].relative_to(ROOT)).read_text()
-        said = f'*Takes {minutes} minute{"s" * (minutes > 1)} on two CPU cores.*'
-        TUTORIALS[name].write_text(MINUTES.sub(said, page))
+        note = f'*Takes {minutes} minute{"s" * (minutes > 1)} on two CPU cores.*'
+        TUTORIALS[name].write_text(MINUTES.sub(note, page))
         PICTURES.mkdir(parents=True, exist_ok=True)
         for picture in PICTURE.findall(page):
             shutil.copy(next(folder.glob(f'runs/**/{picture}')), PICTURES)
-    print(f'{name}: {said}', flush=True)
+    print(f'{name}: {note}', flush=True)
 
 
 def main(arguments: list[str]) -> None:

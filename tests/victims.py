@@ -18,20 +18,20 @@ from train import train
 
 
 def main(url: str, source: str, cache_dir: str) -> None:
-    write, dispatch, there = Bucket.write, Wave.dispatch, []
+    write, dispatch, written = Bucket.write, Wave.dispatch, []
 
     def killing(bucket, name, content):
         if name == f'checkpoints/8/{MARK}':
             os.kill(os.getpid(), signal.SIGKILL)
-        found = write(bucket, name, content)
-        there.append(name)
-        return found
+        stored = write(bucket, name, content)
+        written.append(name)
+        return stored
 
     def waiting(wave):
         """So tiny a model is faster than the bucket."""
         for step in (4, 8):
             mark = f'checkpoints/{step}/{MARK}'
-            while wave.slots[0].journal.step == step + 1 and mark not in there:
+            while wave.slots[0].journal.step == step + 1 and mark not in written:
                 time.sleep(0.02)
         dispatch(wave)
 

@@ -216,7 +216,7 @@ def _find_earlier_names(
         meshless = _meshless_digest(cell.recipe)
         return earlier.get(meshless, renamed) if alike[meshless] == 1 else renamed
 
-    return {cell.name: folder for cell in cells if (folder := folder_name(cell)) != cell.name}
+    return {cell.name: new_name for cell in cells if (new_name := folder_name(cell)) != cell.name}
 
 
 def _meshless_digest(recipe: Recipe) -> str:

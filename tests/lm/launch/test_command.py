@@ -42,8 +42,8 @@ def kind_of(path: str) -> type:
 def parsed(monkeypatch):
     """parsed(flag, ...): the config that train.py has from these flags."""
 
-    def of(*given: str) -> ConfigDict:
-        argv = ['train.py', *given]
+    def of(*arguments: str) -> ConfigDict:
+        argv = ['train.py', *arguments]
         monkeypatch.setattr('sys.argv', argv)
         parse_flags(argv)
         return train.CONFIG.value
@@ -56,9 +56,9 @@ def parsed(monkeypatch):
 def refused(parsed, capsys):
     """refused(flag, ...): the one line that train.py answers them with."""
 
-    def of(*given: str) -> str:
+    def of(*arguments: str) -> str:
         with pytest.raises(SystemExit) as stopped:
-            resolve(parsed(*given))
+            resolve(parsed(*arguments))
         assert stopped.value.code == BAD_INPUT
         (line,) = capsys.readouterr().err.splitlines()
         return line.removeprefix('error: ')
@@ -141,17 +141,17 @@ def test_a_config_that_begins_from_nothing_has_all_fields_too():
     ('path', 'text'), [('norm.groups', '1.5'), ('optim.b2', '(0.9,0.99)'), ('norm.groups', 'None')]
 )
 def test_a_flag_of_another_type_is_refused(path, text, refused):
-    wanted = flag_type_error(path, text, FIELDS[path].types)
-    assert refused(DEFAULT, f'--config.{path}={text}') == wanted
+    expected = flag_type_error(path, text, FIELDS[path].types)
+    assert refused(DEFAULT, f'--config.{path}={text}') == expected
 
 
 def test_a_flag_that_names_no_field_is_refused_with_the_nearest(refused):
-    said = "the config has no field norm.group. Did you mean 'norm.groups'?"
-    assert refused(DEFAULT, '--config.norm.group=4') == said
+    message = "the config has no field norm.group. Did you mean 'norm.groups'?"
+    assert refused(DEFAULT, '--config.norm.group=4') == message
 
 
 @pytest.mark.parametrize(
-    ('line', 'said'),
+    ('line', 'message'),
     [
         ('config.optim = {}; config.optimm = {}', "no field optimm. Did you mean 'optim'?"),
         ('config.optimm.lr = 1.0', "reads optimm, which is not set. Did you mean 'optim'?"),
@@ -171,9 +171,9 @@ def test_a_flag_that_names_no_field_is_refused_with_the_nearest(refused):
         ),
     ],
 )
-def test_what_a_file_cannot_name_is_refused_with_its_line(line, said, refused, file):
+def test_what_a_file_cannot_name_is_refused_with_its_line(line, message, refused, file):
     answer = refused(file('config.train.steps = 3', line))
-    assert said in answer and '/mine.py:7: ' in answer
+    assert message in answer and '/mine.py:7: ' in answer
 
 
 def test_a_value_of_another_type_is_refused_as_the_config_is_resolved(parsed, file):
@@ -182,20 +182,20 @@ def test_a_value_of_another_type_is_refused_as_the_config_is_resolved(parsed, fi
 
 
 @pytest.mark.parametrize(
-    ('text', 'said'),
+    ('text', 'message'),
     [
         ('def config(): pass', 'has no get_config()'),
         ('def get_config(): pass', 'returns nothing'),
     ],
 )
 def test_a_file_without_a_config_is_refused_with_what_to_write(
-    text, said, refused, tmp_path, monkeypatch
+    text, message, refused, tmp_path, monkeypatch
 ):
     monkeypatch.delitem(sys.modules, 'config_config', raising=False)  # the file of another test
     (tmp_path / 'mine.py').write_text(text)
-    for more in ((), ('--config.optim.lr=1',)):
-        answer = refused(f'--config={tmp_path}/mine.py', *more)
-        assert said in answer and 'has def get_config(): ... return config' in answer
+    for overrides in ((), ('--config.optim.lr=1',)):
+        answer = refused(f'--config={tmp_path}/mine.py', *overrides)
+        assert message in answer and 'has def get_config(): ... return config' in answer
 
 
 def test_another_mistake_in_a_file_keeps_its_traceback(parsed, file):
@@ -203,9 +203,9 @@ def test_another_mistake_in_a_file_keeps_its_traceback(parsed, file):
         parsed(file('flag = "".no_such'))
 
 
-@pytest.mark.parametrize('more', [(), ("--config.sweep={'optim.lr': (0.1, 0.2)}",)])
+@pytest.mark.parametrize('sweep_flags', [(), ("--config.sweep={'optim.lr': (0.1, 0.2)}",)])
 def test_a_program_says_what_differs_and_what_a_checkpoint_gives(
-    more, parsed, tmp_path, monkeypatch
+    sweep_flags, parsed, tmp_path, monkeypatch
 ):
     """A run and a sweep are of the config that it says."""
     (tmp_path / 'RUN' / 'checkpoints' / '4').mkdir(parents=True)
@@ -216,7 +216,7 @@ def test_a_program_says_what_differs_and_what_a_checkpoint_gives(
     monkeypatch.setattr(
         train, 'train_sweep', lambda base, *given, **how: started.append((resolve(base), *given))
     )
-    parsed(DEFAULT, '--config.train.init_from=RUN', '--config.model.n_heads=2', *more)
+    parsed(DEFAULT, '--config.train.init_from=RUN', '--config.model.n_heads=2', *sweep_flags)
     train.main()
     ((recipe, *_, (given, followed)),) = started
     assert given == 'not as in configs/default.py: model.n_heads=2, train.init_from=RUN'
@@ -268,12 +268,12 @@ def test_every_flag_that_names_a_file_reads_it_as_a_path():
     text = re.compile(rf"DEFINE_(?:multi_)?(?:string|list)\(\s*'({names})'")
     programs = [*ROOT.glob('eval/**/*.py'), ROOT / 'train.py', ROOT / 'tpu' / 'plan.py']
     sources = {path: path.read_text() for path in programs}
-    assert not [(path, found[1]) for path in sources if (found := text.search(sources[path]))]
+    assert not [(path, match[1]) for path in sources if (match := text.search(sources[path]))]
     assert sum(source.count('define_path(') for source in sources.values()) > 20
 
 
 @pytest.mark.parametrize(
-    ('error', 'said'),
+    ('error', 'message'),
     [
         (
             jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nAt'),
@@ -287,14 +287,14 @@ def test_every_flag_that_names_a_file_reads_it_as_a_path():
         (OSError(errno.EIO, 'Input/output error', '/a'), 'error: [Errno 5] Input/output error'),
     ],
 )
-def test_an_error_of_a_run_is_one_line_that_says_what_to_do(error, said, capsys):
+def test_an_error_of_a_run_is_one_line_that_says_what_to_do(error, message, capsys):
     def main():
         raise error
 
     with flagsaver.flagsaver(), pytest.raises(SystemExit) as ended:
         run_trainer(main)(['train.py'])
     (line,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == BAD_INPUT and line.startswith(said)
+    assert ended.value.code == BAD_INPUT and line.startswith(message)
 
 
 def test_another_error_of_xla_keeps_its_traceback():

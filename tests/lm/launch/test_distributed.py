@@ -47,8 +47,8 @@ class Service:
 class Numbers:
     """A counter of each thread, as each process has its own."""
 
-    def __init__(self, own):
-        self.own = own
+    def __init__(self, thread):
+        self.own = thread
 
     def __next__(self):
         return next(self.own.numbers)
@@ -57,15 +57,15 @@ class Numbers:
 @pytest.fixture
 def on_each(monkeypatch):
     """on_each(act): [what act(process_id) gave, or the error it raised], of N processes."""
-    own, service = threading.local(), Service()
+    thread, service = threading.local(), Service()
     monkeypatch.setattr(jax, 'process_count', lambda: N)
-    monkeypatch.setattr(jax, 'process_index', lambda: own.index)
+    monkeypatch.setattr(jax, 'process_index', lambda: thread.index)
     monkeypatch.setattr(distributed, '_service', lambda: service)
-    monkeypatch.setattr(distributed, '_exchange_ids', Numbers(own))
+    monkeypatch.setattr(distributed, '_exchange_ids', Numbers(thread))
     monkeypatch.setattr(distributed, 'WAIT_MS', 20)
 
-    def one(act, index):
-        own.index, own.numbers = index, itertools.count()
+    def run_process(act, index):
+        thread.index, thread.numbers = index, itertools.count()
         try:
             return act(index)
         except Exception as error:
@@ -74,14 +74,14 @@ def on_each(monkeypatch):
     def on_each(act):
         service.values.clear()
         with ThreadPoolExecutor(N) as pool:
-            return [f.result(20) for f in [pool.submit(one, act, i) for i in range(N)]]
+            return [f.result(20) for f in [pool.submit(run_process, act, i) for i in range(N)]]
 
     return on_each
 
 
 def test_each_has_what_all_give_in_their_order(on_each):
-    found = on_each(lambda i: [gather_values(i * i), gather_values([str(i)])])
-    assert found == [[[0, 1, 4], [['0'], ['1'], ['2']]]] * N
+    values = on_each(lambda i: [gather_values(i * i), gather_values([str(i)])])
+    assert values == [[[0, 1, 4], [['0'], ['1'], ['2']]]] * N
 
 
 def test_what_the_first_has_counts(on_each):
@@ -104,13 +104,13 @@ def test_the_first_acts_before_the_others(on_each):
 
 
 def test_an_error_of_one_is_raised_by_all(on_each):
-    def read(i):
+    def fail_on_some(i):
         with raise_on_all(DamagedCheckpoint):
             if i == 1:
                 raise DamagedCheckpoint('a bit')
             return i
 
-    assert [repr(error) for error in on_each(read)] == [
+    assert [repr(error) for error in on_each(fail_on_some)] == [
         "DamagedCheckpoint('host 1: a bit')",
         "DamagedCheckpoint('a bit')",
         "DamagedCheckpoint('host 1: a bit')",
@@ -133,13 +133,13 @@ def test_what_differs_is_refused_by_all_with_who_has_what(on_each):
 def test_a_folder_that_is_not_shared_is_refused(on_each, tmp_path, monkeypatch):
     """Host 2 has one of its own, with a lock of another time."""
     monkeypatch.setattr(workdir, 'NFS_DELAY_SEC', 0.1)
-    config, own = tiny_config(), tmp_path / 'own'
-    own.mkdir()
-    (own / workdir.LOCK).touch()
-    os.utime(own / workdir.LOCK, (1, 1))
+    config, private = tiny_config(), tmp_path / 'own'
+    private.mkdir()
+    (private / workdir.LOCK).touch()
+    os.utime(private / workdir.LOCK, (1, 1))
 
     def open_one(i):
-        with open_workdir(own if i == 2 else tmp_path / 'run', config, False):
+        with open_workdir(private if i == 2 else tmp_path / 'run', config, False):
             return i
 
     for error in on_each(open_one):

@@ -200,10 +200,10 @@ def digests(workdir):
     return step, read_meta(folder, step)['digests']
 
 
-def assert_same(workdir, wanted):
+def assert_same(workdir, expected):
     """Bitwise, but for times."""
-    assert timeless(workdir) == timeless(wanted)
-    assert digests(workdir) == digests(wanted)
+    assert timeless(workdir) == timeless(expected)
+    assert digests(workdir) == digests(expected)
 
 
 @pytest.mark.full
@@ -211,14 +211,14 @@ def test_two_hosts_train_what_one_does(undisturbed, corpus, tmp_path):
     """Equivalence with eight devices of one process, up to the order of sums; and host 1 has
     written nothing: a second set of events, or of rows, would show.
     """
-    workdir, said = undisturbed
+    workdir, log = undisturbed
     assert train(resolve(base(corpus, **RUN)), tmp_path / 'one') == DONE
     assert_close(timeless(workdir), timeless(tmp_path / 'one'), rtol=1e-4)
     assert len(list((workdir / 'tensorboard').iterdir())) == 1
     assert sorted(p.name for p in workdir.iterdir() if p.name != '.lock') == sorted(
         p.name for p in (tmp_path / 'one').iterdir() if p.name != '.lock'
     )
-    lines = [line for line in said.splitlines() if '[Gloo]' not in line]
+    lines = [line for line in log.splitlines() if '[Gloo]' not in line]
     assert lines == []
 
 
@@ -233,12 +233,12 @@ def test_two_hosts_hold_parts_of_one_state(sizes, start, corpus, tmp_path):
     """
     changes = {'model_n_heads': 8, 'model_n_kv_heads': 8, 'train_steps': 20, 'mesh_data': 1}
     start(tmp_path / 'run', corpus, **changes | sizes).ended()
-    one = RUN | changes | {'mesh_data': -1}
-    assert train(resolve(base(corpus, **one)), tmp_path / 'one') == DONE
+    options = RUN | changes | {'mesh_data': -1}
+    assert train(resolve(base(corpus, **options)), tmp_path / 'one') == DONE
     assert_close(timeless(tmp_path / 'run'), timeless(tmp_path / 'one'), rtol=1e-4)
-    here, there = (load(tmp_path / name, print).weights.params for name in ('run', 'one'))
-    for path, leaf in named_leaves(here).items():
-        np.testing.assert_allclose(leaf, named_leaves(there)[path], rtol=0, atol=1e-4)
+    params, reference = (load(tmp_path / name, print).weights.params for name in ('run', 'one'))
+    for path, leaf in named_leaves(params).items():
+        np.testing.assert_allclose(leaf, named_leaves(reference)[path], rtol=0, atol=1e-4)
 
 
 @pytest.mark.product
@@ -351,9 +351,9 @@ def test_a_config_that_a_file_resolves_to_differently_is_refused(start, corpus, 
     each = [{'env': {'B1': '0.9', 'PYTHONPATH': str(ROOT)}}, {'env': {'B1': '0.8'}}]
     job = start(tmp_path / 'run', corpus, config=file, each=lambda i: each[i]).ended(BAD_INPUT)
     for i in range(N):
-        said = job.said(i)
-        assert 'the config, as its file resolves to it, must be the same on all hosts' in said
-        assert f'host 0 ({NAME}): ' in said and f'host 1 ({NAME}): ' in said
+        log = job.said(i)
+        assert 'the config, as its file resolves to it, must be the same on all hosts' in log
+        assert f'host 0 ({NAME}): ' in log and f'host 1 ({NAME}): ' in log
     assert not (tmp_path / 'run').exists()
 
 
@@ -363,10 +363,10 @@ def test_other_text_on_one_host_is_refused(start, corpus, tmp_path):
     for i in range(N):
         (tmp_path / str(i)).mkdir()
         (tmp_path / str(i) / 'a.txt').write_text(f'{i} of some words, and more of them\n' * 100)
-    own = corpus | {'data.source': 'text:*.txt', 'data.cache_dir': 'cache'}
+    relative_corpus = corpus | {'data.source': 'text:*.txt', 'data.cache_dir': 'cache'}
     config = ROOT / 'configs' / 'default.py'
     each = lambda i: {'cwd': tmp_path / str(i), 'env': {'PYTHONPATH': str(ROOT)}}  # noqa: E731
-    job = start(tmp_path / 'run', own, config=config, each=each).ended(BAD_INPUT)
+    job = start(tmp_path / 'run', relative_corpus, config=config, each=each).ended(BAD_INPUT)
     for i in range(N):
         assert 'the digest of the prepared data must be the same on all hosts' in job.said(i)
     assert not (tmp_path / 'run' / 'config.json').exists()
@@ -388,33 +388,39 @@ def test_two_hosts_read_half_of_an_import_each(tmp_path):
         job.ended()
     finally:
         job.kill()
-    params, wanted = named_leaves(load(tmp_path / 'run').weights.params), imported('llama2')
-    assert params.keys() == wanted.params.keys()
-    for path, array in wanted.params.items():
+    params, reference = named_leaves(load(tmp_path / 'run').weights.params), imported('llama2')
+    assert params.keys() == reference.params.keys()
+    for path, array in reference.params.items():
         np.testing.assert_array_equal(array, params[path])
     for i in range(N):
-        read, there = re.search(rf'host {i} has read (\S+) MB of (\S+) MB', job.said(i)).groups()
-        assert 0.5 <= float(read) / float(there) < 0.6
+        read_mb, total_mb = re.search(
+            rf'host {i} has read (\S+) MB of (\S+) MB', job.said(i)
+        ).groups()
+        assert 0.5 <= float(read_mb) / float(total_mb) < 0.6
 
 
 @pytest.mark.product
-@pytest.mark.parametrize('there', [{}, {'model_reparam': 'weight_norm', 'optim_average': 'ema'}])
-def test_two_hosts_start_from_their_parts_of_a_checkpoint(there, start, corpus, tmp_path):
+@pytest.mark.parametrize(
+    'reparam_options', [{}, {'model_reparam': 'weight_norm', 'optim_average': 'ema'}]
+)
+def test_two_hosts_start_from_their_parts_of_a_checkpoint(reparam_options, start, corpus, tmp_path):
     """Equivalence with one process, bitwise where the source stores what it uses, as one program
     rounds otherwise; factors of LoRA are drawn, and an average begun. Catches an array that each
     host has by itself, and parts of another host.
     """
     source, steps = tmp_path / 'source', {'train_steps': 2, 'train_eval_every': 2}
-    assert train(resolve(base(corpus, **RUN | CUT | steps | there)), source) == DONE
-    own = {'train_init_from': source, 'model_reparam': 'lora', 'train_trainable': 'lora'}
-    own |= {'optim_average': 'ema', 'train_steps': 1, 'train_eval_every': 0}
-    start(tmp_path / 'run', corpus, **CUT | own).ended()
-    one, other = (load(tmp_path / name) for name in ('source', 'run'))
-    wanted, found = (named_leaves(run.variables['params']) for run in (one, other))
-    bases = named_leaves(other.weights.params)
-    for path, array in wanted.items():
-        kept = bases.get(f'{path}/base', found[path])
-        np.testing.assert_allclose(kept, array, rtol=0, atol=1e-6 if there else 0)
+    assert train(resolve(base(corpus, **RUN | CUT | steps | reparam_options)), source) == DONE
+    changes = {'train_init_from': source, 'model_reparam': 'lora', 'train_trainable': 'lora'}
+    changes |= {'optim_average': 'ema', 'train_steps': 1, 'train_eval_every': 0}
+    start(tmp_path / 'run', corpus, **CUT | changes).ended()
+    source_checkpoint, checkpoint = (load(tmp_path / name) for name in ('source', 'run'))
+    source_params, params = (
+        named_leaves(run.variables['params']) for run in (source_checkpoint, checkpoint)
+    )
+    bases = named_leaves(checkpoint.weights.params)
+    for path, array in source_params.items():
+        param = bases.get(f'{path}/base', params[path])
+        np.testing.assert_allclose(param, array, rtol=0, atol=1e-6 if reparam_options else 0)
     assert np.any(bases['layers/mlp/up/a']) and np.any(bases['layers/mlp/up/b'])
 
 
@@ -441,11 +447,11 @@ def dealt_sweep(corpus, tmp_path_factory):
 
 @pytest.mark.full
 def test_a_sweep_is_dealt_to_hosts(dealt_sweep, sweep_of_one):
-    workdir, said = dealt_sweep
+    workdir, logs = dealt_sweep
     assert_same_curves(workdir, sweep_of_one, rtol=1e-4)
     assert statuses(workdir) == ['done'] * 4
-    assert all('2 of the 4 cells train on this host' in text for text in said)
-    assert not any('Gloo' in text for text in said)  # JAX's processes are not joined
+    assert all('2 of the 4 cells train on this host' in text for text in logs)
+    assert not any('Gloo' in text for text in logs)  # JAX's processes are not joined
     files = [
         {path.name for path in folder.iterdir()} - {'.job'} for folder in (workdir, sweep_of_one)
     ]
@@ -511,14 +517,14 @@ def tuned_of_one(corpus, tmp_path_factory):
     return folder / 'sweep'
 
 
-def assert_same_study(workdir, wanted, rtol=0.0):
+def assert_same_study(workdir, expected, rtol=0.0):
     """The same runs, of the same arms and waves, with the same numbers."""
     of_each = [
-        [(one['tuned'], one['changes']) for one in read_json(path / 'sweep.json')['cells']]
-        for path in (workdir, wanted)
+        [(cell['tuned'], cell['changes']) for cell in read_json(path / 'sweep.json')['cells']]
+        for path in (workdir, expected)
     ]
     assert of_each[0] == of_each[1]
-    assert_same_curves(workdir, wanted, rtol)
+    assert_same_curves(workdir, expected, rtol)
     assert {*statuses(workdir)} == {'done'}
 
 
@@ -537,8 +543,8 @@ def test_kill_9_of_a_host_in_a_tuned_sweep(tuned_of_one, start, corpus, tmp_path
     """The other one waits as long as it may be alive, then trains what it has left."""
     workdir = tmp_path / 'sweep'
     job = start(workdir, corpus, *TUNED, **BRIEF)
-    theirs = [one['cell'] for one in read_json(tuned_of_one / 'sweep.json')['cells']
-              if one['tuned'] == {'arm': 1, 'k': [16], 'seed': 0, 'stage': 'scan'}]  # fmt: skip
+    theirs = [cell['cell'] for cell in read_json(tuned_of_one / 'sweep.json')['cells']
+              if cell['tuned'] == {'arm': 1, 'k': [16], 'seed': 0, 'stage': 'scan'}]  # fmt: skip
     job.wait_for_row(workdir / theirs[0], 5)
     job.kill_child_of(1)
     job.ended(RESUME)
@@ -552,10 +558,10 @@ def test_a_tuned_sweep_of_runs_that_need_both_hosts(start, corpus, tmp_path):
     rates are small, as differences of rounding grow with every step of a large one.
     """
     tuned = (TUNED[0], f'--config.tune={TUNE | {"optim.lr": 0.001}}')
-    cut = BRIEF | {'mesh_data': 8}
+    brief = BRIEF | {'mesh_data': 8}
     eight = {'XLA_FLAGS': EIGHT_DEVICES}
-    start(tmp_path / 'one', corpus, *tuned, n=1, each=lambda i: {'env': eight}, **cut).ended()
-    start(tmp_path / 'two', corpus, *tuned, **cut).ended()
+    start(tmp_path / 'one', corpus, *tuned, n=1, each=lambda i: {'env': eight}, **brief).ended()
+    start(tmp_path / 'two', corpus, *tuned, **brief).ended()
     assert_same_study(tmp_path / 'two', tmp_path / 'one', rtol=1e-3)
 
 
@@ -578,10 +584,10 @@ def start_anew(bucket_env, start, tmp_path):
     """start_anew(url, corpus, ...) -> (Job, disks) of two machines that hold nothing yet."""
     machines = itertools.count()
 
-    def begin(*given, **changes):
+    def begin(*arguments, **changes):
         disks = [tmp_path / f'machine-{next(machines)}' for _ in range(N)]
         each = lambda i: {'env': bucket_env | {'EVENKEEL_CACHE': str(disks[i])}}  # noqa: E731
-        return start(*given, each=each, **changes), disks
+        return start(*arguments, each=each, **changes), disks
 
     return begin
 
@@ -595,9 +601,11 @@ def test_a_run_in_a_bucket_is_that_of_one_process(start_anew, corpus, tmp_path, 
     assert train(resolve(base(corpus, **RUN | CUT | steps)), tmp_path / 'one') == DONE
     with mirror_workdir(url) as workdir:
         assert_close(timeless(workdir), timeless(tmp_path / 'one'), rtol=1e-4)
-        here, there = (load(path, print).weights.params for path in (workdir, tmp_path / 'one'))
-    for path, leaf in named_leaves(here).items():
-        np.testing.assert_allclose(leaf, named_leaves(there)[path], rtol=0, atol=1e-4)
+        params, reference = (
+            load(path, print).weights.params for path in (workdir, tmp_path / 'one')
+        )
+    for path, leaf in named_leaves(params).items():
+        np.testing.assert_allclose(leaf, named_leaves(reference)[path], rtol=0, atol=1e-4)
 
 
 @pytest.mark.product
@@ -659,13 +667,15 @@ def test_a_sweep_is_dealt_to_hosts_without_a_common_disk(
     job, _ = start_anew(url, corpus, FLAG)
     job.ended()
     assert 'resuming after step' in job.said(1) and 'is in use by' in job.said(1)
-    there = fetch_records(url)
-    assert_same_curves(there, dealt_sweep[0])
-    found, wanted = ([row | {'sweep': ''} for row in table(one)] for one in (there, dealt_sweep[0]))
-    assert found == wanted
+    fetched = fetch_records(url)
+    assert_same_curves(fetched, dealt_sweep[0])
+    fetched_rows, expected_rows = (
+        [row | {'sweep': ''} for row in table(folder)] for folder in (fetched, dealt_sweep[0])
+    )
+    assert fetched_rows == expected_rows
     assert {'sweep.json', 'cells.parquet', 'report.html'} <= set(bucket.list())
-    bucket.fetch('cells.parquet', there / 'cells.parquet')
-    rows = pq.read_table(there / 'cells.parquet').to_pylist()
+    bucket.fetch('cells.parquet', fetched / 'cells.parquet')
+    rows = pq.read_table(fetched / 'cells.parquet').to_pylist()
     assert [row['status'] for row in rows] == ['done'] * 4
 
 

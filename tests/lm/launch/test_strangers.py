@@ -39,44 +39,44 @@ def pair():
 
     def make(theirs=THE):
         server = socket.create_server(('127.0.0.1', 0))
-        own = Links(THE, [server])
+        coordinator = Links(THE, [server])
         member = Link(socket.create_connection(server.getsockname()), theirs, accepted=False)
-        opened_here.append((own, member))
-        return own, member
+        opened_here.append((coordinator, member))
+        return coordinator, member
 
     yield make
-    for own, member in opened_here:
-        own.close()
+    for coordinator, member in opened_here:
+        coordinator.close()
         member.socket.close()
 
 
-def greet(own, member):
+def greet(coordinator, member):
     """Until both trust each other, or the member's link is gone."""
-    own.wait(1.0)
+    coordinator.wait(1.0)
     member.read()
-    own.wait(1.0)
+    coordinator.wait(1.0)
     member.read()
 
 
 def test_both_ends_prove_the_secret(pair):
-    own, member = pair()
-    greet(own, member)
-    assert member.is_trusted and own.open_links[0].is_trusted and own.strangers == 0
+    coordinator, member = pair()
+    greet(coordinator, member)
+    assert member.is_trusted and coordinator.open_links[0].is_trusted and coordinator.strangers == 0
     member.send(ended=3)
-    assert own.wait(1.0) == [(own.open_links[0], {'ended': 3})]
+    assert coordinator.wait(1.0) == [(coordinator.open_links[0], {'ended': 3})]
 
 
 def test_another_secret_is_closed_and_counted(pair):
-    own, member = pair(theirs=THE + '!')
+    coordinator, member = pair(theirs=THE + '!')
     with pytest.raises(LinkClosed):
-        greet(own, member)
-    assert not member.is_trusted and own.strangers == 1 and not own.open_links
+        greet(coordinator, member)
+    assert not member.is_trusted and coordinator.strangers == 1 and not coordinator.open_links
 
 
 def test_a_member_trusts_no_other_coordinator():
     """It hears a nonce, answers, and gets a proof that only the secret gives."""
-    one, other = socket.socketpair()
-    one.close()
+    near_end, far_end = socket.socketpair()
+    near_end.close()
     with socket.create_server(('127.0.0.1', 0)) as server:
         member = Link(socket.create_connection(server.getsockname()), THE, accepted=False)
         false, _ = server.accept()
@@ -89,48 +89,52 @@ def test_a_member_trusts_no_other_coordinator():
         assert not member.is_trusted
         false.close()
         member.socket.close()
-    other.close()
+    far_end.close()
 
 
 def test_a_proof_of_one_connection_is_none_of_another(pair):
-    own, member = pair()
-    greet(own, member)
-    said = f'{member._nonce} {links.proof(THE, "member", member._peer_nonce, member._nonce)}\n'
-    with connected(own._servers[0].getsockname()[1]) as replayed:
-        own.wait(1.0)
-        replayed.sendall(said.encode())
-        own.wait(1.0)
-        assert own.strangers == 1 and len(own.open_links) == 1
+    coordinator, member = pair()
+    greet(coordinator, member)
+    greeting = f'{member._nonce} {links.proof(THE, "member", member._peer_nonce, member._nonce)}\n'
+    with connected(coordinator._servers[0].getsockname()[1]) as replayed:
+        coordinator.wait(1.0)
+        replayed.sendall(greeting.encode())
+        coordinator.wait(1.0)
+        assert coordinator.strangers == 1 and len(coordinator.open_links) == 1
 
 
 def test_strangers_have_a_time_and_a_number(pair, monkeypatch):
-    own, member = pair()
-    greet(own, member)
+    coordinator, member = pair()
+    greet(coordinator, member)
     monkeypatch.setattr(links, 'MAX_STRANGERS', 3)
-    port = own._servers[0].getsockname()[1]
+    port = coordinator._servers[0].getsockname()[1]
     idle = [connected(port) for _ in range(7)]
     for _ in range(7):
-        own.wait(0.1)
-    assert len(own.open_links) == 1 + 3 and own.strangers == 4
+        coordinator.wait(0.1)
+    assert len(coordinator.open_links) == 1 + 3 and coordinator.strangers == 4
     monkeypatch.setattr(links, 'GREET_SEC', -1.0)
-    own.wait(0.0)
-    assert own.open_links == [one for one in own.open_links if one.is_trusted] and own.strangers == 7
-    for one in idle:
-        one.close()
+    coordinator.wait(0.0)
+    assert (
+        coordinator.open_links
+        == [connection for connection in coordinator.open_links if connection.is_trusted]
+        and coordinator.strangers == 7
+    )
+    for link in idle:
+        link.close()
 
 
 @pytest.mark.parametrize('kind', strangers.KINDS)
 def test_no_kind_of_message_is_taken_for_a_host(pair, kind):
-    own, member = pair()
-    greet(own, member)
-    with connected(own._servers[0].getsockname()[1]) as stranger:
-        own.wait(1.0)
+    coordinator, member = pair()
+    greet(coordinator, member)
+    with connected(coordinator._servers[0].getsockname()[1]) as stranger:
+        coordinator.wait(1.0)
         sender = threading.Thread(target=send_all, args=(stranger, strangers.KINDS[kind]))
         sender.start()
         while sender.is_alive():
-            assert not [message for _, message in own.wait(0.01) if message is not None]
-        assert not [message for _, message in own.wait(0.01) if message is not None]
-        assert [one.is_trusted for one in own.open_links if one.is_trusted] == [True]
+            assert not [message for _, message in coordinator.wait(0.01) if message is not None]
+        assert not [message for _, message in coordinator.wait(0.01) if message is not None]
+        assert [link.is_trusted for link in coordinator.open_links if link.is_trusted] == [True]
 
 
 def send_all(connection, data):
@@ -153,8 +157,8 @@ def test_what_a_host_says_has_its_types(line):
 @pytest.mark.parametrize('number', [2, 77, -1])
 def test_an_id_beyond_the_processes_is_refused_on_all(job, number):  # noqa: F811
     first = job(0)
-    other = job(number)
-    assert_ended((first, other), BAD_INPUT, f'host {number} (', 'has no id from')
+    second = job(number)
+    assert_ended((first, second), BAD_INPUT, f'host {number} (', 'has no id from')
 
 
 def test_who_has_another_secret_is_told_in_time(job):  # noqa: F811
@@ -173,9 +177,9 @@ def test_a_mute_peer_holds_a_host_no_longer_than_it_may(job, ports):  # noqa: F8
 
 def test_the_port_of_jax_is_taken(job, ports):  # noqa: F811
     with socket.create_server(('127.0.0.1', ports[0])):
-        status, said = ended(job(0))
-    assert status == BAD_INPUT and f'port {ports[0]} of this host, that of --coordinator' in said
-    assert 'Traceback' not in said
+        status, log = ended(job(0))
+    assert status == BAD_INPUT and f'port {ports[0]} of this host, that of --coordinator' in log
+    assert 'Traceback' not in log
 
 
 @pytest.mark.parametrize(
@@ -194,10 +198,10 @@ def test_a_scan_disturbs_no_job(job, ports, count):  # noqa: F811
     assert first.poll() is None and second.poll() is None
     let_end(first, second)
     assert ended(second) == (DONE, '')
-    status, said = ended(first)
+    status, log = ended(first)
     assert status == DONE and accepted > count * 0.9
-    found = re.fullmatch(r'host 0: connections of strangers to this job, closed: (\d+)\n', said)
-    assert found and accepted - 70 <= int(found[1]) <= accepted, (said, accepted)
+    match = re.fullmatch(r'host 0: connections of strangers to this job, closed: (\d+)\n', log)
+    assert match and accepted - 70 <= int(match[1]) <= accepted, (log, accepted)
 
 
 def test_the_secret_is_a_file_of_process_0_in_the_workdir(tmp_path):
@@ -218,9 +222,9 @@ def test_the_secret_is_a_file_of_process_0_in_the_workdir(tmp_path):
 
 
 def test_a_pipe_in_place_of_the_secret_holds_nobody_up(tmp_path):
-    one = Secret(HOST, [f'--workdir={tmp_path}'], {})
-    os.mkfifo(one.path)
-    assert one.read() == ''
+    secret = Secret(HOST, [f'--workdir={tmp_path}'], {})
+    os.mkfifo(secret.path)
+    assert secret.read() == ''
 
 
 def test_the_secret_that_is_given(tmp_path, monkeypatch):
@@ -246,9 +250,9 @@ def test_what_is_sealed_opens_with_the_secret_alone():
         'latin-1'
     )
     assert seal(THE, text) != hidden
-    for other in (THE + '!', ''):
+    for wrong_secret in (THE + '!', ''):
         with pytest.raises(ValueError):
-            unseal(other, hidden)
+            unseal(wrong_secret, hidden)
     nonce, data, tag = hidden.split()
     with pytest.raises(ValueError):
         unseal(THE, f'{nonce} {int(data[:2], 16) ^ 1:02x}{data[2:]} {tag}')
@@ -269,7 +273,7 @@ def test_the_certificate_reaches_the_child_as_jax_reads_it():
 
 
 @pytest.mark.parametrize(
-    ('name', 'resolved', 'found'),
+    ('name', 'resolved', 'expected'),
     [
         ('node0', ['127.0.0.1'], []),  # Debian's 127.0.1.1: others resolve it to another address
         ('localhost', ['127.0.0.1'], ['127.0.0.1']),
@@ -278,10 +282,10 @@ def test_the_certificate_reaches_the_child_as_jax_reads_it():
         ('both', ['192.0.2.1', '127.0.0.1'], ['127.0.0.1']),
     ],
 )
-def test_where_the_ports_listen(monkeypatch, name, resolved, found):
-    infos = [(socket.AF_INET, socket.SOCK_STREAM, 6, '', (one, 0)) for one in resolved]
+def test_where_the_ports_listen(monkeypatch, name, resolved, expected):
+    infos = [(socket.AF_INET, socket.SOCK_STREAM, 6, '', (address, 0)) for address in resolved]
     monkeypatch.setattr(socket, 'getaddrinfo', lambda *_, **__: infos)
-    assert local_addresses(name) == found
+    assert local_addresses(name) == expected
 
 
 def test_names_move_no_cursor():

@@ -70,21 +70,21 @@ def test_a_program_that_outlives_its_output_says_once_why_it_is_gone(
 
 
 @pytest.mark.parametrize(
-    ('kind', 'status', 'said'),
+    ('kind', 'status', 'message'),
     [
         ('unread', NOBODY_READS, ''),
         ('full_disk', BAD_INPUT, 'error: standard output cannot be written: No space left on .*\n'),
     ],
 )
 def test_a_program_that_prints_an_answer_ends_where_nobody_gets_it(
-    kind, status, said, request, stream_to, monkeypatch, capfd
+    kind, status, message, request, stream_to, monkeypatch, capfd
 ):
     """Also where the text is short, and stays in a buffer until the program is through."""
     monkeypatch.setattr(sys, 'stdout', stream_to(request.getfixturevalue(kind)))
     with pytest.raises(SystemExit) as ended:
         run_main(lambda argv: print('an answer'))(['eval'])
     assert ended.value.code == status
-    assert re.fullmatch(said, capfd.readouterr().err)
+    assert re.fullmatch(message, capfd.readouterr().err)
 
 
 def test_all_is_written_to_a_pipe_that_is_full_and_does_not_block(stream_to):
@@ -92,19 +92,23 @@ def test_all_is_written_to_a_pipe_that_is_full_and_does_not_block(stream_to):
     os.set_blocking(writer, False)
     stream = stream_to(writer)
     with ThreadPoolExecutor(1) as pool, open(reader, 'rb') as file:
-        found = pool.submit(file.read, len(text))
+        read_text = pool.submit(file.read, len(text))
         stream.write(text.decode())
         stream.flush()
-        assert found.result() == text
+        assert read_text.result() == text
     os.close(writer)
     assert not streams.output_loss()
 
 
-def run(code: str, how: str = '{}', **env: str) -> subprocess.CompletedProcess:
+def run(code: str, shell: str = '{}', **env: str) -> subprocess.CompletedProcess:
     """Runs a program by a shell, which redirects its streams."""
-    command = f'set -o pipefail; {how.format(f'"{sys.executable}" -c "$CODE"')}'
-    given = {'PATH': os.environ['PATH'], 'PYTHONPATH': str(ROOT), 'CODE': PREPARE + code} | env
-    return subprocess.run(['bash', '-c', command], capture_output=True, env=given)
+    command = f'set -o pipefail; {shell.format(f'"{sys.executable}" -c "$CODE"')}'
+    environment = {
+        'PATH': os.environ['PATH'],
+        'PYTHONPATH': str(ROOT),
+        'CODE': PREPARE + code,
+    } | env
+    return subprocess.run(['bash', '-c', command], capture_output=True, env=environment)
 
 
 @pytest.mark.parametrize('closed', ['>&-', '2>&-', '<&-', '<&- >&- 2>&-'])

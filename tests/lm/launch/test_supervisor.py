@@ -72,7 +72,7 @@ def test_a_process_is_alone(argv, env):
 
 
 @pytest.mark.parametrize(
-    ('argv', 'env', 'said'),
+    ('argv', 'env', 'message'),
     [
         (FLAGS[1:], {}, '--num_processes is of a job of several .* give --coordinator=HOST:PORT'),
         (['--coordinator=n0', *FLAGS[1:]], {}, "HOST:PORT must name process 0 .* got 'n0'"),
@@ -86,8 +86,8 @@ def test_a_process_is_alone(argv, env):
         ([*FLAGS, '--job_secret_file=~nobody_here/a'], {}, "there is no user 'nobody_here'"),
     ],
 )
-def test_what_cannot_be_is_refused(argv, env, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_cannot_be_is_refused(argv, env, message):
+    with pytest.raises(ValueError, match=message):
         detect_host(argv, env)
 
 
@@ -144,15 +144,15 @@ def test_open_mpi_is_what_jax_finds(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ('nodes', 'found'),
+    ('nodes', 'expected'),
     [
         ('node001', ['node001']),
         ('node001,host2', ['node001', 'host2']),
         ('n[007,009-010]x,host2', ['n007x', 'n009x', 'n010x', 'host2']),
     ],
 )
-def test_lists_of_nodes(nodes, found):
-    assert expand_nodes(nodes) == found
+def test_lists_of_nodes(nodes, expected):
+    assert expand_nodes(nodes) == expected
 
 
 def test_kubernetes_tpus(on_tpu, tmp_path):
@@ -191,8 +191,8 @@ def test_tpu_vms_by_their_metadata(on_tpu):
 
 
 def test_shared_arguments_are_those_that_hosts_have_in_common():
-    own = ['-process_id', '1', '--coordinator=h:1']
-    argv = ['--config=a', *own, '--workdir=w', '--host_timeout=3']
+    host_flags = ['-process_id', '1', '--coordinator=h:1']
+    argv = ['--config=a', *host_flags, '--workdir=w', '--host_timeout=3']
     assert shared_arguments(argv) == ['--config=a', '--workdir=w']
 
 
@@ -210,8 +210,8 @@ ENDS = 'import os, sys; print("begun", flush=True); sys.stdin.readline(); {then}
 
 def free_ports():
     """Two of them."""
-    with socket.create_server(('', 0)) as one, socket.create_server(('', 0)) as two:
-        return one.getsockname()[1], two.getsockname()[1]
+    with socket.create_server(('', 0)) as first, socket.create_server(('', 0)) as second:
+        return first.getsockname()[1], second.getsockname()[1]
 
 
 @pytest.fixture
@@ -271,8 +271,8 @@ def ended(parent):
 def assert_ended(parents, status, *words):
     """All end with this status, and each says all of the words."""
     for parent in parents:
-        found, said = ended(parent)
-        assert found == status and all(word in said for word in words), said
+        exit_status, log = ended(parent)
+        assert exit_status == status and all(word in log for word in words), log
 
 
 def child_of(parent):
@@ -318,7 +318,7 @@ def test_a_job_needs_all_hosts_before_it_starts_a_child(job):
 )
 @pytest.mark.parametrize('whose', [0, 1])
 @pytest.mark.parametrize(
-    ('then', 'status', 'words'),
+    ('ending', 'status', 'words'),
     [
         ('os.kill(os.getpid(), 9)', RESUME, 'was ended by SIGKILL'),
         ('os.abort()', RESUME, 'was ended by SIGABRT'),
@@ -327,16 +327,16 @@ def test_a_job_needs_all_hosts_before_it_starts_a_child(job):
         ('os._exit(130)', 130, 'ended with status 130'),
     ],
 )
-def test_one_child_that_ends_ends_all(job, whose, then, status, words):
+def test_one_child_that_ends_ends_all(job, whose, ending, status, words):
     """The other child would sleep on."""
-    parents = [job(i, ENDS.format(then=then) if i == whose else SLEEPS) for i in range(2)]
+    parents = [job(i, ENDS.format(then=ending) if i == whose else SLEEPS) for i in range(2)]
     wait_begun(*parents)
     children = [child_of(parent) for parent in parents]
     let_end(parents[whose])
     for parent in parents:
-        found, said = ended(parent)
-        assert found == status and f'host {whose} ({NAME}) {words}' in said, said
-        assert ('the same command goes on' in said) == (status == RESUME)
+        exit_status, log = ended(parent)
+        assert exit_status == status and f'host {whose} ({NAME}) {words}' in log, log
+        assert ('the same command goes on' in log) == (status == RESUME)
     for child in children:
         wait_gone(child)
 
@@ -347,8 +347,8 @@ def test_kill_9_of_a_parent_ends_its_child_and_the_others(job, killed):
     wait_begun(*parents)
     children = [child_of(parent) for parent in parents]
     parents[killed].kill()
-    others = parents[:killed] + parents[killed + 1 :]
-    assert_ended(others, RESUME, f'host {killed} ({NAME}) has gone')
+    remaining = parents[:killed] + parents[killed + 1 :]
+    assert_ended(remaining, RESUME, f'host {killed} ({NAME}) has gone')
     for child in children:
         wait_gone(child)
 
@@ -391,8 +391,8 @@ def test_a_signal_is_passed_on_to_the_child(job, number):
     assert parents[1].stdout.readline() == 'asked\n'
 
 
-@pytest.mark.parametrize('asked', [0, 1])
-def test_a_signal_before_the_job_has_begun_ends_all_that_wait(job, asked):
+@pytest.mark.parametrize('signalled', [0, 1])
+def test_a_signal_before_the_job_has_begun_ends_all_that_wait(job, signalled):
     met = (  # the first prints once it has read a hello, the other once it has sent one
         'from lm.launch.coordinator import Coordinator as c; from lm.launch.link import Link as l; '
         'read, send, begun = c._admit, l.send, lambda: print("begun", flush=True); '
@@ -401,7 +401,7 @@ def test_a_signal_before_the_job_has_begun_ends_all_that_wait(job, asked):
     )
     parents = [job(i, count=3, before=met) for i in range(2)]
     wait_begun(*parents)
-    parents[asked].send_signal(signal.SIGTERM)
+    parents[signalled].send_signal(signal.SIGTERM)
     assert_ended(parents, SIGNALLED + signal.SIGTERM, 'host ')
 
 
@@ -416,15 +416,15 @@ def test_a_first_host_that_does_not_come_is_named(job):
 
 
 @pytest.mark.parametrize(
-    ('other', 'words'),
+    ('difference', 'words'),
     [
         ({'argv': ['--config=a', '--config.optim.lr=2']}, 'has --config.optim.lr=1, host 1'),
         ({'count': 3}, 'was started as one of 3 processes, and host 0'),
     ],
 )
-def test_hosts_that_differ_are_refused_on_all(job, other, words):
+def test_hosts_that_differ_are_refused_on_all(job, difference, words):
     first = job(0, argv=['--config=a', '--config.optim.lr=1'])
-    second = job(1, **{'argv': ['--config=a', '--config.optim.lr=1']} | other)
+    second = job(1, **{'argv': ['--config=a', '--config.optim.lr=1']} | difference)
     assert_ended((first, second), BAD_INPUT, words)
     assert first.stdout.read() == second.stdout.read() == ''  # no child was started
 
@@ -527,10 +527,10 @@ def test_apart_a_lost_host_ends_no_other(apart):
     still_there(parents[0], parents[2])
     let_end(parents[2])
     for i in (0, 2):
-        status, said = ended(parents[i])
+        status, log = ended(parents[i])
         assert status == RESUME
-        assert f'host 1 ({NAME}) has gone' in said and 'all hosts end with status 42' in said
-        assert ('the others train their cells' in said) == (i == 0)
+        assert f'host 1 ({NAME}) has gone' in log and 'all hosts end with status 42' in log
+        assert ('the others train their cells' in log) == (i == 0)
 
 
 def test_apart_host_0_is_a_host_as_others(apart):
@@ -540,21 +540,21 @@ def test_apart_host_0_is_a_host_as_others(apart):
     still_there(parents[1])
     assert is_there(child)
     let_end(parents[1])
-    status, said = ended(parents[1])
-    assert status == RESUME and said.count(f'host 0 ({NAME}) has gone') == 2, said
+    status, log = ended(parents[1])
+    assert status == RESUME and log.count(f'host 0 ({NAME}) has gone') == 2, log
 
 
-@pytest.mark.parametrize('asked', [0, 1])
-def test_apart_a_signal_to_a_host_is_for_it_alone(apart, asked):
+@pytest.mark.parametrize('signalled', [0, 1])
+def test_apart_a_signal_to_a_host_is_for_it_alone(apart, signalled):
     """It leaves, as it has a few seconds for that; the others go on."""
     parents, stopped = apart(DONE, DONE, DONE), SIGNALLED + signal.SIGTERM
-    parents[asked].send_signal(signal.SIGTERM)
-    assert ended(parents[asked])[0] == stopped
-    others = [parent for parent in parents if parent is not parents[asked]]
-    still_there(*others)
-    let_end(*others)
+    parents[signalled].send_signal(signal.SIGTERM)
+    assert ended(parents[signalled])[0] == stopped
+    remaining = [parent for parent in parents if parent is not parents[signalled]]
+    still_there(*remaining)
+    let_end(*remaining)
     # Of host 0 nobody knows how it ended.
-    assert [ended(parent)[0] for parent in others] == [stopped if asked else RESUME] * 2
+    assert [ended(parent)[0] for parent in remaining] == [stopped if signalled else RESUME] * 2
 
 
 def test_apart_what_went_wrong_is_said_in_the_end(apart):

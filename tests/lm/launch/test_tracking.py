@@ -32,11 +32,11 @@ def test_an_unknown_tracker_is_refused_with_the_nearest(monkeypatch):
 
 def test_a_follower_ends_with_training_and_its_lines_are_said(tmp_path, monkeypatch):
     started = program(monkeypatch, 'sys.stdin.read(); print("3 steps", flush=True)')
-    said = []
-    with tracking.send_to_trackers(tmp_path, ['mlflow'], said.append):
+    lines = []
+    with tracking.send_to_trackers(tmp_path, ['mlflow'], lines.append):
         (process,) = started
-        assert process.poll() is None and not said
-    assert process.returncode == 0 and said == ['3 steps']
+        assert process.poll() is None and not lines
+    assert process.returncode == 0 and lines == ['3 steps']
 
 
 @pytest.mark.parametrize(
@@ -44,13 +44,13 @@ def test_a_follower_ends_with_training_and_its_lines_are_said(tmp_path, monkeypa
 )
 def test_what_was_not_sent_is_said_with_its_command(tmp_path, monkeypatch, code):
     """Tries a network that is dead, a crash, and an error."""
-    started, said = program(monkeypatch, code), []
+    started, lines = program(monkeypatch, code), []
     monkeypatch.setattr(tracking, 'LAST_SEC', 0.5)
-    with tracking.send_to_trackers(tmp_path, ['wandb'], said.append):
+    with tracking.send_to_trackers(tmp_path, ['wandb'], lines.append):
         pass
     command = f'python -m eval.sync --workdir={tmp_path} --to=wandb'
-    assert said[-1] == f'wandb: not all rows were sent; {command} sends the rest'
-    assert said[:-1] == (['error: no'] if 'error' in code else [])
+    assert lines[-1] == f'wandb: not all rows were sent; {command} sends the rest'
+    assert lines[:-1] == (['error: no'] if 'error' in code else [])
     assert started[0].poll() is not None
 
 
@@ -65,12 +65,12 @@ def test_an_error_of_training_is_its_own(tmp_path, monkeypatch):
 
 
 def test_a_package_that_lacks_stops_nothing(tmp_path, monkeypatch):
-    started, said = program(monkeypatch, ''), []
+    started, lines = program(monkeypatch, ''), []
     monkeypatch.setattr(tracking.importlib.util, 'find_spec', lambda name: None)
-    with tracking.send_to_trackers(tmp_path, ['wandb'], said.append):
+    with tracking.send_to_trackers(tmp_path, ['wandb'], lines.append):
         pass
-    assert not started and len(said) == 1
-    assert 'wandb not installed (uv sync --extra wandb)' in said[0] and 'eval.sync' in said[0]
+    assert not started and len(lines) == 1
+    assert 'wandb not installed (uv sync --extra wandb)' in lines[0] and 'eval.sync' in lines[0]
 
 
 def test_one_process_of_a_job_starts_followers(tmp_path, monkeypatch):

@@ -33,8 +33,8 @@ SEARCH = Search(smallest_effect=0.01)
 
 def arm(shift=0.0, s=0.002, at=0.3, number=0):
     def loss(point):
-        common, own = random.Random(point.seed), random.Random(repr((point, number, at)))
-        noise = 0.6 * common.gauss(0, 1) + 0.8 * own.gauss(0, 1)
+        common, private = random.Random(point.seed), random.Random(repr((point, number, at)))
+        noise = 0.6 * common.gauss(0, 1) + 0.8 * private.gauss(0, 1)
         return shift + 0.01 * (point.k[0] / 8 - at) ** 2 + s * noise
 
     return loss
@@ -54,10 +54,10 @@ def study_of(ledgers, judged=None, **settings):
 def grown(losses, **settings):
     """A study of arms with these losses, at its end."""
     ledgers = [{} for _ in losses]
-    while (found := study_of(ledgers, **settings)).next_runs:
-        for own, loss, points in zip(ledgers, losses, found.next_runs[1], strict=True):
-            own.update({p: loss(p) for p in points if p not in own})
-    return found
+    while (study := study_of(ledgers, **settings)).next_runs:
+        for ledger, loss, points in zip(ledgers, losses, study.next_runs[1], strict=True):
+            ledger.update({p: loss(p) for p in points if p not in ledger})
+    return study
 
 
 @functools.cache
@@ -67,93 +67,99 @@ def mixed():
 
 
 def test_verdicts_of_clear_differences():
-    found = mixed()
-    assert [c and c.verdict and c.verdict.said for c in found.fresh_results] == [
+    study = mixed()
+    assert [c and c.verdict and c.verdict.said for c in study.fresh_results] == [
         None,
         BETTER,
         WORSE,
         UNDECIDED,
         None,
     ]
-    assert found.states(1) == found.states(2) == (LOCATED,)
-    assert found.states(4) == (DIVERGED,) and found.fresh_results[4] is None
-    assert found.next_runs is None
+    assert study.states(1) == study.states(2) == (LOCATED,)
+    assert study.states(4) == (DIVERGED,) and study.fresh_results[4] is None
+    assert study.next_runs is None
 
 
 def test_looks_are_of_fresh_seeds_that_all_arms_share():
-    found = mixed()
-    (first, _), (second, _) = found.looks
+    study = mixed()
+    (first, _), (second, _) = study.looks
     tuned = {
-        p.seed for points in found.stages for p, stage in points.items() if 'look' not in stage
+        p.seed for points in study.stages for p, stage in points.items() if 'look' not in stage
     }
     assert max(tuned) < FIRST_FRESH_SEED
     seeds = [[p.seed for p in points] for points in first]
     assert seeds == [[*range(FIRST_FRESH_SEED, FIRST_FRESH_SEED + 5)]] * 4 + [[]]
     assert [len(points) for points in second] == [10, 0, 0, 10, 0]
-    assert all(p.k == found.picks[i].k for i, points in enumerate(first) for p in points)
-    assert [len(c.losses) for c in found.fresh_results[:4]] == [10, 5, 5, 10]
+    assert all(p.k == study.picks[i].k for i, points in enumerate(first) for p in points)
+    assert [len(c.losses) for c in study.fresh_results[:4]] == [10, 5, 5, 10]
 
 
 def test_first_look_decides_by_its_own_seeds():
     """Verdicts of the first look are those of `judge` on the losses of its seeds."""
-    found = mixed()
-    points, confirmed = found.looks[0]
-    fresh = [np.array([own[p] for p in ps]) for own, ps in zip(found.losses, points, strict=True)]
-    r = [pick.allowance for pick in found.picks]
-    wanted = judge_arms(fresh[1:4], fresh[0], r[1:4], r[0], HOLM)
-    assert [c.verdict for c in confirmed[1:4]] == wanted
-    points, confirmed = found.looks[1]
-    fresh = [np.array([own[p] for p in ps]) for own, ps in zip(found.losses, points, strict=True)]
+    study = mixed()
+    points, confirmed = study.looks[0]
+    fresh = [
+        np.array([losses[p] for p in ps]) for losses, ps in zip(study.losses, points, strict=True)
+    ]
+    r = [pick.allowance for pick in study.picks]
+    expected = judge_arms(fresh[1:4], fresh[0], r[1:4], r[0], HOLM)
+    assert [c.verdict for c in confirmed[1:4]] == expected
+    points, confirmed = study.looks[1]
+    fresh = [
+        np.array([losses[p] for p in ps]) for losses, ps in zip(study.losses, points, strict=True)
+    ]
     assert [confirmed[3].verdict] == judge_arms([fresh[3]], fresh[0], [r[3]], r[0], HOLM)
 
 
 def test_a_kill_at_every_fresh_run_asks_for_the_same():
-    found = mixed()
+    study = mixed()
     ended = [
-        {p: own[p] for p, stage in stages.items() if 'look' not in stage}
-        for own, stages in zip(found.losses, found.stages, strict=True)
+        {p: losses[p] for p, stage in stages.items() if 'look' not in stage}
+        for losses, stages in zip(study.losses, study.stages, strict=True)
     ]
-    for points, _ in found.looks:
-        for i, own in enumerate(points):
-            for point in own:
+    for points, _ in study.looks:
+        for i, arm_points in enumerate(points):
+            for point in arm_points:
                 if point not in ended[i]:
                     assert study_of(ended).next_runs[1] == points
-                    ended[i][point] = found.losses[i][point]
+                    ended[i][point] = study.losses[i][point]
     whole = study_of(ended)
-    assert whole.next_runs is None and whole.fresh_results[3].verdict == found.fresh_results[3].verdict
+    assert (
+        whole.next_runs is None and whole.fresh_results[3].verdict == study.fresh_results[3].verdict
+    )
 
 
 def test_no_second_look_where_all_is_decided():
-    found = grown([arm(), arm(-0.05), arm(0.05)])
-    assert len(found.looks) == 1 and [c.verdict.said for c in found.fresh_results[1:]] == [
+    study = grown([arm(), arm(-0.05), arm(0.05)])
+    assert len(study.looks) == 1 and [c.verdict.said for c in study.fresh_results[1:]] == [
         BETTER,
         WORSE,
     ]
 
 
 def test_a_length_of_the_baseline_gets_seeds_and_no_verdict():
-    found = grown([arm(), arm(0.0, number=1), arm(-0.3)], judged=[True, True, False])
-    assert found.fresh_results[2].verdict is None and len(found.fresh_results[2].losses) == 5
-    assert found.states(2) == (LOCATED,)
+    study = grown([arm(), arm(0.0, number=1), arm(-0.3)], judged=[True, True, False])
+    assert study.fresh_results[2].verdict is None and len(study.fresh_results[2].losses) == 5
+    assert study.states(2) == (LOCATED,)
 
 
 def test_diverged_seeds_leave_no_verdict():
-    found = grown([arm(), fails(arm(-0.05), {1, 3}), arm(-0.05, number=1)])
-    one, other = found.fresh_results[1:]
-    assert one.diverged == 2 and one.verdict is None and len(one.losses) == 5
-    assert found.states(1) == (LOCATED, 'diverged 2 of 5')
-    assert other.verdict.said == BETTER and found.seeds_needed(1, 0.01) is None
+    study = grown([arm(), fails(arm(-0.05), {1, 3}), arm(-0.05, number=1)])
+    diverged, complete = study.fresh_results[1:]
+    assert diverged.diverged == 2 and diverged.verdict is None and len(diverged.losses) == 5
+    assert study.states(1) == (LOCATED, 'diverged 2 of 5')
+    assert complete.verdict.said == BETTER and study.seeds_needed(1, 0.01) is None
 
 
 def test_diverged_seeds_of_the_baseline_leave_no_verdicts():
-    found = grown([fails(arm(), {0}), arm(-0.05)])
-    assert found.states(0) == (LOCATED, 'diverged 1 of 5')
-    assert [c.verdict for c in found.fresh_results] == [None, None] and len(found.looks) == 1
+    study = grown([fails(arm(), {0}), arm(-0.05)])
+    assert study.states(0) == (LOCATED, 'diverged 1 of 5')
+    assert [c.verdict for c in study.fresh_results] == [None, None] and len(study.looks) == 1
 
 
 def test_a_dead_baseline_leaves_no_verdicts():
-    found = grown([lambda p: math.inf, arm()])
-    assert found.states(0) == (DIVERGED,) and found.fresh_results[1].verdict is None
+    study = grown([lambda p: math.inf, arm()])
+    assert study.states(0) == (DIVERGED,) and study.fresh_results[1].verdict is None
 
 
 def test_an_edge_is_never_worse():
@@ -164,19 +170,19 @@ def test_an_edge_is_never_worse():
     def falling(point):
         return 2 - 1e-3 * point.k[0] + 1e-4 * random.Random(repr(point)).random()
 
-    found = grown([arm(-5.0), falling])
-    assert EDGE in found.states(1) and found.fresh_results[1].verdict.said == UNDECIDED
-    assert TUNING_LIMITED in found.states(1) and found.seeds_needed(1, 0.01) is None
+    study = grown([arm(-5.0), falling])
+    assert EDGE in study.states(1) and study.fresh_results[1].verdict.said == UNDECIDED
+    assert TUNING_LIMITED in study.states(1) and study.seeds_needed(1, 0.01) is None
     swapped = grown([falling, arm(-5.0)])
     assert swapped.fresh_results[1].verdict.said == UNDECIDED
     lower = grown([arm(9.0), falling])
     assert lower.fresh_results[1].verdict.said == BETTER
 
 
-def with_verdict(difference, r_arm, r_baseline, deviation=0.01, n=10, said=UNDECIDED):
+def with_verdict(difference, r_arm, r_baseline, deviation=0.01, n=10, outcome=UNDECIDED):
     """A study of two arms that ends with this verdict."""
     base = grown([arm(), arm(0.0, number=1)])
-    verdict = Verdict(said, difference, -1.0, 1.0, 0.5, n, deviation, 0.0)
+    verdict = Verdict(outcome, difference, -1.0, 1.0, 0.5, n, deviation, 0.0)
     study = dataclasses.replace(base)
     study.__dict__['picks'] = [
         dataclasses.replace(pick, allowance=r)
@@ -217,13 +223,13 @@ def test_budget_keeps_the_second_look_away():
 
 
 def test_runs_and_stages_count_every_run_once():
-    found = mixed()
-    for i, stages in enumerate(found.stages):
-        assert {*stages} == {*found.losses[i]}
+    study = mixed()
+    for i, stages in enumerate(study.stages):
+        assert {*stages} == {*study.losses[i]}
         tuned = [p for p, stage in stages.items() if 'look' not in stage]
-        assert found.runs[i] == len(tuned)
-    assert len({*found.runs[:4]}) == 1
-    kinds = {stage for stages in found.stages for stage in stages.values()}
+        assert study.runs[i] == len(tuned)
+    assert len({*study.runs[:4]}) == 1
+    kinds = {stage for stages in study.stages for stage in stages.values()}
     assert {'scan', 'refine', 'look 1', 'look 2'} <= kinds
 
 

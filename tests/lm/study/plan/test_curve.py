@@ -29,11 +29,11 @@ def sampled(curve, ks=KS, n=1):
     return compute_means({k: [curve(k / OCTAVE)] * n for k in ks})
 
 
-@pytest.mark.parametrize('least', [-4, -3, -1, 0, 2, 3, 4])
+@pytest.mark.parametrize('vertex', [-4, -3, -1, 0, 2, 3, 4])
 @pytest.mark.parametrize('curvature', [1e-4, 0.01, 30.0])
-def test_vertex_of_a_parabola_is_exact(least, curvature):
-    means = sampled(lambda z: 3.2 + curvature * (z - least / OCTAVE) ** 2)
-    assert find_vertex(means, 0.0) == least and is_convex(means, 0.0)
+def test_vertex_of_a_parabola_is_exact(vertex, curvature):
+    means = sampled(lambda z: 3.2 + curvature * (z - vertex / OCTAVE) ** 2)
+    assert find_vertex(means, 0.0) == vertex and is_convex(means, 0.0)
 
 
 @pytest.mark.parametrize('right', [0.02, 0.05])
@@ -42,11 +42,11 @@ def test_vertex_and_curvatures_of_an_asymmetric_curve(right):
     means = sampled(
         lambda z: (right if z > 0.25 else 0.01) * (z - 0.25) ** 2, (-16, -8, -4, 0, 4, 8, 16)
     )
-    found = fit_curve(means, 1e-9)
-    assert found.vertex_R[0] == 2
-    assert found.left_R[0] == pytest.approx(0.01, rel=1e-3)
-    assert found.right_R[0] == pytest.approx(right, rel=1e-3)
-    assert found.rise(np.array([2 + OCTAVE]))[0] == pytest.approx(right, rel=1e-3)
+    curve = fit_curve(means, 1e-9)
+    assert curve.vertex_R[0] == 2
+    assert curve.left_R[0] == pytest.approx(0.01, rel=1e-3)
+    assert curve.right_R[0] == pytest.approx(right, rel=1e-3)
+    assert curve.rise(np.array([2 + OCTAVE]))[0] == pytest.approx(right, rel=1e-3)
 
 
 @pytest.mark.parametrize('n', [(1, 1, 1, 1, 1), (1, 1, 2, 2, 9), (9, 1, 1, 1, 1)])
@@ -55,14 +55,14 @@ def test_vertex_is_that_of_the_weighted_parabola_where_noise_hides_the_slant(n):
     y = np.array([0.05, 0.012, 0.0, 0.008, 0.02])
     means = compute_means({k: [loss] * i for k, loss, i in zip(KS, y, n, strict=True)})
     square, slope, _ = np.polyfit(np.array(KS) / OCTAVE, y, 2, w=np.sqrt(n))
-    wanted = -slope / (2 * square) * OCTAVE
-    assert abs(find_vertex(means, 1.0) - wanted) <= 0.51
+    expected = -slope / (2 * square) * OCTAVE
+    assert abs(find_vertex(means, 1.0) - expected) <= 0.51
 
 
 @pytest.mark.parametrize('shift', [-3.0, 0.5, 1e3])
 def test_no_constant_moves_the_vertex(shift):
     losses = {-8: [0.011, 0.014], 0: [0.003, 0.0], 4: [0.001], 8: [0.009, 0.012]}
-    moved = compute_means({k: [x + shift for x in own] for k, own in losses.items()})
+    moved = compute_means({k: [x + shift for x in seeds] for k, seeds in losses.items()})
     assert find_vertex(moved, 0.002) == find_vertex(compute_means(losses), 0.002) == 1
 
 
@@ -112,8 +112,8 @@ def test_a_steep_curve_is_fitted_over_one_octave():
 
 
 def test_spread_is_pooled_over_samples_that_ended():
-    found = pool_spread([[1.0, 3.0], [5.0], [2.0, 2.0, 5.0], [1.0, math.inf]])
-    assert found.freedom == 3 and found.s == pytest.approx(math.sqrt((2 + 6) / 3))
+    spread = pool_spread([[1.0, 3.0], [5.0], [2.0, 2.0, 5.0], [1.0, math.inf]])
+    assert spread.freedom == 3 and spread.s == pytest.approx(math.sqrt((2 + 6) / 3))
     assert pool_spread([[1.0], [2.0]]) == (0.0, 0)
 
 
@@ -125,9 +125,9 @@ def test_allowance_is_nothing_without_noise_and_unknown_without_repeats():
 
 def test_allowance_falls_with_seeds_and_rises_with_noise():
     few, many = (sampled(lambda z: 0.01 * z**2, n=n) for n in (1, 16))
-    found = [compute_allowance(few, Spread(s, 8)) for s in (0.001, 0.002, 0.004)]
-    assert 0 < found[0] < found[1] < found[2]
-    assert found[2] / 30 < compute_allowance(many, Spread(0.004, 8)) < found[2] / 3
+    allowances = [compute_allowance(few, Spread(s, 8)) for s in (0.001, 0.002, 0.004)]
+    assert 0 < allowances[0] < allowances[1] < allowances[2]
+    assert allowances[2] / 30 < compute_allowance(many, Spread(0.004, 8)) < allowances[2] / 3
 
 
 def test_allowance_is_near_that_of_the_delta_method():
@@ -136,8 +136,8 @@ def test_allowance_is_near_that_of_the_delta_method():
     """
     c, s = 0.01, 0.002
     means = sampled(lambda z: c * z**2, (-8, 0, 8))
-    wanted = c * (s / (c * math.sqrt(8))) ** 2 * stats.chi2.ppf(ALLOWANCE_QUANTILE, 1)
-    assert wanted * 0.8 < compute_allowance(means, Spread(s, 10)) < wanted * 2
+    expected = c * (s / (c * math.sqrt(8))) ** 2 * stats.chi2.ppf(ALLOWANCE_QUANTILE, 1)
+    assert expected * 0.8 < compute_allowance(means, Spread(s, 10)) < expected * 2
 
 
 def test_deviates_are_normal_without_a_generator():

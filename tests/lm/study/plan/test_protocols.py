@@ -54,10 +54,10 @@ def settled(sweep, raw=RAW, machine=None):
 
 def trained(sweep, raw=RAW, machine=None):
     """The steps of each cell."""
-    found = settled(sweep, raw, machine)
+    applied = settled(sweep, raw, machine)
     return [
-        one.recipe.train.steps
-        for one in apply_overrides(raw, expand_sweep(raw, sweep), found.overrides)
+        cell.recipe.train.steps
+        for cell in apply_overrides(raw, expand_sweep(raw, sweep), applied.overrides)
     ]
 
 
@@ -72,7 +72,7 @@ def test_equal_tokens_by_hand():
     sweep = {'zip': {'data.batch_size': (8, 32, 16), 'data.seq_len': (8, 8, 20)}}
     sweep['protocol'] = 'equal_tokens'
     assert trained(sweep) == [2000, 500, 400]  # of 128,000 tokens
-    assert [one['tokens'] for one in settled(sweep).record()['of_each']] == [128_000] * 3
+    assert [entry['tokens'] for entry in settled(sweep).record()['of_each']] == [128_000] * 3
 
 
 @pytest.mark.parametrize('batch', [3, 24, 100, 333])
@@ -80,12 +80,12 @@ def test_equal_tokens_are_equal_or_refused_with_a_batch_that_is(batch):
     """Property: within 0.1%."""
     tokens = 40 * 8 * 8
     raw, sweep = tiny_raw({'train.steps': 40}), {'protocol': 'equal_tokens'}
-    said = refusal(sweep | {'data.batch_size': (8, batch)}, raw)
-    nearest = int(said.rstrip('.').split()[-1])
-    (one,) = expand_sweep(raw, {'data.batch_size': (nearest,)})
-    (now,) = apply_overrides(raw, [one], [{'train.steps': round(tokens / nearest / 8)}])
-    assert abs(now.recipe.train.steps * nearest * 8 / tokens - 1) <= 0.001
-    assert nearest_batch(now.recipe, tokens) == nearest
+    message = refusal(sweep | {'data.batch_size': (8, batch)}, raw)
+    nearest = int(message.rstrip('.').split()[-1])
+    (cell,) = expand_sweep(raw, {'data.batch_size': (nearest,)})
+    (adjusted,) = apply_overrides(raw, [cell], [{'train.steps': round(tokens / nearest / 8)}])
+    assert abs(adjusted.recipe.train.steps * nearest * 8 / tokens - 1) <= 0.001
+    assert nearest_batch(adjusted.recipe, tokens) == nearest
     if nearest != 8:
         assert trained(sweep | {'data.batch_size': (8, nearest)}, raw)[0] == 40
 
@@ -101,9 +101,9 @@ def test_equal_flops_by_hand_at_two_widths():
     sweep = {'model.d_model': (16, 32), 'protocol': 'equal_flops'}
     a, b = hand_counted(16), hand_counted(32)
     assert trained(sweep) == [STEPS, round(STEPS * a / b)]
-    found = settled(sweep).record()['of_each']
-    assert found[0]['flops'] == STEPS * a * 8 * 8
-    assert found[1]['flops'] == pytest.approx(found[0]['flops'], rel=0.01)
+    entries = settled(sweep).record()['of_each']
+    assert entries[0]['flops'] == STEPS * a * 8 * 8
+    assert entries[1]['flops'] == pytest.approx(entries[0]['flops'], rel=0.01)
 
 
 def test_equal_flops_of_experts_by_hand():
@@ -116,27 +116,27 @@ def test_equal_flops_of_experts_by_hand():
         ),
         'protocol': 'equal_flops',
     }
-    wanted = hand_counted(16) / hand_counted(16, experts=4, chosen=2)
-    assert trained(sweep) == [STEPS, round(STEPS * wanted), STEPS // 2]
+    ratio = hand_counted(16) / hand_counted(16, experts=4, chosen=2)
+    assert trained(sweep) == [STEPS, round(STEPS * ratio), STEPS // 2]
 
 
 def test_equal_time_by_hand():
     sweep = {'optim.name': ('adamw', 'muon'), 'train.seed': (0, 1), 'protocol': 'equal_time'}
     assert trained(sweep, machine=given((0.1, 0.16))) == [2000, 2000, 1250, 1250]
     entries = settled(sweep, machine=given((0.1, 0.16))).record()['of_each']
-    assert [(one['changes'], one['seconds_a_step']) for one in entries] == [
+    assert [(entry['changes'], entry['seconds_a_step']) for entry in entries] == [
         ({'optim.name': 'adamw'}, 0.1),
         ({'optim.name': 'muon'}, 0.16),
     ]
-    assert [one['seconds'] for one in entries] == pytest.approx([200, 200])
+    assert [entry['seconds'] for entry in entries] == pytest.approx([200, 200])
 
 
 def test_a_class_of_hours_is_tokens_a_second_over_tokens_a_step():
     """Reference: steps = tokens/s * 3600 * hours / (batch * seq_len), of the baseline too."""
     per_step, sec = 8 * 8, (0.5, 0.125)
     sweep = {'optim.name': ('adamw', 'muon'), 'protocol': 'equal_time:hours=6'}
-    wanted = [round(per_step / own * 3600 * 6 / per_step) for own in sec]
-    assert trained(sweep, machine=given(sec)) == wanted == [43_200, 172_800]
+    expected = [round(per_step / step_sec * 3600 * 6 / per_step) for step_sec in sec]
+    assert trained(sweep, machine=given(sec)) == expected == [43_200, 172_800]
 
 
 @pytest.fixture
@@ -156,11 +156,11 @@ def test_one_epoch_takes_every_row_once(text):
 
 def test_regime_adaptation_keeps_updates_and_scales_the_rate_by_the_root():
     sweep = BATCHES | {'optim.lr': (0.001, 0.002), 'protocol': 'regime_adaptation'}
-    found = apply_overrides(RAW, expand_sweep(RAW, sweep), settled(sweep).overrides)
-    assert [one.recipe.train.steps for one in found] == [STEPS] * 4
-    assert [flatten(one.recipe)['optim.lr'] for one in found] == [0.001, 0.002, 0.002, 0.004]
-    assert [one.recipe.data.epochs for one in found] == [1, 1, 4, 4]
-    assert [one.changes['optim.lr'] for one in found] == [0.001, 0.002] * 2  # as the sweep has it
+    cells = apply_overrides(RAW, expand_sweep(RAW, sweep), settled(sweep).overrides)
+    assert [cell.recipe.train.steps for cell in cells] == [STEPS] * 4
+    assert [flatten(cell.recipe)['optim.lr'] for cell in cells] == [0.001, 0.002, 0.002, 0.004]
+    assert [cell.recipe.data.epochs for cell in cells] == [1, 1, 4, 4]
+    assert [cell.changes['optim.lr'] for cell in cells] == [0.001, 0.002] * 2  # as the sweep has it
     over_batch = sweep | {'model.norm': ('batchnorm',)}
     (note,) = [note for note in settled(over_batch).notes if 'batchnorm' in note]
     assert 'ghost batches' in note
@@ -170,24 +170,24 @@ def test_arms_are_centred_and_shortened_behind_the_protocol():
     """A length of the baseline is a share of the steps that the protocol gives it."""
     tune = {'optim.lr': None, 'lengths': (0.5,)}
     sweep = BATCHES | {'protocol': 'regime_adaptation'}
-    asked = WavePlan(RAW, sweep, tune, settled(sweep).overrides)
-    assert [arm.grid.centres['optim.lr'] for arm in asked.arms.arms[:2]] == [0.003, 0.006]
+    plan = WavePlan(RAW, sweep, tune, settled(sweep).overrides)
+    assert [arm.grid.centres['optim.lr'] for arm in plan.arms.arms[:2]] == [0.003, 0.006]
     sweep = {'optim.name': ('adamw', 'muon'), 'protocol': 'equal_time:hours=0.1'}
-    asked = WavePlan(RAW, sweep, tune, settled(sweep, machine=given((0.1, 0.2))).overrides)
-    first = asked.arms.first_cells
-    assert [one.recipe.train.steps for one in first] == [3600, 1800, 1800]
-    assert [one.changes.get('train.steps') for one in first] == [None, None, 1800]
-    assert len({one.name for one in first}) == 3
+    plan = WavePlan(RAW, sweep, tune, settled(sweep, machine=given((0.1, 0.2))).overrides)
+    first = plan.arms.first_cells
+    assert [cell.recipe.train.steps for cell in first] == [3600, 1800, 1800]
+    assert [cell.changes.get('train.steps') for cell in first] == [None, None, 1800]
+    assert len({cell.name for cell in first}) == 3
 
 
 def test_sweep_json_has_the_protocol_and_its_numbers(tmp_path):
     sweep = BATCHES | {'train.seed': (0, 1), 'protocol': 'equal_tokens'}
     agreed_on = settled(sweep)
-    asked = WavePlan(RAW, sweep, None, agreed_on.overrides)
+    plan = WavePlan(RAW, sweep, None, agreed_on.overrides)
     open_sweep(
         tmp_path,
-        asked.first_groups[0][0].recipe,
-        asked.first_groups,
+        plan.first_groups[0][0].recipe,
+        plan.first_groups,
         False,
         protocol=agreed_on.record(),
     )
@@ -213,17 +213,17 @@ class Opened(Exception):
 def test_the_engine_trains_what_was_agreed(tune, monkeypatch, tmp_path):
     """Catches a protocol that is read and not applied, on the way from the config to the wave."""
 
-    def stop(ledger, work, wave, *_, **how):
+    def stop(ledger, work, wave, *_, **options):
         raise Opened(sorted({cell.recipe.train.steps for cell in wave.cells}))
 
     monkeypatch.setattr(engines, '_train_waves', stop)
     monkeypatch.setattr(engines, 'local_measurements', lambda work, engine, host: given())
     sweep = BATCHES | {'protocol': 'equal_tokens'}
-    with pytest.raises(Opened) as found:
+    with pytest.raises(Opened) as error:
         engines.train_sweep(RAW, sweep, tmp_path, False, 'local', str, tune=tune)
-    assert found.value.args == ([500, 2000],)
+    assert error.value.args == ([500, 2000],)
     held = read_sweep(tmp_path)
-    assert [one['steps'] for one in held['protocol']['of_each']] == [2000, 500]
+    assert [entry['steps'] for entry in held['protocol']['of_each']] == [2000, 500]
     assert ('tune' in held) is (tune is not None)
     broken = {'optim.b1': (0.8, 0.9), 'protocol': 'regime_adaptation'}
     with pytest.raises(ValueError, match=r'differ in data\.batch_size'):
@@ -233,30 +233,30 @@ def test_the_engine_trains_what_was_agreed(tune, monkeypatch, tmp_path):
 
 def test_a_plan_has_the_steps_of_the_protocol(monkeypatch):
     """A protocol that asks for times is left to where the sweep trains, and a plan says so."""
-    planned, said = [], []
+    planned, lines = [], []
 
-    def plan(group, one):
+    def plan(group, planned_cell):
         planned.extend(group)
         return SimpleNamespace(name='a group', a_device=1, runs=len(group))
 
     monkeypatch.setattr(sweep_plan, '_plan_group', plan)
     monkeypatch.setattr(sweep_plan, 'SweepPlan', lambda *parts: parts)
-    here = Topology('a machine', None, [SimpleNamespace(platform='cpu')])
+    topology = Topology('a machine', None, [SimpleNamespace(platform='cpu')])
     for name in ('equal_tokens', 'equal_time'):
-        sweep_plan.plan_sweep(RAW, BATCHES | {'protocol': name}, here, said.append)
-    assert [one.recipe.train.steps for one in planned] == [2000, 500, 2000, 2000]
-    assert [line for line in said if 'sets steps where it trains' in line] == said[2:3]
+        sweep_plan.plan_sweep(RAW, BATCHES | {'protocol': name}, topology, lines.append)
+    assert [cell.recipe.train.steps for cell in planned] == [2000, 500, 2000, 2000]
+    assert [line for line in lines if 'sets steps where it trains' in line] == lines[2:3]
 
 
 def test_without_a_protocol_nothing_changes():
-    plain = [(one.name, one.recipe) for one in expand_sweep(RAW, BATCHES)]
+    plain = [(cell.name, cell.recipe) for cell in expand_sweep(RAW, BATCHES)]
     assert (
         parse_protocol(BATCHES) is None
         and resolve_protocol(RAW, BATCHES) is None
         and parse_protocol(None) is None
     )
     named = BATCHES | {'protocol': 'equal_tokens'}
-    assert [(one.name, one.recipe) for one in expand_sweep(RAW, named)] == plain
+    assert [(cell.name, cell.recipe) for cell in expand_sweep(RAW, named)] == plain
 
 
 BROKEN = [
@@ -300,8 +300,8 @@ def test_what_a_run_lacks_is_refused(text):
 def test_times_of_another_device_are_refused(monkeypatch, tmp_path):
     work = means.Work([], tmp_path, [], print)
     first = expand_sweep(RAW, {'optim.lr': (0.1,)})
-    found = {means.program_digest(first[0]): 0.25}
-    monkeypatch.setattr(means, 'measure_throughput', lambda groups, work: found)
+    sec_by_program = {means.program_digest(first[0]): 0.25}
+    monkeypatch.setattr(means, 'measure_throughput', lambda groups, work: sec_by_program)
     assert means.local_measurements(work, 'local', 0).measure_seconds([first]) == [0.25]
     (tmp_path / means.FILE).write_text('{"device": "8 x TPU v9", "programs": {}}')
     with pytest.raises(

@@ -53,10 +53,10 @@ def grown(losses, search=ONE, bounds=None):
     """(replay of all waves, ledgers) of arms with these losses."""
     bounds = bounds or [(UNBOUNDED,) * search.n_fields] * len(losses)
     ledgers = [{} for _ in losses]
-    while (found := replay_waves(ledgers, search, bounds)).open_wave:
-        for own, loss, points in zip(ledgers, losses, found.open_wave.missing, strict=True):
-            own.update({p: loss(p) for p in points})
-    return found, ledgers
+    while (replay := replay_waves(ledgers, search, bounds)).open_wave:
+        for ledger, loss, points in zip(ledgers, losses, replay.open_wave.missing, strict=True):
+            ledger.update({p: loss(p) for p in points})
+    return replay, ledgers
 
 
 @functools.cache
@@ -81,10 +81,10 @@ def bowl(x, y, s=0.002):
 
 @pytest.mark.parametrize('study', [several, surfaces])
 def test_every_wave_has_as_many_runs_of_each_arm(study):
-    found, _ = study()
-    dead = {i for i, pick in enumerate(compute_picks(found)) if DIVERGED in pick.states}
-    assert len(found.waves) > 3
-    for wave in found.waves:
+    replay, _ = study()
+    dead = {i for i, pick in enumerate(compute_picks(replay)) if DIVERGED in pick.states}
+    assert len(replay.waves) > 3
+    for wave in replay.waves:
         counts = {len(points) for i, points in enumerate(wave.points) if i not in dead}
         assert len(counts) == 1 and counts != {0}
         assert all(len(wave.points[i]) <= min(counts) for i in dead)
@@ -92,45 +92,48 @@ def test_every_wave_has_as_many_runs_of_each_arm(study):
 
 @pytest.mark.parametrize('study', [several, surfaces])
 def test_seeds_of_a_value_are_counted_from_0(study):
-    found, _ = study()
-    for i in range(len(found.arms)):
-        points = [p for wave in found.waves for p in wave.points[i]]
+    replay, _ = study()
+    for i in range(len(replay.arms)):
+        points = [p for wave in replay.waves for p in wave.points[i]]
         assert len({*points}) == len(points)
         for k in {p.k for p in points}:
-            assert [p.seed for p in points if p.k == k] == [*range(len(found.arms[i].losses[k]))]
+            assert [p.seed for p in points if p.k == k] == [*range(len(replay.arms[i].losses[k]))]
 
 
 @pytest.mark.parametrize(('study', 'search'), [(several, ONE), (surfaces, TWO)])
 def test_waves_are_the_same_after_a_kill_at_every_run(study, search):
     """Ledgers cut off before each run in turn have the waves up to there, and it is missing."""
-    found, ledgers = study()
+    replay, ledgers = study()
     bounds = [(UNBOUNDED,) * search.n_fields] * len(ledgers)
     ended = [{} for _ in ledgers]
-    for number, wave in enumerate(found.waves):
+    for number, wave in enumerate(replay.waves):
         for arm, points in enumerate(wave.points):
             for point in points:
-                cut = replay_waves(ended, search, bounds)
-                assert [w.points for w in cut.waves] == [
-                    w.points for w in found.waves[: number + 1]
+                interrupted = replay_waves(ended, search, bounds)
+                assert [w.points for w in interrupted.waves] == [
+                    w.points for w in replay.waves[: number + 1]
                 ]
-                assert cut.open_wave.stage == wave.stage and point in cut.open_wave.missing[arm]
+                assert (
+                    interrupted.open_wave.stage == wave.stage
+                    and point in interrupted.open_wave.missing[arm]
+                )
                 ended[arm][point] = ledgers[arm][point]
     assert replay_waves(ended, search, bounds).open_wave is None
 
 
 def test_neither_order_nor_other_runs_change_waves():
-    found, ledgers = several()
+    replay, ledgers = several()
     mixed = []
     for ledger in ledgers:
         items = [*ledger.items(), (Point((3,), 0), -5.0), (Point((0,), 400), -5.0)]
         random.Random(1).shuffle(items)
         mixed.append(dict(items))
-    other = replay_waves(mixed, ONE, [(UNBOUNDED,)] * len(ledgers))
-    assert [w.points for w in other.waves] == [w.points for w in found.waves]
-    assert compute_picks(other) == compute_picks(found)
-    later = {p: x for p, x in ledgers[0].items() if p not in found.waves[1].points[0]}
+    shuffled = replay_waves(mixed, ONE, [(UNBOUNDED,)] * len(ledgers))
+    assert [w.points for w in shuffled.waves] == [w.points for w in replay.waves]
+    assert compute_picks(shuffled) == compute_picks(replay)
+    later = {p: x for p, x in ledgers[0].items() if p not in replay.waves[1].points[0]}
     assert replay_waves([later, *ledgers[1:]], ONE, [(UNBOUNDED,)] * 5).open_wave == (
-        found.waves[1]._replace(missing=[found.waves[1].points[0], [], [], [], []])
+        replay.waves[1]._replace(missing=[replay.waves[1].points[0], [], [], [], []])
     )
 
 
@@ -142,33 +145,33 @@ def test_no_constant_changes_waves():
         lambda p, loss=loss, shift=shift: loss(p) + shift
         for loss, shift in zip(losses, shifts, strict=True)
     ]
-    (one, _), (other, _) = grown(losses), grown(moved)
-    assert [w.points for w in one.waves] == [w.points for w in other.waves]
-    assert [p.k for p in compute_picks(one)] == [p.k for p in compute_picks(other)]
+    (replay, _), (moved_replay, _) = grown(losses), grown(moved)
+    assert [w.points for w in replay.waves] == [w.points for w in moved_replay.waves]
+    assert [p.k for p in compute_picks(replay)] == [p.k for p in compute_picks(moved_replay)]
 
 
 def test_mirrored_losses_have_mirrored_picks():
     def mirrored(point):
         return parabola(0.8, s=0)(Point((-point.k[0],), point.seed))
 
-    (one, _), (other, _) = grown([parabola(0.8, s=0)]), grown([mirrored])
-    assert compute_picks(one)[0].k == (6,) and compute_picks(other)[0].k == (-6,)
-    assert len(one.waves) == len(other.waves)
+    (replay, _), (mirrored_replay, _) = grown([parabola(0.8, s=0)]), grown([mirrored])
+    assert compute_picks(replay)[0].k == (6,) and compute_picks(mirrored_replay)[0].k == (-6,)
+    assert len(replay.waves) == len(mirrored_replay.waves)
 
 
 @pytest.mark.parametrize('at', [-6.3, -2.4, -0.7, 0.0, 0.55, 1.9, 7.1])
 def test_minimum_is_found_wherever_it_is(at):
-    (found, _) = grown([parabola(at, s=1e-5)])
-    pick = compute_picks(found)[0]
+    (replay, _) = grown([parabola(at, s=1e-5)])
+    pick = compute_picks(replay)[0]
     assert abs(pick.k[0] / 8 - at) <= 0.13 and pick.states == (LOCATED,)
     assert pick.near_best[0] <= pick.k[0] <= pick.near_best[1]
-    stages = [wave.stage for wave in found.waves]
+    stages = [wave.stage for wave in replay.waves]
     assert stages[0] == 'scan' and ('extend' in stages) == (abs(at) > 1.5) and 'refine' in stages
 
 
 def test_first_waves_by_hand():
-    found, _ = grown([parabola(0.0, s=0)])
-    scan, refine = found.waves
+    replay, _ = grown([parabola(0.0, s=0)])
+    scan, refine = replay.waves
     assert scan.points == [[Point((k,), 0) for k in SCAN]]
     halves = [Point((-4,), 0), Point((4,), 0)]
     assert refine.points == [[*halves, Point((0,), 1), Point((-8,), 1), Point((8,), 1)]]
@@ -178,12 +181,12 @@ def test_first_waves_by_hand():
 
 
 def test_search_that_never_ends_is_an_edge():
-    found, _ = grown([lambda point: -0.01 * point.k[0], parabola(0.0)])
-    falling, other = compute_picks(found)
+    replay, _ = grown([lambda point: -0.01 * point.k[0], parabola(0.0)])
+    falling, located = compute_picks(replay)
     assert falling.states == (EDGE,) and falling.k[0] == 16 + EXTENSIONS * 24 + REFINEMENTS * 4
-    assert other.states == (LOCATED,)
-    assert sum(wave.stage == 'extend' for wave in found.waves) == EXTENSIONS
-    assert len({len(p) for wave in found.waves for p in [wave.points[0], wave.points[1]]}) <= 2
+    assert located.states == (LOCATED,)
+    assert sum(wave.stage == 'extend' for wave in replay.waves) == EXTENSIONS
+    assert len({len(p) for wave in replay.waves for p in [wave.points[0], wave.points[1]]}) <= 2
 
 
 def test_noise_alone_rarely_leads_beyond_one_extension():
@@ -195,50 +198,50 @@ def test_noise_alone_rarely_leads_beyond_one_extension():
 
 @pytest.mark.parametrize(('bound', 'last'), [((-math.inf, 19), 19), ((-math.inf, 30), 30)])
 def test_bounds_are_kept_and_reached(bound, last):
-    found, ledgers = grown([lambda point: -0.01 * point.k[0]], bounds=[(bound,)])
+    replay, ledgers = grown([lambda point: -0.01 * point.k[0]], bounds=[(bound,)])
     assert max(p.k[0] for p in ledgers[0]) == last
-    assert compute_picks(found)[0].k == (last,) and EDGE in compute_picks(found)[0].states
+    assert compute_picks(replay)[0].k == (last,) and EDGE in compute_picks(replay)[0].states
 
 
 def test_divergence_bounds_the_search():
-    found, ledgers = grown([parabola(2.0, cliff=0.8)])
-    pick = compute_picks(found)[0]
+    replay, ledgers = grown([parabola(2.0, cliff=0.8)])
+    pick = compute_picks(replay)[0]
     assert max(p.k[0] for p in ledgers[0]) <= 16 and pick.k[0] <= 6
     assert CLIFF in pick.states and EDGE not in pick.states
 
 
 def test_a_dead_arm_is_extended_downwards_and_dropped():
     """An arm that diverges everywhere is tried at lower values; the others go on without it."""
-    found, ledgers = grown([lambda point: math.inf, parabola(0.4), parabola(-0.2)])
-    dead, *others = compute_picks(found)
+    replay, ledgers = grown([lambda point: math.inf, parabola(0.4), parabola(-0.2)])
+    dead, *alive = compute_picks(replay)
     assert dead.states == (DIVERGED,) and math.isinf(dead.allowance)
     tried = sorted(p.k[0] for p in ledgers[0])
     assert tried == [*range(-16 - EXTENSIONS * 24, 17, 8)]
-    assert not found.waves[-1].points[0] and found.waves[-1].points[1]
-    assert [pick.states for pick in others] == [(LOCATED,)] * 2
+    assert not replay.waves[-1].points[0] and replay.waves[-1].points[1]
+    assert [pick.states for pick in alive] == [(LOCATED,)] * 2
 
 
 def test_an_arm_that_trains_at_low_values_alone_is_found():
-    found, _ = grown([parabola(-5.2, cliff=-3.0), parabola(0.0)])
+    replay, _ = grown([parabola(-5.2, cliff=-3.0), parabola(0.0)])
     assert (
-        abs(compute_picks(found)[0].k[0] / 8 + 5.2) < 0.3
-        and EDGE not in compute_picks(found)[0].states
+        abs(compute_picks(replay)[0].k[0] / 8 + 5.2) < 0.3
+        and EDGE not in compute_picks(replay)[0].states
     )
 
 
 def test_dead_arms_in_several_fields_have_no_more_lines():
-    found, ledgers = grown([lambda point: math.nan, bowl(0.2, 0.1)], TWO)
+    replay, ledgers = grown([lambda point: math.nan, bowl(0.2, 0.1)], TWO)
     assert {p.k[1] for p in ledgers[0]} == {0}
-    assert compute_picks(found)[0].states == (DIVERGED,) and compute_picks(found)[1].states == (
+    assert compute_picks(replay)[0].states == (DIVERGED,) and compute_picks(replay)[1].states == (
         LOCATED,
     )
 
 
 def test_flat_is_of_what_was_tried():
-    found, _ = grown([lambda point: 0.001 * noise(point)])
-    assert FLAT in compute_picks(found)[0].states
-    found, _ = grown([parabola(0.0)])
-    assert FLAT not in compute_picks(found)[0].states
+    replay, _ = grown([lambda point: 0.001 * noise(point)])
+    assert FLAT in compute_picks(replay)[0].states
+    replay, _ = grown([parabola(0.0)])
+    assert FLAT not in compute_picks(replay)[0].states
     nothing_known = replay_waves([{}], ONE, [(UNBOUNDED,)])
     assert compute_picks(nothing_known)[0].states == (NOT_REFINED,)
 
@@ -246,47 +249,47 @@ def test_flat_is_of_what_was_tried():
 def test_not_convex_keeps_the_best_value():
     """A best value between a hill and divergence has no parabola through it."""
     losses = {-16: 0.02, -12: 0.6, -8: 1.0, -4: 1.2, 0: 0.0}
-    found, _ = grown([lambda point: losses.get(point.k[0], math.inf) + 0.001 * noise(point)])
-    pick = compute_picks(found)[0]
+    replay, _ = grown([lambda point: losses.get(point.k[0], math.inf) + 0.001 * noise(point)])
+    pick = compute_picks(replay)[0]
     assert pick.k == (0,) and {NOT_CONVEX, CLIFF} == {*pick.states}
 
 
-@pytest.mark.parametrize('most', [5, 9, 10, 14, 15, 20])
-def test_budget_is_kept_and_what_is_open_is_said(most):
+@pytest.mark.parametrize('max_runs', [5, 9, 10, 14, 15, 20])
+def test_budget_is_kept_and_what_is_open_is_said(max_runs):
     losses = [parabola(0.3), parabola(-2.7)]
     whole, _ = grown(losses)
-    found, ledgers = grown(losses, Search(smallest_effect=0.01, max_runs=most))
-    assert all(len(ledger) <= most for ledger in ledgers)
-    asked = [wave.points for wave in found.waves]
-    assert asked == [wave.points for wave in whole.waves][: len(asked)]
-    refined = any(wave.stage == 'refine' for wave in found.waves)
-    for pick in compute_picks(found):
+    replay, ledgers = grown(losses, Search(smallest_effect=0.01, max_runs=max_runs))
+    assert all(len(ledger) <= max_runs for ledger in ledgers)
+    waves = [wave.points for wave in replay.waves]
+    assert waves == [wave.points for wave in whole.waves][: len(waves)]
+    refined = any(wave.stage == 'refine' for wave in replay.waves)
+    for pick in compute_picks(replay):
         assert refined or NOT_REFINED in pick.states
-    if most < 10:
-        assert EDGE in compute_picks(found)[1].states and math.isinf(
-            compute_picks(found)[0].allowance
+    if max_runs < 10:
+        assert EDGE in compute_picks(replay)[1].states and math.isinf(
+            compute_picks(replay)[0].allowance
         )
 
 
 def test_noise_asks_for_repeats_and_a_large_effect_for_none():
     loud = parabola(0.2, s=0.03)
-    (found, _), (easy, _) = grown([loud]), grown([loud], Search(smallest_effect=10.0))
-    assert [wave.stage for wave in found.waves].count('repeat') == 2
+    (replay, _), (easy, _) = grown([loud]), grown([loud], Search(smallest_effect=10.0))
+    assert [wave.stage for wave in replay.waves].count('repeat') == 2
     assert 'repeat' not in [wave.stage for wave in easy.waves]
 
 
 @pytest.mark.parametrize('at', [(0.6, -0.9), (-1.2, 1.1), (2.6, 0.0)])
 def test_two_fields_are_found_together(at):
-    found, ledgers = grown([bowl(*at, s=1e-5)], TWO)
-    pick = compute_picks(found)[0]
+    replay, ledgers = grown([bowl(*at, s=1e-5)], TWO)
+    pick = compute_picks(replay)[0]
     assert max(abs(k / 8 - x) for k, x in zip(pick.k, at, strict=True)) <= 0.26
     assert pick.states == (LOCATED,) and len(ledgers[0]) < 32
-    assert {'scan', 'line', 'refine'} <= {wave.stage for wave in found.waves}
+    assert {'scan', 'line', 'refine'} <= {wave.stage for wave in replay.waves}
 
 
 def test_several_fields_with_few_runs_keep_the_minimum_of_the_last_line():
-    found, _ = grown([bowl(0.3, 0.0, s=0)], Search(TWO.scans, 0.01, max_runs=3))
-    pick = compute_picks(found)[0]
+    replay, _ = grown([bowl(0.3, 0.0, s=0)], Search(TWO.scans, 0.01, max_runs=3))
+    pick = compute_picks(replay)[0]
     assert pick.k == (2, 0) and NOT_REFINED in pick.states and math.isinf(pick.allowance)
 
 
@@ -295,7 +298,7 @@ def test_minimum_of_a_quadratic_surface_is_exact(fields):
     at = np.array([5, -3, 2][:fields])
     places = itertools.product((-8, 0, 8), repeat=fields)
     losses = {k: [float(np.sum((k - at) ** 2) + 1.4 * np.prod((k - at)[:2]))] for k in places}
-    found = surface.find_minimum(losses, (0,) * fields, STEPS[:fields])
-    assert max(abs(np.array(found) - at)) <= 1
+    place = surface.find_minimum(losses, (0,) * fields, STEPS[:fields])
+    assert max(abs(np.array(place) - at)) <= 1
     assert surface.find_minimum({k: [-x[0]] for k, x in losses.items()}, at, STEPS[:fields]) is None
     assert surface.find_minimum(dict([*losses.items()][:5]), at, STEPS[:fields]) is None

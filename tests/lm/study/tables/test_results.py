@@ -25,8 +25,8 @@ def test_a_cell_that_cannot_be_read_is_said_and_the_others_are_given(sweep, name
     before = runs.gather(sweep)
     path = sweep / before[1]['cell'] / name
     path.write_bytes(text)
-    first, damaged, *others = runs.gather(sweep)
-    assert [first, *others] == [before[0], *before[2:]]
+    first, damaged, *intact = runs.gather(sweep)
+    assert [first, *intact] == [before[0], *before[2:]]
     assert damaged['status'] == 'unreadable' and damaged['ce'] is None
     assert damaged['reason'].startswith(f'{path} cannot be read as JSON (')
     assert (damaged['norm'], damaged['train_seed']) == ('rmsnorm', 1)  # as sweep.json says
@@ -66,9 +66,9 @@ SWEEPS += ['{"base": {}, "axes": {}, "cells": []}', BASE + '"axes": {}, "cells":
 def test_a_sweep_that_cannot_be_read(sweep, text):
     """Its runs alone do not say which cells there are."""
     (sweep / 'sweep.json').write_text(text)
-    for read in (runs.gather, results.read_sweep):
+    for reader in (runs.gather, results.read_sweep):
         with pytest.raises(ValueError, match='cannot be read') as error:
-            read(sweep)
+            reader(sweep)
         assert str(error.value).startswith(str(sweep / 'sweep.json'))
         assert str(error.value).endswith('The train.py command of the sweep writes it anew')
 
@@ -80,8 +80,8 @@ def test_a_run_that_cannot_be_read_alone_and_among_others(sweep):
     with pytest.raises(ValueError, match='Delete it, and the') as error:
         runs.gather(config.parent)
     assert str(error.value).startswith(f'{config} cannot be read')
-    *others, damaged = runs.gather(sweep.parent)
-    assert others == runs.gather(sweep)
+    *intact, damaged = runs.gather(sweep.parent)
+    assert intact == runs.gather(sweep)
     assert (damaged['status'], damaged['cell']) == ('unreadable', 'single')
     assert damaged['reason'].startswith(f'{config} cannot be read')
 

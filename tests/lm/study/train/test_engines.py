@@ -63,20 +63,20 @@ def cluster():
     before = set(workers())
     yield ray
     ray.shutdown()
-    left = [process for process in before | set(workers()) if process.is_running()]
-    assert not psutil.wait_procs(left, timeout=20)[1]
+    running = [process for process in before | set(workers()) if process.is_running()]
+    assert not psutil.wait_procs(running, timeout=20)[1]
 
 
 def workers() -> list[psutil.Process]:
     """The processes below this one that train a group."""
-    found = []
+    processes = []
     for process in psutil.Process().children(recursive=True):
         try:
             if (process.cmdline() or [''])[0].startswith(WORKER):
-                found.append(process)
+                processes.append(process)
         except psutil.NoSuchProcess:
             continue
-    return found
+    return processes
 
 
 def when(happened, act) -> threading.Thread:
@@ -97,7 +97,11 @@ def when(happened, act) -> threading.Thread:
 def begun(workdir: Path) -> list[Path]:
     """The folders of the cells that have begun."""
     is_there = (workdir / 'sweep.json').exists()
-    return [own for own in cell_folders(workdir).values() if timeless(own)] if is_there else []
+    return (
+        [folder for folder in cell_folders(workdir).values() if timeless(folder)]
+        if is_there
+        else []
+    )
 
 
 def has_saved(folder: Path) -> bool:
@@ -111,7 +115,9 @@ def kill_workers_half_way(workdir: Path) -> tuple[threading.Thread, list[int]]:
     killed = []
 
     def half_way():
-        return any(has_saved(own) and timeless(own)[-1]['step'] < 250 for own in begun(workdir))
+        return any(
+            has_saved(folder) and timeless(folder)[-1]['step'] < 250 for folder in begun(workdir)
+        )
 
     def kill():
         for victim in workers():
@@ -151,7 +157,7 @@ def test_a_tuned_sweep_whose_workers_are_killed(cluster, corpus, tmp_path, capfd
     thread.join()
     output = capfd.readouterr().out
     assert killed and output.count('1 task on Ray') == 3 and 'look 1: 3 runs' in output
-    ledgers = [read_json(tmp_path / one / 'sweep.json') for one in ('ray', 'local')]
+    ledgers = [read_json(tmp_path / name / 'sweep.json') for name in ('ray', 'local')]
     assert ledgers[0] == ledgers[1]
     assert rows(workdir) == rows(tmp_path / 'local')
     assert curves(workdir) == curves(tmp_path / 'local')
@@ -167,18 +173,18 @@ def test_a_bucket_has_what_a_disk_has(cluster, local, corpus, bucket_url, monkey
     options = engines._task_options
 
     def with_keys(resources):
-        found = options(resources)
-        found['runtime_env']['env_vars'].update(keys)
-        return found
+        task_options = options(resources)
+        task_options['runtime_env']['env_vars'].update(keys)
+        return task_options
 
     monkeypatch.setattr(engines, '_task_options', with_keys)
     assert train_sweep(base(corpus, **LONGER), SWEEP, bucket_url, engine='ray') == DONE
     thread.join()
     output = capfd.readouterr().out
     assert killed and 'resuming after step' in output and '4 of 4 done' in output
-    there = fetch_records(bucket_url)
-    assert curves(there) == curves(local)
-    assert rows(there) == rows(local)
+    fetched = fetch_records(bucket_url)
+    assert curves(fetched) == curves(local)
+    assert rows(fetched) == rows(local)
     assert {'sweep.json', 'cells.parquet', 'report.html'} <= set(open_bucket(bucket_url).list())
 
 
@@ -213,7 +219,7 @@ def test_without_ray_the_error_names_the_extra(corpus, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ('there', 'wanted'),
+    ('cluster', 'expected'),
     [
         ({'CPU': 8.0}, {'CPU': 1.0}),
         ({'CPU': 8.0, 'GPU': 2.0}, {'GPU': 1.0}),
@@ -221,8 +227,8 @@ def test_without_ray_the_error_names_the_extra(corpus, tmp_path, monkeypatch):
         ({'CPU': 8.0, 'TPU': 4.0}, {'TPU': 1.0}),
     ],
 )
-def test_a_task_takes_an_accelerator_where_there_is_one(there, wanted):
-    assert default_resources(there) == wanted
+def test_a_task_takes_an_accelerator_where_there_is_one(cluster, expected):
+    assert default_resources(cluster) == expected
 
 
 @pytest.mark.parametrize(('runs_at_once', 'sizes'), [(0, [4]), (1, [1] * 4), (3, [3, 1])])

@@ -49,22 +49,22 @@ def test_cells_are_dealt_by_their_work(works, n_hosts, monkeypatch):
     assert [cell for share in shares for group in share for cell in group] == [
         cell for (cell,) in groups
     ]
-    each = [sum(cell.recipe for group in share for cell in group) for share in shares]
-    assert max(each) <= sum(works) / n_hosts + max(works)
+    host_works = [sum(cell.recipe for group in share for cell in group) for share in shares]
+    assert max(host_works) <= sum(works) / n_hosts + max(works)
 
 
 def test_a_larger_model_is_more_work():
     base = {'model.d_model': 64, 'train.steps': 10}
-    one, wide, deep, long = (
-        hosts.estimate_work(tiny_config(base | more))
-        for more in (
+    narrow, wide, deep, long = (
+        hosts.estimate_work(tiny_config(base | changes))
+        for changes in (
             {},
             {'model.d_model': 128},
             {'model.n_layers': 9},
             {'train.steps': 20},
         )
     )
-    assert long == 2 * one and wide > 1.5 * one and deep > 1.5 * one
+    assert long == 2 * narrow and wide > 1.5 * narrow and deep > 1.5 * narrow
 
 
 class Cell:
@@ -104,8 +104,10 @@ def test_tpus_of_other_hosts_are_not_waited_for(one_of_two, monkeypatch):
     monkeypatch.setattr(hosts, 'has_tpu', lambda: True)
     monkeypatch.setenv('MEGASCALE_NUM_SLICES', '2')
     monkeypatch.setenv('TPU_PROCESS_BOUNDS', '2,2,1')
-    alone = hosts._single_host_env()
-    assert alone['TPU_PROCESS_BOUNDS'] == '1,1,1' and 'MEGASCALE_NUM_SLICES' not in alone
+    environment = hosts._single_host_env()
+    assert (
+        environment['TPU_PROCESS_BOUNDS'] == '1,1,1' and 'MEGASCALE_NUM_SLICES' not in environment
+    )
 
 
 def test_alone_and_other_engines(one_of_two, monkeypatch):
@@ -120,8 +122,8 @@ def test_other_hosts_see_what_host_0_has_written(monkeypatch, tmp_path):
     monkeypatch.setattr(hosts, 'MEET_SEC', 0.1)
     monkeypatch.setenv(JOB, 'mine')
     (tmp_path / hosts.MARK).write_text('of the job before')
-    with (tmp_path / 'told').open('wb') as told:
-        monkeypatch.setenv(TELL, str(told.fileno()))
+    with (tmp_path / 'told').open('wb') as file:
+        monkeypatch.setenv(TELL, str(file.fileno()))
         with pytest.raises(ValueError, match='is not the same folder on all hosts: host 1'):
             run_host_0_first(tmp_path, 1, 2, lambda: None)
         assert not (tmp_path / 'told').read_bytes()

@@ -78,44 +78,44 @@ def test_a_group_not_begun_has_no_line(sweep):
 def test_time_left_is_steps_left_at_the_rate_since_it_began(sweep, monkeypatch):
     """200 steps in 60 s, with 80 and 200 left in the two runs that have not ended."""
     folder, grouped = sweep
-    now = iter([100.0, 160.0])
+    times = iter([100.0, 160.0])
     done = grouped[0][0]
     (folder / done.name).rename(folder.parent / done.name)
-    monkeypatch.setattr(progress.time, 'monotonic', lambda: next(now))
+    monkeypatch.setattr(progress.time, 'monotonic', lambda: next(times))
     view = view_of(sweep)
     (folder.parent / done.name).rename(folder / done.name)
     assert view.format_lines()[-1].endswith('1.4 min left')
 
 
-@pytest.mark.parametrize(('terminal', 'every'), [(True, 1.0), (False, 30.0)])
+@pytest.mark.parametrize(('terminal', 'interval'), [(True, 1.0), (False, 30.0)])
 def test_it_is_read_anew_seldom_and_more_seldom_where_reading_takes_long(
-    sweep, monkeypatch, terminal, every
+    sweep, monkeypatch, terminal, interval
 ):
     clock = [0.0]
     monkeypatch.setattr(progress.time, 'monotonic', lambda: clock[0])
-    view, shown = view_of(sweep, terminal), []
+    view, updates = view_of(sweep, terminal), []
     took = 0.0
 
     def lines():
-        shown.append(clock[0])
+        updates.append(clock[0])
         clock[0] += took
         return []
 
     view.format_lines = lines
     for _ in range(3):
         view.tick()
-    assert shown == [0.0]
-    clock[0] = every - 0.1
+    assert updates == [0.0]
+    clock[0] = interval - 0.1
     view.tick()
-    assert shown == [0.0]
-    clock[0] = every
+    assert updates == [0.0]
+    clock[0] = interval
     took = 2.0
     view.tick()
-    clock[0] = every + took + took / progress.READING_SHARE - 0.1
+    clock[0] = interval + took + took / progress.READING_SHARE - 0.1
     view.tick()
-    assert shown == [0.0, every]
+    assert updates == [0.0, interval]
     clock[0] += 0.1
     view.tick()
-    assert len(shown) == 3
+    assert len(updates) == 3
     view.tick(force=True)
-    assert len(shown) == 4
+    assert len(updates) == 4

@@ -77,8 +77,8 @@ def end(cell: Cell, work: Work, status: str, **values) -> None:
 @pytest.fixture
 def tuned(monkeypatch):
     """tuned(workdir, trainer, arms, tune, steps): the exit status of a sweep."""
-    shown = contextlib.nullcontext(lambda: None)
-    monkeypatch.setattr('lm.study.train.progress.show_progress', lambda *_: shown)
+    no_display = contextlib.nullcontext(lambda: None)
+    monkeypatch.setattr('lm.study.train.progress.show_progress', lambda *_: no_display)
     monkeypatch.setattr('lm.study.train.progress.write_summary', lambda workdir: '')
     monkeypatch.setattr('eval.report.page.write_report', lambda workdir, say: '')
     monkeypatch.setattr(engines, 'measure_throughput', lambda groups, work: {})
@@ -98,19 +98,19 @@ def whole(tuned, tmp_path):
     return tmp_path / 'whole', trainer
 
 
-def finished(tuned, workdir, every, order):
+def finished(tuned, workdir, interval, order):
     """Gives the command until the sweep has ended, each time stopped after so many runs; returns
     (how often each was trained, how many commands it took). order(i): how the i-th sorts cells.
     """
     trained, status, commands = collections.Counter(), None, 0
     while status != DONE:
         assert status in (None, SIGNALLED + signal.SIGTERM)
-        left = [every]
+        remaining = [interval]
 
-        def stop(cell, work, left=left):
-            if not left[0]:
+        def stop(cell, work, remaining=remaining):
+            if not remaining[0]:
                 work.caught.append(signal.SIGTERM)
-            left[0] -= 1
+            remaining[0] -= 1
             return bool(work.caught)
 
         trainer = Trainer(order(commands), stop)
@@ -139,17 +139,18 @@ def test_arms_have_equally_many_runs_and_none_is_trained_twice(tuned, tmp_path, 
     assert {*trainer.trained.values()} == {1}
     of_arm = collections.Counter(cell['tuned']['arm'] for cell in cells)
     assert of_arm[0] == of_arm[1] >= 5 + 5 + 3
-    said = capsys.readouterr().out
-    assert 'wave 1, scan: 5 runs of each of 2 arms; 0 have ended' in said
-    assert 'wave 2, ' in said and ', look 1: 3 runs of each of 2 arms' in said
+    printed = capsys.readouterr().out
+    assert 'wave 1, scan: 5 runs of each of 2 arms; 0 have ended' in printed
+    assert 'wave 2, ' in printed and ', look 1: 3 runs of each of 2 arms' in printed
     assert (
-        f'  optim.b1=0.8: {of_arm[1]} runs, {of_arm[1] * 20} steps, {of_arm[1] * 1.5:.1f} s' in said
+        f'  optim.b1=0.8: {of_arm[1]} runs, {of_arm[1] * 20} steps, {of_arm[1] * 1.5:.1f} s'
+        in printed
     )
 
 
 @pytest.mark.default_rows('11')
-@pytest.mark.parametrize('every', [1, 4, 11])
-def test_a_sweep_that_is_stopped_again_and_again_is_the_same(every, whole, tuned, tmp_path):
+@pytest.mark.parametrize('interval', [1, 4, 11])
+def test_a_sweep_that_is_stopped_again_and_again_is_the_same(interval, whole, tuned, tmp_path):
     """It is stopped after so many runs, whose order is another each time. Catches a wave that opens
     before the last has ended, and one that follows from the order of ends.
     """
@@ -158,8 +159,8 @@ def test_a_sweep_that_is_stopped_again_and_again_is_the_same(every, whole, tuned
     def turned(turn):
         return lambda cells: sorted(cells, key=lambda cell: cell.name[turn % 3 :])
 
-    trained, commands = finished(tuned, workdir, every, turned)
-    assert commands > len(trained) / every - 1 and trained == whole[1].trained
+    trained, commands = finished(tuned, workdir, interval, turned)
+    assert commands > len(trained) / interval - 1 and trained == whole[1].trained
     assert ledger(workdir) == ledger(whole[0]) and rows(workdir) == rows(whole[0])
 
 
@@ -174,10 +175,13 @@ def test_a_wave_in_which_a_cell_failed_is_tried_again(whole, tuned, tmp_path, ca
 
     workdir, trainer = tmp_path / 'failed', Trainer(act=fail)
     assert tuned(workdir, trainer) == BAD_INPUT
-    said = capsys.readouterr().out
-    assert len(trainer.trained) == 9 and 'wave 2' not in said
-    (failed,) = [one for one in ledger(workdir)['cells'] if one['cell'] not in trainer.trained]
-    assert f'{failed["cell"]} did not end' in said and 'the same command tries them again' in said
+    printed = capsys.readouterr().out
+    assert len(trainer.trained) == 9 and 'wave 2' not in printed
+    (failed,) = [cell for cell in ledger(workdir)['cells'] if cell['cell'] not in trainer.trained]
+    assert (
+        f'{failed["cell"]} did not end' in printed
+        and 'the same command tries them again' in printed
+    )
     again = Trainer()
     assert tuned(workdir, again) == DONE
     assert trainer.trained + again.trained == whole[1].trained
@@ -195,9 +199,9 @@ def test_an_arm_that_diverges_everywhere_is_said_and_the_others_go_on(tuned, tmp
 
     trainer = Trainer(act=diverge)
     assert tuned(tmp_path / 'x', trainer, {'optim.b1': (0.9, 0.8, 0.7)}) == DONE
-    said = capsys.readouterr().out
-    assert '  optim.b1=0.7: diverged at all' in said and 'diverged everywhere' in said
-    stages = {one['tuned']['stage'] for one in ledger(tmp_path / 'x')['cells']}
+    printed = capsys.readouterr().out
+    assert '  optim.b1=0.7: diverged at all' in printed and 'diverged everywhere' in printed
+    stages = {cell['tuned']['stage'] for cell in ledger(tmp_path / 'x')['cells']}
     assert 'look 1' in stages and len(trainer.trained) > 20
 
 
@@ -209,18 +213,18 @@ def test_an_arm_that_is_added_has_all_its_waves_and_none_is_trained_twice(whole,
     assert tuned(workdir, added, three) == DONE
     assert 'arm optim.b1=0.7 is new' in capsys.readouterr().out
     assert not added.trained.keys() & first.trained.keys()
-    assert {one['cell'] for one in ledger(workdir)['cells']} >= first.trained.keys()
-    of_arm = collections.Counter(one['tuned']['arm'] for one in ledger(workdir)['cells']
-                                 if 'tuned' in one)  # fmt: skip
+    assert {cell['cell'] for cell in ledger(workdir)['cells']} >= first.trained.keys()
+    of_arm = collections.Counter(cell['tuned']['arm'] for cell in ledger(workdir)['cells']
+                                 if 'tuned' in cell)  # fmt: skip
     assert len({*of_arm.values()}) == 1 and len(of_arm) == 3
     nothing = Trainer()
     assert tuned(workdir, nothing, {'optim.b1': (0.8, 0.9)}) in (DONE,)
-    said = capsys.readouterr().out
-    assert 'arm optim.b1=0.7 is left out' in said
-    for one in ledger(workdir)['cells']:
-        b1 = one['changes']['optim.b1']
-        assert ('tuned' in one) == (one['group'] is not None)
-        assert 'tuned' not in one or one['tuned']['arm'] == (0.8, 0.9).index(b1)
+    printed = capsys.readouterr().out
+    assert 'arm optim.b1=0.7 is left out' in printed
+    for cell in ledger(workdir)['cells']:
+        b1 = cell['changes']['optim.b1']
+        assert ('tuned' in cell) == (cell['group'] is not None)
+        assert 'tuned' not in cell or cell['tuned']['arm'] == (0.8, 0.9).index(b1)
 
 
 @pytest.mark.full
@@ -229,8 +233,8 @@ def test_settings_of_tune_may_change_and_are_said(whole, tuned, capsys):
     workdir, first = whole
     again = Trainer()
     assert tuned(workdir, again, tune=TUNE | {'seeds': 4, 'smallest_effect': 0.5}) == DONE
-    said = capsys.readouterr().out
-    assert 'tune.seeds: 3 -> 4' in said and 'tune.smallest_effect: 0.01 -> 0.5' in said
+    printed = capsys.readouterr().out
+    assert 'tune.seeds: 3 -> 4' in printed and 'tune.smallest_effect: 0.01 -> 0.5' in printed
     assert again.trained and not again.trained.keys() & first.trained.keys()
 
 
@@ -240,13 +244,13 @@ def test_a_tuned_sweep_and_one_that_is_not(whole, tuned, tmp_path, monkeypatch, 
     """
     with pytest.raises(ValueError, match=r'holds a sweep with config\.tune.*--config\.tune'):
         tuned(whole[0], Trainer(), tune=None)
-    plain, then = Trainer(), Trainer()
+    plain, later = Trainer(), Trainer()
     assert tuned(tmp_path / 'x', plain, ARMS | {'optim.lr': (0.01, 0.02)}, None) == DONE
-    assert tuned(tmp_path / 'x', then) == DONE
-    said = capsys.readouterr().out
-    assert 'held a sweep without config.tune' in said
-    assert then.trained.keys() | plain.trained.keys() == whole[1].trained.keys()
-    assert not then.trained.keys() & plain.trained.keys()
+    assert tuned(tmp_path / 'x', later) == DONE
+    printed = capsys.readouterr().out
+    assert 'held a sweep without config.tune' in printed
+    assert later.trained.keys() | plain.trained.keys() == whole[1].trained.keys()
+    assert not later.trained.keys() & plain.trained.keys()
 
 
 @pytest.mark.full

@@ -24,8 +24,8 @@ def simulated(plan, of_arm):
     """Yields the ablation before each wave, and in the end; of_arm(i, octaves, seed) is a loss."""
     losses = [{} for _ in plan.arms]
     while True:
-        both = zip(plan.arms, losses, strict=True)
-        arms = [dataclasses.replace(arm, losses=dict(known)) for arm, known in both]
+        pairs = zip(plan.arms, losses, strict=True)
+        arms = [dataclasses.replace(arm, losses=dict(arm_losses)) for arm, arm_losses in pairs]
         ablation = Ablation(plan.tune, plan.metric, arms)
         yield ablation
         if ablation.study.next_runs is None:
@@ -43,11 +43,11 @@ def test_no_arm_takes_more_runs_than_are_said(tune):
     """Nor fewer, though all waves are asked for: by an optimum far off, and noise."""
     plan = ArmPlan(tiny_raw(), ARMS, {'optim.lr': 0.01, 'smallest_effect': 1e-9} | tune)
     *_, last = simulated(plan, noisy)
-    asked = plan.tune
-    assert asked.min_budget <= asked.typical_runs <= max_runs(asked)
+    tune_settings = plan.tune
+    assert tune_settings.min_budget <= tune_settings.typical_runs <= max_runs(tune_settings)
     for stages in last.study.stages:
-        assert asked.min_budget <= len(stages) <= max_runs(asked)
-    assert asked.budget is None or max_runs(asked) == asked.budget
+        assert tune_settings.min_budget <= len(stages) <= max_runs(tune_settings)
+    assert tune_settings.budget is None or max_runs(tune_settings) == tune_settings.budget
 
 
 def test_costs_are_sums_over_arms_of_steps_at_their_rates():
@@ -63,14 +63,14 @@ def test_costs_are_sums_over_arms_of_steps_at_their_rates():
 def test_each_wave_is_announced_with_its_new_runs():
     """A second look has those of the first too, which are not trained again."""
     plan = ArmPlan(tiny_raw(), ARMS, {'optim.lr': 0.01, 'smallest_effect': 10.0})
-    said, last = [], None
+    lines, last = [], None
     for ablation in simulated(plan, lambda i, octaves, seed: octaves**2 + math.sin(seed * (i + 9))):
         if ablation.study.next_runs is not None:
-            said += describe_wave(plan, ablation, [None, None])
+            lines += describe_wave(plan, ablation, [None, None])
         last = ablation
-    assert said[0].startswith('wave 1, scan: 5 runs of each of 2 arms; 0 have ended, ')
-    looks = [line.partition(';')[0] for line in said if 'look' in line]
-    n = len(said)
+    assert lines[0].startswith('wave 1, scan: 5 runs of each of 2 arms; 0 have ended, ')
+    looks = [line.partition(';')[0] for line in lines if 'look' in line]
+    n = len(lines)
     assert looks == [
         f'wave {n - 1}, look 1: 5 runs of each of 2 arms',
         f'wave {n}, look 2: 5 runs of each of 2 arms',
