@@ -171,11 +171,12 @@ def pytest_configure(config):
 # end while others run.
 LONGEST = (
     'kill_9',
-    'sigterm_ends_the_workers',
+    'killed_',
+    'sigterm_ends_workers',
     'fine_tuned_then_folded',
     'every_command_works',
     'slices_exchange_each_device',
-    'a_tutorial_works',
+    'tutorial_works',
 )
 
 

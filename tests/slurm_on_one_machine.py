@@ -194,7 +194,7 @@ def test_two_tasks_train(start):
     assert_trained(start('plain'), 0)
 
 
-def test_a_preempted_job_goes_on(start):
+def test_preempted_job_resumes(start):
     """As SLURM preempts it (PreemptMode=REQUEUE): SIGTERM, time to save, and the queue."""
     launched = start('preempted')
     launched.wait_for_step(60)
@@ -203,7 +203,7 @@ def test_a_preempted_job_goes_on(start):
     assert 'SIGTERM: saved step' in launched.said()
 
 
-def test_tasks_that_a_signal_ended_are_queued_again_by_their_script(start):
+def test_signalled_tasks_are_requeued(start):
     """As before the time limit (--signal), and as an operator may."""
     launched = start('signalled')
     launched.wait_for_step(60)
@@ -212,7 +212,7 @@ def test_tasks_that_a_signal_ended_are_queued_again_by_their_script(start):
     assert 'status 143: queued again' in launched.said()
 
 
-def test_a_lost_host_is_queued_again_by_its_script(start):
+def test_lost_host_is_requeued(start):
     launched = start('lost')
     launched.wait_for_step(60)
     process_ids = run(
@@ -224,7 +224,7 @@ def test_a_lost_host_is_queued_again_by_its_script(start):
     assert 'status 42: queued again' in launched.said()
 
 
-def test_no_more_than_max_restarts(start):
+def test_restarts_are_limited(start):
     launched = start('limited', '--max_restarts=1')
     for step in (60, 120):
         launched.wait_for_step(step)
@@ -236,7 +236,7 @@ def test_no_more_than_max_restarts(start):
     assert launched.said().count(': queued again') == 1
 
 
-def test_sigterm_to_the_launcher_stops_the_job_for_good(start):
+def test_sigterm_to_launcher_stops_job(start):
     launched = start('stopped')
     launched.wait_for_step(60)
     number = launched.number
@@ -248,7 +248,7 @@ def test_sigterm_to_the_launcher_stops_the_job_for_good(start):
     assert (fields['JobState'], fields['ExitCode'], fields['Restarts']) == ('FAILED', '143:0', '0')
 
 
-def test_the_launcher_may_go_away(start):
+def test_launcher_may_exit(start):
     """Given again, the same command shows all that the job says, and returns its status."""
     launched = start('left')
     launched.wait_for_step(60)

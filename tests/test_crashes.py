@@ -43,7 +43,7 @@ def session(folder: Path, processes: int) -> subprocess.CompletedProcess:
     ('times', 'status', 'message'),
     [(1, 0, '3 passed, 1 rerun'), (2, 1, '1 failed, 3 passed, 1 rerun')],
 )
-def test_a_test_has_two_lives(tmp_path, times, status, message):
+def test_crashed_test_is_retried_once(tmp_path, times, status, message):
     """Dropping the hook fails the first case; one that always forgives fails the second."""
     (tmp_path / 'test_dies.py').write_text(DIES.format(times=times))
     ran = session(tmp_path, 1)
@@ -67,7 +67,7 @@ def test_one(number):
 
 
 @pytest.mark.full
-def test_what_has_passed_is_not_waited_for(tmp_path):
+def test_passed_tests_are_not_repeated(tmp_path):
     """Each test is a group: those that have passed are given to no other process."""
     (tmp_path / 'test_many.py').write_text(MANY)
     ran = session(tmp_path, 2)

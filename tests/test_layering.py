@@ -121,7 +121,7 @@ def imported_rooms() -> dict[str, set[str]]:
     return imported
 
 
-def test_rooms_of_lm_import_downwards_and_in_no_circle():
+def test_lm_packages_import_downwards():
     """Sizes are for a reader alone: -s shows them."""
     arrows = imported_rooms()
     assert arrows.pop('') == set()  # __init__ alone
@@ -136,18 +136,18 @@ def test_rooms_of_lm_import_downwards_and_in_no_circle():
     print(f'train.py: {len((ROOT / "train.py").read_text().splitlines())} lines')
 
 
-def test_a_folder_is_recorded_without_a_word_about_buckets():
+def test_record_does_not_import_buckets():
     for path in LM:
         if path.parts[1] == 'record' and path.parts[2] != 'remote':
             assert not any(n.startswith('lm.record.remote') for n in imports(nodes(path))), path
 
 
-def test_each_room_of_lm_says_what_it_is():
+def test_lm_packages_have_docstrings():
     for room in ROOMS:
         assert ast.get_docstring(TREES[Path('lm') / room / '__init__.py']), room
 
 
-def test_linen_stays_in_modules_and_the_model():
+def test_linen_is_imported_only_by_modules_and_model():
     users = {p for p in PRODUCT if any('flax.linen' in name for name in imports(nodes(p)))}
     assert users  # the scan sees what it looks for
     model = Path('lm/model/transformer.py')
@@ -159,7 +159,7 @@ def imported_at_the_top(tree):
     return imports(tree.body)
 
 
-def test_a_single_run_waits_for_no_library_of_tables_or_figures():
+def test_train_imports_no_table_or_figure_library():
     """Arrow and DuckDB were 0.4 s of the 1.6 s that imports took; sweeps have use for them."""
     ours, libraries = imported_at_the_start_of('train')
     assert {'jax', 'flax', 'absl'} <= libraries and {
@@ -170,7 +170,7 @@ def test_a_single_run_waits_for_no_library_of_tables_or_figures():
     assert not libraries & slow
 
 
-def test_flags_of_suites_wait_for_no_package_that_a_suite_needs():
+def test_suite_flags_import_no_suite_packages():
     """`python -m eval --help` has the options of all suites."""
     ours, libraries = imported_at_the_start_of('eval.__main__')
     assert 'jax' in libraries and {'eval.suites.perplexity', 'eval.evaluation.suite_flags'} <= ours
@@ -195,7 +195,7 @@ def imported_at_the_start_of(module: str) -> tuple[set[str], set[str]]:
     return visited, libraries
 
 
-def test_nothing_touches_sys_path_or_shadows_eval():
+def test_sys_path_and_eval_are_untouched():
     for path in TREES:
         assert 'sys.path' not in imports(nodes(path)), path
         for node in nodes(path):
@@ -219,7 +219,7 @@ KNOW_ROWS = (
 ALSO_WORDS = {*OPERATIONS, 'mlp', 'spectral', 'prefix', 'none'}
 
 
-def test_no_part_is_named_outside_its_row():
+def test_parts_are_named_only_in_tables():
     """The language model decides by what a row says of itself. A row that a test of a name treats
     apart would have to be known there, and so would the next one like it.
     """
@@ -235,7 +235,7 @@ def test_no_part_is_named_outside_its_row():
     assert not names
 
 
-def test_what_a_row_can_do_is_not_probed():
+def test_rows_are_not_probed():
     """`getattr(part.row, ...)` has a default that no table knows of."""
     for path in PRODUCT:
         for node in nodes(path):

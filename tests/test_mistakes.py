@@ -62,7 +62,7 @@ def assert_works(command: str) -> None:
 
 
 @pytest.mark.parametrize('given', OF_ALL)
-def test_a_flag_of_another_program_is_answered_with_the_one_here(given, answer):
+def test_foreign_flag_suggests_ours(given, answer):
     message, _, command = answer(given).rpartition('Write ')
     words = [word for word in shlex.split(given) if word.startswith('--') or '=' in word]
     names = [word.partition('=')[0] for word in words]
@@ -71,7 +71,7 @@ def test_a_flag_of_another_program_is_answered_with_the_one_here(given, answer):
 
 
 @pytest.mark.parametrize('given', ABSENT)
-def test_what_is_not_here_is_answered_with_what_there_is(given, answer):
+def test_absent_feature_suggests_alternative(given, answer):
     (words, command), message = ABSENT[given], answer(given)
     assert words in message and 'Did you mean' not in message
     for flag in shlex.split(command):
@@ -79,7 +79,7 @@ def test_what_is_not_here_is_answered_with_what_there_is(given, answer):
     assert_works(command)
 
 
-def test_a_field_without_config_before_it_is_answered_with_itself(answer):
+def test_bare_field_suggests_config_flag(answer):
     assert answer('--data.seed=3').endswith('Write --config.data.seed=3')  # seed alone: train.seed
 
 
@@ -92,7 +92,7 @@ def test_a_field_without_config_before_it_is_answered_with_itself(answer):
         ('eval.generate --model_name_or_path=runs/x', '--model_name_or_path is no flag here.'),
     ],
 )
-def test_programs_without_a_config_answer_too(program, message):
+def test_programs_without_config_suggest_too(program, message):
     command = [sys.executable, '-m', *shlex.split(program)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC)
     (line,) = done.stderr.splitlines()

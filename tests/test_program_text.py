@@ -19,7 +19,7 @@ def test_each_array_counts_once():
     assert moved(lambda *arrays: sum(arrays), *[(ROWS, WIDTH)] * 8) == 9 * ARRAY
 
 
-def test_rounds_of_a_loop_move_their_rows():
+def test_loop_iterations_move_their_rows():
     """Each row is read and written once at least, and between the three operations that there may
     be. Catches a loop that counts once, and rounds that count the whole arrays.
     """

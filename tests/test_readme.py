@@ -42,23 +42,23 @@ def tables():
 TABLES = tables()
 
 
-def test_the_front_page_is_short():
+def test_readme_is_short():
     assert len(FRONT_PAGE.splitlines()) <= 200
 
 
-def test_the_tables_are_found():
+def test_tables_are_found():
     assert {'model.norm', 'model.placement'} <= TABLES.keys()
 
 
 @pytest.mark.parametrize('field', TABLES)
-def test_a_table_has_each_name_once(field):
+def test_tables_have_unique_names(field):
     _, rows = TABLES[field]
     names = [name for row in rows for name in quoted(row[0])]
     assert sorted(names) == sorted(row.name for row in part_rows(field))
 
 
 @pytest.mark.parametrize('field', TABLES)
-def test_a_table_has_exactly_the_options_that_each_part_declares(field):
+def test_tables_match_declared_options(field):
     """In the column `options`; without one, as config paths in any column."""
     header, rows = TABLES[field]
     declared = {row.name: {path.split('.')[1] for path in row.options} for row in part_rows(field)}
@@ -75,7 +75,7 @@ def test_a_table_has_exactly_the_options_that_each_part_declares(field):
 
 
 @pytest.mark.parametrize('field', LEFT_OUT)
-def test_an_option_that_is_left_out_is_named_above_the_table(field):
+def test_omitted_options_are_named_above_the_table(field):
     """With the rows that do not have it."""
     option, sentence = LEFT_OUT[field]
     above = TEXT.split(f'\n| `{field}` |')[0].split('\n## ')[-1]

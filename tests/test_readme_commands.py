@@ -221,7 +221,7 @@ def outcome(tmp_path, monkeypatch):
     return of
 
 
-def test_the_lines_are_found():
+def test_commands_are_found():
     lines = commands()
     assert lines[0] == 'uv run train.py --config=configs/default.py'
     assert len(lines) > 15 and LEFT_OUT.keys() | {*LOWERED} <= {*lines}
@@ -280,12 +280,12 @@ def expected_error(line: str) -> re.Pattern | None:
     return re.compile(re.escape(' '.join(match[1].split())).replace(r'\.\.\.', '.*'))
 
 
-def test_the_printed_folder_is_that_of_the_default_config():
+def test_printed_folder_matches_default_config():
     name = f'runs/default-{digest(resolve(default.get_config()))}'
     assert f'{name} on ' in FRONT_PAGE and f'done: {name},' in FRONT_PAGE
 
 
-def test_the_table_has_the_columns_of_a_frame():
+def test_printed_table_matches_frame_columns():
     section = TEXT.split('\n## From Python\n')[1].split('\n## ')[0]
     rows = [line.split('|')[1] for line in section.splitlines() if line.startswith('| `')]
     listed = [name for row in rows for name in re.findall(r'`(\w+)`', row)]

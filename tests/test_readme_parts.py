@@ -55,14 +55,14 @@ def command(project: Path, *arguments: str) -> str:
 
 
 @pytest.mark.full
-def test_the_parts_are_listed_with_their_options(project):
+def test_parts_are_listed_with_options(project):
     assert 'length' in command(project, '--choices=model.norm').split('scalenorm')[1]
     listed = command(project, '--choices=optim.name').split('signum')[1]
     assert 'nesterov' in listed and 'arXiv:1802.04434' in listed
 
 
 @pytest.mark.full
-def test_the_parts_sweep_in_one_program(project, tmp_path):
+def test_parts_sweep_in_one_program(project, tmp_path):
     """Traced options of an optimizer and of a loss: four runs, one program, other losses."""
     sweep = "{'optim.beta': (0.5, 0.9), 'loss.more': (1.0, 3.0)}"
     changes = {

@@ -26,7 +26,7 @@ def shared(items, share):
     return kept_items, out
 
 
-def test_each_test_is_in_one_share_and_a_group_is_in_it_whole():
+def test_shares_partition_tests_and_keep_groups():
     """Catches a share by files, which gives all rows of a test to one, and a group in parts."""
     rows = [Item(f'tests/a.py::test_rows[{i}]') for i in range(6)]
     items = [Item('tests/b.py::test_one', 'g'), *rows, Item('tests/c.py::test_two', 'g')]
@@ -43,6 +43,6 @@ def test_each_test_is_in_one_share_and_a_group_is_in_it_whole():
 
 
 @pytest.mark.parametrize('share', ['0/3', '4/3', '1', 'a/b'])
-def test_a_share_that_is_none_is_refused(share):
+def test_invalid_share_is_refused(share):
     with pytest.raises(pytest.UsageError, match='--share'):
         Share(share)

@@ -26,7 +26,7 @@ def study(name):
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_cells_can_be_trained(name):
+def test_study_cells_resolve(name):
     """Catches a study that an option, a name or a check has left behind."""
     for arguments in [(), *((variant,) for variant in VARIANTS.get(name, ()))]:
         base, sweep, tune = split_sweep(study(name).get_config(*arguments))
@@ -38,7 +38,7 @@ def test_cells_can_be_trained(name):
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_says_what_it_asks_and_found(name):
+def test_study_docstring_has_question_and_finding(name):
     text = inspect.getdoc(study(name))
     for heading in ('Question:', 'Command:', 'Cost:', 'Result:'):
         assert f'\n{heading}' in text

@@ -90,11 +90,11 @@ def contents(workdir: Path) -> dict[Path, bytes]:
 
 class TestACell:
     @pytest.mark.full
-    def test_records_exactly_what_the_run_alone_does_in_a_loop(self, swept, alone):
+    def test_loop_cell_equals_single_run(self, swept, alone):
         assert curves(swept('loop')) == alone
 
     @pytest.mark.full
-    def test_records_what_the_run_alone_does_under_vmap(self, swept, alone):
+    def test_vmap_cell_matches_single_run(self, swept, alone):
         cell_curves = curves(swept('vmap'))
         assert cell_curves.keys() == alone.keys()
         for changes, rows in alone.items():
@@ -102,7 +102,7 @@ class TestACell:
 
     @pytest.mark.full
     @pytest.mark.parametrize('how', MODES)
-    def test_loads_and_evaluates_to_what_was_recorded(self, how, swept):
+    def test_cell_evaluates_to_recorded_loss(self, how, swept):
         """Each checkpoint holds the weights of its own run: the first's, and the last's."""
         first, *_, last = cell_folders(swept(how)).values()
         for folder in (first, last):
@@ -112,7 +112,7 @@ class TestACell:
 
     @pytest.mark.default_rows('loop')
     @pytest.mark.parametrize('how', MODES)
-    def test_runs_to_its_own_last_step(self, how, swept):
+    def test_cell_stops_at_its_last_step(self, how, swept):
         assert [
             (record['status'], record['step'], record['ce'] > 0) for record in table(swept(how))
         ] == [('done', steps, True) for steps in (8, 12, 8, 8)]
@@ -128,7 +128,7 @@ class TestTheSameCommandAgain:
         assert contents(workdir) == before and table(workdir) == results
         assert (workdir / TABLE).exists()
 
-    def test_says_once_how_many_cells_other_code_trained(
+    def test_cells_from_other_code_are_counted_once(
         self, swept, corpus, tmp_path, capsys, request
     ):
         workdir = copied(swept('loop'), tmp_path / 'again')
@@ -141,7 +141,7 @@ class TestTheSameCommandAgain:
         assert f'this is {edited}. ' in printed
 
     @pytest.mark.full
-    def test_says_how_many_cells_go_on_that_other_code_has_begun(
+    def test_resumed_cells_from_other_code_are_counted(
         self, swept, corpus, tmp_path, monkeypatch, capsys, request
     ):
         with monkeypatch.context() as patch:
@@ -157,7 +157,7 @@ class TestTheSameCommandAgain:
         assert curves(tmp_path) == curves(swept('loop'))
 
     @pytest.mark.full
-    def test_with_other_axes_trains_the_new_cells_and_keeps_the_old(
+    def test_other_axes_train_only_new_cells(
         self, swept, alone, corpus, tmp_path, monkeypatch
     ):
         workdir = copied(swept('loop'), tmp_path / 'extended')
@@ -200,7 +200,7 @@ def fail_at(step: int):
 
 
 class TestAFailure:
-    def test_of_a_group_leaves_the_others(self, swept, corpus, tmp_path, capsys):
+    def test_failed_group_leaves_the_others(self, swept, corpus, tmp_path, capsys):
         """One group asks for more text than there is."""
         short = [{'data.epochs': 1, 'train.steps': steps} for steps in (8, 5000)]
         assert train_sweep(base(corpus), [*short, *CELLS[2:]], tmp_path) == BAD_INPUT
@@ -214,7 +214,7 @@ class TestAFailure:
         assert 'FAILED: ValueError' in output and '2 of 4 done, 2 failed' in output
 
     @pytest.mark.full
-    def test_to_open_a_cell_leaves_the_others_of_its_group(self, swept, corpus, tmp_path, capsys):
+    def test_unopenable_cell_leaves_its_group(self, swept, corpus, tmp_path, capsys):
         """A file is where the folder of a cell has to be."""
         name = cell_folders(swept('loop'))[json.dumps(CELLS[0])].name
         (tmp_path / name).write_text('in the way')
@@ -224,7 +224,7 @@ class TestAFailure:
         assert (tmp_path / name).read_text() == 'in the way'
 
     @pytest.mark.full
-    def test_a_cell_that_another_process_trains_is_left_to_it(
+    def test_cell_held_by_another_process_is_skipped(
         self, swept, corpus, tmp_path, capsys, monkeypatch
     ):
         monkeypatch.setattr('lm.record.workdir.PATIENCE_SEC', 0.0)
@@ -239,7 +239,7 @@ class TestAFailure:
         assert train_sweep(base(corpus), CELLS, workdir) == DONE
         assert table(workdir) == table(swept('loop'))
 
-    def test_a_cell_that_another_process_ends_meanwhile_is_not_trained_again(
+    def test_cell_ended_elsewhere_is_not_retrained(
         self, swept, corpus, tmp_path, monkeypatch
     ):
         workdir, cell = copied(swept('loop'), tmp_path / 'shared'), CELLS[0]
@@ -257,13 +257,13 @@ class TestAFailure:
 
 
 class TestRefused:
-    def test_workdir_of_a_single_run(self, corpus, tmp_path):
+    def test_single_run_workdir(self, corpus, tmp_path):
         tree = base(corpus, train_steps=1)
         assert train.train(changed(tree, {}), tmp_path) == DONE
         with pytest.raises(ValueError, match='holds a single run; give another --workdir'):
             train_sweep(tree, {'optim.lr': (0.1, 0.2)}, tmp_path)
 
-    def test_workdir_of_a_sweep_for_a_single_run(self, swept, corpus):
+    def test_sweep_workdir_for_single_run(self, swept, corpus):
         with pytest.raises(ValueError, match='holds a sweep; give another --workdir'):
             train.train(changed(base(corpus), {}), swept('loop'))
 
@@ -281,22 +281,22 @@ class TestRefused:
             train_sweep(base(corpus), {'optim.lr': (0.1,)}, tmp_path / 'x', engine='locla')
         assert not (tmp_path / 'x').exists()
 
-    def test_an_axis_that_measures_nothing(self, corpus, tmp_path):
+    def test_axis_without_effect(self, corpus, tmp_path):
         with pytest.raises(ValueError, match=r'decay_fraction=0\.1 is read by no part'):
             train_sweep(base(corpus), {'optim.decay_fraction': (0.1, 0.2)}, tmp_path / 'x')
         assert not (tmp_path / 'x').exists()
 
-    def test_batches_that_do_not_spread_over_the_devices(self, corpus, tmp_path):
+    def test_batch_not_divisible_by_devices(self, corpus, tmp_path):
         with pytest.raises(ValueError, match=r'data\.batch_size must be a multiple'):
             train_sweep(base(corpus, mesh_data=8), {'data.batch_size': (8, 12)}, tmp_path / 'x')
 
     @pytest.mark.parametrize('text', ['GPU', 'GPU=one', 'GPU=1=2', ''])
-    def test_resources_that_are_no_numbers(self, text):
+    def test_nonnumeric_resources(self, text):
         with pytest.raises(ValueError, match='--resources must be such as CPU=2,GPU=1'):
             parse_resources(['CPU=2', text])
         assert parse_resources(['CPU=2', 'GPU=0.5']) == {'CPU': 2, 'GPU': 0.5}
 
-    def test_fewer_than_no_runs_at_once(self, capsys):
+    def test_negative_runs_at_once(self, capsys):
         with flagsaver.flagsaver(), pytest.raises(SystemExit) as stopped:
             parse_flags(['train.py', '--runs_at_once=-1'])
         assert stopped.value.code == BAD_INPUT
@@ -305,7 +305,7 @@ class TestRefused:
 
 
 @pytest.mark.full
-def test_sigterm_saves_all_runs_and_the_same_command_goes_on(
+def test_sigterm_saves_all_runs_for_resuming(
     swept, corpus, tmp_path, monkeypatch, capsys
 ):
     with monkeypatch.context() as patch:
@@ -323,7 +323,7 @@ def test_sigterm_saves_all_runs_and_the_same_command_goes_on(
     assert curves(tmp_path) == curves(swept('loop'))
 
 
-def test_the_command_answers_bad_input_in_one_line(corpus, tmp_path):
+def test_bad_input_gives_one_line(corpus, tmp_path):
     sweep = {'optim.lrr': (0.003, 0.01)}
     process = start_sweep(tmp_path / 'x', corpus, sweep)
     assert process.wait(timeout=PATIENCE_SEC) == BAD_INPUT and not (tmp_path / 'x').exists()
@@ -338,7 +338,7 @@ FOR_SWEEPS = '--engine, --runs_at_once and --resources are for'
 @pytest.mark.parametrize(
     'flag_values', [{'engine': 'ray'}, {'runs_at_once': 2}, {'resources': ['CPU=1']}]
 )
-def test_flags_of_a_sweep_are_refused_for_a_single_run(flag_values):
+def test_sweep_flags_are_refused_for_single_run(flag_values):
     """They would be lost in silence."""
     with flagsaver.flagsaver():
         parse_flags(['train.py'])
@@ -350,7 +350,7 @@ def test_flags_of_a_sweep_are_refused_for_a_single_run(flag_values):
 
 
 @pytest.mark.full
-def test_the_command_refuses_flags_of_a_sweep_for_a_single_run(tmp_path):
+def test_command_refuses_sweep_flags_for_single_run(tmp_path):
     command = [sys.executable, 'train.py', '--config=configs/default.py', '--runs_at_once=2']
     done = subprocess.run(
         [*command, f'--workdir={tmp_path}/x'], cwd=ROOT, capture_output=True, text=True, timeout=60

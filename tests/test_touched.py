@@ -181,7 +181,7 @@ def test_files_touched_by_the_rows_of_a_table(selector, file, rows, whole, named
         ('eval/__main__.py', ['eval']),  # which runs it; one that reads all rooms reads more
     ],
 )
-def test_the_tests_of_a_file(selector, file, tests):
+def test_tests_named_for_a_file(selector, file, tests):
     assert [short([test]).pop() for test in selector.nearest.tests_of(file)] == tests
 
 
@@ -207,7 +207,7 @@ def test_single_tests_touched_by_a_row(selector, test, parameters, expected):
     assert is_touched == expected
 
 
-def test_a_file_that_is_gone_touches_who_still_imports_it(tmp_path):
+def test_deleted_file_touches_its_importers(tmp_path):
     contents = {'configs/default.py': '', 'tests/test_left.py': 'from lm.gone import name\n'}
     for path, text in contents.items():
         (tmp_path / path).parent.mkdir()
@@ -217,7 +217,7 @@ def test_a_file_that_is_gone_touches_who_still_imports_it(tmp_path):
     assert not selector.touched_by('tests/test_gone.py').files  # pytest would not find it
 
 
-def test_a_file_that_does_not_parse_is_named(tmp_path):
+def test_unparsable_file_is_named(tmp_path):
     (tmp_path / 'lm.py').write_text('def (')
     with pytest.raises(SystemExit, match=r'^lm.py:1 is no Python: '):
         touched.Selector(tmp_path, ['lm.py'])
@@ -229,7 +229,7 @@ def commit_all(root):
         subprocess.run([*git, *words], check=True)
 
 
-def test_a_change_is_what_differs_and_what_is_new(tmp_path):
+def test_changes_include_untracked_files(tmp_path):
     for name in ('kept', 'edited', 'removed', 'before'):
         (tmp_path / name).write_text(f'{name}\n' * 9)
     (tmp_path / '.gitignore').write_text('ignored\n')
@@ -265,7 +265,7 @@ def commands(invented, monkeypatch):
     gc.enable()
 
 
-def test_the_tiers_run_one_after_the_other(commands, capsys):
+def test_tiers_run_in_order(commands, capsys):
     commands.statuses += [5, 0]  # no test of the default tier
     assert touched.main(['--files', 'eval/page.js', '--run', '--pytest=-x']) == 0
     (first, second), ids = commands.begun, ['tests/test_page.py', 'tests/test_rooms.py']
@@ -275,7 +275,7 @@ def test_the_tiers_run_one_after_the_other(commands, capsys):
     assert printed[:3] == ['eval/page.js: read by 2 test files', *ids]
 
 
-def test_a_tier_that_fails_ends_it(commands):
+def test_failing_tier_stops(commands):
     commands.statuses += [1]
     assert touched.main(['--files', 'eval/page.js', '--run']) == 1
     commands.statuses += [0]
@@ -302,7 +302,7 @@ def project():
     gc.enable()
 
 
-def test_every_file_of_the_product_has_tests(project):
+def test_every_product_file_has_tests(project):
     nearest = {file: project.nearest.tests_of(file) for file in project.nearest.product}
     assert [file for file, tests in nearest.items() if not tests] == []
     assert nearest['lm/run/wave.py'] == ['tests/lm/run/test_wave.py']
@@ -311,7 +311,7 @@ def test_every_file_of_the_product_has_tests(project):
 
 
 @pytest.mark.full  # looks for what each file touches
-def test_a_file_touches_its_first_test(project):
+def test_file_touches_its_first_test(project):
     """The others may be of a table, and of other rows."""
     missed = {}
     for file in sorted(project.nearest.product):
@@ -334,13 +334,13 @@ def test_a_file_touches_its_first_test(project):
         ('modules/losses/label_probability.py', 0.2),
     ],
 )
-def test_a_change_touches_few_files(project, file, max_share):
+def test_change_touches_few_files(project, file, max_share):
     """Catches an import, at the top of a shared helper, of what most tests do not need."""
     touched_tests = project.touched_by(file)
     assert 1 < len(touched_tests.files | touched_tests.named) < max_share * len(project.tests)
 
 
-def test_every_table_is_read_as_it_is(project):
+def test_tables_match_runtime(project):
     """What the sources say of the rows is what Python makes of them: names, and where from."""
     ids = {id(choice.table) for choice in CHOICES.values()}
     by_id = {}
@@ -373,7 +373,7 @@ def held_by(row):
     return [row] if callable(row) and hasattr(row, '__qualname__') else []
 
 
-def test_the_rows_of_the_default_run_are_known(project):
+def test_default_rows_are_known(project):
     values = flatten(resolve(default.get_config()))
     chosen = {name for path in CHOICES for name in str(values[path]).split('+')} - {'auto'}
     kernels = {word.partition('=')[2] for word in str(kernels_for('cpu')).split()}

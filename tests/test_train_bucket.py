@@ -57,7 +57,7 @@ def elsewhere(monkeypatch, tmp_path):
 
 
 @pytest.mark.full
-def test_a_run_there_is_the_run_on_a_disk(
+def test_bucket_run_equals_disk_run(
     whole, corpus, bucket_url, s3_port, elsewhere, monkeypatch, capsys
 ):
     """Also over a short outage; and so is what reads it: suites, generation, tables, a page."""
@@ -110,7 +110,7 @@ METADATA = 'checkpoints/12/meta/metadata'
 
 
 @pytest.mark.full
-def test_kill_9_and_another_machine_goes_on(whole, corpus, bucket_url, elsewhere):
+def test_killed_run_resumes_on_another_machine(whole, corpus, bucket_url, elsewhere):
     """Killed with all of checkpoint 8 there but its mark: the one before counts."""
     data_paths = [corpus['data.source'], corpus['data.cache_dir']]
     command = [sys.executable, '-m', 'tests.victims', bucket_url, *data_paths]
@@ -129,7 +129,7 @@ def test_kill_9_and_another_machine_goes_on(whole, corpus, bucket_url, elsewhere
 
 
 @pytest.mark.full
-def test_the_command_and_one_that_is_refused(whole, corpus, bucket_url, monkeypatch, elsewhere):
+def test_command_with_bucket_and_refusal(whole, corpus, bucket_url, monkeypatch, elsewhere):
     """The first is stopped by SIGTERM, and the same command goes on at once."""
     monkeypatch.setattr('lm.record.remote.mirror.PATIENCE_SEC', 0.5)
     process = start_run(bucket_url, corpus, train_steps=50_000, train_checkpoint_every=25_000)
@@ -157,7 +157,7 @@ def test_the_command_and_one_that_is_refused(whole, corpus, bucket_url, monkeypa
 
 
 @pytest.mark.full
-def test_a_sweep_goes_on_on_another_machine(corpus, bucket_url, elsewhere, tmp_path):
+def test_sweep_resumes_on_another_machine(corpus, bucket_url, elsewhere, tmp_path):
     sweep = {'optim.lr': (0.003, 0.01)}
     assert train_sweep(base(corpus), sweep, tmp_path / 'disk') == DONE
     with pytest.MonkeyPatch.context() as patch:
@@ -201,7 +201,7 @@ def until_stopped(from_step: int):
 
 
 @pytest.mark.full
-def test_a_bucket_that_goes_away_stops_the_run_and_nothing_is_lost(
+def test_lost_bucket_stops_the_run_without_loss(
     whole, corpus, bucket_url, s3_port, monkeypatch, capsys
 ):
     line = Line(s3_port)
@@ -234,7 +234,7 @@ def test_a_bucket_that_goes_away_stops_the_run_and_nothing_is_lost(
 
 
 @pytest.mark.full
-def test_a_process_that_has_lost_its_lease_ends_and_writes_nothing_more(
+def test_lost_lease_ends_the_process(
     corpus, bucket_url, monkeypatch, tmp_path, capsys
 ):
     bucket, replaced, after = open_bucket(bucket_url), {}, {}
@@ -262,7 +262,7 @@ def test_a_process_that_has_lost_its_lease_ends_and_writes_nothing_more(
 
 
 @pytest.mark.parametrize('kind', ['bucket', 'scheme', 'store'])
-def test_what_cannot_work_is_refused_before_anything_is_compiled(
+def test_impossible_bucket_is_refused_before_compiling(
     kind, corpus, bucket_url, monkeypatch, nothing_is_traced
 ):
     url, words = {

@@ -51,7 +51,7 @@ def whole(corpus, tmp_path_factory):
     return folder, output
 
 
-def test_reference_the_loss_is_the_mean_of_the_sources(whole):
+def test_reference_loss_is_mean_over_sources(whole):
     """By their shares; of each evaluation. Catches the share of one source on another's loss."""
     rows = [row for row in read_rows(whole[0] / 'metrics.jsonl') if 'validation_ce' in row]
     assert len(rows) == 3
@@ -64,7 +64,7 @@ def test_reference_the_loss_is_the_mean_of_the_sources(whole):
         assert 'validation_infill_ce' in row
 
 
-def test_reference_bits_per_byte_are_the_mean_of_the_sources(whole):
+def test_reference_bits_per_byte_is_mean_over_sources(whole):
     summary = json.loads((whole[0] / 'summary.json').read_text())
     bits = 0
     for name, share in SHARES.items():
@@ -75,7 +75,7 @@ def test_reference_bits_per_byte_are_the_mean_of_the_sources(whole):
     assert summary['bits_per_byte'] == pytest.approx(bits, rel=1e-12)
 
 
-def test_it_says_of_each_source_what_it_is_and_how_it_does(whole):
+def test_each_source_is_described_and_evaluated(whole):
     output = whole[1]
     for name, share in SHARES.items():
         assert f'  {name}: {share} of the sequences; ' in output
@@ -84,7 +84,7 @@ def test_it_says_of_each_source_what_it_is_and_how_it_does(whole):
     assert 'before a source repeats' in output
 
 
-def test_equivalence_a_run_gone_on_with_is_the_run(whole, corpus, tmp_path):
+def test_equivalence_resumed_run(whole, corpus, tmp_path):
     config = tiny(corpus, train_eval_objectives='causal+infill', optim_schedule='constant')
     assert train(config, tmp_path / 'whole') == DONE
     assert train(update_recipe(config, {'train.steps': 8}), tmp_path / 'parts') == DONE
@@ -92,12 +92,12 @@ def test_equivalence_a_run_gone_on_with_is_the_run(whole, corpus, tmp_path):
     assert timeless(tmp_path / 'parts') == timeless(tmp_path / 'whole')
 
 
-def test_the_same_command_again_finds_its_run_and_its_data(whole, corpus):
+def test_repeated_command_finds_run_and_data(whole, corpus):
     code, output = finished(start_run(whole[0], corpus, train_eval_objectives='causal+infill'))
     assert code == DONE and 'nothing left to do' in output and 'preparing' not in output
 
 
-def test_other_shares_are_other_data(whole, corpus):
+def test_different_shares_are_different_data(whole, corpus):
     """A folder is not gone on with where its mixture changed."""
     changed = corpus | {'data.mixture': corpus['data.mixture'].replace('0.75', '0.5')}
     code, output = finished(start_run(whole[0], changed, train_eval_objectives='causal+infill'))
@@ -124,7 +124,7 @@ def test_equivalence_evaluated_later(whole):
     assert 0 < evaluated['ngram']['ngram5_bits_per_byte'] < 8
 
 
-def test_equivalence_cells_of_a_sweep_over_mixtures_are_the_runs_alone(corpus, tmp_path):
+def test_equivalence_sweep_cells_and_single_runs(corpus, tmp_path):
     mixtures = tuple(corpus['data.mixture'].replace('0.75', weight) for weight in ('0.75', '0.5'))
     raw = base(corpus)
     assert train_sweep(raw, {'data.mixture': mixtures}, tmp_path / 'sweep') == DONE
@@ -135,7 +135,7 @@ def test_equivalence_cells_of_a_sweep_over_mixtures_are_the_runs_alone(corpus, t
         assert timeless(folder) == timeless(workdir)
 
 
-def test_a_source_that_would_repeat_stops_the_command(corpus, tmp_path):
+def test_repeating_source_is_refused(corpus, tmp_path):
     line = command(tmp_path, corpus, data_epochs=1, train_steps=5000)
     out = subprocess.run(line, cwd=ROOT, text=True, capture_output=True, check=False)
     assert out.returncode == 1 and 'Traceback' not in out.stderr

@@ -37,7 +37,7 @@ def test_finished_run_has_nothing_left_to_do(whole, corpus, capsys):
     assert timeless(whole) == before
 
 
-def test_a_finished_run_says_that_other_code_trained_it(whole, corpus, capsys, edited_sources):
+def test_finished_run_reports_other_code(whole, corpus, capsys, edited_sources):
     assert train(tiny(corpus), whole) == DONE
     (recorded_code,) = read_json(whole / 'summary.json')['code']
     words = f'NOTE: other code has trained this run: {describe_code(recorded_code)}; this is {edited_sources}. '
@@ -45,7 +45,7 @@ def test_a_finished_run_says_that_other_code_trained_it(whole, corpus, capsys, e
     assert edited_sources == 'commit dddddddd with uncommitted changes (sources eeeeeeee)'
 
 
-def test_a_run_that_goes_on_with_other_code_says_so_and_keeps_both(
+def test_resumed_run_records_both_codes(
     whole, corpus, tmp_path, capsys, request
 ):
     stop_after(6, tiny(corpus), tmp_path)
@@ -63,7 +63,7 @@ def test_a_run_that_goes_on_with_other_code_says_so_and_keeps_both(
     assert timeless(tmp_path) == timeless(whole)
 
 
-def test_a_run_of_before_says_a_commit_alone_and_only_another_one(whole, corpus, tmp_path, capsys):
+def test_old_run_reports_another_commit(whole, corpus, tmp_path, capsys):
     """Its checkpoints and its summary do not say which sources it had."""
     workdir = sweep_helpers.copied(whole, tmp_path / 'run')
     summary = read_json(workdir / 'summary.json')
@@ -87,7 +87,7 @@ def said(capsys) -> str:
     return ' '.join(capsys.readouterr().out.split())
 
 
-def test_a_run_that_another_process_trains_is_refused(whole, corpus, monkeypatch):
+def test_run_held_by_another_process_is_refused(whole, corpus, monkeypatch):
     monkeypatch.setattr('lm.record.workdir.PATIENCE_SEC', 0.0)
     before = timeless(whole)
     with (
@@ -100,7 +100,7 @@ def test_a_run_that_another_process_trains_is_refused(whole, corpus, monkeypatch
 
 
 @pytest.mark.full  # by SIGTERM between two, and by SIGKILL, in the default tier
-def test_stopping_at_a_checkpoint_and_going_on_is_bitwise_equal(whole, corpus, tmp_path):
+def test_resuming_is_bitwise_equal(whole, corpus, tmp_path):
     """The same steps of the same schedule, in two processes' worth of state."""
     config = tiny(corpus)
     stop_after(8, config, tmp_path)
@@ -127,7 +127,7 @@ train(tiny({'data.source': sys.argv[1], 'data.cache_dir': sys.argv[2]}), Path(sy
 
 
 @pytest.mark.full
-def test_a_run_that_was_killed_is_gone_on_with(whole, corpus, tmp_path):
+def test_killed_run_resumes(whole, corpus, tmp_path):
     """By SIGKILL before step 11, so that it goes on from step 8 at most."""
     arguments = [corpus['data.source'], corpus['data.cache_dir'], str(tmp_path)]
     done = subprocess.run(
@@ -145,7 +145,7 @@ def stop_after(step: int, config: Config, workdir: Path) -> None:
         assert train(config, workdir) == SIGNALLED + signal.SIGTERM
 
 
-def test_sigterm_between_checkpoints_saves_and_a_second_run_goes_on(
+def test_sigterm_saves_between_checkpoints(
     whole, corpus, tmp_path, capsys
 ):
     stop_after(6, tiny(corpus), tmp_path)
@@ -164,7 +164,7 @@ def test_sigterm_between_checkpoints_saves_and_a_second_run_goes_on(
         {'model_reparam': 'lora', 'train_trainable': 'lora', 'optim_average': 'ema'},
     ],
 )
-def test_what_a_run_carries_beside_its_weights_is_gone_on_with(changes, corpus, tmp_path):
+def test_auxiliary_state_is_resumed(changes, corpus, tmp_path):
     """Keys of dropout, and an average of what is trained alone. Catches masks that begin anew."""
     config = tiny(corpus, **changes)
     assert train(config, tmp_path / 'whole') == DONE
@@ -177,7 +177,7 @@ def test_what_a_run_carries_beside_its_weights_is_gone_on_with(changes, corpus, 
 
 
 @pytest.mark.full
-def test_sigterm_to_the_program_saves_and_says_so(corpus, tmp_path):
+def test_sigterm_saves_and_reports(corpus, tmp_path):
     process = start_run(tmp_path, corpus, train_steps=50_000)
     wait_for_step(tmp_path, 3, process)
     process.terminate()
@@ -191,7 +191,7 @@ def test_sigterm_to_the_program_saves_and_says_so(corpus, tmp_path):
 @pytest.mark.parametrize(
     'victim', ['meta/metadata', 'weights/_METADATA', 'training/manifest.ocdbt']
 )
-def test_damaged_last_checkpoint_falls_back_and_says_so(victim, whole, corpus, tmp_path, capsys):
+def test_damaged_checkpoint_falls_back_with_note(victim, whole, corpus, tmp_path, capsys):
     stop_after(8, tiny(corpus), tmp_path)
     os.truncate(tmp_path / 'checkpoints' / '8' / victim, 3)
     assert train(tiny(corpus), tmp_path) == DONE
@@ -202,7 +202,7 @@ def test_damaged_last_checkpoint_falls_back_and_says_so(victim, whole, corpus, t
 
 
 @pytest.mark.full
-def test_unfinished_checkpoint_folder_is_not_taken(whole, corpus, tmp_path, capsys):
+def test_unfinished_checkpoint_is_ignored(whole, corpus, tmp_path, capsys):
     stop_after(4, tiny(corpus), tmp_path)
     (tmp_path / 'checkpoints' / '6.orbax-checkpoint-tmp').mkdir()
     assert train(tiny(corpus), tmp_path) == DONE
@@ -211,7 +211,7 @@ def test_unfinished_checkpoint_folder_is_not_taken(whole, corpus, tmp_path, caps
 
 
 @pytest.mark.full
-def test_without_a_readable_checkpoint_nothing_is_written_over_unless_asked_for(
+def test_unreadable_run_is_overwritten_only_on_request(
     whole, corpus, tmp_path
 ):
     stop_after(4, tiny(corpus), tmp_path)
@@ -227,7 +227,7 @@ def test_without_a_readable_checkpoint_nothing_is_written_over_unless_asked_for(
     assert timeless(tmp_path) == timeless(whole)
 
 
-def test_a_workdir_that_is_moved_away_is_named_and_goes_on_where_it_is(whole, corpus, tmp_path):
+def test_moved_workdir_is_named_and_resumes(whole, corpus, tmp_path):
     """Nothing is made in its old place, to which it may come back."""
     original, moved = tmp_path / 'there', tmp_path / 'here'
 
@@ -249,21 +249,21 @@ def test_a_workdir_that_is_moved_away_is_named_and_goes_on_where_it_is(whole, co
     assert timeless(moved) == timeless(whole)
 
 
-def test_other_config_is_refused_with_the_fields_that_differ(whole, corpus):
+def test_other_config_is_refused_with_differences(whole, corpus):
     with pytest.raises(ValueError, match=r'optim\.lr: 0\.003 -> 0\.1') as error:
         train(tiny(corpus, optim_lr=0.1), whole)
     assert 'model.' not in str(error.value)
 
 
 @pytest.mark.full
-def test_other_config_goes_on_with_the_flag(corpus, tmp_path):
+def test_other_config_continues_with_flag(corpus, tmp_path):
     stop_after(4, tiny(corpus), tmp_path)
     assert train(tiny(corpus, optim_lr=0.0), tmp_path, continue_changed=True) == DONE
     assert timeless(tmp_path)[-2]['lr'] == 0.0
 
 
 @pytest.mark.full
-def test_checkpoint_of_another_model_lists_the_paths(corpus, tmp_path):
+def test_checkpoint_mismatch_lists_paths(corpus, tmp_path):
     stop_after(4, tiny(corpus), tmp_path)
     other_model = tiny(corpus, model_d_ff=64, model_activation='swiglu', model_placement='post')
     with pytest.raises(ValueError) as error:
@@ -278,13 +278,13 @@ def test_checkpoint_of_another_model_lists_the_paths(corpus, tmp_path):
 
 
 @pytest.mark.full
-def test_a_start_that_fails_leaves_the_folder_to_the_corrected_command(corpus, tmp_path):
+def test_failed_start_leaves_folder_usable(corpus, tmp_path):
     with pytest.raises(ValueError, match=r'Set data\.epochs='):
         train(tiny(corpus, data_epochs=1, train_steps=10_000), tmp_path)
     assert train(tiny(corpus, train_steps=2), tmp_path) == DONE
 
 
-def test_a_finished_run_whose_checkpoints_are_gone_is_not_trained_again(whole, corpus, tmp_path):
+def test_finished_run_without_checkpoints_is_not_retrained(whole, corpus, tmp_path):
     workdir = sweep_helpers.copied(whole, tmp_path / 'run')
     shutil.rmtree(workdir / 'checkpoints')
     with pytest.raises(CheckpointsLost, match=r'trained to step 12, .*/checkpoints holds none'):
@@ -292,7 +292,7 @@ def test_a_finished_run_whose_checkpoints_are_gone_is_not_trained_again(whole, c
     assert timeless(workdir) == timeless(whole)
 
 
-def test_loading_takes_the_newest_checkpoint_that_can_be_read(whole, tmp_path):
+def test_load_uses_newest_readable_checkpoint(whole, tmp_path):
     workdir, lines = sweep_helpers.copied(whole, tmp_path / 'run'), []
     (workdir / 'checkpoints' / '12' / 'weights' / 'manifest.ocdbt').unlink()
     assert load(workdir, lines.append).step == 8

@@ -50,7 +50,7 @@ def copied(tmp_path, monkeypatch):
 
 @pytest.mark.default_rows('run')
 @pytest.mark.parametrize('name', RUNS)
-def test_a_checkpoint_computes_what_it_did(name, copied):
+def test_checkpoint_computes_equal_outputs(name, copied):
     """Catches an option that is lost, or read by another part, on the way to the present form."""
     expected, checkpoint = EXPECTED[name], load(copied(name))
     assert checkpoint.step == expected['step']
@@ -61,13 +61,13 @@ def test_a_checkpoint_computes_what_it_did(name, copied):
     np.testing.assert_allclose(np.abs(logits).sum(), expected['sum_abs_logits'], RTOL)
 
 
-def test_a_checkpoint_is_evaluated_to_what_it_was(copied):
+def test_checkpoint_evaluates_to_equal_numbers(copied):
     numbers = perplexity(load(copied('run'))).numbers
     assert numbers == pytest.approx(EXPECTED['run']['perplexity'], rel=RTOL)
 
 
 @pytest.mark.full
-def test_a_run_goes_on_to_the_rows_it_would_have_had(copied):
+def test_run_resumes_to_expected_rows(copied):
     """Catches moments, counters or a schedule that start anew, and a config said to differ."""
     folder = copied('run')
     assert train(Run(folder).read_recipe(), folder) == DONE
@@ -84,7 +84,7 @@ def test_a_run_goes_on_to_the_rows_it_would_have_had(copied):
 
 
 @pytest.mark.full
-def test_a_sweep_goes_on(copied):
+def test_sweep_resumes(copied):
     """The cells that were done stay as they are, under their names; the others are trained."""
     folder, raw = copied('sweep'), default.get_config()
     raw.update_from_flattened_dict(TINY)
@@ -102,7 +102,7 @@ def test_a_sweep_goes_on(copied):
     assert before == {path: path.read_bytes() for path in before}
 
 
-def test_options_of_then_and_now_are_one_run():
+def test_old_and_new_options_are_one_run():
     """As its user would ask for it now, the checkpoint `options` is this config."""
     raw = default.get_config()
     raw.update_from_flattened_dict(

@@ -15,7 +15,7 @@ from tests import ROOT
 from tests.programs import COMPILERS
 
 
-def test_no_program_has_imported_jax_when_it_prepares_its_process():
+def test_programs_prepare_before_importing_jax():
     """Catches a package that imports JAX where `python -m PACKAGE` imports it first: the program
     would read the flags too early, and import everything twice.
     """
@@ -30,7 +30,7 @@ def test_no_program_has_imported_jax_when_it_prepares_its_process():
     assert done.stdout == 'False\n'
 
 
-def test_help_is_one_screen_with_each_flag_and_imports_no_jax():
+def test_help_lists_flags_without_importing_jax():
     code = (
         'import runpy, sys\nsys.argv = ["train.py", "--help"]\ntry:\n'
         '    runpy.run_path("train.py", run_name="__main__")\nfinally:\n'
@@ -49,7 +49,7 @@ def test_help_is_one_screen_with_each_flag_and_imports_no_jax():
     ('is_there', 'chosen', 'expected'),
     [(False, None, 'cpu'), (False, 'tpu', None), (True, None, None)],
 )
-def test_a_platform_is_chosen_where_jax_is_imported_already(
+def test_choose_platform_with_jax_imported(
     monkeypatch, is_there, chosen, expected
 ):
     """A notebook has it. Catches a choice of the user, or a device, that is passed over."""
@@ -72,7 +72,7 @@ def test_a_platform_is_chosen_where_jax_is_imported_already(
         ((), 'cpu', '$'),
     ],
 )
-def test_a_gpu_that_jax_cannot_use_is_named_with_the_extra(monkeypatch, installed, chosen, message):
+def test_unusable_gpu_is_reported_with_extra(monkeypatch, installed, chosen, message):
     device_files = {'/dev/nvidia[0-9]*': ['/dev/nvidia0']}
     monkeypatch.setattr(before_jax.glob, 'glob', lambda files: device_files.get(files, []))
     monkeypatch.setattr(before_jax.importlib.util, 'find_spec', lambda n: n in installed or None)
@@ -92,7 +92,7 @@ def test_a_gpu_that_jax_cannot_use_is_named_with_the_extra(monkeypatch, installe
         ('', '', 'tpu,cpu', 'bfloat16'),
     ],
 )
-def test_products_are_of_the_type_that_suits_the_device(
+def test_default_dtype_suits_device(
     monkeypatch, files, installed, chosen, expected
 ):
     monkeypatch.setattr(
@@ -107,7 +107,7 @@ def test_products_are_of_the_type_that_suits_the_device(
 @pytest.mark.full
 @pytest.mark.skipif(before_jax.has_accelerator(), reason='has a device that is looked for')
 @pytest.mark.parametrize('names', ['eval.load, jax', 'jax, eval.load'])
-def test_a_notebook_hears_nothing_of_devices_that_are_not_there(names):
+def test_notebook_gets_no_device_warnings(names):
     """Catches libtpu's words, where it looks for a TPU."""
     pytest.importorskip(COMPILERS['tpu'])
     environment = {name: value for name, value in os.environ.items() if name != 'JAX_PLATFORMS'}

@@ -79,7 +79,7 @@ def file(tmp_path):
     return of
 
 
-def test_a_flag_sets_every_field(parsed):
+def test_flags_set_every_field(parsed):
     """With the field's own type, also where the file leaves it as published."""
     config = parsed(DEFAULT, *(f'--config.{p}={VALUES[kind_of(p)]}' for p in FIELDS))
     for path in FIELDS:
@@ -88,7 +88,7 @@ def test_a_flag_sets_every_field(parsed):
         assert (type(value), value) == (kind_of(path), VALUES[kind_of(path)]), path
 
 
-def test_a_file_sets_every_field(parsed, file):
+def test_file_sets_every_field(parsed, file):
     config = parsed(file(*(f'config.{p} = {VALUES[kind_of(p)]!r}' for p in FIELDS)))
     for path in FIELDS:
         section, name = path.split('.')
@@ -96,13 +96,13 @@ def test_a_file_sets_every_field(parsed, file):
         assert (type(value), value) == (kind_of(path), VALUES[kind_of(path)]), path
 
 
-def test_what_neither_sets_is_none_or_as_in_the_file(parsed):
+def test_unset_options_are_none(parsed):
     config = parsed(DEFAULT)
     assert config.norm.groups is config.optim.others_lr is config.sweep is None
     assert config.optim.warmup_steps == 100
 
 
-def test_what_is_given_is_what_a_flag_sets_or_the_file_otherwise_than_the_default(parsed, file):
+def test_find_set_fields_by_flag_and_file(parsed, file):
     """And what is overridden is what has another value then."""
     mine = file('config.model.d_model = 8', 'config.model.n_layers = 3', "config.sweep = {'a': 1}")
     config = parsed(mine, '--config.optim.lr=0.25', '--config.model.d_ff=1024').to_dict()
@@ -110,7 +110,7 @@ def test_what_is_given_is_what_a_flag_sets_or_the_file_otherwise_than_the_defaul
     assert find_set_fields(config) == {'model.d_model', 'optim.lr', 'model.d_ff'}
 
 
-def test_a_flag_has_the_type_of_the_field_and_not_of_the_value_in_the_file(parsed, file):
+def test_flag_has_type_of_field(parsed, file):
     """Which may be a whole number, or none."""
     mine = file('config.optim.b2 = 1', 'config.scaling.embedding_std = None')
     config = parsed(mine, '--config.optim.b2=0.5', '--config.scaling.embedding_std=0.25')
@@ -118,17 +118,17 @@ def test_a_flag_has_the_type_of_the_field_and_not_of_the_value_in_the_file(parse
     assert type(parsed(mine).optim.b2) is float
 
 
-def test_a_switch_may_stand_alone(parsed):
+def test_switch_needs_no_value(parsed):
     config = parsed(DEFAULT, '--config.norm.scale', '--noconfig.model.embedding_scale')
     assert config.norm.scale is True and config.model.embedding_scale is False
 
 
-def test_a_reference_of_the_file_is_kept(parsed, file):
+def test_field_reference_is_kept(parsed, file):
     mine = file("config.model.d_ff = 4 * config.model.get_ref('d_model')")
     assert parsed(mine, '--config.model.d_model=32').model.d_ff == 128
 
 
-def test_a_config_that_begins_from_nothing_has_all_fields_too():
+def test_empty_config_gets_all_fields():
     """A field with a default has it; one without is still missed."""
     config = ConfigDict({'model': {'d_model': 8}})
     add_fields(config)
@@ -140,12 +140,12 @@ def test_a_config_that_begins_from_nothing_has_all_fields_too():
 @pytest.mark.parametrize(
     ('path', 'text'), [('norm.groups', '1.5'), ('optim.b2', '(0.9,0.99)'), ('norm.groups', 'None')]
 )
-def test_a_flag_of_another_type_is_refused(path, text, refused):
+def test_flag_with_wrong_type_is_refused(path, text, refused):
     expected = flag_type_error(path, text, FIELDS[path].types)
     assert refused(DEFAULT, f'--config.{path}={text}') == expected
 
 
-def test_a_flag_that_names_no_field_is_refused_with_the_nearest(refused):
+def test_unknown_flag_suggests_nearest_field(refused):
     message = "the config has no field norm.group. Did you mean 'norm.groups'?"
     assert refused(DEFAULT, '--config.norm.group=4') == message
 
@@ -171,12 +171,12 @@ def test_a_flag_that_names_no_field_is_refused_with_the_nearest(refused):
         ),
     ],
 )
-def test_what_a_file_cannot_name_is_refused_with_its_line(line, message, refused, file):
+def test_unknown_field_in_file_is_refused_with_line(line, message, refused, file):
     answer = refused(file('config.train.steps = 3', line))
     assert message in answer and '/mine.py:7: ' in answer
 
 
-def test_a_value_of_another_type_is_refused_as_the_config_is_resolved(parsed, file):
+def test_wrong_type_in_file_is_refused_on_resolve(parsed, file):
     with pytest.raises(ValueError, match=r"norm\.groups must be int or None; got 'a' of type str"):
         resolve(parsed(file("config.norm.groups = 'a'")))
 
@@ -188,7 +188,7 @@ def test_a_value_of_another_type_is_refused_as_the_config_is_resolved(parsed, fi
         ('def get_config(): pass', 'returns nothing'),
     ],
 )
-def test_a_file_without_a_config_is_refused_with_what_to_write(
+def test_file_without_config_is_refused_with_advice(
     text, message, refused, tmp_path, monkeypatch
 ):
     monkeypatch.delitem(sys.modules, 'config_config', raising=False)  # the file of another test
@@ -198,13 +198,13 @@ def test_a_file_without_a_config_is_refused_with_what_to_write(
         assert message in answer and 'has def get_config(): ... return config' in answer
 
 
-def test_another_mistake_in_a_file_keeps_its_traceback(parsed, file):
+def test_other_file_errors_keep_traceback(parsed, file):
     with pytest.raises(AttributeError, match='no_such'):
         parsed(file('flag = "".no_such'))
 
 
 @pytest.mark.parametrize('sweep_flags', [(), ("--config.sweep={'optim.lr': (0.1, 0.2)}",)])
-def test_a_program_says_what_differs_and_what_a_checkpoint_gives(
+def test_program_reports_overrides_and_checkpoint_fields(
     sweep_flags, parsed, tmp_path, monkeypatch
 ):
     """A run and a sweep are of the config that it says."""
@@ -224,7 +224,7 @@ def test_a_program_says_what_differs_and_what_a_checkpoint_gives(
     assert 'model.d_ff=48' in followed and recipe.model.d_ff == 48
 
 
-def test_a_run_says_it_after_where_it_runs(tmp_path, monkeypatch, capsys):
+def test_run_reports_overrides_after_header(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train, 'open_text', lambda *_: pytest.fail('said'))
     with pytest.raises(pytest.fail.Exception):
         train.train(tiny_config(), tmp_path / 'run', notes=['word', 'more'])
@@ -237,7 +237,7 @@ def at_home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_tilde_in_a_path_is_the_home_folder(parsed, at_home):
+def test_tilde_is_expanded(parsed, at_home):
     """Bash leaves it behind '='."""
     (at_home / 'mine.py').write_text((ROOT / 'configs' / 'default.py').read_text())
     config = parsed('--config=~/mine.py', '--workdir', '~/x')
@@ -247,12 +247,12 @@ def test_a_tilde_in_a_path_is_the_home_folder(parsed, at_home):
     assert train.WORKDIR.value == 'gs://bucket/~/x'
 
 
-def test_the_home_of_nobody_is_refused(refused):
+def test_unknown_home_is_refused(refused):
     assert "there is no user 'nobody_here'" in refused(DEFAULT, '--workdir=~nobody_here/x')
     assert '--config=~nobody_here/a.py is no file' in refused('--config=~nobody_here/a.py')
 
 
-def test_paths_with_commas_or_given_again_are_each_expanded(at_home):
+def test_listed_and_repeated_paths_are_expanded(at_home):
     values = flags.FlagValues()
     lists, several = PathListParser(), PathParser()
     flags.DEFINE(lists, 'list', 'runs', '', flag_values=values, serializer=CSV)
@@ -262,7 +262,7 @@ def test_paths_with_commas_or_given_again_are_each_expanded(at_home):
     assert values.again == [f'{at_home}/a', 'b']
 
 
-def test_every_flag_that_names_a_file_reads_it_as_a_path():
+def test_every_file_flag_is_a_path_flag():
     """Catches a path flag that is defined as any text."""
     names = 'workdir|checkpoint|out|page|pages|figure|figures|table|reference|claims'
     text = re.compile(rf"DEFINE_(?:multi_)?(?:string|list)\(\s*'({names})'")
@@ -287,7 +287,7 @@ def test_every_flag_that_names_a_file_reads_it_as_a_path():
         (OSError(errno.EIO, 'Input/output error', '/a'), 'error: [Errno 5] Input/output error'),
     ],
 )
-def test_an_error_of_a_run_is_one_line_that_says_what_to_do(error, message, capsys):
+def test_run_errors_are_one_line_with_advice(error, message, capsys):
     def main():
         raise error
 
@@ -297,7 +297,7 @@ def test_an_error_of_a_run_is_one_line_that_says_what_to_do(error, message, caps
     assert ended.value.code == BAD_INPUT and line.startswith(message)
 
 
-def test_another_error_of_xla_keeps_its_traceback():
+def test_other_xla_errors_keep_traceback():
     def main():
         raise jax.errors.JaxRuntimeError('INTERNAL: a bug')
 

@@ -79,19 +79,19 @@ def on_each(monkeypatch):
     return on_each
 
 
-def test_each_has_what_all_give_in_their_order(on_each):
+def test_gather_values_in_order(on_each):
     values = on_each(lambda i: [gather_values(i * i), gather_values([str(i)])])
     assert values == [[[0, 1, 4], [['0'], ['1'], ['2']]]] * N
 
 
-def test_what_the_first_has_counts(on_each):
+def test_broadcast_from_first(on_each):
     assert (
         on_each(lambda i: [broadcast_from_first({'step': i}), broadcast_from_first(i + 7)])
         == [[{'step': 0}, 7]] * N
     )
 
 
-def test_the_first_acts_before_the_others(on_each):
+def test_run_first_then_others(on_each):
     order = []
 
     def act(i):
@@ -103,7 +103,7 @@ def test_the_first_acts_before_the_others(on_each):
     assert order[0] == 0 and sorted(order) == [0, 1, 2]
 
 
-def test_an_error_of_one_is_raised_by_all(on_each):
+def test_raise_on_all(on_each):
     def fail_on_some(i):
         with raise_on_all(DamagedCheckpoint):
             if i == 1:
@@ -117,7 +117,7 @@ def test_an_error_of_one_is_raised_by_all(on_each):
     ]
 
 
-def test_what_differs_is_refused_by_all_with_who_has_what(on_each):
+def test_differing_values_are_refused_by_all(on_each):
     assert on_each(lambda i: check_same_everywhere('it', 'same')) == [None] * N
     for error in on_each(lambda i: check_same_everywhere('the digest', 'ab'[i == 2])):
         assert isinstance(error, ValueError)
@@ -130,7 +130,7 @@ def test_what_differs_is_refused_by_all_with_who_has_what(on_each):
         ]
 
 
-def test_a_folder_that_is_not_shared_is_refused(on_each, tmp_path, monkeypatch):
+def test_unshared_folder_is_refused(on_each, tmp_path, monkeypatch):
     """Host 2 has one of its own, with a lock of another time."""
     monkeypatch.setattr(workdir, 'NFS_DELAY_SEC', 0.1)
     config, private = tiny_config(), tmp_path / 'own'
@@ -148,7 +148,7 @@ def test_a_folder_that_is_not_shared_is_refused(on_each, tmp_path, monkeypatch):
         ) and 'not the same folder on all hosts: host 2 cannot' in str(error)
 
 
-def test_a_folder_that_all_see_is_opened_by_all(on_each, tmp_path):
+def test_shared_folder_is_opened_by_all(on_each, tmp_path):
     def open_one(i):
         with open_workdir(tmp_path / 'run', tiny_config(), False):
             return i
@@ -156,7 +156,7 @@ def test_a_folder_that_all_see_is_opened_by_all(on_each, tmp_path):
     assert on_each(open_one) == [0, 1, 2]
 
 
-def test_alone_nothing_is_sent(monkeypatch):
+def test_single_process_sends_nothing(monkeypatch):
     monkeypatch.setattr(distributed, '_service', None)
     assert gather_values(3) == [3] and broadcast_from_first(object) is object
     assert run_first_then_others(lambda: 5) == 5

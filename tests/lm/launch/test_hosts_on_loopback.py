@@ -207,7 +207,7 @@ def assert_same(workdir, expected):
 
 
 @pytest.mark.full
-def test_two_hosts_train_what_one_does(undisturbed, corpus, tmp_path):
+def test_two_hosts_match_one(undisturbed, corpus, tmp_path):
     """Equivalence with eight devices of one process, up to the order of sums; and host 1 has
     written nothing: a second set of events, or of rows, would show.
     """
@@ -226,7 +226,7 @@ def test_two_hosts_train_what_one_does(undisturbed, corpus, tmp_path):
 @pytest.mark.parametrize(
     'sizes', [{'mesh_fsdp': 8}, {'mesh_tensor': 8}, {'mesh_fsdp': 4, 'mesh_context': 2}]
 )
-def test_two_hosts_hold_parts_of_one_state(sizes, start, corpus, tmp_path):
+def test_two_hosts_shard_one_state(sizes, start, corpus, tmp_path):
     """Equivalence with eight devices of one process, of the losses, and of the parameters, saved by
     both hosts and read again by one process. With `tensor` over both, both read the same rows:
     catches a share of them each.
@@ -242,7 +242,7 @@ def test_two_hosts_hold_parts_of_one_state(sizes, start, corpus, tmp_path):
 
 
 @pytest.mark.product
-def test_no_program_is_saved_between_processes_of_cpus(start, corpus, tmp_path):
+def test_cpu_processes_share_no_compilation_cache(start, corpus, tmp_path):
     """Of a saved program the loops' collectives have lost their place among the others: the host
     that reads it and the one that compiles would wait for each other, as in the second job here.
     """
@@ -255,7 +255,7 @@ def test_no_program_is_saved_between_processes_of_cpus(start, corpus, tmp_path):
 
 
 @pytest.mark.product
-def test_kill_9_of_a_child_then_of_a_parent(undisturbed, start, corpus, tmp_path):
+def test_killed_child_and_killed_supervisor(undisturbed, start, corpus, tmp_path):
     workdir = tmp_path / 'run'
     job = start(workdir, corpus)
     job.wait_for_checkpoint(workdir, 10)
@@ -277,7 +277,7 @@ def test_kill_9_of_a_child_then_of_a_parent(undisturbed, start, corpus, tmp_path
 
 
 @pytest.mark.product
-def test_sigterm_to_one_host_saves_once_on_all(undisturbed, start, corpus, tmp_path):
+def test_sigterm_to_one_host_saves_on_all(undisturbed, start, corpus, tmp_path):
     """And of a checkpoint that is damaged, all go back to the one before."""
     workdir = tmp_path / 'run'
     job = start(workdir, corpus)
@@ -298,7 +298,7 @@ def test_sigterm_to_one_host_saves_once_on_all(undisturbed, start, corpus, tmp_p
 
 
 @pytest.mark.product
-def test_a_scan_of_both_ports_changes_nothing(start, corpus, tmp_path):
+def test_port_scan_changes_nothing(start, corpus, tmp_path):
     """Ten thousand messages of fifty kinds, and a client of JAX's own without the certificate."""
     longer = {'train_steps': 800, 'train_checkpoint_every': 400, 'train_eval_every': 400}
     job = start(tmp_path / 'run', corpus, **longer)
@@ -330,7 +330,7 @@ def damage(checkpoint):
 
 
 @pytest.mark.full
-def test_an_error_of_one_host_ends_all(start, corpus, tmp_path):
+def test_error_on_one_host_ends_all(start, corpus, tmp_path):
     """Host 0 cannot write its part of the first checkpoint; host 1 would wait for it."""
     data.open_dataset(resolve(base(corpus, **RUN)).data)  # larger files than the checkpoint's
     each = lambda i: {} if i else {'before': LIMITED}  # noqa: E731
@@ -340,7 +340,7 @@ def test_an_error_of_one_host_ends_all(start, corpus, tmp_path):
 
 
 @pytest.mark.full
-def test_a_config_that_a_file_resolves_to_differently_is_refused(start, corpus, tmp_path):
+def test_differing_config_file_is_refused(start, corpus, tmp_path):
     """The command is the same; nothing is compiled, and no run begins."""
     file = tmp_path / 'config.py'
     file.write_text(
@@ -358,7 +358,7 @@ def test_a_config_that_a_file_resolves_to_differently_is_refused(start, corpus, 
 
 
 @pytest.mark.product
-def test_other_text_on_one_host_is_refused(start, corpus, tmp_path):
+def test_differing_text_is_refused(start, corpus, tmp_path):
     """Each prepares what its own disk has, and the digests differ."""
     for i in range(N):
         (tmp_path / str(i)).mkdir()
@@ -373,7 +373,7 @@ def test_other_text_on_one_host_is_refused(start, corpus, tmp_path):
 
 
 @pytest.mark.full
-def test_two_hosts_read_half_of_an_import_each(tmp_path):
+def test_two_hosts_each_read_half_of_an_import(tmp_path):
     """Bitwise the import of one process. Catches a host that reads the whole model, and a part that
     the wrong host has.
     """
@@ -403,7 +403,7 @@ def test_two_hosts_read_half_of_an_import_each(tmp_path):
 @pytest.mark.parametrize(
     'reparam_options', [{}, {'model_reparam': 'weight_norm', 'optim_average': 'ema'}]
 )
-def test_two_hosts_start_from_their_parts_of_a_checkpoint(reparam_options, start, corpus, tmp_path):
+def test_two_hosts_init_from_their_shards(reparam_options, start, corpus, tmp_path):
     """Equivalence with one process, bitwise where the source stores what it uses, as one program
     rounds otherwise; factors of LoRA are drawn, and an average begun. Catches an array that each
     host has by itself, and parts of another host.
@@ -446,7 +446,7 @@ def dealt_sweep(corpus, tmp_path_factory):
 
 
 @pytest.mark.full
-def test_a_sweep_is_dealt_to_hosts(dealt_sweep, sweep_of_one):
+def test_sweep_is_dealt_to_hosts(dealt_sweep, sweep_of_one):
     workdir, logs = dealt_sweep
     assert_same_curves(workdir, sweep_of_one, rtol=1e-4)
     assert statuses(workdir) == ['done'] * 4
@@ -459,7 +459,7 @@ def test_a_sweep_is_dealt_to_hosts(dealt_sweep, sweep_of_one):
 
 
 @pytest.mark.full
-def test_kill_9_of_a_host_costs_its_own_cells(dealt_sweep, start, corpus, tmp_path):
+def test_killed_host_loses_only_its_cells(dealt_sweep, start, corpus, tmp_path):
     workdir = tmp_path / 'sweep'
     job = start(workdir, corpus, FLAG)
     theirs = list(cell_folders(dealt_sweep[0]).values())[2].name
@@ -476,7 +476,7 @@ def test_kill_9_of_a_host_costs_its_own_cells(dealt_sweep, start, corpus, tmp_pa
 
 
 @pytest.mark.full
-def test_runs_that_need_both_hosts_have_them_in_turn(sweep_of_one, start, corpus, tmp_path):
+def test_runs_on_both_hosts_train_in_turn(sweep_of_one, start, corpus, tmp_path):
     """A signal to one of them stops both after a checkpoint, for the same command to go on from."""
     workdir = tmp_path / 'sweep'
     job = start(workdir, corpus, FLAG, mesh_data=8)
@@ -493,7 +493,7 @@ def test_runs_that_need_both_hosts_have_them_in_turn(sweep_of_one, start, corpus
 
 
 @pytest.mark.product
-def test_a_folder_that_host_0_refuses_ends_all(start, corpus, tmp_path):
+def test_folder_refused_by_host_0_ends_all(start, corpus, tmp_path):
     """Host 1 waits for it to open the folder."""
     (tmp_path / 'sweep').mkdir()
     (tmp_path / 'sweep' / 'config.json').write_text('{}')
@@ -529,7 +529,7 @@ def assert_same_study(workdir, expected, rtol=0.0):
 
 
 @pytest.mark.full
-def test_a_tuned_sweep_on_two_hosts_is_that_of_one(tuned_of_one, start, corpus, tmp_path):
+def test_tuned_sweep_on_two_hosts_matches_one(tuned_of_one, start, corpus, tmp_path):
     """Each trains its share of every wave, and waits for the other's."""
     job = start(tmp_path / 'sweep', corpus, *TUNED, **BRIEF).ended()
     assert_same_study(tmp_path / 'sweep', tuned_of_one)
@@ -539,7 +539,7 @@ def test_a_tuned_sweep_on_two_hosts_is_that_of_one(tuned_of_one, start, corpus, 
 
 
 @pytest.mark.product
-def test_kill_9_of_a_host_in_a_tuned_sweep(tuned_of_one, start, corpus, tmp_path):
+def test_tuned_sweep_survives_killed_host(tuned_of_one, start, corpus, tmp_path):
     """The other one waits as long as it may be alive, then trains what it has left."""
     workdir = tmp_path / 'sweep'
     job = start(workdir, corpus, *TUNED, **BRIEF)
@@ -553,7 +553,7 @@ def test_kill_9_of_a_host_in_a_tuned_sweep(tuned_of_one, start, corpus, tmp_path
 
 
 @pytest.mark.product
-def test_a_tuned_sweep_of_runs_that_need_both_hosts(start, corpus, tmp_path):
+def test_tuned_sweep_with_runs_on_both_hosts(start, corpus, tmp_path):
     """The reference has the eight devices in one process, so that the sums have the same parts. Its
     rates are small, as differences of rounding grow with every step of a large one.
     """
@@ -593,7 +593,7 @@ def start_anew(bucket_env, start, tmp_path):
 
 
 @pytest.mark.full
-def test_a_run_in_a_bucket_is_that_of_one_process(start_anew, corpus, tmp_path, bucket_access):
+def test_bucket_run_matches_one_process(start_anew, corpus, tmp_path, bucket_access):
     """Up to the order of sums. Catches a checkpoint that only one host has a part of."""
     url, steps = f's3://{BUCKET}/short', {'train_steps': 20}
     job, _ = start_anew(url, corpus, **CUT | steps)
@@ -637,7 +637,7 @@ def test_hosts_without_a_common_disk_train_in_a_bucket(
 
 
 @pytest.mark.product
-def test_a_bucket_that_host_0_cannot_reach_ends_all(bucket_env, start, corpus, tmp_path):
+def test_unreachable_bucket_ends_all(bucket_env, start, corpus, tmp_path):
     nowhere = bucket_env | {'AWS_ENDPOINT_URL': 'http://127.0.0.1:9'}
     job = start(f's3://{BUCKET}/nowhere', corpus, each=lambda i: {'env': nowhere}).ended(BAD_INPUT)
     assert f'error: s3://{BUCKET}/nowhere' in job.said(0)
@@ -645,7 +645,7 @@ def test_a_bucket_that_host_0_cannot_reach_ends_all(bucket_env, start, corpus, t
 
 
 @pytest.mark.product
-def test_a_sweep_is_dealt_to_hosts_without_a_common_disk(
+def test_sweep_is_dealt_without_common_disk(
     start_anew, dealt_sweep, corpus, bucket_access
 ):
     """Killed, and gone on with on machines that hold nothing: bitwise what hosts with a common disk
@@ -680,7 +680,7 @@ def test_a_sweep_is_dealt_to_hosts_without_a_common_disk(
 
 
 @pytest.mark.product
-def test_a_sweep_whose_runs_need_both_hosts_needs_a_disk(bucket_env, start, corpus):
+def test_sweep_on_both_hosts_needs_a_disk(bucket_env, start, corpus):
     each = lambda i: {'env': bucket_env}  # noqa: E731
     job = start(f's3://{BUCKET}/sweep', corpus, FLAG, each=each, mesh_data=8).ended(BAD_INPUT)
     assert 'needs a --workdir on a disk that all of them see' in job.said(0)

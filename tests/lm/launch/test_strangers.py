@@ -66,14 +66,14 @@ def test_both_ends_prove_the_secret(pair):
     assert coordinator.wait(1.0) == [(coordinator.open_links[0], {'ended': 3})]
 
 
-def test_another_secret_is_closed_and_counted(pair):
+def test_wrong_secret_is_closed_and_counted(pair):
     coordinator, member = pair(theirs=THE + '!')
     with pytest.raises(LinkClosed):
         greet(coordinator, member)
     assert not member.is_trusted and coordinator.strangers == 1 and not coordinator.open_links
 
 
-def test_a_member_trusts_no_other_coordinator():
+def test_member_trusts_no_other_coordinator():
     """It hears a nonce, answers, and gets a proof that only the secret gives."""
     near_end, far_end = socket.socketpair()
     near_end.close()
@@ -92,7 +92,7 @@ def test_a_member_trusts_no_other_coordinator():
     far_end.close()
 
 
-def test_a_proof_of_one_connection_is_none_of_another(pair):
+def test_proof_is_not_valid_for_another_connection(pair):
     coordinator, member = pair()
     greet(coordinator, member)
     greeting = f'{member._nonce} {links.proof(THE, "member", member._peer_nonce, member._nonce)}\n'
@@ -103,7 +103,7 @@ def test_a_proof_of_one_connection_is_none_of_another(pair):
         assert coordinator.strangers == 1 and len(coordinator.open_links) == 1
 
 
-def test_strangers_have_a_time_and_a_number(pair, monkeypatch):
+def test_strangers_are_limited_in_time_and_number(pair, monkeypatch):
     coordinator, member = pair()
     greet(coordinator, member)
     monkeypatch.setattr(links, 'MAX_STRANGERS', 3)
@@ -124,7 +124,7 @@ def test_strangers_have_a_time_and_a_number(pair, monkeypatch):
 
 
 @pytest.mark.parametrize('kind', strangers.KINDS)
-def test_no_kind_of_message_is_taken_for_a_host(pair, kind):
+def test_no_stranger_message_is_accepted(pair, kind):
     coordinator, member = pair()
     greet(coordinator, member)
     with connected(coordinator._servers[0].getsockname()[1]) as stranger:
@@ -149,19 +149,19 @@ def send_all(connection, data):
         *(b'{"hello": {"a": ' + b'[' * 100_000, b'{"ended": 1', b'\xff'),
     ],
 )
-def test_what_a_host_says_has_its_types(line):
+def test_message_types_are_checked(line):
     with pytest.raises((ValueError, RecursionError)):
         parse_message(line)
 
 
 @pytest.mark.parametrize('number', [2, 77, -1])
-def test_an_id_beyond_the_processes_is_refused_on_all(job, number):  # noqa: F811
+def test_process_id_out_of_range_is_refused(job, number):  # noqa: F811
     first = job(0)
     second = job(number)
     assert_ended((first, second), BAD_INPUT, f'host {number} (', 'has no id from')
 
 
-def test_who_has_another_secret_is_told_in_time(job):  # noqa: F811
+def test_host_with_wrong_secret_times_out(job):  # noqa: F811
     """A peer that says nothing, too: neither holds a host beyond --host_timeout."""
     first = job(0)
     stranger = job(1, secret='this is another one', timeout=1.0)
@@ -170,12 +170,12 @@ def test_who_has_another_secret_is_told_in_time(job):  # noqa: F811
     wait_begun(job(1), first)
 
 
-def test_a_mute_peer_holds_a_host_no_longer_than_it_may(job, ports):  # noqa: F811
+def test_mute_peer_delays_host_within_limits(job, ports):  # noqa: F811
     with socket.create_server(('127.0.0.1', ports[1])):
         assert_ended([job(1, timeout=1.0)], RESUME, 'within 1 s (--host_timeout)')
 
 
-def test_the_port_of_jax_is_taken(job, ports):  # noqa: F811
+def test_taken_jax_port_is_reported(job, ports):  # noqa: F811
     with socket.create_server(('127.0.0.1', ports[0])):
         status, log = ended(job(0))
     assert status == BAD_INPUT and f'port {ports[0]} of this host, that of --coordinator' in log
@@ -185,7 +185,7 @@ def test_the_port_of_jax_is_taken(job, ports):  # noqa: F811
 @pytest.mark.parametrize(
     'count', [200, pytest.param(10_000, marks=pytest.mark.full(reason='20 s of connections'))]
 )
-def test_a_scan_disturbs_no_job(job, ports, count):  # noqa: F811
+def test_port_scan_disturbs_no_job(job, ports, count):  # noqa: F811
     """While hosts gather and while they train; the log has one line, the count."""
     child = ENDS.format(then='sys.exit()')
     first = job(0, child)
@@ -204,7 +204,7 @@ def test_a_scan_disturbs_no_job(job, ports, count):  # noqa: F811
     assert match and accepted - 70 <= int(match[1]) <= accepted, (log, accepted)
 
 
-def test_the_secret_is_a_file_of_process_0_in_the_workdir(tmp_path):
+def test_secret_is_a_file_written_by_process_0(tmp_path):
     arguments = ['--config=c', f'--workdir={tmp_path / "run"}']
     first, second = Secret(HOST, arguments, {}), Secret(HOST, arguments, {})
     assert second.read() == ''
@@ -221,13 +221,13 @@ def test_the_secret_is_a_file_of_process_0_in_the_workdir(tmp_path):
     assert not (tmp_path / 'run').exists()  # nothing else was in it
 
 
-def test_a_pipe_in_place_of_the_secret_holds_nobody_up(tmp_path):
+def test_pipe_as_secret_file_does_not_block(tmp_path):
     secret = Secret(HOST, [f'--workdir={tmp_path}'], {})
     os.mkfifo(secret.path)
     assert secret.read() == ''
 
 
-def test_the_secret_that_is_given(tmp_path, monkeypatch):
+def test_given_secret(tmp_path, monkeypatch):
     file = tmp_path / 'secret'
     file.write_text(f'  {THE}\n')
     by_file = Host('h0:1', 2, 0, 2, secret_file=str(file))
@@ -243,7 +243,7 @@ def test_the_secret_that_is_given(tmp_path, monkeypatch):
         Secret(HOST, bucket, {})
 
 
-def test_what_is_sealed_opens_with_the_secret_alone():
+def test_unseal_needs_the_secret():
     text = 'a key\n' * 100
     hidden = seal(THE, text)
     assert unseal(THE, hidden) == text and 'key' not in bytes.fromhex(hidden.split()[1]).decode(
@@ -258,7 +258,7 @@ def test_what_is_sealed_opens_with_the_secret_alone():
         unseal(THE, f'{nonce} {int(data[:2], 16) ^ 1:02x}{data[2:]} {tag}')
 
 
-def test_the_certificate_reaches_the_child_as_jax_reads_it():
+def test_child_receives_certificate_for_jax():
     pem = make_certificate()
     with mtls_env(pem) as env:
         assert set(env) == {
@@ -282,11 +282,11 @@ def test_the_certificate_reaches_the_child_as_jax_reads_it():
         ('both', ['192.0.2.1', '127.0.0.1'], ['127.0.0.1']),
     ],
 )
-def test_where_the_ports_listen(monkeypatch, name, resolved, expected):
+def test_ports_listen_at_local_addresses(monkeypatch, name, resolved, expected):
     infos = [(socket.AF_INET, socket.SOCK_STREAM, 6, '', (address, 0)) for address in resolved]
     monkeypatch.setattr(socket, 'getaddrinfo', lambda *_, **__: infos)
     assert local_addresses(name) == expected
 
 
-def test_names_move_no_cursor():
+def test_sanitize_host_names():
     assert sanitize('\x1b[2Jnode\n1', 255) == '?[2Jnode?1' and sanitize('ß', 1) == 'ß'

@@ -56,7 +56,7 @@ def full_disk():
 
 
 @pytest.mark.parametrize('kind', ['unread', 'full_disk'])
-def test_a_program_that_outlives_its_output_says_once_why_it_is_gone(
+def test_lost_output_is_reported_once(
     kind, request, stream_to, capfd
 ):
     stream = stream_to(request.getfixturevalue(kind))
@@ -76,7 +76,7 @@ def test_a_program_that_outlives_its_output_says_once_why_it_is_gone(
         ('full_disk', BAD_INPUT, 'error: standard output cannot be written: No space left on .*\n'),
     ],
 )
-def test_a_program_that_prints_an_answer_ends_where_nobody_gets_it(
+def test_printing_program_exits_without_reader(
     kind, status, message, request, stream_to, monkeypatch, capfd
 ):
     """Also where the text is short, and stays in a buffer until the program is through."""
@@ -87,7 +87,7 @@ def test_a_program_that_prints_an_answer_ends_where_nobody_gets_it(
     assert re.fullmatch(message, capfd.readouterr().err)
 
 
-def test_all_is_written_to_a_pipe_that_is_full_and_does_not_block(stream_to):
+def test_full_nonblocking_pipe_gets_all_output(stream_to):
     (reader, writer), text = os.pipe(), b'x' * 300_000
     os.set_blocking(writer, False)
     stream = stream_to(writer)
@@ -112,7 +112,7 @@ def run(code: str, shell: str = '{}', **env: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize('closed', ['>&-', '2>&-', '<&-', '<&- >&- 2>&-'])
-def test_a_closed_stream_is_the_null_device_for_libraries_and_children_too(closed, tmp_path):
+def test_closed_stream_is_null_device(closed, tmp_path):
     code = (
         f'import os, sys; file = open("{tmp_path}/file", "w"); assert file.fileno() > 2\n'
         'print("out"); print("err", file=sys.stderr)\n'
@@ -125,7 +125,7 @@ def test_a_closed_stream_is_the_null_device_for_libraries_and_children_too(close
 
 
 @pytest.mark.parametrize(('size', 'status'), [(1, 0), (100_000, NOBODY_READS)])
-def test_the_end_of_a_process_prints_no_exception_of_its_streams(size, status, unread):
+def test_exit_prints_no_stream_exception(size, status, unread):
     """Catches 'Exception ignored in' at exit, and the status 120 that comes with it."""
     command = [sys.executable, '-c', f'{PREPARE}print("x" * {size})']
     env = {'PYTHONPATH': str(ROOT)}
@@ -142,7 +142,7 @@ def test_the_end_of_a_process_prints_no_exception_of_its_streams(size, status, u
         ({}, '—'),
     ],
 )
-def test_what_an_encoding_lacks_is_escaped_and_files_are_utf_8(env, expected, tmp_path):
+def test_unencodable_output_is_escaped_in_utf8_mode(env, expected, tmp_path):
     code = (
         'print(chr(0x2014))\nfrom pathlib import Path\n'
         f'Path("{tmp_path}/file").write_text(chr(0x2014))\n'
@@ -152,7 +152,7 @@ def test_what_an_encoding_lacks_is_escaped_and_files_are_utf_8(env, expected, tm
     assert (tmp_path / 'file').read_text(encoding='utf-8') == '—'
 
 
-def test_docstrings_are_there_for_python_that_strips_them():
+def test_docstrings_survive_optimized_python():
     code = (
         'from lm.launch import before_jax as owner\n'
         'assert owner.__doc__ is None and owner.choose_platform.__doc__ is None\n'
@@ -182,7 +182,7 @@ def test_every_program_prepares_its_streams():
 @pytest.mark.parametrize(
     'program', ['train.py --choices', '-m eval.rules --parameters=124e6 --tokens=2.5e9']
 )
-def test_programs_whose_reader_leaves_say_nothing(program, unread):
+def test_programs_are_silent_when_reader_leaves(program, unread):
     done = subprocess.run(
         [sys.executable, *program.split()], cwd=ROOT, stdout=unread, stderr=subprocess.PIPE
     )
@@ -190,7 +190,7 @@ def test_programs_whose_reader_leaves_say_nothing(program, unread):
 
 
 @pytest.mark.full
-def test_the_listing_is_the_same_without_docstrings():
+def test_listing_is_equal_without_docstrings():
     listings = [
         subprocess.run(
             [sys.executable, 'train.py', '--choices'],

@@ -47,7 +47,7 @@ def on_tpu(monkeypatch):
     monkeypatch.setattr('lm.launch.this_host.GOOGLE', Path('/nowhere'))
 
 
-def test_flags_say_it_all():
+def test_flags_define_the_host():
     host = detect_host(['--config=c.py', *FLAGS, '--host_timeout=7'], SLURM)
     assert host == Host('n0:1234', 3, 2, watch_port=1235, timeout=7.0)
     assert host.watch_address == ('n0', 1235)
@@ -67,7 +67,7 @@ def test_flags_say_it_all():
         (['--', *FLAGS], {}),
     ],
 )
-def test_a_process_is_alone(argv, env):
+def test_single_process_has_no_host(argv, env):
     assert detect_host(argv, env) is None
 
 
@@ -86,7 +86,7 @@ def test_a_process_is_alone(argv, env):
         ([*FLAGS, '--job_secret_file=~nobody_here/a'], {}, "there is no user 'nobody_here'"),
     ],
 )
-def test_what_cannot_be_is_refused(argv, env, message):
+def test_inconsistent_flags_are_refused(argv, env, message):
     with pytest.raises(ValueError, match=message):
         detect_host(argv, env)
 
@@ -151,7 +151,7 @@ def test_open_mpi_is_what_jax_finds(monkeypatch):
         ('n[007,009-010]x,host2', ['n007x', 'n009x', 'n010x', 'host2']),
     ],
 )
-def test_lists_of_nodes(nodes, expected):
+def test_expand_nodes(nodes, expected):
     assert expand_nodes(nodes) == expected
 
 
@@ -166,7 +166,7 @@ def test_kubernetes_tpus(on_tpu, tmp_path):
     assert detect_host([], by_file).names == ('a', 'b', 'c')
 
 
-def test_tpu_vms_by_their_metadata(on_tpu):
+def test_tpu_vms_from_metadata(on_tpu):
     answers = {
         'worker-network-endpoints': 'w:1:10.0.0.1,w:2:10.0.0.2',
         'agent-worker-number': '1',
@@ -190,7 +190,7 @@ def test_tpu_vms_by_their_metadata(on_tpu):
         assert detect_host([], env | {'TPU_SKIP_MDS_QUERY': '1'}) is None
 
 
-def test_shared_arguments_are_those_that_hosts_have_in_common():
+def test_shared_arguments_drop_host_flags():
     host_flags = ['-process_id', '1', '--coordinator=h:1']
     argv = ['--config=a', *host_flags, '--workdir=w', '--host_timeout=3']
     assert shared_arguments(argv) == ['--config=a', '--workdir=w']
@@ -295,14 +295,14 @@ NAME = socket.gethostname()
 
 
 @pytest.mark.parametrize('status', [DONE, DIVERGED, SIGNALLED + signal.SIGTERM])
-def test_all_end_with_what_all_children_ended_with(job, status):
+def test_hosts_end_with_common_child_status(job, status):
     child = ENDS.format(then=f'sys.exit({status})')
     parents = [job(i, child, count=3) for i in (2, 1, 0)]
     let_end(*parents)
     assert [ended(parent) for parent in parents] == [(status, '')] * 3
 
 
-def test_a_job_needs_all_hosts_before_it_starts_a_child(job):
+def test_job_waits_for_all_hosts(job):
     first = job(0, count=3)
     third = job(2, count=3)
     time.sleep(1.0)  # nothing may have begun in it; too short a time hides a bug, and fails nothing
@@ -327,7 +327,7 @@ def test_a_job_needs_all_hosts_before_it_starts_a_child(job):
         ('os._exit(130)', 130, 'ended with status 130'),
     ],
 )
-def test_one_child_that_ends_ends_all(job, whose, ending, status, words):
+def test_failing_child_ends_all_hosts(job, whose, ending, status, words):
     """The other child would sleep on."""
     parents = [job(i, ENDS.format(then=ending) if i == whose else SLEEPS) for i in range(2)]
     wait_begun(*parents)
@@ -342,7 +342,7 @@ def test_one_child_that_ends_ends_all(job, whose, ending, status, words):
 
 
 @pytest.mark.parametrize('killed', [0, 1])
-def test_kill_9_of_a_parent_ends_its_child_and_the_others(job, killed):
+def test_killed_supervisor_ends_child_and_other_hosts(job, killed):
     parents = [job(i, count=3) for i in range(3)]
     wait_begun(*parents)
     children = [child_of(parent) for parent in parents]
@@ -353,7 +353,7 @@ def test_kill_9_of_a_parent_ends_its_child_and_the_others(job, killed):
         wait_gone(child)
 
 
-def test_who_was_first_is_named_though_another_aborts_sooner_than_its_parent_tells(job):
+def test_first_failure_is_named_despite_earlier_abort(job):
     """As JAX does it: the runtime of the others aborts them. It is host 1 that was killed."""
     first = job(0, ENDS.format(then='os.abort()'))
     second = job(1, ENDS.format(then='import time; time.sleep(0.5); os.kill(os.getpid(), 9)'))
@@ -373,12 +373,12 @@ def test_who_was_first_is_named_though_another_aborts_sooner_than_its_parent_tel
         (1, {0: (1.0, 1), 1: (2.0, -9)}),
     ],
 )
-def test_who_is_named_of_several(first, ends):
+def test_blame_rank_names_the_cause(first, ends):
     assert min(ends, key=lambda i: blame_rank(i, *ends[i])) == first
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_passed_on_to_the_child(job, number):
+def test_signal_is_forwarded_to_child(job, number):
     child = (
         'import signal, sys, time; '
         'signal.signal({0}, lambda n, frame: (print("asked", flush=True), sys.exit(128 + n))); '
@@ -392,7 +392,7 @@ def test_a_signal_is_passed_on_to_the_child(job, number):
 
 
 @pytest.mark.parametrize('signalled', [0, 1])
-def test_a_signal_before_the_job_has_begun_ends_all_that_wait(job, signalled):
+def test_signal_before_start_ends_all_hosts(job, signalled):
     met = (  # the first prints once it has read a hello, the other once it has sent one
         'from lm.launch.coordinator import Coordinator as c; from lm.launch.link import Link as l; '
         'read, send, begun = c._admit, l.send, lambda: print("begun", flush=True); '
@@ -405,13 +405,13 @@ def test_a_signal_before_the_job_has_begun_ends_all_that_wait(job, signalled):
     assert_ended(parents, SIGNALLED + signal.SIGTERM, 'host ')
 
 
-def test_hosts_that_do_not_come_are_named(job):
+def test_missing_hosts_are_named(job):
     parents = [job(i, count=4, timeout=2.0) for i in (0, 2)]
     words = 'did not come within 2 s (--host_timeout): host 1, host 3. There: host 0'
     assert_ended(parents, RESUME, words, f'host 2 ({NAME})')
 
 
-def test_a_first_host_that_does_not_come_is_named(job):
+def test_missing_first_host_is_named(job):
     assert_ended([job(1, timeout=1.0)], RESUME, 'no host 0 at 127.0.0.1, port ')
 
 
@@ -422,14 +422,14 @@ def test_a_first_host_that_does_not_come_is_named(job):
         ({'count': 3}, 'was started as one of 3 processes, and host 0'),
     ],
 )
-def test_hosts_that_differ_are_refused_on_all(job, difference, words):
+def test_differing_hosts_are_refused_everywhere(job, difference, words):
     first = job(0, argv=['--config=a', '--config.optim.lr=1'])
     second = job(1, **{'argv': ['--config=a', '--config.optim.lr=1']} | difference)
     assert_ended((first, second), BAD_INPUT, words)
     assert first.stdout.read() == second.stdout.read() == ''  # no child was started
 
 
-def test_two_processes_of_one_id_are_refused_on_all(job):
+def test_duplicate_process_id_is_refused_everywhere(job):
     parents = [job(number, count=3) for number in (0, 1, 1)]
     assert_ended(parents, BAD_INPUT, 'two processes have the id 1')
 
@@ -442,14 +442,14 @@ def connected(port):
         time.sleep(0.01)
 
 
-def test_two_first_processes_on_one_machine(job, ports):
+def test_two_coordinators_on_one_machine(job, ports):
     first = job(0)
     connected(ports[1]).close()
     assert_ended([job(0)], BAD_INPUT, 'Is another process 0 here?')
     wait_begun(job(1), first)  # which it does not disturb
 
 
-def test_who_comes_late_to_a_refused_start_is_told_why(job):
+def test_late_host_learns_why_start_was_refused(job):
     parents = [job(0, count=3), job(1, count=3, argv=['--other'])]
     assert ended(parents[1])[0] == BAD_INPUT
     assert_ended([job(2, count=3), parents[0]], BAD_INPUT, 'has --other')
@@ -461,7 +461,7 @@ SOONER = (
 )
 
 
-def test_children_that_say_nothing_train_on(job):
+def test_silent_children_keep_training(job):
     """Parents do speak."""
     parents = [job(i, ENDS.format(then='sys.exit(2)'), before=SOONER) for i in range(2)]
     wait_begun(*parents)
@@ -470,7 +470,7 @@ def test_children_that_say_nothing_train_on(job):
     assert [ended(parent) for parent in parents] == [(DIVERGED, '')] * 2
 
 
-def test_what_is_silent_has_gone(job):
+def test_silent_host_is_lost(job):
     """A machine that is off breaks no connection: a stopped process stands for it."""
     parents = [job(i, before=SOONER) for i in range(2)]
     wait_begun(*parents)
@@ -511,7 +511,7 @@ def still_there(*parents):
     assert all(parent.poll() is None for parent in parents)
 
 
-def test_apart_a_host_that_is_done_ends_no_other(apart):
+def test_independent_done_host_ends_no_other(apart):
     parents = apart(DONE, DONE, DONE)
     for i in (1, 0):
         let_end(parents[i])
@@ -520,7 +520,7 @@ def test_apart_a_host_that_is_done_ends_no_other(apart):
     assert [ended(parent) for parent in parents] == [(DONE, '')] * 3
 
 
-def test_apart_a_lost_host_ends_no_other(apart):
+def test_independent_lost_host_ends_no_other(apart):
     parents = apart(DONE, DONE, DONE)
     parents[1].kill()
     let_end(parents[0])
@@ -533,7 +533,7 @@ def test_apart_a_lost_host_ends_no_other(apart):
         assert ('the others train their cells' in log) == (i == 0)
 
 
-def test_apart_host_0_is_a_host_as_others(apart):
+def test_independent_host_0_is_like_others(apart):
     parents = apart(DONE, DONE)
     child = child_of(parents[1])
     parents[0].kill()
@@ -545,7 +545,7 @@ def test_apart_host_0_is_a_host_as_others(apart):
 
 
 @pytest.mark.parametrize('signalled', [0, 1])
-def test_apart_a_signal_to_a_host_is_for_it_alone(apart, signalled):
+def test_independent_host_receives_signals_alone(apart, signalled):
     """It leaves, as it has a few seconds for that; the others go on."""
     parents, stopped = apart(DONE, DONE, DONE), SIGNALLED + signal.SIGTERM
     parents[signalled].send_signal(signal.SIGTERM)
@@ -557,7 +557,7 @@ def test_apart_a_signal_to_a_host_is_for_it_alone(apart, signalled):
     assert [ended(parent)[0] for parent in remaining] == [stopped if signalled else RESUME] * 2
 
 
-def test_apart_what_went_wrong_is_said_in_the_end(apart):
+def test_independent_failures_are_reported_at_the_end(apart):
     parents = apart(DONE, BAD_INPUT)
     let_end(parents[1])
     still_there(*parents)

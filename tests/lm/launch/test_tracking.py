@@ -24,13 +24,13 @@ def program(monkeypatch, code):
     return started
 
 
-def test_an_unknown_tracker_is_refused_with_the_nearest(monkeypatch):
+def test_unknown_tracker_suggests_nearest(monkeypatch):
     monkeypatch.setattr(tracking.flags, 'FLAGS', types.SimpleNamespace(track=['mlflow', 'wandbb']))
     with pytest.raises(ValueError, match=r"--track must be one of .*'wandbb'.* mean 'wandb'\?"):
         tracking.read_track_flag()
 
 
-def test_a_follower_ends_with_training_and_its_lines_are_said(tmp_path, monkeypatch):
+def test_follower_ends_with_training(tmp_path, monkeypatch):
     started = program(monkeypatch, 'sys.stdin.read(); print("3 steps", flush=True)')
     lines = []
     with tracking.send_to_trackers(tmp_path, ['mlflow'], lines.append):
@@ -42,7 +42,7 @@ def test_a_follower_ends_with_training_and_its_lines_are_said(tmp_path, monkeypa
 @pytest.mark.parametrize(
     'code', ['time.sleep(600)', 'os.kill(os.getpid(), 9)', 'print("error: no"); sys.exit(1)']
 )
-def test_what_was_not_sent_is_said_with_its_command(tmp_path, monkeypatch, code):
+def test_unsent_rows_are_reported_with_command(tmp_path, monkeypatch, code):
     """Tries a network that is dead, a crash, and an error."""
     started, lines = program(monkeypatch, code), []
     monkeypatch.setattr(tracking, 'LAST_SEC', 0.5)
@@ -54,7 +54,7 @@ def test_what_was_not_sent_is_said_with_its_command(tmp_path, monkeypatch, code)
     assert started[0].poll() is not None
 
 
-def test_an_error_of_training_is_its_own(tmp_path, monkeypatch):
+def test_training_error_is_raised(tmp_path, monkeypatch):
     started = program(monkeypatch, 'sys.stdin.read()')
     with (
         pytest.raises(ValueError, match='of training'),
@@ -64,7 +64,7 @@ def test_an_error_of_training_is_its_own(tmp_path, monkeypatch):
     assert started[0].returncode == 0
 
 
-def test_a_package_that_lacks_stops_nothing(tmp_path, monkeypatch):
+def test_missing_package_stops_nothing(tmp_path, monkeypatch):
     started, lines = program(monkeypatch, ''), []
     monkeypatch.setattr(tracking.importlib.util, 'find_spec', lambda name: None)
     with tracking.send_to_trackers(tmp_path, ['wandb'], lines.append):
@@ -73,7 +73,7 @@ def test_a_package_that_lacks_stops_nothing(tmp_path, monkeypatch):
     assert 'wandb not installed (uv sync --extra wandb)' in lines[0] and 'eval.sync' in lines[0]
 
 
-def test_one_process_of_a_job_starts_followers(tmp_path, monkeypatch):
+def test_only_first_process_starts_followers(tmp_path, monkeypatch):
     started = program(monkeypatch, 'sys.stdin.read()')
     monkeypatch.setattr('lm.launch.distributed.is_first', lambda: False)
     with tracking.send_to_trackers(tmp_path, ['mlflow', 'wandb'], print):

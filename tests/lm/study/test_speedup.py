@@ -15,14 +15,14 @@ def lengths(*losses):
     return {100.0 * 2**i: loss + SEEDS for i, loss in enumerate(losses)}
 
 
-def test_a_loss_between_two_lengths_is_met_between_them():
+def test_loss_between_lengths_is_interpolated():
     """Reference: 3.0 lies a quarter of the way from 3.1 at 200 to 2.7 at 400, in the logarithm."""
     ratio = speedup(lengths(3.5, 3.1, 2.7), 3.0 + SEEDS, 100.0)
     assert ratio.bound == '' and ratio.value == pytest.approx(2 * 2**0.25)
     assert str(ratio) == '2.38'
 
 
-def test_a_loss_of_a_length_is_met_there():
+def test_loss_at_a_length_is_met_there():
     """Reference: the baseline against itself, which has the least tokens of that loss."""
     for tokens, loss in ((100.0, 3.5), (200.0, 3.1), (400.0, 2.7)):
         ratio = speedup(lengths(3.5, 3.1, 2.7), loss + SEEDS, tokens)
@@ -31,7 +31,7 @@ def test_a_loss_of_a_length_is_met_there():
     assert speedup(lengths(3.5, 3.1, 3.1), 3.1 + SEEDS, 200.0).value == pytest.approx(1)
 
 
-def test_outside_of_the_lengths_there_is_a_bound_and_no_number_beyond_it():
+def test_loss_beyond_lengths_gives_a_bound():
     above = speedup(lengths(3.5, 3.1, 2.7), 2.6 + SEEDS, 200.0)
     assert (above.value, above.bound, above.high) == (pytest.approx(2), MORE, math.inf)
     assert above.low == pytest.approx(2) and str(above) == 'more than 2'
@@ -40,14 +40,14 @@ def test_outside_of_the_lengths_there_is_a_bound_and_no_number_beyond_it():
     assert below.high == pytest.approx(0.5)
 
 
-def test_an_interval_that_reaches_an_end_of_the_lengths_is_open_there():
+def test_interval_is_open_at_the_end_of_lengths():
     """Noise that is not shared by seeds makes the difference uncertain by more than the gap."""
     noisy = 2.72 + np.array([0.05, -0.05, 0.0])
     ratio = speedup(lengths(3.5, 3.1, 2.7), noisy, 200.0)
     assert ratio.bound == '' and ratio.high == math.inf and 0 < ratio.low < ratio.value
 
 
-def test_seeds_in_common_cancel():
+def test_common_seeds_cancel():
     """A shift of one seed in all arms changes nothing."""
     shift = np.array([0.3, -0.2, 0.1])
     plain = speedup(lengths(3.5, 3.1, 2.7), 3.0 + 2 * SEEDS, 100.0)
@@ -58,7 +58,7 @@ def test_seeds_in_common_cancel():
     assert moved.high - moved.low < (first.high - first.low) / 3
 
 
-def test_the_half_width_is_that_of_the_first_order():
+def test_half_width_matches_first_order():
     """Reference: se(log s) = se(d) / |dL / d ln D|, on a line that has no sag."""
     noise = np.array([0.012, -0.004, -0.009, 0.003, -0.002])
     line = {float(d): 5.0 - 0.5 * math.log(d) + np.zeros(5) for d in (100, 200, 400, 800)}
@@ -69,7 +69,7 @@ def test_the_half_width_is_that_of_the_first_order():
     assert math.log(ratio.low) == pytest.approx(-half_width, abs=0.004)
 
 
-def test_a_longer_run_that_came_out_higher_is_noise():
+def test_higher_loss_of_longer_run_is_noise():
     """Property: the value never rises with the arm's loss."""
     baseline = lengths(3.5, 3.0, 3.04, 2.7)
     targets = np.linspace(2.6, 3.6, 41)
@@ -78,7 +78,7 @@ def test_a_longer_run_that_came_out_higher_is_noise():
     assert speedup(baseline, 3.0201 + SEEDS, 100.0).value == pytest.approx(2, rel=1e-3)
 
 
-def test_what_has_no_speedup():
+def test_speedup_is_none_without_data():
     baseline = lengths(3.5, 3.1, 2.7)
     ended, diverged = 3.0 + SEEDS, np.array([3.0, math.inf, 3.0])
     assert speedup(baseline, diverged, 100.0) is None
@@ -88,7 +88,7 @@ def test_what_has_no_speedup():
 
 
 @pytest.mark.parametrize('sd', [0.003, 0.02])
-def test_intervals_cover_what_they_say(sd):
+def test_interval_coverage(sd):
     """95% over power laws, with seeds that arms share half of their noise by. Catches an interval
     of unpaired seeds, of another quantile, and one without the sag of the curve below its lines.
     """

@@ -39,7 +39,7 @@ def pair(difference, noise=0.1):
     return 3 + SEEDS_S + difference + noise * NOISE_S, 3 + SEEDS_S
 
 
-def test_one_arm_is_the_paired_t_test():
+def test_judge_one_arm_matches_paired_t_test():
     arm, baseline = pair(-0.2)
     (verdict,) = judge_arms([arm], baseline, [0.0], 0.0)
     reference = stats.ttest_rel(arm, baseline)
@@ -51,7 +51,7 @@ def test_one_arm_is_the_paired_t_test():
     assert verdict.correlation == pytest.approx(np.corrcoef(arm, baseline)[0, 1])
 
 
-def test_holm_by_hand():
+def test_judge_holm_by_hand():
     """The smallest of three p-values is tripled, the next doubled, and none may fall below that."""
     _, baseline = pair(0)
     arms = [pair(-0.15)[0], pair(-0.06)[0], pair(0.065, 0.1)[0]]
@@ -64,7 +64,7 @@ def test_holm_by_hand():
     assert verdicts[last].p == pytest.approx(max(p[last], 2 * p[second]))
 
 
-def test_allowances_stand_in_the_way_of_a_verdict():
+def test_allowances_prevent_verdicts():
     """Better needs the baseline's allowance to be exceeded, worse the arm's."""
     (arm, baseline), free = pair(-0.2), 0.0
     shifted = stats.ttest_1samp(arm - baseline + 0.1, 0).pvalue
@@ -89,7 +89,7 @@ def test_allowances_widen_the_interval():
 
 
 @pytest.mark.parametrize('test', [HOLM, DUNNETT])
-def test_a_bound_is_never_worse_and_no_arm_better_than_one(test):
+def test_infinite_allowance_rules_out_an_outcome(test):
     arm, baseline = pair(5.0)
     (verdict,) = judge_arms([arm], baseline, [math.inf], 0.0, test)
     assert verdict.outcome == UNDECIDED and verdict.p == 1.0 and math.isfinite(verdict.low)
@@ -100,7 +100,7 @@ def test_a_bound_is_never_worse_and_no_arm_better_than_one(test):
 
 
 @pytest.mark.parametrize('test', [HOLM, DUNNETT])
-def test_losses_without_spread_are_decided_by_their_difference(test):
+def test_difference_decides_without_spread(test):
     same = np.full(5, 3.1)
     (verdict,) = judge_arms([same], same, [0.0], 0.0, test)
     assert verdict.outcome == UNDECIDED and verdict.p == 1.0 and math.isnan(verdict.correlation)
@@ -108,7 +108,7 @@ def test_losses_without_spread_are_decided_by_their_difference(test):
     assert verdict.outcome == BETTER and verdict.p == 0.0
 
 
-def test_mirrored_losses_have_the_mirrored_verdict():
+def test_mirrored_losses_mirror_the_verdict():
     arm, baseline = pair(-0.2)
     (verdict,), (mirrored,) = (
         judge_arms([arm], baseline, [0.1], 0.0),
@@ -133,7 +133,7 @@ def test_two_looks_keep_five_percent():
 
 
 @pytest.mark.parametrize(('arms', 'freedom'), [(1, 4), (2, 8), (4, 16), (8, 32)])
-def test_within_is_the_multivariate_t(arms, freedom):
+def test_dunnett_cdf_matches_multivariate_t(arms, freedom):
     shape = 0.5 + 0.5 * np.eye(arms)
     joint = stats.multivariate_t(shape=shape, df=freedom, seed=0)
     for t in (0.5, 2.0, 3.0):
@@ -141,7 +141,7 @@ def test_within_is_the_multivariate_t(arms, freedom):
         assert dunnett_cdf(t, arms, freedom) == pytest.approx(expected, abs=2e-3)
 
 
-def test_within_of_one_arm_is_t():
+def test_dunnett_cdf_with_one_arm_is_t():
     assert dunnett_cdf(2.5, 1, 7) == pytest.approx(1 - 2 * stats.t.sf(2.5, 7), abs=1e-4)
 
 
@@ -149,13 +149,13 @@ def test_within_of_one_arm_is_t():
     ('arms', 'freedom', 'expected'),
     [(8, 32, 2.80), (2, 10, 2.57), (4, 20, 2.65)],
 )
-def test_critical_values_of_dunnett(arms, freedom, expected):
+def test_dunnett_critical_values(arms, freedom, expected):
     """Two-sided, 5%: of eight arms with five blocks, and of Dunnett's table of 1964."""
     t = optimize.brentq(lambda t: dunnett_cdf(t, arms, freedom) - 0.95, 1, 6)
     assert t == pytest.approx(expected, abs=0.011)
 
 
-def test_dunnett_pools_arms_and_takes_seeds_as_blocks():
+def test_dunnett_pools_arms_with_seeds_as_blocks():
     rng = np.random.default_rng(3)
     blocks_S = 5 * rng.standard_normal(5)
     losses_AS = blocks_S + 0.1 * rng.standard_normal((4, 5))
@@ -175,7 +175,7 @@ def test_dunnett_pools_arms_and_takes_seeds_as_blocks():
         assert verdict.p == pytest.approx(1 - dunnett_cdf(t, 3, 12), abs=1e-9)
 
 
-def test_seeds_needed_is_the_published_table(monkeypatch):
+def test_seeds_needed_matches_published_table(monkeypatch):
     monkeypatch.setattr(statistics, 'LEVEL', 0.05)
     seeds = [seeds_needed(d, 1.0) for d in (0.5, 1, 1.5, 2, 3)]
     assert seeds == [34, 10, 6, 5, 4]
@@ -183,7 +183,7 @@ def test_seeds_needed_is_the_published_table(monkeypatch):
     assert seeds == [55, 17, 10, 7, 5]
 
 
-def test_seeds_needed_depends_on_the_ratio_alone():
+def test_seeds_needed_depends_only_on_ratio():
     assert seeds_needed(-0.02, 0.01) == seeds_needed(2, 1.0) < seeds_needed(2, 1.0, tests=8)
     assert seeds_needed(1.0, 0.0) == 2 and seeds_needed(1e9, 1.0) == 2
     assert seeds_needed(0.0, 1.0) == seeds_needed(1e-6, 1.0) == MAX_SEEDS + 1
@@ -199,13 +199,13 @@ def test_t_interval_by_hand():
     assert interval.half_width == pytest.approx(3.182446 * math.sqrt(5 / 3) / 2, rel=1e-6)
 
 
-def test_t_interval_of_two_values_is_the_cauchy_quantile():
+def test_t_interval_with_two_values_is_cauchy_quantile():
     """With one degree of freedom t is Cauchy, whose quantile function is tan."""
     interval = t_interval([0, 1])
     assert interval.half_width == pytest.approx(math.tan(math.pi * 0.475) / 2)
 
 
-def test_t_interval_covers_the_mean_as_often_as_it_says():
+def test_t_interval_coverage():
     x_RS = np.random.default_rng(0).normal(3.0, 2.0, (4000, 3))
     intervals = [t_interval(x_S) for x_S in x_RS]
     covered = np.mean([abs(interval.mean - 3.0) <= interval.half_width for interval in intervals])
@@ -223,12 +223,12 @@ def test_t_interval_without_enough_values(values, mean):
     )
 
 
-def test_paired_takes_common_seeds_only():
+def test_paired_interval_uses_common_seeds():
     interval = paired_interval({0: 2.0, 1: 3.1, 2: 9.0}, {1: 3.0, 0: 2.1, 7: 0.0})
     assert interval.n == 2 and interval.mean == pytest.approx(0.0)  # of -0.1 and 0.1
 
 
-def test_p_value_is_that_of_the_paired_t_test():
+def test_p_value_matches_paired_t_test():
     rng = np.random.default_rng(1)
     sides = set()
     for shift in (-0.3, -0.1, 0.0, 0.1, 0.3):
@@ -246,13 +246,13 @@ def test_p_value_is_that_of_the_paired_t_test():
     assert sides == {'better', 'worse', 'within noise'}
 
 
-def test_without_variance_the_sign_decides():
+def test_sign_decides_without_variance():
     assert p_value(Interval(-0.1, 0.0, 3)) == 0 and p_value(Interval(0.0, 0.0, 3)) == 1
     assert classify_difference(Interval(-0.1, 0.0, 3), 0.0) == 'better'
     assert classify_difference(Interval(0.0, 0.0, 3), 1.0) == 'within noise'
 
 
-def test_holm_of_p_values_by_hand():
+def test_holm_adjust_by_hand():
     """0.01 * 4, 0.02 * 3, 0.03 * 2, and 0.04 * 1, which is raised to the one before it."""
     assert holm_adjust([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
     assert (
@@ -262,12 +262,12 @@ def test_holm_of_p_values_by_hand():
     )
 
 
-def test_holm_does_not_count_what_has_no_p_value():
+def test_holm_adjust_ignores_nan():
     adjusted = holm_adjust([math.nan, 0.02, math.nan, 0.03])
     np.testing.assert_allclose(adjusted, [math.nan, 0.04, math.nan, 0.04])
 
 
-def test_holm_keeps_the_chance_of_any_false_verdict():
+def test_holm_adjust_controls_familywise_error():
     """Of ten variants equal to the baseline, with which all are compared."""
     rng, wrong, unadjusted, trials = np.random.default_rng(2), 0, 0, 400
     for _ in range(trials):
@@ -278,7 +278,7 @@ def test_holm_keeps_the_chance_of_any_false_verdict():
     assert wrong / trials < 0.05 + 3 * math.sqrt(0.05 * 0.95 / trials) < unadjusted / trials
 
 
-def test_a_report_of_a_sweep_and_one_of_a_study_need_as_many_seeds():
+def test_sweep_and_study_need_equal_seeds():
     """They said 64, 18 and 7, and 152, 40 and 12: chances of one half at 5%, and of 80% at 2.7%."""
     shares, losses_S = (0.25, 0.5, 1.0), (SEEDS_S - SEEDS_S.mean()) / SEEDS_S.std(ddof=1)
     for share, n in zip(shares, (152, 40, 12), strict=True):
@@ -291,7 +291,7 @@ def test_a_report_of_a_sweep_and_one_of_a_study_need_as_many_seeds():
         assert seeds_needed(verdict.difference, verdict.deviation) == n
 
 
-def test_as_many_seeds_as_are_needed_find_the_difference_as_often_as_they_say():
+def test_seeds_needed_reaches_its_power():
     """At the level of a look, and more often by the one test of a sweep."""
     rng, n = np.random.default_rng(4), seeds_needed(1.0, 1.0)
     p_R = np.array([p_value(t_interval(rng.normal(1.0, 1.0, n))) for _ in range(1500)])
@@ -299,6 +299,6 @@ def test_as_many_seeds_as_are_needed_find_the_difference_as_often_as_they_say():
     assert np.mean(p_R < 1 - CONFIDENCE) > np.mean(p_R < LEVEL)
 
 
-def test_a_number_of_seeds_is_said_in_one_way():
+def test_format_seeds():
     assert format_seeds(14) == 'about 14 seeds'
     assert format_seeds(MAX_SEEDS + 1, 'fresh seeds') == f'more than {MAX_SEEDS} fresh seeds'

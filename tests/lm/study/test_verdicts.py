@@ -66,9 +66,9 @@ def mixed():
     return grown([arm(), arm(-0.02), arm(0.02, at=-1), arm(0.0, number=1), lambda p: math.nan])
 
 
-def test_verdicts_of_clear_differences():
+def test_clear_differences_get_verdicts():
     study = mixed()
-    assert [c and c.verdict and c.verdict.said for c in study.fresh_results] == [
+    assert [c and c.verdict and c.verdict.outcome for c in study.fresh_results] == [
         None,
         BETTER,
         WORSE,
@@ -80,7 +80,7 @@ def test_verdicts_of_clear_differences():
     assert study.next_runs is None
 
 
-def test_looks_are_of_fresh_seeds_that_all_arms_share():
+def test_looks_use_fresh_seeds_common_to_all_arms():
     study = mixed()
     (first, _), (second, _) = study.looks
     tuned = {
@@ -94,7 +94,7 @@ def test_looks_are_of_fresh_seeds_that_all_arms_share():
     assert [len(c.losses) for c in study.fresh_results[:4]] == [10, 5, 5, 10]
 
 
-def test_first_look_decides_by_its_own_seeds():
+def test_first_look_uses_only_its_seeds():
     """Verdicts of the first look are those of `judge` on the losses of its seeds."""
     study = mixed()
     points, confirmed = study.looks[0]
@@ -111,7 +111,7 @@ def test_first_look_decides_by_its_own_seeds():
     assert [confirmed[3].verdict] == judge_arms([fresh[3]], fresh[0], [r[3]], r[0], HOLM)
 
 
-def test_a_kill_at_every_fresh_run_asks_for_the_same():
+def test_killing_any_fresh_run_requests_it_again():
     study = mixed()
     ended = [
         {p: losses[p] for p, stage in stages.items() if 'look' not in stage}
@@ -129,15 +129,15 @@ def test_a_kill_at_every_fresh_run_asks_for_the_same():
     )
 
 
-def test_no_second_look_where_all_is_decided():
+def test_no_second_look_after_verdicts():
     study = grown([arm(), arm(-0.05), arm(0.05)])
-    assert len(study.looks) == 1 and [c.verdict.said for c in study.fresh_results[1:]] == [
+    assert len(study.looks) == 1 and [c.verdict.outcome for c in study.fresh_results[1:]] == [
         BETTER,
         WORSE,
     ]
 
 
-def test_a_length_of_the_baseline_gets_seeds_and_no_verdict():
+def test_baseline_length_gets_seeds_but_no_verdict():
     study = grown([arm(), arm(0.0, number=1), arm(-0.3)], judged=[True, True, False])
     assert study.fresh_results[2].verdict is None and len(study.fresh_results[2].losses) == 5
     assert study.states(2) == (LOCATED,)
@@ -146,23 +146,23 @@ def test_a_length_of_the_baseline_gets_seeds_and_no_verdict():
 def test_diverged_seeds_leave_no_verdict():
     study = grown([arm(), fails(arm(-0.05), {1, 3}), arm(-0.05, number=1)])
     diverged, complete = study.fresh_results[1:]
-    assert diverged.diverged == 2 and diverged.verdict is None and len(diverged.losses) == 5
+    assert diverged.n_diverged == 2 and diverged.verdict is None and len(diverged.losses) == 5
     assert study.states(1) == (LOCATED, 'diverged 2 of 5')
-    assert complete.verdict.said == BETTER and study.seeds_needed(1, 0.01) is None
+    assert complete.verdict.outcome == BETTER and study.seeds_needed(1, 0.01) is None
 
 
-def test_diverged_seeds_of_the_baseline_leave_no_verdicts():
+def test_diverged_baseline_seeds_leave_no_verdicts():
     study = grown([fails(arm(), {0}), arm(-0.05)])
     assert study.states(0) == (LOCATED, 'diverged 1 of 5')
     assert [c.verdict for c in study.fresh_results] == [None, None] and len(study.looks) == 1
 
 
-def test_a_dead_baseline_leaves_no_verdicts():
+def test_dead_baseline_leaves_no_verdicts():
     study = grown([lambda p: math.inf, arm()])
     assert study.states(0) == (DIVERGED,) and study.fresh_results[1].verdict is None
 
 
-def test_an_edge_is_never_worse():
+def test_arm_at_edge_is_never_worse():
     """The arm's loss still falls at the last value, so that it says nothing of worse; as
     a baseline it keeps others from being better, and an arm that is better there is so.
     """
@@ -171,12 +171,12 @@ def test_an_edge_is_never_worse():
         return 2 - 1e-3 * point.k[0] + 1e-4 * random.Random(repr(point)).random()
 
     study = grown([arm(-5.0), falling])
-    assert EDGE in study.states(1) and study.fresh_results[1].verdict.said == UNDECIDED
+    assert EDGE in study.states(1) and study.fresh_results[1].verdict.outcome == UNDECIDED
     assert TUNING_LIMITED in study.states(1) and study.seeds_needed(1, 0.01) is None
     swapped = grown([falling, arm(-5.0)])
-    assert swapped.fresh_results[1].verdict.said == UNDECIDED
+    assert swapped.fresh_results[1].verdict.outcome == UNDECIDED
     lower = grown([arm(9.0), falling])
-    assert lower.fresh_results[1].verdict.said == BETTER
+    assert lower.fresh_results[1].verdict.outcome == BETTER
 
 
 def with_verdict(difference, r_arm, r_baseline, deviation=0.01, n=10, outcome=UNDECIDED):
@@ -192,16 +192,16 @@ def with_verdict(difference, r_arm, r_baseline, deviation=0.01, n=10, outcome=UN
     return study
 
 
-def test_tuning_limited_is_an_allowance_above_the_difference():
+def test_tuning_limited_if_allowance_exceeds_difference():
     """The arm's stands in the way of worse, the baseline's in that of better."""
     assert TUNING_LIMITED in with_verdict(0.003, 0.004, 0.0).states(1)
     assert TUNING_LIMITED not in with_verdict(0.003, 0.002, 9.0).states(1)
     assert TUNING_LIMITED in with_verdict(-0.003, 0.0, 0.004).states(1)
     assert TUNING_LIMITED not in with_verdict(-0.003, 9.0, 0.002).states(1)
-    assert with_verdict(-0.003, 9.0, 9.0, said=BETTER).states(1) == (LOCATED,)
+    assert with_verdict(-0.003, 9.0, 9.0, outcome=BETTER).states(1) == (LOCATED,)
 
 
-def test_seed_limited_is_more_seeds_than_there_were():
+def test_seed_limited_if_more_seeds_are_needed():
     """They are counted for the difference, or the smallest effect, less the allowance."""
     study = with_verdict(-0.004, 0.0, 0.002)
     assert study.seeds_needed(1, 0.001) == seeds_needed(0.002, 0.01) > 10
@@ -213,31 +213,31 @@ def test_seed_limited_is_more_seeds_than_there_were():
     assert study.seeds_needed(0, 0.01) is None
 
 
-def test_budget_keeps_the_second_look_away():
+def test_budget_prevents_second_look():
     losses = [arm(), arm(0.0, number=1)]
     free = grown(losses)
     assert len(free.looks) == 2
-    short = grown(losses, budget=free.runs[0] + 9)
+    short = grown(losses, budget=free.tuning_runs[0] + 9)
     assert len(short.looks) == 1 and short.next_runs is None
-    assert len(grown(losses, budget=free.runs[0] + 10).looks) == 2
+    assert len(grown(losses, budget=free.tuning_runs[0] + 10).looks) == 2
 
 
-def test_runs_and_stages_count_every_run_once():
+def test_runs_and_stages_count_each_run_once():
     study = mixed()
     for i, stages in enumerate(study.stages):
         assert {*stages} == {*study.losses[i]}
         tuned = [p for p, stage in stages.items() if 'look' not in stage]
-        assert study.runs[i] == len(tuned)
-    assert len({*study.runs[:4]}) == 1
+        assert study.tuning_runs[i] == len(tuned)
+    assert len({*study.tuning_runs[:4]}) == 1
     kinds = {stage for stages in study.stages for stage in stages.values()}
     assert {'scan', 'refine', 'look 1', 'look 2'} <= kinds
 
 
-def test_states_while_tuning_goes_on():
+def test_states_during_tuning():
     nothing = study_of([{}, {}])
     assert nothing.states(0) == (NOT_REFINED,) and nothing.fresh_results == [None, None]
     stage, points = nothing.next_runs
-    assert stage == 'scan' and nothing.runs == [5, 5]
+    assert stage == 'scan' and nothing.tuning_runs == [5, 5]
     scanned = [{p: arm(at=at)(p) for p in points[0]} for at in (0.0, 5.0)]
     assert NOT_REFINED in study_of(scanned).states(0)
     assert {NOT_REFINED, EDGE} <= {*study_of(scanned).states(1)}

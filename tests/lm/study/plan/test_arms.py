@@ -68,16 +68,16 @@ def train(ablation, workdir, shuffled=lambda one: one, most_waves=99) -> list[li
 
 
 class TestArms:
-    def test_each_cell_of_the_sweep_is_one_and_the_first_the_baseline(self, two):
+    def test_each_cell_is_an_arm_and_the_first_the_baseline(self, two):
         assert [arm.name for arm in two.arms] == ['model.norm=rmsnorm', 'model.norm=layernorm']
         assert [cell.changes['optim.lr'] for cell in two.first_cells] == [0.003, 0.003]
         assert all(arm.is_judged for arm in two.arms)
 
-    def test_a_config_without_a_sweep_is_one(self):
+    def test_config_without_sweep_is_one_arm(self):
         (arm,) = ArmPlan(tiny_raw(), None, LR).arms
         assert arm.name == 'the base' and arm.changes == {}
 
-    def test_an_own_value_is_the_centre_and_no_change(self):
+    def test_own_value_is_centre_but_no_change(self):
         """Catches an arm whose every run has the value that it was to be searched around."""
         sweep = ({'optim.name': 'adamw'}, {'optim.name': 'lion', 'optim.lr': 3e-4})
         plan = ArmPlan(tiny_raw(), sweep, LR)
@@ -89,11 +89,11 @@ class TestArms:
     @pytest.mark.parametrize(
         ('setting', 'centre'), [(None, 0.003), (0.01, 0.01), ((1e-3, 4e-3), 2e-3)]
     )
-    def test_a_given_value_is_the_centre_of_all(self, setting, centre):
+    def test_given_value_is_centre_for_all_arms(self, setting, centre):
         plan = ArmPlan(tiny_raw(), NORMS, {'optim.lr': setting})
         assert [arm.grid.centres['optim.lr'] for arm in plan.arms] == pytest.approx([centre] * 2)
 
-    def test_lengths_of_the_baseline_are_arms_that_get_no_verdict(self):
+    def test_baseline_lengths_are_arms_without_verdict(self):
         """With the same share of a warm-up."""
         raw = tiny_raw({'train.steps': 40, 'optim.warmup_steps': 10})
         starts = ArmPlan(raw, NORMS, LR | {'lengths': (0.5, 1, 1.5)}).starts
@@ -105,7 +105,7 @@ class TestArms:
         assert {start.recipe.model.norm for start in starts[2:]} == {'rmsnorm'}
         assert starts[2].arm.name == 'baseline at 0.5 of its steps'
 
-    def test_weight_decay_is_searched_along_with_the_rate_where_the_rule_multiplies_them(self):
+    def test_weight_decay_is_coupled_to_lr_by_its_rule(self):
         tuned = LR | {'optim.weight_decay': None}
         rules = {'optim.decay_rule': ('decoupled', 'independent')}
         product, apart = ArmPlan(tiny_raw({'optim.weight_decay': 0.1}), rules, tuned).arms
@@ -116,7 +116,7 @@ class TestArms:
         assert moved[0] == {'optim.lr': 2, 'optim.weight_decay': 0.5}
         assert moved[1] == {'optim.lr': 2, 'optim.weight_decay': 1}
 
-    def test_how_many_runs_is_said(self, two):
+    def test_description_counts_runs(self, two):
         assert two.description == '2 arms of 15 runs at least, 25 as a rule'
         limited = ArmPlan(tiny_raw(), None, LR | {'budget': 20})
         assert limited.description == '1 arm of 15 runs at least, 20 as a rule'
@@ -148,7 +148,7 @@ class TestArms:
         (None, LR | {'lengths': (1e-3,)}, '0.001 of 20 steps is none'),
     ],
 )
-def test_arms_that_cannot_be_compared_are_refused(sweep, tune, message):
+def test_incomparable_arms_are_refused(sweep, tune, message):
     with pytest.raises(ValueError, match=message):
         ArmPlan(tiny_raw(), sweep, tune)
 
@@ -191,18 +191,18 @@ def test_arms_that_cannot_be_compared_are_refused(sweep, tune, message):
         (True, 'got True. Such as'),
     ],
 )
-def test_a_tune_that_says_nothing_is_answered_with_what_to_write(tune, message):
+def test_invalid_tune_is_refused_with_advice(tune, message):
     with pytest.raises(ValueError, match=message) as error:
         parse_tune(tune)
     assert '\n' not in str(error.value)
 
 
-def test_an_option_that_is_none_is_as_left_out():
+def test_option_none_equals_omitted():
     assert parse_tune(LR | dict.fromkeys(('seeds', 'budget', 'test', 'lengths'))) == parse_tune(LR)
 
 
 class TestCells:
-    def test_a_run_has_the_name_that_it_has_alone(self, two):
+    def test_cell_name_matches_single_run(self, two):
         """So that a rate which a grid has trained is not trained again."""
         cell = two.make_cell(1, Point((0,), 0), 'scan')
         changes = {'model.norm': 'layernorm', 'optim.lr': 0.003}
@@ -210,7 +210,7 @@ class TestCells:
         (swept,) = expand_sweep(tiny_raw(), {'list': (changes,)})
         assert (cell.name, cell.recipe) == (swept.name, swept.recipe)
 
-    def test_seeds_are_added_to_those_of_the_base(self):
+    def test_seeds_are_added_to_base_seeds(self):
         raw = tiny_raw({'train.seed': 7, 'data.seed': 3})
         cell = ArmPlan(raw, None, LR).make_cell(0, Point((0,), FIRST_FRESH_SEED), 'look 1')
         assert (cell.recipe.train.seed, cell.recipe.data.seed) == (
@@ -218,13 +218,13 @@ class TestCells:
             3 + FIRST_FRESH_SEED,
         )
 
-    def test_all_runs_of_all_arms_of_a_program_are_one_group(self, two, tmp_path):
+    def test_arms_with_one_program_form_one_group(self, two, tmp_path):
         """The rates and seeds of a norm. Catches a value that is compiled in."""
         grouped = group_by_program(two.make_cells(runs_of(two, tmp_path)))
         assert [len(group) for group in grouped] == [5, 5]
         assert {cell.arm_position['stage'] for group in grouped for cell in group} == {'scan'}
 
-    def test_a_cell_has_its_place(self, two):
+    def test_cell_has_arm_position(self, two):
         cell = two.make_cell(1, Point((-4,), 2), 'refine')
         assert cell.arm_position == {'arm': 1, 'k': [-4], 'seed': 2, 'stage': 'refine'}
         again = two.make_cell(1, Point((-4,), 2), 'repeat')
@@ -232,7 +232,7 @@ class TestCells:
 
 
 class TestLosses:
-    def test_they_are_those_of_folders_that_have_ended(self, two, tmp_path):
+    def test_losses_come_from_ended_folders(self, two, tmp_path):
         low, high = (Point((k,), 0) for k in (0, OCTAVE))
         end(two.make_cell(0, low, ''), tmp_path, 2.5)
         end(two.make_cell(0, high, ''), tmp_path, math.inf)
@@ -244,14 +244,14 @@ class TestLosses:
             with pytest.raises(KeyError):
                 losses[point]
 
-    def test_those_that_stopped_or_failed_have_not_ended(self, two, tmp_path):
+    def test_stopped_or_failed_runs_have_no_loss(self, two, tmp_path):
         for cell, status in zip(two.first_cells, ('stopped', 'failed'), strict=True):
             end(cell, tmp_path, 2.0, status=status)
         assert not any(
             Point((0,), 0) in losses for losses in two.load_ablation(tmp_path).study.losses
         )
 
-    def test_they_are_in_bits_a_byte_where_tokens_differ(self, tmp_path):
+    def test_losses_are_bits_per_byte_if_tokens_differ(self, tmp_path):
         tokenizers = {'data.tokenizer': ('byte', 'bpe:300')}
         plan = ArmPlan(tiny_raw({'data.source': 'python'}), tokenizers, LR)
         assert plan.metric == 'bits_per_byte'
@@ -259,7 +259,7 @@ class TestLosses:
         assert plan.load_ablation(tmp_path).study.losses[0][Point((0,), 0)] == 1.5
 
 
-def test_waves_follow_from_the_folder_whatever_the_order_of_ends(two, tmp_path):
+def test_waves_do_not_depend_on_order_of_ends(two, tmp_path):
     """And whatever the process knows of earlier ones: each wave is asked of a new one, too."""
     waves = train(two, tmp_path / 'a')
     fresh = ArmPlan(tiny_raw(), NORMS, LR)
@@ -276,10 +276,10 @@ def test_waves_follow_from_the_folder_whatever_the_order_of_ends(two, tmp_path):
     of_tuning = [
         [1 for arm, _, seed, _ in last if arm == i and seed < FIRST_FRESH_SEED] for i in (0, 1)
     ]
-    assert len(of_tuning[0]) == len(of_tuning[1]) == study.runs[0]
+    assert len(of_tuning[0]) == len(of_tuning[1]) == study.tuning_runs[0]
 
 
-def test_a_wave_opens_when_the_last_has_wholly_ended(two, tmp_path):
+def test_wave_opens_after_the_last_has_ended(two, tmp_path):
     first = runs_of(two, tmp_path)
     *earlier, last = two.make_cells(first)
     for cell in earlier:
@@ -289,7 +289,7 @@ def test_a_wave_opens_when_the_last_has_wholly_ended(two, tmp_path):
     assert len(runs_of(two, tmp_path)) > len(first)
 
 
-def test_the_record_of_a_sweep_has_the_arms_and_the_place_of_each_cell(tmp_path):
+def test_sweep_record_has_arms_and_positions(tmp_path):
     raw, sweep = tiny_raw(), ({}, {'model.norm': 'layernorm', 'optim.lr': 0.01})
     plan = ArmPlan(raw, sweep, LR | {'budget': 30, 'lengths': (0.5,)})
     grouped = group_by_program(plan.make_cells(runs_of(plan, tmp_path)))
@@ -331,7 +331,7 @@ def ended(tune, sigma: float, arms: int = 2):
 
 
 class TestBudgetWords:
-    def test_one_that_cannot_reach_the_effect_is_answered_with_one_that_can(self):
+    def test_insufficient_budget_suggests_sufficient_one(self):
         """The spread of a pair is sqrt(2) 0.01: 18 pairs find 0.01, and 10 are there."""
         tune = LR | {'smallest_effect': 0.01, 'budget': 25}
         advice = describe_budget(ended(tune, 0.01))
@@ -342,15 +342,15 @@ class TestBudgetWords:
         enough = tune | {'budget': budget + 10, 'seeds': seeds + 5}
         assert describe_budget(ended(enough, 0.01)) is None
 
-    def test_without_a_budget_it_is_the_seeds(self):
+    def test_advice_names_seeds_without_budget(self):
         advice = describe_budget(ended(LR | {'smallest_effect': 0.01}, 0.01))
         assert advice.startswith('tune.seeds=5 leaves 10 fresh seeds') and 'budget' not in advice
 
-    def test_no_number_is_given_where_none_is_trained(self):
+    def test_advice_gives_no_excessive_number(self):
         advice = describe_budget(ended(LR | {'smallest_effect': 1e-5}, 0.01))
         assert 'more than 1000' in advice and advice.count('tune.') == 1
 
-    def test_nothing_is_said_where_seeds_suffice_nobody_is_judged_or_it_still_tunes(self):
+    def test_no_advice_if_unnecessary_or_still_tuning(self):
         assert describe_budget(ended(LR | {'smallest_effect': 0.1}, 0.001)) is None
         assert describe_budget(ended(LR | {'smallest_effect': 1e-5}, 0.01, arms=1)) is None
         open_study = known(LR, [{}, {}])

@@ -55,7 +55,7 @@ def test_several_zips_are_several_axes():
     ]
 
 
-def test_a_list_is_an_axis_of_changes_as_they_stand():
+def test_list_is_an_axis_of_changes():
     listed = ({}, {'loss.z_loss': 0.0}, {'optim.b2': 0.9, 'optim.b1': 0.8})
     assert changes({'list': listed}) == list(listed)
     assert changes({'list': listed, 'train.seed': (1, 2)}) == [
@@ -64,18 +64,18 @@ def test_a_list_is_an_axis_of_changes_as_they_stand():
 
 
 @pytest.mark.parametrize('kind', [tuple, list])
-def test_a_sweep_that_is_a_tuple_is_one_list(kind):
+def test_tuple_sweep_is_one_list(kind):
     listed = kind([{'optim.lr': 0.1}, {'train.seed': 5}])
     assert changes(listed) == list(listed)
 
 
-def test_a_cell_is_named_by_the_hash_of_the_run_it_would_be_alone():
+def test_cell_name_is_digest_of_single_run():
     (cell,) = expand_sweep(tiny_raw(), {'optim.lr': (0.1,), 'model.norm': ('layernorm',)})
     single = tiny_config({'optim.lr': 0.1, 'model.norm': 'layernorm'})
     assert cell.recipe == single and cell.name == digest(single)
 
 
-def test_a_cell_keeps_its_name_whatever_the_axes_around_it():
+def test_cell_name_ignores_other_axes():
     few = {cell.name for cell in expand_sweep(tiny_raw(), {'optim.lr': (0.1, 0.2)})}
     many = {
         c.name
@@ -84,7 +84,7 @@ def test_a_cell_keeps_its_name_whatever_the_axes_around_it():
     assert len(many) == 6 and few < many
 
 
-def test_whole_numbers_are_taken_for_floats_and_numpy_ones_for_python_ones():
+def test_numbers_are_cast_to_field_types():
     as_floats = expand_sweep(tiny_raw(), {'optim.lr': (1.0, 2.0)})
     for axis in ((1, 2), np.array([1.0, 2.0]), np.array([1, 2]), (np.float64(1), np.int64(2))):
         assert expand_sweep(tiny_raw(), {'optim.lr': axis}) == as_floats
@@ -92,7 +92,7 @@ def test_whole_numbers_are_taken_for_floats_and_numpy_ones_for_python_ones():
         assert type(cell.changes['train.seed']) is type(cell.recipe.train.seed) is int
 
 
-def test_a_config_file_and_a_flag_give_the_same_cells():
+def test_config_file_and_flag_give_equal_cells():
     """A ConfigDict takes every form of a sweep as it is, dots in its keys too."""
     sweep = {
         'optim.lr': (0.1, 0.2),
@@ -160,11 +160,11 @@ def test_a_config_file_and_a_flag_give_the_same_cells():
         ({'model.norm': ('rmsnorm:scal=False',)}, 'rmsnorm has no such option, only'),
     ],
 )
-def test_bad_sweep_is_refused_with_what_to_do(sweep, answer):
+def test_bad_sweep_is_refused_with_advice(sweep, answer):
     assert re.search(re.escape(answer), refusal(sweep))
 
 
-def test_text_is_looked_for_where_it_is_asked_for():
+def test_check_sources_looks_for_text():
     """A plan of a sweep, or its board, is made where the text need not be."""
     source = 'text:/none/*.txt'
     cells = expand_sweep(tiny_raw(), {'data.source': ('python', source), 'train.seed': (0, 1)})
@@ -174,7 +174,7 @@ def test_text_is_looked_for_where_it_is_asked_for():
     assert str(error.value).startswith(f'sweep cell {cells[2].changes}: ')
 
 
-def test_changes_are_made_before_anything_is_filled_in():
+def test_changes_precede_defaults():
     """Catches a base that is resolved first: 'auto' would be what the base makes of it."""
     post, wide = expand_sweep(tiny_raw(), {'model.placement': ('post', 'wide')})
     assert post.recipe.model.final_norm == 'none' and wide.recipe.model.mlp == 'moe'
@@ -184,7 +184,7 @@ def test_changes_are_made_before_anything_is_filled_in():
     assert (stable.recipe.optim.decay_fraction, cosine.recipe.optim.decay_fraction) == (0.2, None)
 
 
-def test_a_list_gives_an_option_with_the_choices_that_read_it():
+def test_list_gives_options_with_their_parts():
     stable = {'optim.schedule': 'warmup_stable_decay'}
     swept = expand_sweep(
         tiny_raw(), [{}, *({**stable, 'optim.decay_fraction': x} for x in (0.1, 0.3))]
@@ -198,7 +198,7 @@ def swept(changes, sweep):
     return resolve(base), expand_sweep(base, sweep)
 
 
-def test_an_option_that_some_cells_read_is_theirs():
+def test_option_belongs_to_cells_that_read_it():
     """Given as an axis. Those that do not read it are one cell, and not one for each value."""
     axes = {'optim.name': ('adamw', 'muon'), 'optim.muon_steps': (3, 4)}
     cells = expand_sweep(tiny_raw(), axes)
@@ -220,7 +220,7 @@ def test_an_option_that_some_cells_read_is_theirs():
         ('scaling.base_heads', 1, 'scaling.name', 'standard', 'mup'),
     ],
 )
-def test_so_is_one_that_all_cells_are_given(path, value, field, without, within):
+def test_common_option_belongs_to_cells_that_read_it(path, value, field, without, within):
     """Whether what they start from reads it or not."""
     needs = {'scaling.base_width': 8} if field == 'scaling.name' else {}
     for first in (without, within):
@@ -233,7 +233,7 @@ def test_so_is_one_that_all_cells_are_given(path, value, field, without, within)
         assert cells[1].name == digest(single)
 
 
-def test_an_option_of_the_base_that_axes_replace_is_left_out():
+def test_base_option_replaced_by_axis_is_left_out():
     names = {'optim.name': ('adamw', 'muon')}
     _, cells = swept({'optim.muon_steps': 3}, names | {'optim.muon_steps': (4,)})
     assert [cell.recipe.optim.muon_steps for cell in cells] == [None, 4]
@@ -242,14 +242,14 @@ def test_an_option_of_the_base_that_axes_replace_is_left_out():
         swept({'optim.muon_steps': 3}, listed)
 
 
-def test_an_option_that_no_cell_reads_is_refused():
+def test_unread_option_is_refused():
     with pytest.raises(ValueError, match='muon_steps=3 is read by no part'):
         swept({'optim.muon_steps': 3}, {'optim.name': ('adamw', 'sgd')})
     with pytest.raises(ValueError, match='the same run'):
         swept({}, {'optim.name': ('muon',), 'list': ({}, {'optim.muon_steps': 5})})
 
 
-def test_key_and_value_heads_follow_the_heads_of_each_cell():
+def test_kv_heads_follow_heads_in_each_cell():
     raw = tiny_raw()
     del raw['model']['n_kv_heads']
     cells = expand_sweep(raw, {'model.n_heads': (1, 2, 4)})
@@ -258,7 +258,7 @@ def test_key_and_value_heads_follow_the_heads_of_each_cell():
     assert [cell.recipe.model.n_kv_heads for cell in explicit] == [2, 2]
 
 
-def test_hundreds_of_cells_take_a_second_or_two():
+def test_hundreds_of_cells_expand_in_seconds():
     """No more is done for each than is needed: 2.5 ms on an idle core."""
     axes = {'optim.lr': tuple(np.geomspace(1e-4, 1e-1, 50)), 'train.seed': tuple(range(4))}
     began = time.process_time()
@@ -298,7 +298,7 @@ BETWEEN = {
 }
 
 
-def test_a_group_is_what_one_program_trains():
+def test_group_shares_one_program():
     """Hyperparameters, seeds and lengths vary within a group, and nothing else does."""
     assert WITHIN.keys() <= {*RUN_PATHS} and not BETWEEN.keys() & {*RUN_PATHS}
     listed = [{}, *({path: value} for path, value in (WITHIN | BETWEEN).items())]
@@ -309,7 +309,7 @@ def test_a_group_is_what_one_program_trains():
     ]
 
 
-def test_numbers_of_every_loss_optimizer_average_and_schedule_vary_within_a_group():
+def test_numeric_options_vary_within_a_group():
     """Each in a config that reads it. Catches a number that is compiled into programs."""
     varied = {*WITHIN}
     for field in ('loss.name', 'optim.name', 'optim.schedule', 'optim.average'):
@@ -340,7 +340,7 @@ def test_numbers_of_every_loss_optimizer_average_and_schedule_vary_within_a_grou
     assert varied == {*RUN_PATHS}
 
 
-def test_groups_keep_the_order_of_cells_and_collect_those_apart():
+def test_groups_keep_cell_order():
     swept = expand_sweep(
         tiny_raw(), {'optim.lr': (0.1, 0.2), 'model.norm': ('rmsnorm', 'layernorm')}
     )

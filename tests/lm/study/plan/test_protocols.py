@@ -76,7 +76,7 @@ def test_equal_tokens_by_hand():
 
 
 @pytest.mark.parametrize('batch', [3, 24, 100, 333])
-def test_equal_tokens_are_equal_or_refused_with_a_batch_that_is(batch):
+def test_equal_tokens_is_met_or_refused_with_a_batch(batch):
     """Property: within 0.1%."""
     tokens = 40 * 8 * 8
     raw, sweep = tiny_raw({'train.steps': 40}), {'protocol': 'equal_tokens'}
@@ -106,7 +106,7 @@ def test_equal_flops_by_hand_at_two_widths():
     assert entries[1]['flops'] == pytest.approx(entries[0]['flops'], rel=0.01)
 
 
-def test_equal_flops_of_experts_by_hand():
+def test_equal_flops_with_experts_by_hand():
     """Two of four experts multiply a token, and the router does; a larger batch costs more."""
     sweep = {
         'list': (
@@ -131,7 +131,7 @@ def test_equal_time_by_hand():
     assert [entry['seconds'] for entry in entries] == pytest.approx([200, 200])
 
 
-def test_a_class_of_hours_is_tokens_a_second_over_tokens_a_step():
+def test_equal_time_hours_by_hand():
     """Reference: steps = tokens/s * 3600 * hours / (batch * seq_len), of the baseline too."""
     per_step, sec = 8 * 8, (0.5, 0.125)
     sweep = {'optim.name': ('adamw', 'muon'), 'protocol': 'equal_time:hours=6'}
@@ -145,7 +145,7 @@ def text(tmp_path):
     return f'text:{tmp_path}/a.txt'
 
 
-def test_one_epoch_takes_every_row_once(text):
+def test_one_epoch_uses_every_row_once(text):
     raw = tiny_raw({'data.source': text})
     sweep = {'zip': {'data.batch_size': (8, 8, 32), 'data.seq_len': (8, 16, 8)}}
     sweep['protocol'] = 'one_epoch'
@@ -154,7 +154,7 @@ def test_one_epoch_takes_every_row_once(text):
     assert 'less than one batch of 8 rows' in refusal(sweep, raw, given(tokens=60))
 
 
-def test_regime_adaptation_keeps_updates_and_scales_the_rate_by_the_root():
+def test_regime_adaptation_scales_lr_with_root_of_batch():
     sweep = BATCHES | {'optim.lr': (0.001, 0.002), 'protocol': 'regime_adaptation'}
     cells = apply_overrides(RAW, expand_sweep(RAW, sweep), settled(sweep).overrides)
     assert [cell.recipe.train.steps for cell in cells] == [STEPS] * 4
@@ -166,7 +166,7 @@ def test_regime_adaptation_keeps_updates_and_scales_the_rate_by_the_root():
     assert 'ghost batches' in note
 
 
-def test_arms_are_centred_and_shortened_behind_the_protocol():
+def test_arms_and_lengths_follow_the_protocol():
     """A length of the baseline is a share of the steps that the protocol gives it."""
     tune = {'optim.lr': None, 'lengths': (0.5,)}
     sweep = BATCHES | {'protocol': 'regime_adaptation'}
@@ -180,7 +180,7 @@ def test_arms_are_centred_and_shortened_behind_the_protocol():
     assert len({cell.name for cell in first}) == 3
 
 
-def test_sweep_json_has_the_protocol_and_its_numbers(tmp_path):
+def test_sweep_json_records_the_protocol(tmp_path):
     sweep = BATCHES | {'train.seed': (0, 1), 'protocol': 'equal_tokens'}
     agreed_on = settled(sweep)
     plan = WavePlan(RAW, sweep, None, agreed_on.overrides)
@@ -210,7 +210,7 @@ class Opened(Exception):
 
 
 @pytest.mark.parametrize('tune', [None, {'optim.lr': None}], ids=['plain', 'tuned'])
-def test_the_engine_trains_what_was_agreed(tune, monkeypatch, tmp_path):
+def test_engine_trains_protocol_steps(tune, monkeypatch, tmp_path):
     """Catches a protocol that is read and not applied, on the way from the config to the wave."""
 
     def stop(ledger, work, wave, *_, **options):
@@ -231,7 +231,7 @@ def test_the_engine_trains_what_was_agreed(tune, monkeypatch, tmp_path):
     assert not (tmp_path / 'b').exists()
 
 
-def test_a_plan_has_the_steps_of_the_protocol(monkeypatch):
+def test_sweep_plan_has_protocol_steps(monkeypatch):
     """A protocol that asks for times is left to where the sweep trains, and a plan says so."""
     planned, lines = [], []
 
@@ -248,7 +248,7 @@ def test_a_plan_has_the_steps_of_the_protocol(monkeypatch):
     assert [line for line in lines if 'sets steps where it trains' in line] == lines[2:3]
 
 
-def test_without_a_protocol_nothing_changes():
+def test_cells_are_unchanged_without_protocol():
     plain = [(cell.name, cell.recipe) for cell in expand_sweep(RAW, BATCHES)]
     assert (
         parse_protocol(BATCHES) is None
@@ -275,14 +275,14 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(('broken', 'words'), BROKEN, ids=lambda value: str(value)[:60])
-def test_what_breaks_a_protocol_is_refused(broken, words):
+def test_cells_that_break_a_protocol_are_refused(broken, words):
     """Configs alone are enough: nothing is counted, opened or timed."""
     assert words in refusal(
         {'optim.b1': (0.8, 0.9)} | broken, machine=Measurements('cpu', None, None)
     )
 
 
-def test_what_a_run_lacks_is_refused(text):
+def test_protocol_flags_are_refused_for_single_runs(text):
     few = tiny_raw({'train.steps': 12})
     flops = {'model.d_model': (16, 32), 'protocol': 'equal_flops'}
     assert 'a cell needs 50 to be that near' in refusal(flops, few)
@@ -297,7 +297,7 @@ def test_what_a_run_lacks_is_refused(text):
     assert 'train.steps=20000 needs 4 epochs, and data.epochs=1' in refusal(slow, machine=short)
 
 
-def test_times_of_another_device_are_refused(monkeypatch, tmp_path):
+def test_times_from_another_device_are_refused(monkeypatch, tmp_path):
     work = means.Work([], tmp_path, [], print)
     first = expand_sweep(RAW, {'optim.lr': (0.1,)})
     sec_by_program = {means.program_digest(first[0]): 0.25}
@@ -314,7 +314,7 @@ def test_times_of_another_device_are_refused(monkeypatch, tmp_path):
         check_device_kinds(['cpu'], 'ray')
 
 
-def test_every_protocol_says_what_it_is():
+def test_every_protocol_is_documented():
     """Contract: an equation or a share of the baseline, and a name that is its function's."""
     for name, row in PROTOCOLS.items():
         assert row.compute_terms.__name__ == name and row.compute_terms.__doc__

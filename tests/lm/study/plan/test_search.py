@@ -80,7 +80,7 @@ def bowl(x, y, s=0.002):
 
 
 @pytest.mark.parametrize('study', [several, surfaces])
-def test_every_wave_has_as_many_runs_of_each_arm(study):
+def test_every_wave_has_equal_runs_for_each_arm(study):
     replay, _ = study()
     dead = {i for i, pick in enumerate(compute_picks(replay)) if DIVERGED in pick.states}
     assert len(replay.waves) > 3
@@ -91,7 +91,7 @@ def test_every_wave_has_as_many_runs_of_each_arm(study):
 
 
 @pytest.mark.parametrize('study', [several, surfaces])
-def test_seeds_of_a_value_are_counted_from_0(study):
+def test_seeds_count_from_0_at_each_value(study):
     replay, _ = study()
     for i in range(len(replay.arms)):
         points = [p for wave in replay.waves for p in wave.points[i]]
@@ -101,7 +101,7 @@ def test_seeds_of_a_value_are_counted_from_0(study):
 
 
 @pytest.mark.parametrize(('study', 'search'), [(several, ONE), (surfaces, TWO)])
-def test_waves_are_the_same_after_a_kill_at_every_run(study, search):
+def test_waves_survive_a_kill_at_any_run(study, search):
     """Ledgers cut off before each run in turn have the waves up to there, and it is missing."""
     replay, ledgers = study()
     bounds = [(UNBOUNDED,) * search.n_fields] * len(ledgers)
@@ -121,7 +121,7 @@ def test_waves_are_the_same_after_a_kill_at_every_run(study, search):
     assert replay_waves(ended, search, bounds).open_wave is None
 
 
-def test_neither_order_nor_other_runs_change_waves():
+def test_waves_ignore_order_and_other_runs():
     replay, ledgers = several()
     mixed = []
     for ledger in ledgers:
@@ -137,7 +137,7 @@ def test_neither_order_nor_other_runs_change_waves():
     )
 
 
-def test_no_constant_changes_waves():
+def test_waves_ignore_constant_offsets():
     """Losses are compared within an arm alone, and arms share only their spread."""
     shifts = (3.0, -40.0, 0.125)
     losses = [parabola(at) for at in (0.3, -2.7, 1.1)]
@@ -150,7 +150,7 @@ def test_no_constant_changes_waves():
     assert [p.k for p in compute_picks(replay)] == [p.k for p in compute_picks(moved_replay)]
 
 
-def test_mirrored_losses_have_mirrored_picks():
+def test_mirrored_losses_mirror_picks():
     def mirrored(point):
         return parabola(0.8, s=0)(Point((-point.k[0],), point.seed))
 
@@ -160,7 +160,7 @@ def test_mirrored_losses_have_mirrored_picks():
 
 
 @pytest.mark.parametrize('at', [-6.3, -2.4, -0.7, 0.0, 0.55, 1.9, 7.1])
-def test_minimum_is_found_wherever_it_is(at):
+def test_minimum_is_found_at_any_place(at):
     (replay, _) = grown([parabola(at, s=1e-5)])
     pick = compute_picks(replay)[0]
     assert abs(pick.k[0] / 8 - at) <= 0.13 and pick.states == (LOCATED,)
@@ -180,7 +180,7 @@ def test_first_waves_by_hand():
     assert wide.waves[1].points == [[*steps, Point((16,), 1), Point((8,), 1)]]
 
 
-def test_search_that_never_ends_is_an_edge():
+def test_endless_descent_ends_at_an_edge():
     replay, _ = grown([lambda point: -0.01 * point.k[0], parabola(0.0)])
     falling, located = compute_picks(replay)
     assert falling.states == (EDGE,) and falling.k[0] == 16 + EXTENSIONS * 24 + REFINEMENTS * 4
@@ -189,7 +189,7 @@ def test_search_that_never_ends_is_an_edge():
     assert len({len(p) for wave in replay.waves for p in [wave.points[0], wave.points[1]]}) <= 2
 
 
-def test_noise_alone_rarely_leads_beyond_one_extension():
+def test_noise_rarely_causes_two_extensions():
     """Loud runs far out are low by chance; they are repeated before the search goes on beyond."""
     ledgers = [grown([lambda p, i=i: 0.02 * noise(p, i)])[1][0] for i in range(40)]
     farthest = [max(abs(p.k[0]) for p in ledger) for ledger in ledgers]
@@ -197,7 +197,7 @@ def test_noise_alone_rarely_leads_beyond_one_extension():
 
 
 @pytest.mark.parametrize(('bound', 'last'), [((-math.inf, 19), 19), ((-math.inf, 30), 30)])
-def test_bounds_are_kept_and_reached(bound, last):
+def test_bounds_are_respected_and_reached(bound, last):
     replay, ledgers = grown([lambda point: -0.01 * point.k[0]], bounds=[(bound,)])
     assert max(p.k[0] for p in ledgers[0]) == last
     assert compute_picks(replay)[0].k == (last,) and EDGE in compute_picks(replay)[0].states
@@ -210,7 +210,7 @@ def test_divergence_bounds_the_search():
     assert CLIFF in pick.states and EDGE not in pick.states
 
 
-def test_a_dead_arm_is_extended_downwards_and_dropped():
+def test_dead_arm_is_extended_downwards_then_dropped():
     """An arm that diverges everywhere is tried at lower values; the others go on without it."""
     replay, ledgers = grown([lambda point: math.inf, parabola(0.4), parabola(-0.2)])
     dead, *alive = compute_picks(replay)
@@ -221,7 +221,7 @@ def test_a_dead_arm_is_extended_downwards_and_dropped():
     assert [pick.states for pick in alive] == [(LOCATED,)] * 2
 
 
-def test_an_arm_that_trains_at_low_values_alone_is_found():
+def test_arm_stable_only_at_low_values_is_found():
     replay, _ = grown([parabola(-5.2, cliff=-3.0), parabola(0.0)])
     assert (
         abs(compute_picks(replay)[0].k[0] / 8 + 5.2) < 0.3
@@ -229,7 +229,7 @@ def test_an_arm_that_trains_at_low_values_alone_is_found():
     )
 
 
-def test_dead_arms_in_several_fields_have_no_more_lines():
+def test_dead_arms_get_no_further_lines():
     replay, ledgers = grown([lambda point: math.nan, bowl(0.2, 0.1)], TWO)
     assert {p.k[1] for p in ledgers[0]} == {0}
     assert compute_picks(replay)[0].states == (DIVERGED,) and compute_picks(replay)[1].states == (
@@ -237,7 +237,7 @@ def test_dead_arms_in_several_fields_have_no_more_lines():
     )
 
 
-def test_flat_is_of_what_was_tried():
+def test_flat_counts_only_tried_values():
     replay, _ = grown([lambda point: 0.001 * noise(point)])
     assert FLAT in compute_picks(replay)[0].states
     replay, _ = grown([parabola(0.0)])
@@ -255,7 +255,7 @@ def test_not_convex_keeps_the_best_value():
 
 
 @pytest.mark.parametrize('max_runs', [5, 9, 10, 14, 15, 20])
-def test_budget_is_kept_and_what_is_open_is_said(max_runs):
+def test_budget_is_kept_and_reported(max_runs):
     losses = [parabola(0.3), parabola(-2.7)]
     whole, _ = grown(losses)
     replay, ledgers = grown(losses, Search(smallest_effect=0.01, max_runs=max_runs))
@@ -271,7 +271,7 @@ def test_budget_is_kept_and_what_is_open_is_said(max_runs):
         )
 
 
-def test_noise_asks_for_repeats_and_a_large_effect_for_none():
+def test_repeats_follow_noise_and_effect():
     loud = parabola(0.2, s=0.03)
     (replay, _), (easy, _) = grown([loud]), grown([loud], Search(smallest_effect=10.0))
     assert [wave.stage for wave in replay.waves].count('repeat') == 2
@@ -287,14 +287,14 @@ def test_two_fields_are_found_together(at):
     assert {'scan', 'line', 'refine'} <= {wave.stage for wave in replay.waves}
 
 
-def test_several_fields_with_few_runs_keep_the_minimum_of_the_last_line():
+def test_few_runs_keep_minimum_along_last_line():
     replay, _ = grown([bowl(0.3, 0.0, s=0)], Search(TWO.scans, 0.01, max_runs=3))
     pick = compute_picks(replay)[0]
     assert pick.k == (2, 0) and NOT_REFINED in pick.states and math.isinf(pick.allowance)
 
 
 @pytest.mark.parametrize('fields', [2, 3])
-def test_minimum_of_a_quadratic_surface_is_exact(fields):
+def test_quadratic_surface_minimum_is_exact(fields):
     at = np.array([5, -3, 2][:fields])
     places = itertools.product((-8, 0, 8), repeat=fields)
     losses = {k: [float(np.sum((k - at) ** 2) + 1.4 * np.prod((k - at)[:2]))] for k in places}

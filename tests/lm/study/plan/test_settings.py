@@ -49,13 +49,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(('raw', 'words'), REFUSED, ids=[repr(raw) for raw, _ in REFUSED])
-def test_what_makes_no_sense_is_refused_in_one_line(raw, words):
+def test_invalid_settings_are_refused_in_one_line(raw, words):
     with pytest.raises(ValueError, match=words) as error:
         parse_tune(raw)
     assert '\n' not in str(error.value)
 
 
-def test_options_and_fields_are_read():
+def test_parse_tune_reads_options_and_fields():
     tune = parse_tune({LR: [1e-3, 1e-1], DECAY: 1, 'seeds': 7, 'lengths': [1.4, 0.5, 1, 0.5]})
     assert tune == Tune({LR: (1e-3, 1e-1), DECAY: 1.0}, seeds=7, lengths=(0.5, 1.4))
     assert parse_tune({LR: None, 'budget': None}) == Tune({LR: None})
@@ -77,12 +77,12 @@ def refines(tune):
 
 
 @pytest.mark.parametrize('fields', [{LR: None}, {LR: None, DECAY: None}])
-def test_least_budget_is_enough_to_refine(fields):
+def test_min_budget_suffices_to_refine(fields):
     budget = Tune(fields, seeds=4).min_budget
     assert refines(parse_tune(fields | {'seeds': 4, 'budget': budget}))
 
 
-def test_less_than_the_least_budget_is_not_enough():
+def test_less_than_min_budget_does_not_refine():
     budget = Tune({LR: None}).min_budget
     assert not refines(Tune({LR: None}, budget=budget - 1))
 
@@ -103,7 +103,7 @@ def test_values_are_eighths_of_octaves():
     assert grid.values((1,))[LR] == pytest.approx(0.01 * 2 ** (1 / 8))
 
 
-def test_coupled_decay_keeps_its_product_with_the_learning_rate():
+def test_coupled_decay_keeps_product_with_lr():
     grid = Grid({LR: 0.01, DECAY: 0.1}, coupled=True)
     for k in ((8, 0), (-5, 0), (24, 0)):
         values = grid.values(k)
@@ -113,14 +113,14 @@ def test_coupled_decay_keeps_its_product_with_the_learning_rate():
     assert free.values((8, 0)) == pytest.approx({LR: 0.02, DECAY: 0.1})
 
 
-def test_coupling_needs_both_fields_and_a_decay_in_proportion_to_the_rate():
+def test_coupling_needs_both_fields_and_proportional_decay():
     config = {LR: 0.01, DECAY: 0.1}
     tune = parse_tune({LR: None, DECAY: None})
     assert make_grid(tune, config, True).coupled and not make_grid(tune, config, False).coupled
     assert not make_grid(parse_tune({LR: None}), config, True).coupled
 
 
-def test_centres_are_own_values_given_ones_or_the_middle_of_a_range():
+def test_centres_are_own_given_or_geometric_means():
     config = {LR: 0.02, DECAY: 0.1}
     assert make_grid(parse_tune({LR: None}), config, False).centres == {LR: 0.02}
     assert make_grid(parse_tune({LR: 0.3}), config, False).centres == {LR: 0.3}
@@ -130,12 +130,12 @@ def test_centres_are_own_values_given_ones_or_the_middle_of_a_range():
 
 
 @pytest.mark.parametrize('value', [0.0, None, -0.1])
-def test_a_centre_must_be_above_0(value):
+def test_centre_must_be_positive(value):
     with pytest.raises(ValueError, match=r'optim.weight_decay=.* is no centre .*give one'):
         make_grid(parse_tune({DECAY: None}), {DECAY: value}, False)
 
 
-def test_bounds_are_those_of_the_fields():
+def test_bounds_follow_field_bounds():
     """The outermost allowed values are within a field's bounds, the next are not."""
     grid = Grid({'model.dropout': 0.15, 'optim.sven_kappa': 5.0, 'optim.clip_norm': 1.0})
     (low, high), (low_k, high_k), (_, far) = grid.bounds

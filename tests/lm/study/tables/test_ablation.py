@@ -66,7 +66,7 @@ def rows(written):
     return {row.arm.name: row for row in tables.arm_results(written[2])}
 
 
-def test_the_study_is_made_again_from_the_ledger(written):
+def test_study_is_restored_from_ledger(written):
     """Catches a run that is read as another's, and a diverged one that is read as missing."""
     _, study, ablation = written
     assert ablation.study.next_runs is None
@@ -78,7 +78,7 @@ def test_the_study_is_made_again_from_the_ledger(written):
     assert [arm.name for arm in ablation.arms] == names
 
 
-def test_numbers_of_an_arm_are_those_of_its_fresh_runs(written, rows):
+def test_arm_numbers_come_from_fresh_runs(written, rows):
     """The loss, its interval, the difference and the chosen value, computed here from closed
     forms. Catches seeds of tuning in what a verdict is of.
     """
@@ -104,7 +104,7 @@ def test_numbers_of_an_arm_are_those_of_its_fresh_runs(written, rows):
     assert tuned.LR < low < row.values['optim.lr'] < high < tuned.LR * 8
 
 
-def test_costs_are_runs_and_their_shares_of_the_time(written, rows):
+def test_costs_count_runs_and_shares_of_time(written, rows):
     study, row = written[1], rows['layernorm']
     assert row.runs == (study.tuning_runs[1], 5)
     first = sum(point.seed == 0 for point in study.losses[1])
@@ -129,7 +129,7 @@ def test_sensitivity_by_hand(tmp_path):
     assert second.sensitivity == pytest.approx(first.sensitivity)
 
 
-def test_arms_that_fail(written, rows):
+def test_failed_arms(written, rows):
     """Others go on: each has its verdict."""
     none, some, edge = rows['norm none'], rows['groupnorm'], rows['derf']
     assert none.outcome == 'diverged' and none.states == (DIVERGED,) and none.values == {}
@@ -142,7 +142,7 @@ def test_arms_that_fail(written, rows):
     assert rows['layernorm'].outcome == 'better'
 
 
-def test_what_could_still_change_an_undecided_arm(rows):
+def test_undecided_arm_lists_caveats(rows):
     """Catches advice of as many seeds as there were."""
     row = rows['dyt']
     assert row.outcome == 'undecided' and row.verdict.n == 10
@@ -150,7 +150,7 @@ def test_what_could_still_change_an_undecided_arm(rows):
     assert rows['layernorm'].caveats == ()
 
 
-def test_seeds_that_would_decide(tmp_path):
+def test_caveats_count_deciding_seeds(tmp_path):
     """The deviation of the pairs decides, as the study says; not that of tuning."""
     losses = {'rmsnorm': bowl(3.0, 0, 0.02, 1), 'layernorm': bowl(3.0, 0, 0.02, 2)}
     study = tuned.write_tuned(tmp_path / 's', losses, ASKED)
@@ -167,7 +167,7 @@ def arm_of(name, length, tokens, losses):
     return Arm(name, {}, None, length, dict(zip(points, losses, strict=True)), records)
 
 
-def test_a_speed_up_is_read_between_lengths_of_the_baseline():
+def test_speedup_interpolates_baseline_lengths():
     """Loss falls by 0.1 as tokens double; an arm with what the baseline has at twice its tokens is
     twice as fast, and one below all lengths is faster than the longest shows.
     """
@@ -186,7 +186,7 @@ def test_a_speed_up_is_read_between_lengths_of_the_baseline():
     assert Ablation(None, 'ce', arms[:2]).speedup(1) is None
 
 
-def test_sentences(written, rows):
+def test_format_verdicts(written, rows):
     folder, _, ablation = written
     lines = compare_arms(str(folder), lambda text: pytest.fail(text))
     verdict = rows['layernorm'].verdict
@@ -200,7 +200,7 @@ def test_sentences(written, rows):
     assert len(lines) == len(tables.format_verdicts(ablation)) == 5
 
 
-def test_sweeps_without_tune_are_not_judged_by_arms(tmp_path):
+def test_sweep_without_tune_has_no_arms(tmp_path):
     fixture.write_sweep(tmp_path / 'sweep')
     assert compare_arms(str(tmp_path / 'sweep'), print) is None
     assert compare_arms(str(tmp_path), print) is None
@@ -216,7 +216,7 @@ def half(request, tmp_path_factory):
     return folder
 
 
-def test_a_sweep_that_is_not_finished_shows_what_is_known(half):
+def test_unfinished_sweep_shows_partial_results(half):
     """No verdict before its look has ended, and no divergence before every value was tried."""
     ablation, noted = read(half), []
     first, second, third = tables.arm_results(ablation)
@@ -241,7 +241,7 @@ def test_a_sweep_that_is_not_finished_shows_what_is_known(half):
     assert len(spec['hconcat']) == 1
 
 
-def test_a_run_knows_its_arm_and_stage(written, tmp_path):
+def test_record_has_arm_and_stage(written, tmp_path):
     folder, study, _ = written
     select = (
         "select arm, stage, count(*) n from runs where stage = 'look 1' group by all order by n"
@@ -257,7 +257,7 @@ def test_a_run_knows_its_arm_and_stage(written, tmp_path):
     assert single['arm'] is single['stage'] is None
 
 
-def test_cells_of_an_earlier_sweep_are_of_no_arm(written, tmp_path):
+def test_cells_from_earlier_sweep_have_no_arm(written, tmp_path):
     """They stay on record, and their numbers are of arms that may be others now."""
     folder, _, ablation = written
     sweep = read_sweep(folder)
@@ -267,7 +267,7 @@ def test_cells_of_an_earlier_sweep_are_of_no_arm(written, tmp_path):
     assert len(read_again.arms[0].losses) == len(ablation.arms[0].losses) - 1
 
 
-def test_arms_are_named_as_variants_are():
+def test_arms_are_named_like_variants():
     base = fixture.base_config()
     arms = [
         {'changes': changes, 'length': length}
@@ -284,7 +284,7 @@ def test_arms_are_named_as_variants_are():
     assert arm_names(single) == ['the base']
 
 
-def test_a_panel_for_each_field(tmp_path):
+def test_chart_has_a_panel_for_each_field(tmp_path):
     """The picture has the chosen value of each field, at the height of its fit."""
     settings = {'optim.lr': None, 'optim.weight_decay': 0.01}
 
@@ -302,7 +302,7 @@ def test_a_panel_for_each_field(tmp_path):
     assert len(arm_rows(ablation, ['', ''])) == 2
 
 
-def test_the_height_of_what_has_no_fit_is_between_the_means(written):
+def test_curve_without_fit_stays_between_means(written):
     means = written[2].tuning_line(4).means  # a straight line
     k = np.array([float(means.k[0]), means.k[0] + OCTAVE / 2])
     got = loss_at(means, None, k)

@@ -15,7 +15,7 @@ from lm.study.tables.variants import select_baseline
 from tests.eval import sweep_fixture as fixture
 
 
-def test_best_lr_is_of_the_mean_over_seeds():
+def test_best_lr_minimizes_mean_over_seeds():
     losses = {0.1: {0: 2.0, 1: 3.0}, 0.01: {0: 2.4, 1: 2.4}, 0.001: {0: 2.4, 1: 2.4}, 1.0: {}}
     assert best_lr(losses) == 0.001
     assert best_lr({}) is best_lr({0.1: {}}) is None
@@ -56,7 +56,7 @@ def test_compare_a_sweep(sweep):
     assert rms.bits_per_byte.mean == pytest.approx(per_byte)
 
 
-def test_compare_counts_divergence_and_leaves_out_what_has_not_ended(sweep):
+def test_compare_counts_divergence_and_skips_unfinished(sweep):
     layer = comparison.compare(*sweep)[1]
     far = 0.2 * math.log10(0.03 / 0.003) ** 2
     assert layer.losses[0.03] == {  # of seeds 0, diverged; 1, done; 2 waits
@@ -70,7 +70,7 @@ def test_compare_counts_divergence_and_leaves_out_what_has_not_ended(sweep):
     ]
 
 
-def test_sensitivity_is_not_given_before_the_grid_has_ended(tmp_path):
+def test_sensitivity_needs_a_finished_grid(tmp_path):
     """The highest rates are the worst: without them it would be too low."""
     axes = fixture.AXES | {'model.norm': ('rmsnorm',)}
     waits = {('rmsnorm', 0.03, seed): 'waiting' for seed in fixture.SEEDS}
@@ -95,7 +95,7 @@ def test_sensitivity_is_not_given_before_the_grid_has_ended(tmp_path):
     assert variant.sensitivity == pytest.approx(mean - 2.89)
 
 
-def test_sensitivities_over_other_grids_do_not_compare(monkeypatch):
+def test_sensitivities_over_different_grids_get_a_note(monkeypatch):
     monkeypatch.setattr(comparison, 'initial_loss', lambda records: 8.0)
     records = [ended(3.0 + lr, 0, lr=lr) for lr in (0.1, 0.2)]
     records += [ended(3.0 + lr, 0, lr=lr, norm='none') for lr in (0.1, 0.2)]
@@ -105,7 +105,7 @@ def test_sensitivities_over_other_grids_do_not_compare(monkeypatch):
     assert has_note == [False, False, True] and not math.isnan(other_grid.sensitivity)
 
 
-def test_the_loss_at_initialisation_is_found_behind_a_damaged_line(tmp_path):
+def test_initial_loss_is_found_after_a_damaged_line(tmp_path):
     fixture.write_run(tmp_path / 'run', fixture.base_config())
     records = runs.gather(tmp_path / 'run')
     path = tmp_path / 'run' / 'metrics.jsonl'
@@ -115,7 +115,7 @@ def test_the_loss_at_initialisation_is_found_behind_a_damaged_line(tmp_path):
     assert math.isnan(comparison.initial_loss(records))
 
 
-def test_divergence_without_a_loss_at_initialisation_is_left_out_and_said():
+def test_divergence_without_initial_loss_is_noted():
     records = [ended(3.0, seed) for seed in (0, 1)]
     records.append(ended(None, 2, status='diverged'))
     records.append(ended(4.0, 0, lr=0.1))
@@ -128,7 +128,7 @@ def test_divergence_without_a_loss_at_initialisation_is_left_out_and_said():
     ]
 
 
-def test_verdicts_are_corrected_for_their_number():
+def test_verdicts_are_adjusted_for_their_number():
     """Each of three variants is worse by p = 0.03, which would be worth a verdict alone."""
     spread = np.array([-1.0, 0.0, 1.0])
     shift = stats.t.isf(0.015, 2) / 3**0.5
@@ -157,7 +157,7 @@ def test_verdicts_are_corrected_for_their_number():
 RATES = {'base': fixture.base_config(), 'axes': {'optim.lr': [], 'train.seed': []}}
 
 
-def test_learning_rates_are_compared_where_they_alone_were_swept():
+def test_rates_are_compared_if_only_they_were_swept():
     records = [
         ended(3.0 + 10 * lr + 0.001 * seed * lr, seed, lr=lr)
         for lr in (0.003, 0.001, 0.01)
@@ -179,7 +179,7 @@ def said_of(records, sweep):
     return comparison.describe_lr_choice(comparison.compare(records, sweep), rates, sweep['base'])
 
 
-def test_verdicts_say_what_chose_the_rates_they_are_of():
+def test_describe_lr_choice():
     """Catches a verdict by the seeds that chose a rate that does not say so."""
     pairs = [(seed, norm) for seed in (0, 1) for norm in ('rmsnorm', 'none')]
     one_rate = [ended(3.0 + 0.01 * seed, seed, norm=norm) for seed, norm in pairs]
@@ -212,7 +212,7 @@ def variants_of(axes, listed):
     return comparison.split_variants(records, SWEEP | {'axes': {path: [] for path in axes}})
 
 
-def test_divergence_at_the_best_learning_rate_is_said(monkeypatch):
+def test_divergence_at_best_lr_is_noted(monkeypatch):
     monkeypatch.setattr(comparison, 'initial_loss', lambda records: 8.0)
     base = [ended(3.0 + 0.01 * seed, seed) for seed in range(3)]
     bad = [ended(2.0, seed, norm='none') for seed in range(2)]
@@ -223,7 +223,7 @@ def test_divergence_at_the_best_learning_rate_is_said(monkeypatch):
     assert variant.notes[0].startswith('1 of 3 diverged at its best learning rate')
 
 
-def test_what_a_failed_or_stopped_run_lacks_is_not_divergence():
+def test_failed_or_stopped_run_is_not_divergence():
     for status in ('failed', 'stopped', 'unfinished', 'waiting'):
         assert not comparison.has_diverged(ended(None, 0, status=status))
     assert comparison.has_diverged(ended(None, 0, status='failed', diverged_step=7))
@@ -242,7 +242,7 @@ def test_one_seed_and_no_common_seed():
     assert none.verdict == '' and 'no seed has ended' in none.notes[-1]
 
 
-def test_first_variant_is_the_baseline_or_the_one_that_is_asked_for():
+def test_first_or_selected_variant_is_the_baseline():
     records = [ended(3.0, 0, norm='none', cell='a'), ended(3.0, 0, norm='layernorm', cell='b')]
     variants = comparison.split_variants(records, SWEEP)
     assert [v.is_baseline for v in variants] == [True, False]
@@ -252,7 +252,7 @@ def test_first_variant_is_the_baseline_or_the_one_that_is_asked_for():
         select_baseline(variants, 'layernrm')
 
 
-def test_a_text_that_two_fields_may_have_keeps_its_field():
+def test_ambiguous_value_keeps_its_field():
     """Catches two variants of one name, a 'none' that does not say of what, and 'rmsnorm' alone
     for a norm of queries and keys.
     """
@@ -269,7 +269,7 @@ def test_a_text_that_two_fields_may_have_keeps_its_field():
     assert [v.name for v in variants] == ['qk_norm layernorm', 'qk_norm rmsnorm']
 
 
-def test_a_variant_is_named_without_what_its_size_brings_along():
+def test_variant_name_omits_size_dependent_fields():
     """Catches names that repeat it, and two variants of one name."""
     axes = ('model.d_model', 'model.n_heads', 'scaling.base_width', 'model.norm')
     sizes = [(64, 1, None), (128, 2, 64)]
@@ -283,7 +283,7 @@ def test_a_variant_is_named_without_what_its_size_brings_along():
     assert [v.name for v in variants] == ['d_model 64, n_heads 1', 'd_model 64, n_heads 2']
 
 
-def test_variants_of_a_list_are_named_by_what_is_not_as_in_the_baseline():
+def test_listed_variants_are_named_by_differences():
     """A full grid names all values of each."""
     axes = ('model.norm', 'model.placement', 'attention.gate')
     listed = [('rmsnorm', 'pre', 'none'), ('none', 'pre', 'none'), ('rmsnorm', 'post', None)]

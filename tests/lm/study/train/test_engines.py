@@ -133,7 +133,7 @@ def rows(workdir: Path) -> list[dict]:
 
 
 @pytest.mark.full
-def test_kill_9_of_workers_changes_no_number(cluster, local, corpus, tmp_path, capfd):
+def test_killed_workers_change_no_number(cluster, local, corpus, tmp_path, capfd):
     """All of them, since the one that trains the cell seen cannot be told from the others."""
     thread, killed = kill_workers_half_way(tmp_path)
     assert train_sweep(base(corpus, **LONGER), SWEEP, tmp_path, engine='ray') == DONE
@@ -146,7 +146,7 @@ def test_kill_9_of_workers_changes_no_number(cluster, local, corpus, tmp_path, c
 
 
 @pytest.mark.full
-def test_a_tuned_sweep_whose_workers_are_killed(cluster, corpus, tmp_path, capfd):
+def test_tuned_sweep_survives_killed_workers(cluster, corpus, tmp_path, capfd):
     """Waves and numbers are those of a sweep in this process."""
     arms, tune = {'optim.b1': (0.9, 0.8)}, {'optim.lr': 0.01, 'seeds': 3, 'budget': 13}
     tree = base(corpus, train_steps=30, train_eval_every=30, train_checkpoint_every=10)
@@ -164,7 +164,7 @@ def test_a_tuned_sweep_whose_workers_are_killed(cluster, corpus, tmp_path, capfd
 
 
 @pytest.mark.full
-def test_a_bucket_has_what_a_disk_has(cluster, local, corpus, bucket_url, monkeypatch, capfd):
+def test_bucket_sweep_matches_disk_sweep(cluster, local, corpus, bucket_url, monkeypatch, capfd):
     """Each worker holds the cells that it trains, and is killed on the way; the driver, which holds
     none, writes table and report. The cluster has been started without the bucket's variables.
     """
@@ -189,7 +189,7 @@ def test_a_bucket_has_what_a_disk_has(cluster, local, corpus, bucket_url, monkey
 
 
 @pytest.mark.full
-def test_sigterm_ends_the_workers(cluster, corpus, tmp_path, capfd):
+def test_sigterm_ends_workers(cluster, corpus, tmp_path, capfd):
     """What they saved is for the same command to go on from."""
     thread = when(
         lambda: begun(tmp_path) and all(map(has_saved, begun(tmp_path))),
@@ -204,7 +204,7 @@ def test_sigterm_ends_the_workers(cluster, corpus, tmp_path, capfd):
 
 
 @pytest.mark.parametrize('resources', [{'GPU': 1.0}, {'CPU': 3.0}, {'CPU': 1.0, 'TPU': 4.0}])
-def test_resources_that_no_node_has_are_refused(cluster, corpus, tmp_path, resources):
+def test_unavailable_resources_are_refused(cluster, corpus, tmp_path, resources):
     with pytest.raises(ValueError) as error:
         train_sweep(base(corpus), SWEEP, tmp_path, engine='ray', resources=resources)
     assert str(error.value) == (
@@ -212,7 +212,7 @@ def test_resources_that_no_node_has_are_refused(cluster, corpus, tmp_path, resou
     )
 
 
-def test_without_ray_the_error_names_the_extra(corpus, tmp_path, monkeypatch):
+def test_missing_ray_error_names_the_extra(corpus, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'ray', None)
     with pytest.raises(ValueError, match=r'pip install "evenkeel\[cluster\]"'):
         train_sweep(base(corpus), SWEEP, tmp_path, engine='ray')
@@ -227,12 +227,12 @@ def test_without_ray_the_error_names_the_extra(corpus, tmp_path, monkeypatch):
         ({'CPU': 8.0, 'TPU': 4.0}, {'TPU': 1.0}),
     ],
 )
-def test_a_task_takes_an_accelerator_where_there_is_one(cluster, expected):
+def test_default_resources_prefer_accelerator(cluster, expected):
     assert default_resources(cluster) == expected
 
 
 @pytest.mark.parametrize(('runs_at_once', 'sizes'), [(0, [4]), (1, [1] * 4), (3, [3, 1])])
-def test_a_group_is_split_into_tasks_of_what_is_left(corpus, tmp_path, runs_at_once, sizes):
+def test_split_group_into_unfinished_parts(corpus, tmp_path, runs_at_once, sizes):
     (group,) = group_by_program(expand_sweep(base(corpus), {'train.seed': range(6)}))
     for cell, status in ((group[0], 'done'), (group[3], 'diverged'), (group[4], 'failed')):
         (tmp_path / cell.name).mkdir()

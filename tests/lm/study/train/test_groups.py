@@ -15,7 +15,7 @@ from tests.helpers import tiny_raw
     ('allowed', 'expected'),
     [(1024, 256), (256, 128), (100, 1), (resource.RLIM_INFINITY, 256)],
 )
-def test_fewer_are_opened_where_few_files_may_be(allowed, expected, monkeypatch):
+def test_open_folders_respect_file_limit(allowed, expected, monkeypatch):
     monkeypatch.setattr(groups.resource, 'getrlimit', lambda which: (allowed, allowed))
     assert groups.max_open_folders() == expected
 
@@ -27,7 +27,7 @@ def test_parts_are_even(n, max_size, sizes):
     assert [cell for part in parts for cell in part] == list(range(n))
 
 
-def test_a_failure_is_not_written_to_a_folder_that_another_process_has(tmp_path, monkeypatch):
+def test_failure_leaves_folders_of_other_processes(tmp_path, monkeypatch):
     mine, held = expand_sweep(tiny_raw(), {'train.seed': (0, 1)})
     monkeypatch.setattr(groups.workdir, 'PATIENCE_SEC', 0.0)
 
@@ -41,7 +41,7 @@ def test_a_failure_is_not_written_to_a_folder_that_another_process_has(tmp_path,
     assert not (tmp_path / held.name / SUMMARY).exists()
 
 
-def test_the_config_of_a_cell_that_has_ended_is_repaired(tmp_path):
+def test_ended_cell_gets_its_config_repaired(tmp_path):
     (cell,) = expand_sweep(tiny_raw(), {'train.seed': (0,)})
     folder, lines = tmp_path / cell.name, []
     folder.mkdir()

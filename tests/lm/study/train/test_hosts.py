@@ -22,7 +22,7 @@ HOST = Host('h:1', num_processes=2, process_id=1, watch_port=2)
 
 
 @pytest.mark.parametrize('n_hosts', [1, 2, 3, 5, 40])
-def test_every_cell_is_dealt_once_and_evenly(n_hosts, monkeypatch):
+def test_deal_cells_once_and_evenly(n_hosts, monkeypatch):
     monkeypatch.setattr(hosts, 'estimate_work', lambda recipe: 7)
     groups = [[Dealt(name) for name in names] for names in ('abcde', 'f', 'ghijklmnop')]
     shares = [deal_cells(groups, i, n_hosts) for i in range(n_hosts)]
@@ -41,7 +41,7 @@ class Dealt(NamedTuple):
 
 @pytest.mark.parametrize('works', [[8, 4, 2, 1, 1], [1, 1, 2, 4, 8], [1, 1, 1, 1, 9], [5] * 6])
 @pytest.mark.parametrize('n_hosts', [2, 3])
-def test_cells_are_dealt_by_their_work(works, n_hosts, monkeypatch):
+def test_deal_cells_balances_work(works, n_hosts, monkeypatch):
     """No host has more than its share and half of a cell; by number one had up to 12 of 16."""
     monkeypatch.setattr(hosts, 'estimate_work', lambda recipe: recipe)
     groups = [[Dealt(str(i), work)] for i, work in enumerate(works)]
@@ -53,7 +53,7 @@ def test_cells_are_dealt_by_their_work(works, n_hosts, monkeypatch):
     assert max(host_works) <= sum(works) / n_hosts + max(works)
 
 
-def test_a_larger_model_is_more_work():
+def test_estimate_work_grows_with_model():
     base = {'model.d_model': 64, 'train.steps': 10}
     narrow, wide, deep, long = (
         hosts.estimate_work(tiny_config(base | changes))
@@ -87,20 +87,20 @@ def one_of_two(monkeypatch):
     [({}, True), ({'fsdp': -1, 'data': 1}, True), ({'fsdp': 4}, True), ({'fsdp': 8}, False),
      ({'tensor': 2, 'data': 4}, False)],
 )  # fmt: skip
-def test_a_run_that_fits_on_a_host_needs_no_other(one_of_two, monkeypatch, mesh, apart):
+def test_run_that_fits_on_one_host_joins_no_other(one_of_two, monkeypatch, mesh, apart):
     monkeypatch.setattr(hosts, '_count_local_devices', lambda host: 4)
     share = join_sweep([[Cell()], [Cell(**mesh)]], 'local')
     assert (share, len(one_of_two)) == (((1, 2), 0) if apart else ((0, 1), 1))
 
 
 @pytest.mark.full
-def test_devices_are_counted_without_being_opened(monkeypatch):
+def test_devices_are_counted_in_another_process(monkeypatch):
     monkeypatch.setenv('XLA_FLAGS', f'{ONE_DEVICE} --xla_force_host_platform_device_count=3')
     assert hosts._count_local_devices(HOST) == 3
     assert hosts._count_local_devices(dataclasses.replace(HOST, local_devices=(1,))) == 1
 
 
-def test_tpus_of_other_hosts_are_not_waited_for(one_of_two, monkeypatch):
+def test_single_host_env_hides_other_tpu_hosts(one_of_two, monkeypatch):
     monkeypatch.setattr(hosts, 'has_tpu', lambda: True)
     monkeypatch.setenv('MEGASCALE_NUM_SLICES', '2')
     monkeypatch.setenv('TPU_PROCESS_BOUNDS', '2,2,1')
@@ -110,14 +110,14 @@ def test_tpus_of_other_hosts_are_not_waited_for(one_of_two, monkeypatch):
     )
 
 
-def test_alone_and_other_engines(one_of_two, monkeypatch):
+def test_join_sweep_alone_and_with_other_engines(one_of_two, monkeypatch):
     with pytest.raises(ValueError, match='--engine=ray starts processes of its own'):
         join_sweep([[Cell()]], 'ray')
     monkeypatch.delenv(CHILD)
     assert join_sweep([[Cell()]], 'ray') == (0, 1)
 
 
-def test_other_hosts_see_what_host_0_has_written(monkeypatch, tmp_path):
+def test_other_hosts_see_files_of_host_0(monkeypatch, tmp_path):
     """And one that does not has another folder of that name."""
     monkeypatch.setattr(hosts, 'MEET_SEC', 0.1)
     monkeypatch.setenv(JOB, 'mine')
@@ -159,7 +159,7 @@ def at_once(monkeypatch):
     monkeypatch.setattr(hosts, 'LOST_SEC', 0.05)
 
 
-def test_a_host_waits_for_what_others_train(at_once, tmp_path):
+def test_host_waits_for_other_hosts(at_once, tmp_path):
     """While they hold it, however long; progress is shown meanwhile."""
     held = contextlib.ExitStack()
     watched = Watched(tmp_path, {})
@@ -169,7 +169,7 @@ def test_a_host_waits_for_what_others_train(at_once, tmp_path):
     assert watched.wait() == [] and watched.looks == 41
 
 
-def test_cells_that_nobody_trains_any_more_are_returned(at_once, tmp_path):
+def test_abandoned_cells_are_returned(at_once, tmp_path):
     """Their host is lost. One that has ended, or diverged, is not among them."""
     held = contextlib.ExitStack()
     watched = Watched(tmp_path, {5: lambda: watched.end('a', 'diverged'), 10: lambda: held.close()})
@@ -177,14 +177,14 @@ def test_cells_that_nobody_trains_any_more_are_returned(at_once, tmp_path):
     assert watched.wait() == ['b'] and watched.looks > 10
 
 
-def test_a_disk_without_locks_tells_nobody_lost(at_once, tmp_path, monkeypatch):
+def test_no_host_is_lost_without_locks(at_once, tmp_path, monkeypatch):
     """A cell that another host trains would be trained twice, in one folder."""
     monkeypatch.setattr('lm.storage.files._try_lock', lambda *_: None)
     watched = Watched(tmp_path, {30: lambda: [watched.end(name) for name in 'ab']})
     assert watched.wait() == [] and watched.looks == 31
 
 
-def test_a_failure_of_this_wave_ends_the_wait_and_one_before_does_not(at_once, tmp_path):
+def test_only_failures_in_this_wave_end_the_wait(at_once, tmp_path):
     watched = Watched(
         tmp_path, {3: lambda: watched.end('a'), 6: lambda: watched.end('b', 'failed')}
     )
@@ -195,7 +195,7 @@ def test_a_failure_of_this_wave_ends_the_wait_and_one_before_does_not(at_once, t
         assert watched.wait() == [] and watched.looks == 7
 
 
-def test_a_signal_ends_the_wait(at_once, tmp_path):
+def test_signal_ends_the_wait(at_once, tmp_path):
     watched = Watched(tmp_path, {2: lambda: watched.work.caught.append(15)})
     with hold_lock(tmp_path / 'a' / '.lock'):
         assert watched.wait() == [] and watched.looks == 3

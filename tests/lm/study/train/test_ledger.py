@@ -58,7 +58,7 @@ def begin(folder, cell):
     write_config(folder / cell.name, cell.recipe)
 
 
-def test_cells_of_an_older_version_keep_their_names(sweep):
+def test_cells_from_older_version_keep_names(sweep):
     """And their results. Those that had not begun get their present ones."""
     folder, raw = sweep
     fresh = names(group_by_program(expand_sweep(raw, SWEPT)))
@@ -74,7 +74,7 @@ def test_cells_of_an_older_version_keep_their_names(sweep):
     }
 
 
-def test_a_cell_whose_config_differs_is_another(sweep):
+def test_cell_with_other_config_is_new(sweep):
     """Also where its changes are the same words. Catches matching by them."""
     folder, raw = sweep
     raw['optim']['weight_decay'] = 0.2
@@ -86,14 +86,14 @@ def test_a_cell_whose_config_differs_is_another(sweep):
     assert [c['group'] for c in listed if c['cell'] in OLD_NAMES.values()] == [None] * 4
 
 
-def test_a_folder_of_the_present_name_comes_first(sweep):
+def test_present_folder_name_takes_precedence(sweep):
     folder, raw = sweep
     cell = group_by_program(expand_sweep(raw, SWEPT))[0][0]
     (folder / cell.name).mkdir()
     assert opened(folder, raw, SWEPT)[0][0].name == cell.name
 
 
-def test_folders_that_hold_no_config_are_no_cells(sweep):
+def test_folders_without_config_are_no_cells(sweep):
     folder, raw = sweep
     for name, text in zip(OLD_NAMES.values(), ('{', '{"model": {}}'), strict=False):
         (folder / name / 'config.json').write_text(text)
@@ -101,7 +101,7 @@ def test_folders_that_hold_no_config_are_no_cells(sweep):
     assert len(folder_names & {*OLD_NAMES.values()}) == 2
 
 
-def test_an_old_record_is_read_in_the_present_form(sweep):
+def test_old_record_is_read_in_present_form(sweep):
     folder, _ = sweep
     old, present = read_json(folder / 'sweep.json'), read_sweep(folder)
     assert present['axes'] == old['axes'] and present['base'] == to_dict(
@@ -121,7 +121,7 @@ def test_an_old_record_is_read_in_the_present_form(sweep):
     )
 
 
-def test_each_cell_says_in_what_it_differs_from_the_base(tmp_path):
+def test_cells_record_differences_from_base(tmp_path):
     """Also where that follows from what was asked for."""
     raw = tiny_raw()
     opened(tmp_path, raw, {'model.placement': ('pre', 'wide')})
@@ -142,7 +142,7 @@ def test_each_cell_says_in_what_it_differs_from_the_base(tmp_path):
     )
 
 
-def test_cells_of_other_axes_stay_on_record(tmp_path):
+def test_cells_from_other_axes_stay_on_record(tmp_path):
     raw = tiny_raw()
     ((first,),) = opened(tmp_path, raw, {'optim.lr': (0.1,)})
     opened(tmp_path, raw, {'optim.lr': (0.2,)})
@@ -158,7 +158,7 @@ def test_cells_of_other_axes_stay_on_record(tmp_path):
 
 
 @pytest.mark.parametrize('text', ['', '{"base": {}}', '{"base": {}, "cells": 3}', '[', 'null'])
-def test_a_damaged_record_is_written_anew_with_the_cells_that_have_a_folder(tmp_path, text):
+def test_damaged_record_is_rebuilt_from_folders(tmp_path, text):
     """Those that the axes have no more stay on record, and finished ones are not run again."""
     raw, lines = tiny_raw(), []
     cell, *_ = expand_sweep(raw, {'optim.lr': (0.1, 0.2, 0.3)})
@@ -174,7 +174,7 @@ def test_a_damaged_record_is_written_anew_with_the_cells_that_have_a_folder(tmp_
     assert changes[cell.name] == {'optim.lr': 0.1} and len(changes) == 3
 
 
-def test_a_sweep_goes_on_with_another_mesh(tmp_path):
+def test_sweep_resumes_with_another_mesh(tmp_path):
     """In the folders that it has; but where cells differ in their meshes, each has its own."""
     raw, swept = tiny_raw(), {'optim.lr': (1e-3, 3e-3)}
     groups = opened(tmp_path, raw, swept)

@@ -30,7 +30,7 @@ def view_of(sweep, terminal: bool = False) -> SweepProgress:
     return SweepProgress(folder, grouped, console)
 
 
-def test_a_line_for_each_group_and_one_for_the_sweep(sweep):
+def test_lines_for_each_group_and_the_sweep(sweep):
     folder, grouped = sweep
     first, second, last = view_of(sweep).format_lines()
     assert first.startswith('group 1 of 2  model.norm=rmsnorm  11 of 12 done, 1 failed  best ')
@@ -47,14 +47,14 @@ def test_a_line_for_each_group_and_one_for_the_sweep(sweep):
     assert [len(group) for group in grouped] == [12, 12]
 
 
-def test_what_a_sweep_is_told_stands_before_all_else(sweep):
+def test_notes_come_first(sweep):
     folder, grouped = sweep
     console = Console(file=io.StringIO(), width=200)
     with show_progress(folder, grouped, console, ['a [word]']):
         assert console.file.getvalue().splitlines()[0] == 'a [word]'
 
 
-def test_a_cell_that_cannot_be_read_is_counted(sweep):
+def test_unreadable_cell_is_counted(sweep):
     folder, grouped = sweep
     (folder / grouped[0][0].name / 'summary.json').write_text('{"status": "do')
     assert (
@@ -64,7 +64,7 @@ def test_a_cell_that_cannot_be_read_is_counted(sweep):
     )
 
 
-def test_a_group_not_begun_has_no_line(sweep):
+def test_waiting_group_has_no_line(sweep):
     folder, grouped = sweep
     for cell in grouped[1]:
         if (folder / cell.name).exists():
@@ -75,7 +75,7 @@ def test_a_group_not_begun_has_no_line(sweep):
     ]
 
 
-def test_time_left_is_steps_left_at_the_rate_since_it_began(sweep, monkeypatch):
+def test_time_left_by_rate_so_far(sweep, monkeypatch):
     """200 steps in 60 s, with 80 and 200 left in the two runs that have not ended."""
     folder, grouped = sweep
     times = iter([100.0, 160.0])
@@ -88,7 +88,7 @@ def test_time_left_is_steps_left_at_the_rate_since_it_began(sweep, monkeypatch):
 
 
 @pytest.mark.parametrize(('terminal', 'interval'), [(True, 1.0), (False, 30.0)])
-def test_it_is_read_anew_seldom_and_more_seldom_where_reading_takes_long(
+def test_reading_interval_grows_with_reading_time(
     sweep, monkeypatch, terminal, interval
 ):
     clock = [0.0]

@@ -14,7 +14,7 @@ SWEEP = {'optim.lr': (0.003, 0.01)}
 
 
 @pytest.mark.full
-def test_steps_are_timed_once_by_the_program_that_trains(corpus, tmp_path, monkeypatch):
+def test_steps_are_timed_once_with_the_training_program(corpus, tmp_path, monkeypatch):
     """The file says the same whenever it is asked, and whatever a step takes by then."""
     grouped = group_by_program(expand_sweep(base(corpus), SWEEP))
     work, builds, original = Work([], tmp_path, []), [], groups._build_program
@@ -37,7 +37,7 @@ def test_steps_are_timed_once_by_the_program_that_trains(corpus, tmp_path, monke
     assert read_throughput(Work([], tmp_path, [])) == sec_by_program
 
 
-def test_a_program_that_fails_is_left_to_its_runs(corpus, tmp_path, monkeypatch):
+def test_failing_program_is_left_to_its_runs(corpus, tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError('no program')
 

@@ -131,7 +131,7 @@ def rows(workdir):
 
 
 @pytest.mark.full
-def test_arms_have_equally_many_runs_and_none_is_trained_twice(tuned, tmp_path, capsys):
+def test_arms_get_equal_runs_trained_once(tuned, tmp_path, capsys):
     workdir, trainer = tmp_path / 'x', Trainer()
     assert tuned(workdir, trainer) == DONE
     cells = ledger(workdir)['cells']
@@ -150,7 +150,7 @@ def test_arms_have_equally_many_runs_and_none_is_trained_twice(tuned, tmp_path, 
 
 @pytest.mark.default_rows('11')
 @pytest.mark.parametrize('interval', [1, 4, 11])
-def test_a_sweep_that_is_stopped_again_and_again_is_the_same(interval, whole, tuned, tmp_path):
+def test_repeatedly_stopped_sweep_is_unchanged(interval, whole, tuned, tmp_path):
     """It is stopped after so many runs, whose order is another each time. Catches a wave that opens
     before the last has ended, and one that follows from the order of ends.
     """
@@ -164,7 +164,7 @@ def test_a_sweep_that_is_stopped_again_and_again_is_the_same(interval, whole, tu
     assert ledger(workdir) == ledger(whole[0]) and rows(workdir) == rows(whole[0])
 
 
-def test_a_wave_in_which_a_cell_failed_is_tried_again(whole, tuned, tmp_path, capsys):
+def test_wave_with_failed_cell_is_retried(whole, tuned, tmp_path, capsys):
     """The others end; no further wave opens. The same command then goes on."""
 
     def fail(cell, work):
@@ -190,7 +190,7 @@ def test_a_wave_in_which_a_cell_failed_is_tried_again(whole, tuned, tmp_path, ca
 
 
 @pytest.mark.full
-def test_an_arm_that_diverges_everywhere_is_said_and_the_others_go_on(tuned, tmp_path, capsys):
+def test_arm_diverging_everywhere_is_reported(tuned, tmp_path, capsys):
     def diverge(cell, work):
         if cell.arm_position['arm'] == 2:
             end(cell, work, 'diverged', reason='step 1: loss nan')
@@ -206,7 +206,7 @@ def test_an_arm_that_diverges_everywhere_is_said_and_the_others_go_on(tuned, tmp
 
 
 @pytest.mark.full
-def test_an_arm_that_is_added_has_all_its_waves_and_none_is_trained_twice(whole, tuned, capsys):
+def test_added_arm_gets_all_waves_trained_once(whole, tuned, capsys):
     """To take it away again leaves its runs on record, in no arm."""
     workdir, first = whole
     three, added = {'optim.b1': (0.9, 0.8, 0.7)}, Trainer()
@@ -228,7 +228,7 @@ def test_an_arm_that_is_added_has_all_its_waves_and_none_is_trained_twice(whole,
 
 
 @pytest.mark.full
-def test_settings_of_tune_may_change_and_are_said(whole, tuned, capsys):
+def test_changed_tune_settings_are_reported(whole, tuned, capsys):
     """Runs that were trained are taken over."""
     workdir, first = whole
     again = Trainer()
@@ -238,7 +238,7 @@ def test_settings_of_tune_may_change_and_are_said(whole, tuned, capsys):
     assert again.trained and not again.trained.keys() & first.trained.keys()
 
 
-def test_a_tuned_sweep_and_one_that_is_not(whole, tuned, tmp_path, monkeypatch, capsys):
+def test_tuned_sweep_takes_over_untuned_one(whole, tuned, tmp_path, monkeypatch, capsys):
     """Without config.tune the folder of a tuned sweep is refused: its verdicts would be lost. The
     other way round its runs count.
     """
@@ -254,7 +254,7 @@ def test_a_tuned_sweep_and_one_that_is_not(whole, tuned, tmp_path, monkeypatch, 
 
 
 @pytest.mark.full
-def test_a_sweep_in_a_bucket_goes_on_where_nothing_is(
+def test_bucket_sweep_resumes_on_empty_disk(
     whole, tuned, bucket_url, tmp_path, monkeypatch
 ):
     """Each command is given on another machine, which has none of the files."""

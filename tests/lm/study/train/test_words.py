@@ -39,7 +39,7 @@ def noisy(i, octaves, seed):
 
 
 @pytest.mark.parametrize('tune', [{}, {'budget': 40}, {'budget': 18, 'seeds': 4}])
-def test_no_arm_takes_more_runs_than_are_said(tune):
+def test_no_arm_exceeds_announced_runs(tune):
     """Nor fewer, though all waves are asked for: by an optimum far off, and noise."""
     plan = ArmPlan(tiny_raw(), ARMS, {'optim.lr': 0.01, 'smallest_effect': 1e-9} | tune)
     *_, last = simulated(plan, noisy)
@@ -50,7 +50,7 @@ def test_no_arm_takes_more_runs_than_are_said(tune):
     assert tune_settings.budget is None or max_runs(tune_settings) == tune_settings.budget
 
 
-def test_costs_are_sums_over_arms_of_steps_at_their_rates():
+def test_costs_sum_arms_at_their_rates():
     plan = ArmPlan(tiny_raw({'train.steps': 100}), ARMS, {'optim.lr': 0.01, 'budget': 15})
     line, slowest = describe_costs(plan, [0.1, 0.3])
     assert line.startswith('tune: 2 arms, each of 15 runs at least, 15 as a rule and 15 at most')
@@ -60,7 +60,7 @@ def test_costs_are_sums_over_arms_of_steps_at_their_rates():
     assert 'known once a wave has trained' in line
 
 
-def test_each_wave_is_announced_with_its_new_runs():
+def test_wave_announcements_count_new_runs():
     """A second look has those of the first too, which are not trained again."""
     plan = ArmPlan(tiny_raw(), ARMS, {'optim.lr': 0.01, 'smallest_effect': 10.0})
     lines, last = [], None
@@ -78,7 +78,7 @@ def test_each_wave_is_announced_with_its_new_runs():
     assert ', undecided: ' in describe_arms(last)[1]
 
 
-def test_settings_without_a_budget_have_a_most():
+def test_max_runs_without_budget():
     for fields in ({'optim.lr': 0.01}, {'optim.lr': 0.01, 'optim.weight_decay': 0.1}):
         tune = parse_tune(fields)
         assert tune.min_budget < tune.typical_runs < max_runs(tune) < math.inf
