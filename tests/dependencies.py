@@ -49,11 +49,11 @@ def texts(nodes: Iterable[ast.AST]) -> Iterator[str]:
     return (text for top in nodes for text in _texts(top))
 
 
-def dotted(node: ast.AST) -> str:
+def dotted_name(node: ast.AST) -> str:
     """'a.b.c' of such an expression, or ''."""
     if isinstance(node, ast.Name):
         return node.id
-    if isinstance(node, ast.Attribute) and (owner := dotted(node.value)):
+    if isinstance(node, ast.Attribute) and (owner := dotted_name(node.value)):
         return f'{owner}.{node.attr}'
     return ''
 
@@ -97,8 +97,8 @@ class Sources:
         self.rooms = {path.split('/')[0] for path in self.python if '/' in path}
         self.text = functools.cache(self._text)
         self.tree = functools.cache(self._tree)
-        self.imported = functools.cache(self._imported)
-        self.files_of = functools.cache(self._files_of)
+        self.imported = functools.cache(self._find_imports)
+        self.files_of = functools.cache(self._list_files)
 
     def _text(self, path: str) -> str:
         file = self.root / path
@@ -113,7 +113,7 @@ class Sources:
         except SyntaxError as error:
             raise SystemExit(f'{path}:{error.lineno} is no Python: {error.msg}') from None
 
-    def _imported(self, path: str) -> dict[str, str]:
+    def _find_imports(self, path: str) -> dict[str, str]:
         """{name: what it stands for, dotted} of all imports of a file, those in functions too."""
         names = {}
         for node in within(self.tree(path).body):
@@ -147,14 +147,14 @@ class Sources:
             return path, '.'.join(attributes)
         return self.origin('.'.join([meant, *attributes[1:]]), (*visited, name))
 
-    def _files_of(self, name: str) -> frozenset[str]:
+    def _list_files(self, name: str) -> frozenset[str]:
         """The files read to get what a dotted name stands for."""
         parts = self.split(name)[0].split('.')
         packages = ['.'.join(parts[:n]) for n in range(1, len(parts) + 1)]
         files = {self.modules[package] for package in packages if package in self.modules}
         return frozenset(files | {self.origin(name)[0]} - {''})
 
-    def program_of(self, package: str) -> set[str]:
+    def find_program(self, package: str) -> set[str]:
         """The file that `python -m package` runs; none where it has none."""
         return {
             self.modules[module] for module in [f'{package}.__main__'] if module in self.modules
@@ -189,7 +189,7 @@ class Sources:
             if word not in self.python or '/' in word or is_command:
                 files |= self._by_ending.get(word, set())
             if '.' in word and '/' not in word and word.split('.')[0] in self.rooms:
-                files |= self.files_of(word) | self.program_of(word)
+                files |= self.files_of(word) | self.find_program(word)
         return {path for path in files if not is_test(path)}
 
 
@@ -208,7 +208,7 @@ class Dependencies:
             for file in files:
                 self.readers.setdefault(file, set()).add(reader)
 
-    def reached(self, paths: Iterable[str], but: Collection[tuple[str, str]] = ()) -> set[str]:
+    def follow(self, paths: Iterable[str], but: Collection[tuple[str, str]] = ()) -> set[str]:
         """The files themselves, and all that read them, directly or not.
 
         Args:
@@ -274,7 +274,7 @@ class Dependencies:
                 names = [f'{node.module}.{alias.name}' for alias in node.names]
                 files |= {file for name in names for file in files_of(name)}
             elif isinstance(node, ast.Attribute):
-                first, _, attributes = dotted(node).partition('.')
+                first, _, attributes = dotted_name(node).partition('.')
                 if first in meant:
                     files |= files_of(f'{meant[first]}.{attributes}')
         named = self._named_by(nodes)
@@ -285,7 +285,7 @@ class Dependencies:
         sources, inner = self.sources, set()
         files = {path for text in texts(nodes) for path in sources.named_in(text)}
         for text in set(texts(nodes)) & sources.rooms:  # -m eval
-            files |= sources.program_of(text)
+            files |= sources.find_program(text)
         for node in within(nodes):
             if isinstance(node, ast.BinOp) and id(node) not in inner:
                 files |= self._named_by_path(node, inner)
@@ -297,7 +297,9 @@ class Dependencies:
                     if isinstance(element, ast.Constant)
                 }
                 words |= {
-                    dotted(element) for element in elements if isinstance(element, ast.Attribute)
+                    dotted_name(element)
+                    for element in elements
+                    if isinstance(element, ast.Attribute)
                 }
                 if INTERPRETERS & words:
                     files |= words & set(sources.python)
@@ -317,7 +319,7 @@ class Dependencies:
                 return set()
             parts.insert(0, str(node.right.value))
             node = node.left
-        if len(parts) == 1 and (dotted(node).isupper() or '__file__' in ast.unparse(node)):
+        if len(parts) == 1 and (dotted_name(node).isupper() or '__file__' in ast.unparse(node)):
             (name,) = parts
             return {path for path in sources.paths if name in (path, path.split('/')[0])}
         return sources.named_in('/'.join(parts))

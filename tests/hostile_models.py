@@ -48,7 +48,7 @@ def write_model(folder: Path, case: str) -> None:
     folder.mkdir(parents=True)
     config = CASES[case]['config']
     (folder / 'config.json').write_text(json.dumps(config))
-    safetensors.write_file(folder / ONE_FILE, tensors_of(case))
+    safetensors.write_file(folder / ONE_FILE, read_tensors(case))
     vocab = {word: i + 3 for i, word in enumerate(WORDS)} | {'<unk>': 0, '<s>': 1, '</s>': 2}
     words = library.Tokenizer(library.models.WordLevel(vocab, '<unk>'))
     words.pre_tokenizer = library.pre_tokenizers.Whitespace()
@@ -60,7 +60,7 @@ def write_model(folder: Path, case: str) -> None:
     (folder / 'chat_template.jinja').write_text('{{ messages }}')
 
 
-def tensors_of(case: str) -> dict[str, safetensors.Tensor]:
+def read_tensors(case: str) -> dict[str, safetensors.Tensor]:
     arrays = {name: weight(name, shape) for name, shape in CASES[case]['tensors'].items()}
     return {n: safetensors.Tensor(x.dtype, x.shape, lambda x=x: x) for n, x in arrays.items()}
 
@@ -69,7 +69,7 @@ def in_shards(folder: Path, case: str) -> None:
     """Writes the weights as several files and their index."""
     (folder / ONE_FILE).unlink()
     names = [*CASES[case]['tensors']]
-    tensors, half = tensors_of(case), len(names) // 2
+    tensors, half = read_tensors(case), len(names) // 2
     parts = (names[:half], names[half:])
     for file, part in zip(SHARDS, parts, strict=True):
         safetensors.write_file(folder / file, {name: tensors[name] for name in part})

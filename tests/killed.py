@@ -37,7 +37,7 @@ class _Death:
     events: list[str]  # so far
 
 
-def _path_of(event: str, arguments: tuple) -> str | None:
+def _event_path(event: str, arguments: tuple) -> str | None:
     """Returns the path that an event writes; None where it only reads."""
     if event == 'open':
         path, mode, flags = arguments
@@ -56,7 +56,7 @@ def _path_of(event: str, arguments: tuple) -> str | None:
 def _watch(event: str, arguments: tuple) -> None:
     if not _Death.folder or (event != 'open' and event not in EVENTS):
         return
-    path = _path_of(event, arguments)
+    path = _event_path(event, arguments)
     if path is None or not path.startswith(_Death.folder):
         return
     _Death.events.append(f'{event} {path.removeprefix(_Death.folder)}')

@@ -39,7 +39,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.touched import Selector, changed, files_of, git
+from tests.touched import Selector, changed, git, list_files
 
 LEFT_OUT = shutil.ignore_patterns('.git', '.venv', 'runs', '__pycache__', '*.egg-info')
 PASSED = pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED
@@ -102,7 +102,7 @@ def faults(node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
         case ast.Constant(value=int() | float()):
             yield 'constant', node, ast.Constant(node.value + 1)
         case ast.Call():
-            yield from _faults_of_call(node)
+            yield from _call_faults(node)
         case ast.If() | ast.IfExp():
             yield 'condition', node.test, ast.UnaryOp(ast.Not(), node.test)
             yield 'guard', node.test, ast.Constant(False)
@@ -116,7 +116,7 @@ def faults(node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
             yield 'statement', node, ast.Pass()
 
 
-def _faults_of_call(node: ast.Call) -> Iterator[tuple[str, ast.AST, ast.AST]]:
+def _call_faults(node: ast.Call) -> Iterator[tuple[str, ast.AST, ast.AST]]:
     if any(isinstance(value, ast.Starred) for value in node.args):
         return
     if len(node.args) == 1 and not node.keywords:
@@ -144,7 +144,7 @@ def _is_none(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def code_of(node: ast.AST) -> Iterator[ast.AST]:
+def find_code(node: ast.AST) -> Iterator[ast.AST]:
     """A node and all below it, without what does not run: annotations, and words of errors."""
     yield node
     for name, value in ast.iter_fields(node):
@@ -152,7 +152,7 @@ def code_of(node: ast.AST) -> Iterator[ast.AST]:
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
-                yield from code_of(child)
+                yield from find_code(child)
 
 
 def mutants(text: str, lines: set[int] | None = None) -> list[Mutant]:
@@ -164,7 +164,7 @@ def mutants(text: str, lines: set[int] | None = None) -> list[Mutant]:
     for line in encoded.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     by_text = {}
-    for node in code_of(ast.parse(text)):
+    for node in find_code(ast.parse(text)):
         for kind, place, replacement in faults(node):
             if lines is not None and place.lineno not in lines:
                 continue
@@ -179,7 +179,7 @@ def mutants(text: str, lines: set[int] | None = None) -> list[Mutant]:
     return sorted(by_text.values(), key=lambda mutant: mutant.line)
 
 
-def sampled(mutants: Sequence[Mutant], number: int, seed: str) -> list[Mutant]:
+def sample_mutants(mutants: Sequence[Mutant], number: int, seed: str) -> list[Mutant]:
     """Some of them, the same for the same seed, in the order of lines."""
     chosen = random.Random(seed).sample(range(len(mutants)), min(number, len(mutants)))
     return [mutants[i] for i in sorted(chosen)]
@@ -302,7 +302,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('--jobs', type=int, default=1, help='tests at once')
     parser.add_argument('--list', action='store_true', help='shows the faults and runs nothing')
     arguments = parser.parse_args(argv)
-    selector = Selector(ROOT, files_of(ROOT))
+    selector = Selector(ROOT, list_files(ROOT))
     files = arguments.files or (changed(ROOT, arguments.since) if arguments.since else [])
     files = [file for file in files if file in selector.nearest.product]
     if not files:
@@ -311,9 +311,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for file in files:
         lines = differing_lines(ROOT, file, arguments.since) if arguments.since else None
         text = (ROOT / file).read_text()
-        faulty = sampled(mutants(text, lines), arguments.sample, f'{arguments.seed} {file}')
+        faulty = sample_mutants(mutants(text, lines), arguments.sample, f'{arguments.seed} {file}')
         if faulty:
-            chosen[file] = (selector.nearest.tests_of(file), faulty)
+            chosen[file] = (selector.nearest.rank_tests(file), faulty)
         if arguments.list:
             for mutant in faulty:
                 print(f'{file}:{mutant.line}: {mutant.kind}', *mutant.diff(text), sep='\n')

@@ -5,7 +5,7 @@ import functools
 import re
 from pathlib import PurePosixPath
 
-from tests.dependencies import Dependencies, dotted, within
+from tests.dependencies import Dependencies, dotted_name, within
 
 ROOMS = ('eval', 'lm', 'modules', 'tpu', 'train.py')
 MOST = 4  # tests of a file that has none of its own name
@@ -19,7 +19,7 @@ class Nearest:
         self.sources, self.readers, self.tests = dependencies.sources, dependencies.readers, tests
         self.product = {path for path in self.sources.python if path.split('/')[0] in ROOMS}
 
-    def tests_of(self, file: str) -> list[str]:
+    def rank_tests(self, file: str) -> list[str]:
         """Files of tests, the nearest first: that of the file's name in its folder; otherwise those
         that use what it defines, or what a file that uses it defines, and so on; otherwise those
         that read it, as by a command, and least besides. Empty where no test does.
@@ -69,7 +69,7 @@ class Nearest:
         meant = self.sources.imported(path)
         names = list(meant.values())
         for node in within(self.sources.tree(path).body):
-            first, _, attributes = dotted(node).partition('.')
+            first, _, attributes = dotted_name(node).partition('.')
             if first in meant:
                 names.append(f'{meant[first]}.{attributes}' if attributes else meant[first])
         uses = collections.Counter(self.sources.origin(name)[0] for name in names)

@@ -8,7 +8,7 @@ from tests import ROOT
 FENCED = re.compile(r'(^```.*?^```$)', re.DOTALL | re.MULTILINE)
 
 
-def lowered(page: str) -> str:
+def shrink_options(page: str) -> str:
     """Returns a page with its headings one level lower: it is a section then."""
     parts = FENCED.split(page)
     return ''.join(
@@ -19,7 +19,7 @@ def lowered(page: str) -> str:
 
 FRONT_PAGE = (ROOT / 'README.md').read_text()
 GUIDE = [path.read_text() for path in sorted((ROOT / 'docs' / 'guide').glob('*.md'))]
-TEXT = '\n'.join([FRONT_PAGE, *map(lowered, GUIDE)])
+TEXT = '\n'.join([FRONT_PAGE, *map(shrink_options, GUIDE)])
 TUTORIALS = {path.stem: path for path in sorted((ROOT / 'docs' / 'tutorials').glob('*.md'))}
 SMALL = {  # flags of train.py, where the line has no value of its own
     'config.model.d_model': 16,

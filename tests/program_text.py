@@ -44,12 +44,12 @@ def moves(program: jax.stages.Compiled) -> list[Move]:
         if instruction.opcode not in MOVES_NOTHING + CALLERS and not instruction.opcode.endswith(
             '-done'
         ):
-            moved = _moved(module, module.computations[name], instruction)
+            moved = _count_bytes(module, module.computations[name], instruction)
             transfers.append(Move(instruction.name, instruction.opcode, times * moved))
     return [move for move in transfers if move.bytes]
 
 
-def _moved(module: Module, computation: Computation, instruction: Instruction) -> int:
+def _count_bytes(module: Module, computation: Computation, instruction: Instruction) -> int:
     written = _bytes(_results(instruction))
     if instruction.opcode.endswith(('-start', '-update')):  # their results include the operands
         return written

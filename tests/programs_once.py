@@ -20,7 +20,7 @@ ASK = ('train', 'lm.study.train.groups')  # modules that make programs
 
 
 @functools.lru_cache(maxsize=8)  # each has memory mapped
-def _made(recipe: Recipe, digest: str, runs: int) -> dict[str, Any]:
+def _cached_programs(recipe: Recipe, digest: str, runs: int) -> dict[str, Any]:
     """What there is of the programs of a recipe and text."""
     return {}
 
@@ -28,7 +28,7 @@ def _made(recipe: Recipe, digest: str, runs: int) -> dict[str, Any]:
 def experiment(
     recipe: Recipe, dataset: Dataset, say: Callable[[str], None], runs: int = 1
 ) -> Experiment:
-    programs = _made(recipe, dataset.digest, runs)
+    programs = _cached_programs(recipe, dataset.digest, runs)
     if 'experiment' not in programs:
         programs['experiment'] = Experiment(recipe, dataset, say, runs)
         programs['experiment'].programs = programs

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Set
 from pathlib import PurePosixPath
 from typing import Any
 
-from tests.dependencies import Sources, arguments, dotted, is_test, texts, within
+from tests.dependencies import Sources, arguments, dotted_name, is_test, texts, within
 
 DEFAULT_CONFIG = 'configs/default.py'
 # What holds all tables: who goes through it goes through each of them.
@@ -49,14 +49,14 @@ class Tables:
         names = set()
         for path, nodes in self.trees.items():
             for node in within(nodes) if 'Choice(' in sources.text(path) else ():
-                if isinstance(node, ast.Call) and dotted(node.func) == 'Choice' and node.args:
-                    meant = sources.imported(path).get(dotted(node.args[0]), '')
+                if isinstance(node, ast.Call) and dotted_name(node.func) == 'Choice' and node.args:
+                    meant = sources.imported(path).get(dotted_name(node.args[0]), '')
                     names.add(sources.origin(meant))
         tables = [self._table(path, name) for path, name in sorted(names) if path]
         self.all = [table for table in tables if table]
 
     def _table(self, path: str, name: str) -> Table | None:
-        assigned, imported = _assigned(self.trees[path]), self.sources.imported(path)
+        assigned, imported = _assigned_values(self.trees[path]), self.sources.imported(path)
         value = assigned.get(name)
         keys = value.keys if isinstance(value, ast.Dict) else [None]
         if not all(isinstance(key, ast.Constant) for key in keys):
@@ -80,7 +80,7 @@ class Tables:
         pairs = set()
         for path in {table.file for table in self.all}:
             tables = [table for table in self.all if table.file == path]
-            dicts = [_assigned(self.trees[path])[table.name] for table in tables]
+            dicts = [_assigned_values(self.trees[path])[table.name] for table in tables]
             inside = {id(node) for node in within(dicts)}
             nodes = [node for node in within(self.trees[path]) if id(node) not in inside]
             used = {node.id for node in nodes if isinstance(node, ast.Name)}
@@ -113,16 +113,16 @@ class Tables:
                     default_words |= set(
                         texts(node.body if isinstance(node, ast.If) else [node.body])
                     )
-        return self._closed(
+        return self._close_over(
             default_words, lambda name, words: words if name in default_words else ()
         )
 
     def with_users(self, names: Iterable[str]) -> set[str]:
         """The rows, and those that ask for one of them."""
         reached = set(names)
-        return self._closed(reached, lambda name, words: [name] if words & reached else ())
+        return self._close_over(reached, lambda name, words: [name] if words & reached else ())
 
-    def _closed(self, closure: set[str], expand) -> set[str]:
+    def _close_over(self, closure: set[str], expand) -> set[str]:
         size = -1
         while size < len(closure):
             size = len(closure)
@@ -131,7 +131,7 @@ class Tables:
         return closure
 
 
-def _assigned(nodes: Iterable[ast.stmt]) -> dict[str, ast.expr]:
+def _assigned_values(nodes: Iterable[ast.stmt]) -> dict[str, ast.expr]:
     """{name: value} of what stands at the top of a file."""
     values = {}
     for node in nodes:
@@ -145,7 +145,7 @@ def _assigned(nodes: Iterable[ast.stmt]) -> dict[str, ast.expr]:
 
 
 def _asks_for_auto(test: ast.expr) -> bool:
-    return 'AUTO' in {dotted(node) for node in within([test])} or 'auto' in set(texts([test]))
+    return 'AUTO' in {dotted_name(node) for node in within([test])} or 'auto' in set(texts([test]))
 
 
 Definition = tuple[str, str]  # (file, name in it)
@@ -167,14 +167,14 @@ class Definitions:
 
     def __init__(self, sources: Sources):
         self.sources = sources
-        self.of = functools.cache(self._of)
-        self.said = functools.cache(self._said)
+        self.of = functools.cache(self._list_definitions)
+        self.said = functools.cache(self._summarize)
         self.meant = functools.cache(self._meant)
         self.with_helpers = functools.cache(self._with_helpers)
 
-    def _of(self, path: str) -> dict[str, tuple[ast.AST, ...]]:
+    def _list_definitions(self, path: str) -> dict[str, tuple[ast.AST, ...]]:
         """{name: its nodes} of the top of a file, without decorators; 'Class.test' of methods."""
-        values = _assigned(self.sources.tree(path).body)
+        values = _assigned_values(self.sources.tree(path).body)
         bodies = {name: (value,) for name, value in values.items()}
         for node in self.sources.tree(path).body:
             if isinstance(node, ast.FunctionDef):
@@ -186,16 +186,20 @@ class Definitions:
                         bodies[f'{node.name}.{statement.name}'] = (statement.args, *statement.body)
         return bodies
 
-    def _said(self, path: str, name: str) -> Said:
+    def _summarize(self, path: str, name: str) -> Said:
         return self.said_by(path, self.of(path).get(name, ()))
 
     def said_by(self, path: str, nodes: Iterable[ast.AST]) -> Said:
         """What nodes of a file say by themselves."""
         nodes = list(nodes)
         named = (
-            dotted(node) for node in within(nodes) if isinstance(node, ast.Name | ast.Attribute)
+            dotted_name(node)
+            for node in within(nodes)
+            if isinstance(node, ast.Name | ast.Attribute)
         )
-        items = (dotted(node.value) for node in within(nodes) if isinstance(node, ast.Subscript))
+        items = (
+            dotted_name(node.value) for node in within(nodes) if isinstance(node, ast.Subscript)
+        )
         counts, looked_up = collections.Counter(named), collections.Counter(items)
         whole = {origin for name in counts - looked_up for origin in self.meant(path, name)}
         used = {
@@ -242,7 +246,7 @@ class Definitions:
             rows & summary.words or goes_through(tables, summary.whole) for summary in summaries
         ) or any(in_name(row, names) for row in rows)
 
-    def is_of(
+    def is_touched(
         self, nodeid: str, parameter_texts: Iterable[str], rows: Set[str], tables: Iterable[Table]
     ) -> bool:
         """Whether a test is of one of the rows of these tables.

@@ -151,12 +151,12 @@ class Launched:
             return self.process.poll() is not None or (rows and rows[-1]['step'] >= step)
 
         wait_for(has_step, self.log)
-        assert self.process.poll() is None, self.said()
+        assert self.process.poll() is None, self.read_log()
 
     def end(self) -> int:
         return self.process.wait(MOST_SEC)
 
-    def said(self) -> str:
+    def read_log(self) -> str:
         return self.log.read_text()
 
     @property
@@ -182,8 +182,8 @@ def start(cluster, corpus, tmp_path):
 
 
 def assert_trained(launched, restarts):
-    assert launched.end() == DONE, launched.said()
-    log = launched.said()
+    assert launched.end() == DONE, launched.read_log()
+    log = launched.read_log()
     steps = sorted({row['step'] for row in read_rows(launched.workdir / 'metrics.jsonl')})
     assert steps == list(range(1, RUN['train_steps'] + 1))
     assert log.count('resuming after step') == restarts and 'done: ' in log
@@ -200,7 +200,7 @@ def test_preempted_job_resumes(start):
     launched.wait_for_step(60)
     run('scontrol', 'requeue', launched.number)
     assert_trained(launched, 1)
-    assert 'SIGTERM: saved step' in launched.said()
+    assert 'SIGTERM: saved step' in launched.read_log()
 
 
 def test_signalled_tasks_are_requeued(start):
@@ -209,7 +209,7 @@ def test_signalled_tasks_are_requeued(start):
     launched.wait_for_step(60)
     run('scancel', '--signal=TERM', launched.number)
     assert_trained(launched, 1)
-    assert 'status 143: queued again' in launched.said()
+    assert 'status 143: queued again' in launched.read_log()
 
 
 def test_lost_host_is_requeued(start):
@@ -220,8 +220,8 @@ def test_lost_host_is_requeued(start):
     )
     os.kill(max(map(int, process_ids.split())), signal.SIGKILL)
     assert_trained(launched, 1)
-    assert 'was ended by SIGKILL; all hosts end with status 42' in launched.said()
-    assert 'status 42: queued again' in launched.said()
+    assert 'was ended by SIGKILL; all hosts end with status 42' in launched.read_log()
+    assert 'status 42: queued again' in launched.read_log()
 
 
 def test_restarts_are_limited(start):
@@ -233,7 +233,7 @@ def test_restarts_are_limited(start):
             lambda step=step: list_steps(launched.workdir / 'checkpoints')[-1] >= step, 'saved'
         )
     assert launched.end() == SIGNALLED + signal.SIGTERM
-    assert launched.said().count(': queued again') == 1
+    assert launched.read_log().count(': queued again') == 1
 
 
 def test_sigterm_to_launcher_stops_job(start):
@@ -242,8 +242,8 @@ def test_sigterm_to_launcher_stops_job(start):
     number = launched.number
     launched.process.terminate()
     assert launched.end() == SIGNALLED + signal.SIGTERM
-    assert 'SIGTERM: saved step' in launched.said()
-    assert ': queued again' not in launched.said()
+    assert 'SIGTERM: saved step' in launched.read_log()
+    assert ': queued again' not in launched.read_log()
     fields = slurm.parse_fields(run(*slurm.show_command(number)))
     assert (fields['JobState'], fields['ExitCode'], fields['Restarts']) == ('FAILED', '143:0', '0')
 
@@ -256,10 +256,10 @@ def test_launcher_may_exit(start):
     launched.process.wait()
     again = start('left')
     assert_trained(again, 0)
-    assert 'is there already' in again.said()
+    assert 'is there already' in again.read_log()
 
 
 def test_bad_input_is_final(start):
     launched = start('bad', model_n_heads=3)
     assert launched.end() == BAD_INPUT
-    assert 'n_heads' in launched.said() and ': queued again' not in launched.said()
+    assert 'n_heads' in launched.read_log() and ': queued again' not in launched.read_log()

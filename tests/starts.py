@@ -129,7 +129,7 @@ class Search:
         order = self.rng.sample(sorted(self.left), min(len(self.left), 50))
         for pair in order:
             config = dict(self.all[i] for i in pair)
-            if not self._accepted(config, pair):
+            if not self._is_accepted(config, pair):
                 continue
             chosen = set(pair)
             for i in self.rng.sample(range(len(self.all)), len(self.all)):
@@ -141,7 +141,7 @@ class Search:
             return config
         return None
 
-    def _accepted(self, config: dict, pair: tuple[int, int]) -> bool:
+    def _is_accepted(self, config: dict, pair: tuple[int, int]) -> bool:
         try:
             checked_config(BASE | config)
             return True
@@ -183,7 +183,7 @@ class Search:
     def _alone(self, pairs: set[tuple[int, int]]) -> None:
         for pair in sorted(pairs & self.left):
             changes = dict(self.all[i] for i in pair)
-            if not self._accepted(changes, pair):
+            if not self._is_accepted(changes, pair):
                 continue
             self.left.discard(pair)
             if not builds(changes):

@@ -164,5 +164,5 @@ def poison_at(step: int, slot: int = 0, times: int = 1) -> Callable[[Wave], None
     return act
 
 
-def copied(workdir: Path, to: Path) -> Path:
+def copy_workdir(workdir: Path, to: Path) -> Path:
     return Path(shutil.copytree(workdir, to))

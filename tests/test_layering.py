@@ -43,18 +43,18 @@ class Trees(Mapping):
         return len(self.paths)
 
     def __getitem__(self, path):
-        return parsed(path)
+        return parse_file(path)
 
 
 @functools.cache
-def parsed(path):
+def parse_file(path):
     return ast.parse((ROOT / path).read_text())
 
 
 @functools.cache
 def nodes(path) -> tuple[ast.AST, ...]:
     """All nodes of a file: to walk a tree takes longer than to parse it."""
-    return tuple(ast.walk(parsed(path)))
+    return tuple(ast.walk(parse_file(path)))
 
 
 TREES = Trees(p.relative_to(ROOT) for p in FILES if p.is_file())
@@ -161,7 +161,7 @@ def imported_at_the_top(tree):
 
 def test_train_imports_no_table_or_figure_library():
     """Arrow and DuckDB were 0.4 s of the 1.6 s that imports took; sweeps have use for them."""
-    ours, libraries = imported_at_the_start_of('train')
+    ours, libraries = imports_at_start('train')
     assert {'jax', 'flax', 'absl'} <= libraries and {
         'lm.run.wave',
         'lm.study.train.engines',
@@ -172,12 +172,12 @@ def test_train_imports_no_table_or_figure_library():
 
 def test_suite_flags_import_no_suite_packages():
     """`python -m eval --help` has the options of all suites."""
-    ours, libraries = imported_at_the_start_of('eval.__main__')
+    ours, libraries = imports_at_start('eval.__main__')
     assert 'jax' in libraries and {'eval.suites.perplexity', 'eval.evaluation.suite_flags'} <= ours
     assert not libraries & {'altair', 'datasets', 'lm_eval', 'pyarrow', 'torch'}
 
 
-def imported_at_the_start_of(module: str) -> tuple[set[str], set[str]]:
+def imports_at_start(module: str) -> tuple[set[str], set[str]]:
     """Returns (the project's modules, other packages) that importing a module imports."""
     modules = {
         '.'.join(path.with_suffix('').parts).removesuffix('.__init__'): path for path in TREES

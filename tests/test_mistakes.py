@@ -24,7 +24,7 @@ ABSENT = {given: words for program in NOT_HERE.values() for given, words in prog
 
 
 @pytest.fixture(autouse=True)
-def flags_of_train(monkeypatch):
+def train_flags(monkeypatch):
     """No flags of programs that other tests have imported."""
     for module, module_flags in flags.FLAGS.flags_by_module_dict().items():
         for flag in module_flags if module.startswith(('eval.', 'tpu.', 'tests.')) else ():
@@ -36,7 +36,7 @@ def answer(monkeypatch, capsys):
     """answer(flags): the one line that they are refused with."""
     monkeypatch.chdir(ROOT)
 
-    def of(arguments: str) -> str:
+    def find_refusal(arguments: str) -> str:
         with pytest.raises(SystemExit) as stopped, flagsaver.flagsaver():
             parse(CONFIG, *shlex.split(arguments))
         assert stopped.value.code == BAD_INPUT
@@ -47,7 +47,7 @@ def answer(monkeypatch, capsys):
         monkeypatch.setattr(sys, 'argv', ['train.py', *arguments])
         parse_flags(sys.argv)
 
-    return of
+    return find_refusal
 
 
 def assert_works(command: str) -> None:
@@ -61,18 +61,18 @@ def assert_works(command: str) -> None:
         check(resolve(split_sweep(train.CONFIG.value)[0]))
 
 
-@pytest.mark.parametrize('given', OF_ALL)
-def test_foreign_flag_suggests_ours(given, answer):
-    message, _, command = answer(given).rpartition('Write ')
-    words = [word for word in shlex.split(given) if word.startswith('--') or '=' in word]
+@pytest.mark.parametrize('command_line', OF_ALL)
+def test_foreign_flag_suggests_ours(command_line, answer):
+    message, _, command = answer(command_line).rpartition('Write ')
+    words = [word for word in shlex.split(command_line) if word.startswith('--') or '=' in word]
     names = [word.partition('=')[0] for word in words]
-    assert command == OF_ALL[given] and all(name in message for name in names)
+    assert command == OF_ALL[command_line] and all(name in message for name in names)
     assert_works(command)
 
 
-@pytest.mark.parametrize('given', ABSENT)
-def test_absent_feature_suggests_alternative(given, answer):
-    (words, command), message = ABSENT[given], answer(given)
+@pytest.mark.parametrize('command_line', ABSENT)
+def test_absent_feature_suggests_alternative(command_line, answer):
+    (words, command), message = ABSENT[command_line], answer(command_line)
     assert words in message and 'Did you mean' not in message
     for flag in shlex.split(command):
         assert flag.partition('=')[0].removeprefix('--').removeprefix('config.') in message

@@ -63,9 +63,9 @@ def test_mutants_cover_every_fault():
 
 def test_sample_depends_on_seed():
     mutants = mutate.mutants(SOURCE)
-    some = mutate.sampled(mutants, 5, '0')
-    assert some == mutate.sampled(mutants, 5, '0') != mutate.sampled(mutants, 5, '1')
-    assert mutate.sampled(mutants, 99, '0') == mutants
+    some = mutate.sample_mutants(mutants, 5, '0')
+    assert some == mutate.sample_mutants(mutants, 5, '0') != mutate.sample_mutants(mutants, 5, '1')
+    assert mutate.sample_mutants(mutants, 99, '0') == mutants
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def quoted(lines: list[str], cell: int) -> set[str]:
     return {name for line in lines for name in re.findall('`([^`]+)`', line.split('|')[cell])}
 
 
-def unlisted(files: list[str], *titles: str) -> tuple[set[str], set[str]]:
+def find_unlisted(files: list[str], *titles: str) -> tuple[set[str], set[str]]:
     """(files that no table of the sections names, names that no file has)."""
     names = {name for title in titles for name in quoted(section(title), 1)}
     patterns = {}
@@ -121,13 +121,13 @@ class TestFiles:
     """What real runs leave is what the page lists."""
 
     def test_files_in_a_run(self, whole):
-        assert unlisted(files_in(whole), 'A run') == (set(), set())
+        assert find_unlisted(files_in(whole), 'A run') == (set(), set())
 
     def test_files_in_an_evaluated_run(self, whole, tmp_path):
         workdir = shutil.copytree(whole, tmp_path / 'run')
         targets = find_targets([str(workdir)], 'all', print)
         assert list(evaluate_all(targets, read_suites('perplexity:4', {}), False, print))
-        assert unlisted(files_in(workdir), 'A run', 'Evaluations') == (set(), set())
+        assert find_unlisted(files_in(workdir), 'A run', 'Evaluations') == (set(), set())
         (path, *_) = workdir.glob('evaluations/*/*')
         assert read_json(path).keys() | {'sha256'} == quoted(section('Evaluations'), 3)
 
@@ -142,14 +142,14 @@ class TestFiles:
         cells = ({'optim.lr': 0.01}, {'optim.lr': 0.003})
         assert train_sweep(base(corpus), cells, tmp_path) == DONE
         write_report([tmp_path])
-        assert unlisted(files_in(tmp_path), 'A sweep') == (set(), set())
+        assert find_unlisted(files_in(tmp_path), 'A sweep') == (set(), set())
 
     def test_files_in_a_bucket(self, corpus, bucket_url):
         with mirror_workdir(bucket_url) as workdir:
             assert train(tiny(corpus), workdir) == DONE
         objects = [*open_bucket(bucket_url).list()]
-        assert unlisted(objects, 'A run', 'A bucket') == (set(), {'.lock'})
+        assert find_unlisted(objects, 'A run', 'A bucket') == (set(), {'.lock'})
 
     def test_files_in_prepared_data(self, whole, corpus):
         cache = Path(corpus['data.cache_dir'])
-        assert unlisted(files_in(cache), 'Prepared data') == (set(), set())
+        assert find_unlisted(files_in(cache), 'Prepared data') == (set(), set())

@@ -9,19 +9,21 @@ ROWS, WIDTH = 16, SMALL
 ARRAY = 4 * ROWS * WIDTH  # bytes
 
 
-def moved(function, *shapes):
+def count_moved_bytes(function, *shapes):
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     return sum(move.bytes for move in moves(jax.jit(function).lower(*arguments).compile()))
 
 
 def test_each_array_counts_once():
     """The operands are more than a line of the program's text has without a comment in it."""
-    assert moved(lambda *arrays: sum(arrays), *[(ROWS, WIDTH)] * 8) == 9 * ARRAY
+    assert count_moved_bytes(lambda *arrays: sum(arrays), *[(ROWS, WIDTH)] * 8) == 9 * ARRAY
 
 
 def test_loop_iterations_move_their_rows():
     """Each row is read and written once at least, and between the three operations that there may
     be. Catches a loop that counts once, and rounds that count the whole arrays.
     """
-    bytes_moved = moved(lambda x: jax.lax.map(lambda row: jnp.sort(2 * row), x), (ROWS, WIDTH))
+    bytes_moved = count_moved_bytes(
+        lambda x: jax.lax.map(lambda row: jnp.sort(2 * row), x), (ROWS, WIDTH)
+    )
     assert 2 * ARRAY <= bytes_moved <= 8 * ARRAY < ROWS * ARRAY

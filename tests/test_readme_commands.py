@@ -210,7 +210,7 @@ def outcome(tmp_path, monkeypatch):
     processes = multiprocessing.get_context('forkserver')
     processes.set_forkserver_preload([*PRELOADED, __name__])
 
-    def of(words: list[str], code: str = '', is_lowered: bool = False) -> tuple[int, str]:
+    def run_program(words: list[str], code: str = '', is_lowered: bool = False) -> tuple[int, str]:
         log = tmp_path / 'log'
         process = processes.Process(target=run, args=(words, code, tmp_path, log, is_lowered))
         process.start()
@@ -218,7 +218,7 @@ def outcome(tmp_path, monkeypatch):
         process.kill()
         return process.exitcode, log.read_text()
 
-    return of
+    return run_program
 
 
 def test_commands_are_found():

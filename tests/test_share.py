@@ -16,7 +16,7 @@ class Item:
         return self.group and types.SimpleNamespace(args=(self.group,))
 
 
-def shared(items, share):
+def split_shares(items, share):
     """(items that are left, items that are said to be left out)."""
     out, kept_items = [], list(items)
     config = types.SimpleNamespace(
@@ -30,7 +30,7 @@ def test_shares_partition_tests_and_keep_groups():
     """Catches a share by files, which gives all rows of a test to one, and a group in parts."""
     rows = [Item(f'tests/a.py::test_rows[{i}]') for i in range(6)]
     items = [Item('tests/b.py::test_one', 'g'), *rows, Item('tests/c.py::test_two', 'g')]
-    shares = [shared(items, f'{i}/3') for i in (1, 2, 3)]
+    shares = [split_shares(items, f'{i}/3') for i in (1, 2, 3)]
     assert sorted(x.nodeid for kept_items, _ in shares for x in kept_items) == sorted(
         x.nodeid for x in items
     )

@@ -34,7 +34,7 @@ from tests.sweep_helpers import (
     before_step,
     cell_folders,
     changed,
-    copied,
+    copy_workdir,
     curves,
     statuses,
     table,
@@ -61,7 +61,7 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def alone(corpus, tmp_path_factory):
+def single_run_curves(corpus, tmp_path_factory):
     """The rows of each cell trained by itself. How runs share a device is nothing to one run."""
     folder = tmp_path_factory.mktemp('alone')
     tree = base(corpus)
@@ -71,8 +71,8 @@ def alone(corpus, tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def swept(corpus, tmp_path_factory):
-    """swept(how): the workdir of CELLS, undisturbed. Not to be written to."""
+def sweep_workdir(corpus, tmp_path_factory):
+    """Returns a function from a run axis to the workdir of CELLS, which must not be written to."""
 
     @functools.cache
     def workdir(axis):
@@ -90,37 +90,38 @@ def contents(workdir: Path) -> dict[Path, bytes]:
 
 class TestACell:
     @pytest.mark.full
-    def test_loop_cell_equals_single_run(self, swept, alone):
-        assert curves(swept('loop')) == alone
+    def test_loop_cell_equals_single_run(self, sweep_workdir, single_run_curves):
+        assert curves(sweep_workdir('loop')) == single_run_curves
 
     @pytest.mark.full
-    def test_vmap_cell_matches_single_run(self, swept, alone):
-        cell_curves = curves(swept('vmap'))
-        assert cell_curves.keys() == alone.keys()
-        for changes, rows in alone.items():
+    def test_vmap_cell_matches_single_run(self, sweep_workdir, single_run_curves):
+        cell_curves = curves(sweep_workdir('vmap'))
+        assert cell_curves.keys() == single_run_curves.keys()
+        for changes, rows in single_run_curves.items():
             assert_close(cell_curves[changes], rows)
 
     @pytest.mark.full
-    @pytest.mark.parametrize('how', MODES)
-    def test_cell_evaluates_to_recorded_loss(self, how, swept):
+    @pytest.mark.parametrize('axis', MODES)
+    def test_cell_evaluates_to_recorded_loss(self, axis, sweep_workdir):
         """Each checkpoint holds the weights of its own run: the first's, and the last's."""
-        first, *_, last = cell_folders(swept(how)).values()
+        first, *_, last = cell_folders(sweep_workdir(axis)).values()
         for folder in (first, last):
             recorded = json.loads((folder / 'summary.json').read_text())
             validation_ce = perplexity(load(folder)).numbers['validation_ce']
             assert validation_ce == pytest.approx(recorded['validation_ce'], rel=1e-6)
 
     @pytest.mark.default_rows('loop')
-    @pytest.mark.parametrize('how', MODES)
-    def test_cell_stops_at_its_last_step(self, how, swept):
+    @pytest.mark.parametrize('axis', MODES)
+    def test_cell_stops_at_its_last_step(self, axis, sweep_workdir):
         assert [
-            (record['status'], record['step'], record['ce'] > 0) for record in table(swept(how))
+            (record['status'], record['step'], record['ce'] > 0)
+            for record in table(sweep_workdir(axis))
         ] == [('done', steps, True) for steps in (8, 12, 8, 8)]
 
 
 class TestTheSameCommandAgain:
-    def test_trains_nothing(self, swept, corpus, tmp_path, monkeypatch):
-        workdir = copied(swept('loop'), tmp_path / 'again')
+    def test_trains_nothing(self, sweep_workdir, corpus, tmp_path, monkeypatch):
+        workdir = copy_workdir(sweep_workdir('loop'), tmp_path / 'again')
         before, results = contents(workdir), table(workdir)
         monkeypatch.setattr(groups, 'Program', lambda *_: pytest.fail('made a program'))
         (workdir / TABLE).unlink()
@@ -129,9 +130,9 @@ class TestTheSameCommandAgain:
         assert (workdir / TABLE).exists()
 
     def test_cells_from_other_code_are_counted_once(
-        self, swept, corpus, tmp_path, capsys, request
+        self, sweep_workdir, corpus, tmp_path, capsys, request
     ):
-        workdir = copied(swept('loop'), tmp_path / 'again')
+        workdir = copy_workdir(sweep_workdir('loop'), tmp_path / 'again')
         edited = request.getfixturevalue('edited_sources')  # from now on
         capsys.readouterr()
         assert train_sweep(base(corpus), CELLS, workdir) == DONE
@@ -142,7 +143,7 @@ class TestTheSameCommandAgain:
 
     @pytest.mark.full
     def test_resumed_cells_from_other_code_are_counted(
-        self, swept, corpus, tmp_path, monkeypatch, capsys, request
+        self, sweep_workdir, corpus, tmp_path, monkeypatch, capsys, request
     ):
         with monkeypatch.context() as patch:
             before_step(patch, fail_at(7))
@@ -154,20 +155,20 @@ class TestTheSameCommandAgain:
         assert printed.count('NOTE: runs go on that other code has begun: 2 by ') == 1
         assert printed.count('NOTE: of 2 cells that have ended, other code has trained 2 by ') == 1
         assert printed.count('other code') == 2
-        assert curves(tmp_path) == curves(swept('loop'))
+        assert curves(tmp_path) == curves(sweep_workdir('loop'))
 
     @pytest.mark.full
     def test_other_axes_train_only_new_cells(
-        self, swept, alone, corpus, tmp_path, monkeypatch
+        self, sweep_workdir, single_run_curves, corpus, tmp_path, monkeypatch
     ):
-        workdir = copied(swept('loop'), tmp_path / 'extended')
+        workdir = copy_workdir(sweep_workdir('loop'), tmp_path / 'extended')
         before, trained = contents(workdir), []
         before_step(monkeypatch, lambda wave: trained.append([s.recipe for s in wave.slots]))
         new = [{'optim.lr': 0.02}, {'optim.lr': 0.04}]
         assert train_sweep(base(corpus), [*new, CELLS[1]], workdir) == DONE
         assert trained == [[changed(base(corpus), changes) for changes in new]] * 8
         assert before.items() <= contents(workdir).items()
-        assert curves(workdir).items() > alone.items()
+        assert curves(workdir).items() > single_run_curves.items()
         groups = {record['cell']: record['group'] for record in table(workdir)}
         folders = cell_folders(workdir)
         cell_groups = [groups[folders[json.dumps(changes)].name] for changes in (*new, *CELLS)]
@@ -175,7 +176,7 @@ class TestTheSameCommandAgain:
         assert statuses(workdir) == ['done'] * 6
 
     @pytest.mark.full
-    def test_tries_failed_cells_again(self, swept, corpus, tmp_path, monkeypatch, capsys):
+    def test_tries_failed_cells_again(self, sweep_workdir, corpus, tmp_path, monkeypatch, capsys):
         """From their checkpoints, and to the results of a sweep that did not fail."""
         with monkeypatch.context() as patch:
             before_step(patch, fail_at(7))
@@ -184,8 +185,8 @@ class TestTheSameCommandAgain:
         assert statuses(tmp_path) == ['failed', 'failed', 'done', 'done']
         assert train_sweep(base(corpus), CELLS, tmp_path) == DONE
         assert capsys.readouterr().out.count('resuming after step 4') == 2
-        assert table(tmp_path) == table(swept('loop'))
-        assert curves(tmp_path) == curves(swept('loop'))
+        assert table(tmp_path) == table(sweep_workdir('loop'))
+        assert curves(tmp_path) == curves(sweep_workdir('loop'))
 
 
 def fail_at(step: int):
@@ -200,7 +201,7 @@ def fail_at(step: int):
 
 
 class TestAFailure:
-    def test_failed_group_leaves_the_others(self, swept, corpus, tmp_path, capsys):
+    def test_failed_group_leaves_the_others(self, sweep_workdir, corpus, tmp_path, capsys):
         """One group asks for more text than there is."""
         short = [{'data.epochs': 1, 'train.steps': steps} for steps in (8, 5000)]
         assert train_sweep(base(corpus), [*short, *CELLS[2:]], tmp_path) == BAD_INPUT
@@ -208,15 +209,15 @@ class TestAFailure:
         assert [record['status'] for record in records] == ['failed', 'failed', 'done', 'done']
         assert all('Set data.epochs=' in record['reason'] for record in records[:2])
         assert [record['ce'] for record in records[2:]] == [
-            record['ce'] for record in table(swept('loop'))[2:]
+            record['ce'] for record in table(sweep_workdir('loop'))[2:]
         ]
         output = capsys.readouterr().out
         assert 'FAILED: ValueError' in output and '2 of 4 done, 2 failed' in output
 
     @pytest.mark.full
-    def test_unopenable_cell_leaves_its_group(self, swept, corpus, tmp_path, capsys):
+    def test_unopenable_cell_leaves_its_group(self, sweep_workdir, corpus, tmp_path, capsys):
         """A file is where the folder of a cell has to be."""
-        name = cell_folders(swept('loop'))[json.dumps(CELLS[0])].name
+        name = cell_folders(sweep_workdir('loop'))[json.dumps(CELLS[0])].name
         (tmp_path / name).write_text('in the way')
         assert train_sweep(base(corpus), CELLS, tmp_path) == BAD_INPUT
         assert f'workdir {tmp_path / name} cannot be written' in capsys.readouterr().out
@@ -225,10 +226,10 @@ class TestAFailure:
 
     @pytest.mark.full
     def test_cell_held_by_another_process_is_skipped(
-        self, swept, corpus, tmp_path, capsys, monkeypatch
+        self, sweep_workdir, corpus, tmp_path, capsys, monkeypatch
     ):
         monkeypatch.setattr('lm.record.workdir.PATIENCE_SEC', 0.0)
-        workdir, cell = copied(swept('loop'), tmp_path / 'shared'), CELLS[0]
+        workdir, cell = copy_workdir(sweep_workdir('loop'), tmp_path / 'shared'), CELLS[0]
         folder = cell_folders(workdir)[json.dumps(cell)]
         (folder / 'summary.json').unlink()
         before = contents(workdir)
@@ -237,12 +238,12 @@ class TestAFailure:
         assert f'{folder.name} left out: another process trains in' in capsys.readouterr().out
         assert contents(workdir) == before
         assert train_sweep(base(corpus), CELLS, workdir) == DONE
-        assert table(workdir) == table(swept('loop'))
+        assert table(workdir) == table(sweep_workdir('loop'))
 
     def test_cell_ended_elsewhere_is_not_retrained(
-        self, swept, corpus, tmp_path, monkeypatch
+        self, sweep_workdir, corpus, tmp_path, monkeypatch
     ):
-        workdir, cell = copied(swept('loop'), tmp_path / 'shared'), CELLS[0]
+        workdir, cell = copy_workdir(sweep_workdir('loop'), tmp_path / 'shared'), CELLS[0]
         summary = cell_folders(workdir)[json.dumps(cell)] / 'summary.json'
         text = summary.read_text()
         summary.unlink()
@@ -253,7 +254,7 @@ class TestAFailure:
         monkeypatch.setattr(groups, 'Program', lambda *setting: programs.append(setting))
         threading.Timer(1.0, held.close).start()
         assert train_sweep(base(corpus), CELLS, workdir) == DONE and not programs
-        assert table(workdir) == table(swept('loop'))
+        assert table(workdir) == table(sweep_workdir('loop'))
 
 
 class TestRefused:
@@ -263,18 +264,18 @@ class TestRefused:
         with pytest.raises(ValueError, match='holds a single run; give another --workdir'):
             train_sweep(tree, {'optim.lr': (0.1, 0.2)}, tmp_path)
 
-    def test_sweep_workdir_for_single_run(self, swept, corpus):
+    def test_sweep_workdir_for_single_run(self, sweep_workdir, corpus):
         with pytest.raises(ValueError, match='holds a sweep; give another --workdir'):
-            train.train(changed(base(corpus), {}), swept('loop'))
+            train.train(changed(base(corpus), {}), sweep_workdir('loop'))
 
-    def test_another_base_config_with_the_fields_that_differ(self, swept, corpus):
+    def test_another_base_config_with_the_fields_that_differ(self, sweep_workdir, corpus):
         other_base = base(corpus, optim_weight_decay=0.2, data_batch_size=16)
-        before = contents(swept('loop'))
+        before = contents(sweep_workdir('loop'))
         with pytest.raises(ValueError, match=r'optim\.weight_decay: 0\.1 -> 0\.2') as error:
-            train_sweep(other_base, {'optim.lr': (0.1, 0.2)}, swept('loop'))
+            train_sweep(other_base, {'optim.lr': (0.1, 0.2)}, sweep_workdir('loop'))
         assert 'data.batch_size: 8 -> 16' in str(error.value)
         assert 'model.' not in str(error.value) and '--continue_changed' in str(error.value)
-        assert contents(swept('loop')) == before
+        assert contents(sweep_workdir('loop')) == before
 
     def test_unknown_engine_with_the_nearest(self, corpus, tmp_path):
         with pytest.raises(ValueError, match=r"--engine must be one of .*Did you mean 'local'"):
@@ -305,9 +306,7 @@ class TestRefused:
 
 
 @pytest.mark.full
-def test_sigterm_saves_all_runs_for_resuming(
-    swept, corpus, tmp_path, monkeypatch, capsys
-):
+def test_sigterm_saves_all_runs_for_resuming(sweep_workdir, corpus, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         before_step(patch, terminate_at(7))
         assert train_sweep(base(corpus), CELLS, tmp_path) == SIGNALLED + signal.SIGTERM
@@ -319,8 +318,8 @@ def test_sigterm_saves_all_runs_for_resuming(
     assert statuses(tmp_path) == ['stopped', 'stopped', 'waiting', 'waiting']
     assert train_sweep(base(corpus), CELLS, tmp_path) == DONE
     assert capsys.readouterr().out.count('resuming after step 7') == 2
-    assert table(tmp_path) == table(swept('loop'))
-    assert curves(tmp_path) == curves(swept('loop'))
+    assert table(tmp_path) == table(sweep_workdir('loop'))
+    assert curves(tmp_path) == curves(sweep_workdir('loop'))
 
 
 def test_bad_input_gives_one_line(corpus, tmp_path):

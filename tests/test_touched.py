@@ -95,7 +95,7 @@ EVERY = {path[11:-3] for path in INVENTED if path.startswith('tests/test_')}
 
 
 @pytest.fixture(scope='module')
-def invented(tmp_path_factory):
+def invented_project(tmp_path_factory):
     root = tmp_path_factory.mktemp('invented')
     for path, text in INVENTED.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -104,8 +104,8 @@ def invented(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def selector(invented):
-    return touched.Selector(invented, INVENTED)
+def selector(invented_project):
+    return touched.Selector(invented_project, INVENTED)
 
 
 def short(paths):
@@ -182,7 +182,7 @@ def test_files_touched_by_the_rows_of_a_table(selector, file, rows, whole, named
     ],
 )
 def test_tests_named_for_a_file(selector, file, tests):
-    assert [short([test]).pop() for test in selector.nearest.tests_of(file)] == tests
+    assert [short([test]).pop() for test in selector.nearest.rank_tests(file)] == tests
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_tests_named_for_a_file(selector, file, tests):
 )
 def test_single_tests_touched_by_a_row(selector, test, parameters, expected):
     tables = selector.touched_by('modules/norms/batch.py').tables
-    is_touched = selector.definitions.is_of(
+    is_touched = selector.definitions.is_touched(
         f'tests/test_{test}', parameters, {'batch', 'ghost'}, tables
     )
     assert is_touched == expected
@@ -246,7 +246,7 @@ def test_changes_include_untracked_files(tmp_path):
 
 
 @pytest.fixture
-def commands(invented, monkeypatch):
+def commands(invented_project, monkeypatch):
     """The commands of pytest that `main` starts, in place of which `statuses` come."""
     begun, statuses, real = [], [], subprocess.run
 
@@ -257,9 +257,9 @@ def commands(invented, monkeypatch):
         begun.append((ids, command[command.index('-m', 4) + 1], command[6:]))
         return SimpleNamespace(returncode=statuses.pop(0))
 
-    if not (invented / '.git').exists():
-        commit_all(invented)
-    monkeypatch.setattr(touched, 'ROOT', invented)
+    if not (invented_project / '.git').exists():
+        commit_all(invented_project)
+    monkeypatch.setattr(touched, 'ROOT', invented_project)
     monkeypatch.setattr(touched.subprocess, 'run', run)
     yield SimpleNamespace(begun=begun, statuses=statuses)
     gc.enable()
@@ -298,12 +298,12 @@ def test_no_test_is_touched(commands, capsys):
 @pytest.fixture(scope='module')
 def project():
     gc.disable()
-    yield touched.Selector(ROOT, touched.files_of(ROOT))
+    yield touched.Selector(ROOT, touched.list_files(ROOT))
     gc.enable()
 
 
 def test_every_product_file_has_tests(project):
-    nearest = {file: project.nearest.tests_of(file) for file in project.nearest.product}
+    nearest = {file: project.nearest.rank_tests(file) for file in project.nearest.product}
     assert [file for file, tests in nearest.items() if not tests] == []
     assert nearest['lm/run/wave.py'] == ['tests/lm/run/test_wave.py']
     assert nearest['modules/norms/batchnorm.py'][0] == 'tests/modules/test_norms.py'  # by its table
@@ -315,7 +315,7 @@ def test_file_touches_its_first_test(project):
     """The others may be of a table, and of other rows."""
     missed = {}
     for file in sorted(project.nearest.product):
-        touched_tests, first = project.touched_by(file), project.nearest.tests_of(file)[0]
+        touched_tests, first = project.touched_by(file), project.nearest.rank_tests(file)[0]
         if first not in touched_tests.files | touched_tests.named:
             missed[file] = first
     assert not missed
@@ -345,21 +345,21 @@ def test_tables_match_runtime(project):
     ids = {id(choice.table) for choice in CHOICES.values()}
     by_id = {}
     for table in project.tables.all:
-        table_object = getattr(importlib.import_module(module_of(table.file)), table.name)
+        table_object = getattr(importlib.import_module(module_name(table.file)), table.name)
         by_id[id(table_object)] = table
         assert table_object.keys() == table.rows.keys()
         for name, row in table_object.items():
-            files = {path_of(held.__module__) for held in held_by(row)}
+            files = {module_path(held.__module__) for held in held_by(row)}
             of_all = {table.file, 'modules/facts.py'}  # which has the rule of a row without one
             assert files & set(project.sources.paths) <= table.rows[name] | of_all, name
     assert by_id.keys() == ids
 
 
-def module_of(path):
+def module_name(path):
     return path.removesuffix('.py').removesuffix('/__init__').replace('/', '.')
 
 
-def path_of(module):
+def module_path(module):
     path = module.replace('.', '/')
     return f'{path}/__init__.py' if (ROOT / path).is_dir() else f'{path}.py'
 

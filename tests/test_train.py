@@ -100,9 +100,7 @@ class TestDivergence:
         assert not {'6', '7', '8'} & saved
 
     @pytest.mark.full
-    def test_rollback_skips_batches(
-        self, whole, corpus, tmp_path, monkeypatch, capsys
-    ):
+    def test_rollback_skips_batches(self, whole, corpus, tmp_path, monkeypatch, capsys):
         before_step(monkeypatch, poison_at(6))
         assert train(tiny(corpus, train_on_divergence='rollback'), tmp_path) == DONE
         assert 'back to step 4' in capsys.readouterr().out
@@ -167,9 +165,7 @@ def test_repeated_epochs_are_reported(whole, corpus, tmp_path, capsys):
 
 
 @pytest.mark.full
-def test_state_size_and_long_warmup_are_reported(
-    corpus, tmp_path, capsys
-):
+def test_state_size_and_long_warmup_are_reported(corpus, tmp_path, capsys):
     assert train(tiny(corpus, train_steps=3), tmp_path) == DONE
     printed = capsys.readouterr().out
     assert 'needs more than 5 steps and the run has 3: warmup_steps=5' in printed

@@ -32,7 +32,7 @@ from train import DONE, SIGNALLED, train, train_sweep
 pytestmark = [pytest.mark.xdist_group('buckets'), pytest.mark.usefixtures('programs_once')]
 
 
-def checkpoints_of(url: str) -> set[int]:
+def list_checkpoints(url: str) -> set[int]:
     """Returns the steps of the checkpoints that are whole."""
     bucket = open_bucket(url)
     return {
@@ -117,7 +117,7 @@ def test_killed_run_resumes_on_another_machine(whole, corpus, bucket_url, elsewh
     killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert 'checkpoints/8/meta/metadata' in open_bucket(bucket_url).list()
-    assert checkpoints_of(bucket_url) == {4}
+    assert list_checkpoints(bucket_url) == {4}
     elsewhere()
     lines = []
     with mirror_workdir(bucket_url, lines.append) as workdir:
@@ -125,7 +125,7 @@ def test_killed_run_resumes_on_another_machine(whole, corpus, bucket_url, elsewh
         assert [path.name for path in (workdir / 'checkpoints').iterdir()] == ['4']
         assert train(tiny(corpus), workdir) == DONE
         assert timeless(workdir) == timeless(whole)
-    assert checkpoints_of(bucket_url) == {8, 12}
+    assert list_checkpoints(bucket_url) == {8, 12}
 
 
 @pytest.mark.full
@@ -151,7 +151,7 @@ def test_command_with_bucket_and_refusal(whole, corpus, bucket_url, monkeypatch,
     process.terminate()
     code, output = finished(process)
     assert code == SIGNALLED + signal.SIGTERM and f'{bucket_url} holds all of it' in output
-    (step,) = checkpoints_of(bucket_url)
+    (step,) = list_checkpoints(bucket_url)
     with mirror_workdir(bucket_url) as workdir:
         assert timeless(workdir)[-1]['step'] == step
 
@@ -163,7 +163,7 @@ def test_sweep_resumes_on_another_machine(corpus, bucket_url, elsewhere, tmp_pat
     with pytest.MonkeyPatch.context() as patch:
         before_step(patch, terminate_at(6))
         assert train_sweep(base(corpus), sweep, bucket_url) == SIGNALLED + signal.SIGTERM
-    assert len(checkpoints_of_cells(bucket_url)) == 2
+    assert len(list_cell_checkpoints(bucket_url)) == 2
     elsewhere()
     assert train_sweep(base(corpus), sweep, bucket_url) == DONE
     assert curves(fetch_records(bucket_url)) == curves(tmp_path / 'disk')
@@ -177,11 +177,11 @@ def test_sweep_resumes_on_another_machine(corpus, bucket_url, elsewhere, tmp_pat
         load(bucket_url)
     with pytest.raises(ValueError, match=f'{bucket_url} holds a sweep; give another --workdir'):
         train_there(tiny(corpus), bucket_url)
-    (cell, *_) = {name.split('/')[0] for name in checkpoints_of_cells(bucket_url)}
+    (cell, *_) = {name.split('/')[0] for name in list_cell_checkpoints(bucket_url)}
     assert load(f'{bucket_url}/{cell}').step == 8
 
 
-def checkpoints_of_cells(url: str) -> list[str]:
+def list_cell_checkpoints(url: str) -> list[str]:
     """The newest of each."""
     bucket = open_bucket(url)
     folders = sorted(complete_folders.list_complete_folders(bucket, bucket.list()))
@@ -229,14 +229,12 @@ def test_lost_bucket_stops_the_run_without_loss(
         assert train(tiny(corpus), workdir) == DONE
         assert timeless(workdir) == timeless(whole)
     assert 'resuming after step ' in capsys.readouterr().out
-    assert checkpoints_of(bucket_url) == {8, 12}
+    assert list_checkpoints(bucket_url) == {8, 12}
     line.cut()
 
 
 @pytest.mark.full
-def test_lost_lease_ends_the_process(
-    corpus, bucket_url, monkeypatch, tmp_path, capsys
-):
+def test_lost_lease_ends_the_process(corpus, bucket_url, monkeypatch, tmp_path, capsys):
     bucket, replaced, after = open_bucket(bucket_url), {}, {}
     wait = until_stopped(6)
 

@@ -40,14 +40,15 @@ def test_finished_run_has_nothing_left_to_do(whole, corpus, capsys):
 def test_finished_run_reports_other_code(whole, corpus, capsys, edited_sources):
     assert train(tiny(corpus), whole) == DONE
     (recorded_code,) = read_json(whole / 'summary.json')['code']
-    words = f'NOTE: other code has trained this run: {describe_code(recorded_code)}; this is {edited_sources}. '
+    words = (
+        f'NOTE: other code has trained this run: {describe_code(recorded_code)}; '
+        f'this is {edited_sources}. '
+    )
     assert words in said(capsys)
     assert edited_sources == 'commit dddddddd with uncommitted changes (sources eeeeeeee)'
 
 
-def test_resumed_run_records_both_codes(
-    whole, corpus, tmp_path, capsys, request
-):
+def test_resumed_run_records_both_codes(whole, corpus, tmp_path, capsys, request):
     stop_after(6, tiny(corpus), tmp_path)
     began = running_code()
     edited = request.getfixturevalue('edited_sources')
@@ -65,7 +66,7 @@ def test_resumed_run_records_both_codes(
 
 def test_old_run_reports_another_commit(whole, corpus, tmp_path, capsys):
     """Its checkpoints and its summary do not say which sources it had."""
-    workdir = sweep_helpers.copied(whole, tmp_path / 'run')
+    workdir = sweep_helpers.copy_workdir(whole, tmp_path / 'run')
     summary = read_json(workdir / 'summary.json')
     restore = Checkpoints.restore
 
@@ -145,9 +146,7 @@ def stop_after(step: int, config: Config, workdir: Path) -> None:
         assert train(config, workdir) == SIGNALLED + signal.SIGTERM
 
 
-def test_sigterm_saves_between_checkpoints(
-    whole, corpus, tmp_path, capsys
-):
+def test_sigterm_saves_between_checkpoints(whole, corpus, tmp_path, capsys):
     stop_after(6, tiny(corpus), tmp_path)
     assert 'SIGTERM: saved step 6' in capsys.readouterr().out
     assert json.loads((tmp_path / 'summary.json').read_text())['status'] == 'stopped'
@@ -211,9 +210,7 @@ def test_unfinished_checkpoint_is_ignored(whole, corpus, tmp_path, capsys):
 
 
 @pytest.mark.full
-def test_unreadable_run_is_overwritten_only_on_request(
-    whole, corpus, tmp_path
-):
+def test_unreadable_run_is_overwritten_only_on_request(whole, corpus, tmp_path):
     stop_after(4, tiny(corpus), tmp_path)
     recorded = (tmp_path / 'metrics.jsonl').read_bytes()
     os.truncate(tmp_path / 'checkpoints' / '4' / 'meta' / 'metadata', 3)
@@ -285,7 +282,7 @@ def test_failed_start_leaves_folder_usable(corpus, tmp_path):
 
 
 def test_finished_run_without_checkpoints_is_not_retrained(whole, corpus, tmp_path):
-    workdir = sweep_helpers.copied(whole, tmp_path / 'run')
+    workdir = sweep_helpers.copy_workdir(whole, tmp_path / 'run')
     shutil.rmtree(workdir / 'checkpoints')
     with pytest.raises(CheckpointsLost, match=r'trained to step 12, .*/checkpoints holds none'):
         train(tiny(corpus), workdir)
@@ -293,7 +290,7 @@ def test_finished_run_without_checkpoints_is_not_retrained(whole, corpus, tmp_pa
 
 
 def test_load_uses_newest_readable_checkpoint(whole, tmp_path):
-    workdir, lines = sweep_helpers.copied(whole, tmp_path / 'run'), []
+    workdir, lines = sweep_helpers.copy_workdir(whole, tmp_path / 'run'), []
     (workdir / 'checkpoints' / '12' / 'weights' / 'manifest.ocdbt').unlink()
     assert load(workdir, lines.append).step == 8
     assert len(lines) == 1 and 'checkpoints/12 cannot be read' in lines[0]

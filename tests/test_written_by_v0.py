@@ -42,17 +42,19 @@ SWEPT = {'optim.lr': (1e-3, 3e-3), 'train.seed': (0, 1), 'model.norm': ('rmsnorm
 
 
 @pytest.fixture
-def copied(tmp_path, monkeypatch):
-    """copied(name): the path of a copy, to be changed at will; prepared text lies beside it."""
+def copy_fixture(tmp_path, monkeypatch):
+    """Returns a function that copies a folder for the test to change; prepared text lies beside the
+    copy.
+    """
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
     return lambda name: shutil.copytree(V0 / name, tmp_path / name)
 
 
 @pytest.mark.default_rows('run')
 @pytest.mark.parametrize('name', RUNS)
-def test_checkpoint_computes_equal_outputs(name, copied):
+def test_checkpoint_computes_equal_outputs(name, copy_fixture):
     """Catches an option that is lost, or read by another part, on the way to the present form."""
-    expected, checkpoint = EXPECTED[name], load(copied(name))
+    expected, checkpoint = EXPECTED[name], load(copy_fixture(name))
     assert checkpoint.step == expected['step']
     logits = checkpoint.model.apply(checkpoint.variables, np.array(expected['tokens']))
     logits = np.asarray(logits, np.float64).reshape(-1, logits.shape[-1])
@@ -61,15 +63,15 @@ def test_checkpoint_computes_equal_outputs(name, copied):
     np.testing.assert_allclose(np.abs(logits).sum(), expected['sum_abs_logits'], RTOL)
 
 
-def test_checkpoint_evaluates_to_equal_numbers(copied):
-    numbers = perplexity(load(copied('run'))).numbers
+def test_checkpoint_evaluates_to_equal_numbers(copy_fixture):
+    numbers = perplexity(load(copy_fixture('run'))).numbers
     assert numbers == pytest.approx(EXPECTED['run']['perplexity'], rel=RTOL)
 
 
 @pytest.mark.full
-def test_run_resumes_to_expected_rows(copied):
+def test_run_resumes_to_expected_rows(copy_fixture):
     """Catches moments, counters or a schedule that start anew, and a config said to differ."""
-    folder = copied('run')
+    folder = copy_fixture('run')
     assert train(Run(folder).read_recipe(), folder) == DONE
     rows = list(read_rows(folder / FILE))
     expected = EXPECTED['run']['metrics']
@@ -84,9 +86,9 @@ def test_run_resumes_to_expected_rows(copied):
 
 
 @pytest.mark.full
-def test_sweep_resumes(copied):
+def test_sweep_resumes(copy_fixture):
     """The cells that were done stay as they are, under their names; the others are trained."""
-    folder, raw = copied('sweep'), default.get_config()
+    folder, raw = copy_fixture('sweep'), default.get_config()
     raw.update_from_flattened_dict(TINY)
     before = {path: path.read_bytes() for path in folder.glob('*/*') if path.is_file()}
     done = {record['cell']: record for record in gather(folder) if record['status'] == 'done'}

@@ -81,7 +81,7 @@ class Selector:
             is_read = files or reached > {file}
             return Touched(files, by_imports if is_read else 'nothing reads it or names it')
         names = frozenset(self.tables.with_users(rows))
-        candidates = (self.dependencies.reached([file]) & self.tests) - files
+        candidates = (self.dependencies.follow([file]) & self.tests) - files
         named = frozenset(
             path for path in candidates if self.definitions.may_name(path, set(names), tables)
         )
@@ -98,7 +98,7 @@ class Selector:
         starts, rows, size = {file}, {}, -1
         while size < len(starts):
             size = len(starts)
-            reached = self.dependencies.reached(starts, through)
+            reached = self.dependencies.follow(starts, through)
             for table in self.tables.all:
                 pairs = {path for path in reached if (table.file, path) in through}
                 touched_rows = {row for row, files in table.rows.items() if pairs & files}
@@ -154,7 +154,7 @@ def changed(root: Path, commit: str) -> list[str]:
     return sorted({*differ, *git(root, 'ls-files', '--others', '--exclude-standard')})
 
 
-def files_of(root: Path) -> list[str]:
+def list_files(root: Path) -> list[str]:
     """All files of the project but those that git is to ignore."""
     return git(root, 'ls-files', '--cached', '--others', '--exclude-standard')
 
@@ -181,7 +181,7 @@ class Collector:
             self.items.append(Item(item.nodeid, tuple(parameters), is_full))
 
 
-def collected(files: Iterable[str]) -> list[Item]:
+def collect_tests(files: Iterable[str]) -> list[Item]:
     """The tests in some files; SystemExit with what pytest says where it cannot read one."""
     if not files:
         return []
@@ -211,10 +211,10 @@ class Selection:
         looked_at = frozenset().union(*(touch.named for touch in touched)) - files
         selected = {
             item.nodeid: item
-            for item in collected(looked_at)
+            for item in collect_tests(looked_at)
             for touch in touched
             if item.nodeid.split('::')[0] in touch.named
-            and definitions.is_of(item.nodeid, item.texts, touch.rows, touch.tables)
+            and definitions.is_touched(item.nodeid, item.texts, touch.rows, touch.tables)
         }
         return cls(files, tuple(selected.values()))
 
@@ -235,7 +235,7 @@ class Selection:
 
     def counts(self) -> dict[str, int]:
         """{tier: how many tests}; all files are collected for it."""
-        items = [*self.tests, *collected(self.files)]
+        items = [*self.tests, *collect_tests(self.files)]
         full = sum(item.is_full for item in items)
         return {'default': len(items) - full, 'full': full}
 
@@ -274,13 +274,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     gc.disable()  # to look for garbage among the trees of all files takes as long as to make them
     files = options.of or options.files or changed(ROOT, options.commit)
-    tracked = files_of(ROOT)
+    tracked = list_files(ROOT)
     if (options.of or options.files) and (unknown := sorted(set(files) - set(tracked))):
         raise SystemExit(f'no file of the project: {", ".join(unknown)}; paths are from its root')
     selector = Selector(ROOT, [*tracked, *files])
     if options.of:
         for file in files:
-            print(f'{file}:', *selector.nearest.tests_of(file) or ['no test uses it'])
+            print(f'{file}:', *selector.nearest.rank_tests(file) or ['no test uses it'])
         return 0
     touched = {file: selector.touched_by(file) for file in files}
     for file, touch in touched.items():

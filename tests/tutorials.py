@@ -95,7 +95,7 @@ def change(folder: Path, language: str, code: str) -> None:
         (folder / path).write_text(add_lines((folder / path).read_text(), lines.splitlines()))
 
 
-def shown(printed: str, pattern: str | None) -> str:
+def select_lines(printed: str, pattern: str | None) -> str:
     """Leaves of what was printed the lines that a pattern finds, with ... for others."""
     if pattern is None:
         return printed
@@ -132,7 +132,7 @@ def carry_out(page: str, folder: Path, small: bool = False) -> str:
         else:
             printed = python(code, names)
         if block and printed:
-            text = shown(printed.rstrip('\n') + '\n', block['shows'])
+            text = select_lines(printed.rstrip('\n') + '\n', block['shows'])
             assert small or text.strip('.\n'), f'{block["shows"]} finds no line of\n{printed}'
             parts += [page[at : block.start('text')], text]
             at = block.end('text')

@@ -49,9 +49,7 @@ def test_help_lists_flags_without_importing_jax():
     ('is_there', 'chosen', 'expected'),
     [(False, None, 'cpu'), (False, 'tpu', None), (True, None, None)],
 )
-def test_choose_platform_with_jax_imported(
-    monkeypatch, is_there, chosen, expected
-):
+def test_choose_platform_with_jax_imported(monkeypatch, is_there, chosen, expected):
     """A notebook has it. Catches a choice of the user, or a device, that is passed over."""
     updates, environment = [], {}
     config = SimpleNamespace(jax_platforms=chosen, update=lambda *pair: updates.append(pair))
@@ -92,9 +90,7 @@ def test_unusable_gpu_is_reported_with_extra(monkeypatch, installed, chosen, mes
         ('', '', 'tpu,cpu', 'bfloat16'),
     ],
 )
-def test_default_dtype_suits_device(
-    monkeypatch, files, installed, chosen, expected
-):
+def test_default_dtype_suits_device(monkeypatch, files, installed, chosen, expected):
     monkeypatch.setattr(
         before_jax.glob, 'glob', lambda pattern: [pattern] if pattern == files else []
     )

@@ -33,99 +33,99 @@ DEFAULT = f'--config={ROOT}/configs/default.py'
 VALUES = {int: 7, float: 0.25, bool: True, str: 'word'}
 
 
-def kind_of(path: str) -> type:
+def value_kind(path: str) -> type:
     (kind,) = set(FIELDS[path].types) - {types.NoneType}
     return kind
 
 
 @pytest.fixture
-def parsed(monkeypatch):
-    """parsed(flag, ...): the config that train.py has from these flags."""
+def parse_config(monkeypatch):
+    """Returns a function from flags to the config that train.py parses."""
 
-    def of(*arguments: str) -> ConfigDict:
+    def parse(*arguments: str) -> ConfigDict:
         argv = ['train.py', *arguments]
         monkeypatch.setattr('sys.argv', argv)
         parse_flags(argv)
         return train.CONFIG.value
 
     with flagsaver.flagsaver():
-        yield of
+        yield parse
 
 
 @pytest.fixture
-def refused(parsed, capsys):
-    """refused(flag, ...): the one line that train.py answers them with."""
+def refusal(parse_config, capsys):
+    """Returns a function from flags to the one line with which train.py refuses them."""
 
-    def of(*arguments: str) -> str:
+    def find_refusal(*arguments: str) -> str:
         with pytest.raises(SystemExit) as stopped:
-            resolve(parsed(*arguments))
+            resolve(parse_config(*arguments))
         assert stopped.value.code == BAD_INPUT
         (line,) = capsys.readouterr().err.splitlines()
         return line.removeprefix('error: ')
 
-    return of
+    return find_refusal
 
 
 @pytest.fixture
 def file(tmp_path):
     """file(line, ...): the flag of a file that changes the default config by these lines."""
 
-    def of(*lines: str) -> str:
+    def write_config_file(*lines: str) -> str:
         body = ['def get_config():', 'config = default.get_config()', *lines, 'return config']
         path = tmp_path / 'mine.py'
         path.write_text('from configs import default\n\n\n' + '\n    '.join(body) + '\n')
         return f'--config={path}'
 
-    return of
+    return write_config_file
 
 
-def test_flags_set_every_field(parsed):
+def test_flags_set_every_field(parse_config):
     """With the field's own type, also where the file leaves it as published."""
-    config = parsed(DEFAULT, *(f'--config.{p}={VALUES[kind_of(p)]}' for p in FIELDS))
+    config = parse_config(DEFAULT, *(f'--config.{p}={VALUES[value_kind(p)]}' for p in FIELDS))
     for path in FIELDS:
         section, name = path.split('.')
         value = config[section][name]
-        assert (type(value), value) == (kind_of(path), VALUES[kind_of(path)]), path
+        assert (type(value), value) == (value_kind(path), VALUES[value_kind(path)]), path
 
 
-def test_file_sets_every_field(parsed, file):
-    config = parsed(file(*(f'config.{p} = {VALUES[kind_of(p)]!r}' for p in FIELDS)))
+def test_file_sets_every_field(parse_config, file):
+    config = parse_config(file(*(f'config.{p} = {VALUES[value_kind(p)]!r}' for p in FIELDS)))
     for path in FIELDS:
         section, name = path.split('.')
         value = config[section][name]
-        assert (type(value), value) == (kind_of(path), VALUES[kind_of(path)]), path
+        assert (type(value), value) == (value_kind(path), VALUES[value_kind(path)]), path
 
 
-def test_unset_options_are_none(parsed):
-    config = parsed(DEFAULT)
+def test_unset_options_are_none(parse_config):
+    config = parse_config(DEFAULT)
     assert config.norm.groups is config.optim.others_lr is config.sweep is None
     assert config.optim.warmup_steps == 100
 
 
-def test_find_set_fields_by_flag_and_file(parsed, file):
+def test_find_set_fields_by_flag_and_file(parse_config, file):
     """And what is overridden is what has another value then."""
     mine = file('config.model.d_model = 8', 'config.model.n_layers = 3', "config.sweep = {'a': 1}")
-    config = parsed(mine, '--config.optim.lr=0.25', '--config.model.d_ff=1024').to_dict()
+    config = parse_config(mine, '--config.optim.lr=0.25', '--config.model.d_ff=1024').to_dict()
     assert find_overrides(config) == {'model.d_model': 8, 'optim.lr': 0.25}
     assert find_set_fields(config) == {'model.d_model', 'optim.lr', 'model.d_ff'}
 
 
-def test_flag_has_type_of_field(parsed, file):
+def test_flag_has_type_of_field(parse_config, file):
     """Which may be a whole number, or none."""
     mine = file('config.optim.b2 = 1', 'config.scaling.embedding_std = None')
-    config = parsed(mine, '--config.optim.b2=0.5', '--config.scaling.embedding_std=0.25')
+    config = parse_config(mine, '--config.optim.b2=0.5', '--config.scaling.embedding_std=0.25')
     assert (config.optim.b2, config.scaling.embedding_std) == (0.5, 0.25)
-    assert type(parsed(mine).optim.b2) is float
+    assert type(parse_config(mine).optim.b2) is float
 
 
-def test_switch_needs_no_value(parsed):
-    config = parsed(DEFAULT, '--config.norm.scale', '--noconfig.model.embedding_scale')
+def test_switch_needs_no_value(parse_config):
+    config = parse_config(DEFAULT, '--config.norm.scale', '--noconfig.model.embedding_scale')
     assert config.norm.scale is True and config.model.embedding_scale is False
 
 
-def test_field_reference_is_kept(parsed, file):
+def test_field_reference_is_kept(parse_config, file):
     mine = file("config.model.d_ff = 4 * config.model.get_ref('d_model')")
-    assert parsed(mine, '--config.model.d_model=32').model.d_ff == 128
+    assert parse_config(mine, '--config.model.d_model=32').model.d_ff == 128
 
 
 def test_empty_config_gets_all_fields():
@@ -140,14 +140,14 @@ def test_empty_config_gets_all_fields():
 @pytest.mark.parametrize(
     ('path', 'text'), [('norm.groups', '1.5'), ('optim.b2', '(0.9,0.99)'), ('norm.groups', 'None')]
 )
-def test_flag_with_wrong_type_is_refused(path, text, refused):
+def test_flag_with_wrong_type_is_refused(path, text, refusal):
     expected = flag_type_error(path, text, FIELDS[path].types)
-    assert refused(DEFAULT, f'--config.{path}={text}') == expected
+    assert refusal(DEFAULT, f'--config.{path}={text}') == expected
 
 
-def test_unknown_flag_suggests_nearest_field(refused):
+def test_unknown_flag_suggests_nearest_field(refusal):
     message = "the config has no field norm.group. Did you mean 'norm.groups'?"
-    assert refused(DEFAULT, '--config.norm.group=4') == message
+    assert refusal(DEFAULT, '--config.norm.group=4') == message
 
 
 @pytest.mark.parametrize(
@@ -171,14 +171,14 @@ def test_unknown_flag_suggests_nearest_field(refused):
         ),
     ],
 )
-def test_unknown_field_in_file_is_refused_with_line(line, message, refused, file):
-    answer = refused(file('config.train.steps = 3', line))
+def test_unknown_field_in_file_is_refused_with_line(line, message, refusal, file):
+    answer = refusal(file('config.train.steps = 3', line))
     assert message in answer and '/mine.py:7: ' in answer
 
 
-def test_wrong_type_in_file_is_refused_on_resolve(parsed, file):
+def test_wrong_type_in_file_is_refused_on_resolve(parse_config, file):
     with pytest.raises(ValueError, match=r"norm\.groups must be int or None; got 'a' of type str"):
-        resolve(parsed(file("config.norm.groups = 'a'")))
+        resolve(parse_config(file("config.norm.groups = 'a'")))
 
 
 @pytest.mark.parametrize(
@@ -188,38 +188,38 @@ def test_wrong_type_in_file_is_refused_on_resolve(parsed, file):
         ('def get_config(): pass', 'returns nothing'),
     ],
 )
-def test_file_without_config_is_refused_with_advice(
-    text, message, refused, tmp_path, monkeypatch
-):
+def test_file_without_config_is_refused_with_advice(text, message, refusal, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, 'config_config', raising=False)  # the file of another test
     (tmp_path / 'mine.py').write_text(text)
     for overrides in ((), ('--config.optim.lr=1',)):
-        answer = refused(f'--config={tmp_path}/mine.py', *overrides)
+        answer = refusal(f'--config={tmp_path}/mine.py', *overrides)
         assert message in answer and 'has def get_config(): ... return config' in answer
 
 
-def test_other_file_errors_keep_traceback(parsed, file):
+def test_other_file_errors_keep_traceback(parse_config, file):
     with pytest.raises(AttributeError, match='no_such'):
-        parsed(file('flag = "".no_such'))
+        parse_config(file('flag = "".no_such'))
 
 
 @pytest.mark.parametrize('sweep_flags', [(), ("--config.sweep={'optim.lr': (0.1, 0.2)}",)])
 def test_program_reports_overrides_and_checkpoint_fields(
-    sweep_flags, parsed, tmp_path, monkeypatch
+    sweep_flags, parse_config, tmp_path, monkeypatch
 ):
     """A run and a sweep are of the config that it says."""
     (tmp_path / 'RUN' / 'checkpoints' / '4').mkdir(parents=True)
     write_config(tmp_path / 'RUN', tiny_config({'model.d_ff': 48}))
     monkeypatch.chdir(tmp_path)
     started = []
-    monkeypatch.setattr(train, 'train', lambda *given, **how: started.append(given))
+    monkeypatch.setattr(train, 'train', lambda *arguments, **options: started.append(arguments))
     monkeypatch.setattr(
-        train, 'train_sweep', lambda base, *given, **how: started.append((resolve(base), *given))
+        train,
+        'train_sweep',
+        lambda base, *arguments, **options: started.append((resolve(base), *arguments)),
     )
-    parsed(DEFAULT, '--config.train.init_from=RUN', '--config.model.n_heads=2', *sweep_flags)
+    parse_config(DEFAULT, '--config.train.init_from=RUN', '--config.model.n_heads=2', *sweep_flags)
     train.main()
-    ((recipe, *_, (given, followed)),) = started
-    assert given == 'not as in configs/default.py: model.n_heads=2, train.init_from=RUN'
+    ((recipe, *_, (overrides, followed)),) = started
+    assert overrides == 'not as in configs/default.py: model.n_heads=2, train.init_from=RUN'
     assert followed.startswith('from RUN: model.d_model=16, ') and 'n_heads' not in followed
     assert 'model.d_ff=48' in followed and recipe.model.d_ff == 48
 
@@ -237,19 +237,19 @@ def at_home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_tilde_is_expanded(parsed, at_home):
+def test_tilde_is_expanded(parse_config, at_home):
     """Bash leaves it behind '='."""
     (at_home / 'mine.py').write_text((ROOT / 'configs' / 'default.py').read_text())
-    config = parsed('--config=~/mine.py', '--workdir', '~/x')
+    config = parse_config('--config=~/mine.py', '--workdir', '~/x')
     assert train.WORKDIR.value == f'{at_home}/x'
     assert config.optim.lr and default_workdir(resolve(config)).name.startswith('mine-')
-    parsed('--config=~/mine.py', '--workdir=gs://bucket/~/x')
+    parse_config('--config=~/mine.py', '--workdir=gs://bucket/~/x')
     assert train.WORKDIR.value == 'gs://bucket/~/x'
 
 
-def test_unknown_home_is_refused(refused):
-    assert "there is no user 'nobody_here'" in refused(DEFAULT, '--workdir=~nobody_here/x')
-    assert '--config=~nobody_here/a.py is no file' in refused('--config=~nobody_here/a.py')
+def test_unknown_home_is_refused(refusal):
+    assert "there is no user 'nobody_here'" in refusal(DEFAULT, '--workdir=~nobody_here/x')
+    assert '--config=~nobody_here/a.py is no file' in refusal('--config=~nobody_here/a.py')
 
 
 def test_listed_and_repeated_paths_are_expanded(at_home):

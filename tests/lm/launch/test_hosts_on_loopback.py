@@ -107,23 +107,25 @@ class Job:
         """The statuses of all, once they have ended."""
         return [host.wait(MOST_SEC) for host in self.hosts]
 
-    def ended(self, status: int = DONE) -> 'Job':
+    def wait(self, status: int = DONE) -> 'Job':
         """This job, all of whose hosts have ended with the status."""
-        assert self.end() == [status] * len(self.hosts), [*map(self.said, range(len(self.hosts)))]
+        assert self.end() == [status] * len(self.hosts), [
+            *map(self.read_log, range(len(self.hosts)))
+        ]
         return self
 
-    def kill_child_of(self, i: int) -> None:
-        os.kill(self.child_of(i), signal.SIGKILL)
+    def kill_child(self, i: int) -> None:
+        os.kill(self.find_child(i), signal.SIGKILL)
 
     def kill(self) -> None:
         for host in self.hosts:
             host.kill()  # and with it its child
             host.wait()
 
-    def said(self, i: int) -> str:
+    def read_log(self, i: int) -> str:
         return self.logs[i].read_text()
 
-    def child_of(self, i: int) -> int:
+    def find_child(self, i: int) -> int:
         pid = self.hosts[i].pid
         return int(Path(f'/proc/{pid}/task/{pid}/children').read_text().split()[0])
 
@@ -131,7 +133,7 @@ class Job:
         deadline = time.monotonic() + MOST_SEC
         while not is_there():
             runs = all(host.poll() is None for host in self.hosts)
-            assert runs and time.monotonic() < deadline, [self.said(i) for i in range(N)]
+            assert runs and time.monotonic() < deadline, [self.read_log(i) for i in range(N)]
             time.sleep(0.01)
 
     def wait_for_row(self, workdir: Path, step: int) -> None:
@@ -184,13 +186,13 @@ def jobs(folder):
 
 
 @pytest.fixture(scope='module')
-def undisturbed(corpus, tmp_path_factory):
+def undisturbed_run(corpus, tmp_path_factory):
     """(workdir, what host 1 said) of a run on two hosts that nothing happened to."""
     folder = tmp_path_factory.mktemp('undisturbed')
     with jobs(folder) as start:
-        job = start(folder / 'run', corpus).ended()
-        assert job.said(0).count('step     60 of 60') == 1 and 'done: ' in job.said(0)
-        return folder / 'run', job.said(1)
+        job = start(folder / 'run', corpus).wait()
+        assert job.read_log(0).count('step     60 of 60') == 1 and 'done: ' in job.read_log(0)
+        return folder / 'run', job.read_log(1)
 
 
 def digests(workdir):
@@ -207,11 +209,11 @@ def assert_same(workdir, expected):
 
 
 @pytest.mark.full
-def test_two_hosts_match_one(undisturbed, corpus, tmp_path):
+def test_two_hosts_match_one(undisturbed_run, corpus, tmp_path):
     """Equivalence with eight devices of one process, up to the order of sums; and host 1 has
     written nothing: a second set of events, or of rows, would show.
     """
-    workdir, log = undisturbed
+    workdir, log = undisturbed_run
     assert train(resolve(base(corpus, **RUN)), tmp_path / 'one') == DONE
     assert_close(timeless(workdir), timeless(tmp_path / 'one'), rtol=1e-4)
     assert len(list((workdir / 'tensorboard').iterdir())) == 1
@@ -232,7 +234,7 @@ def test_two_hosts_shard_one_state(sizes, start, corpus, tmp_path):
     catches a share of them each.
     """
     changes = {'model_n_heads': 8, 'model_n_kv_heads': 8, 'train_steps': 20, 'mesh_data': 1}
-    start(tmp_path / 'run', corpus, **changes | sizes).ended()
+    start(tmp_path / 'run', corpus, **changes | sizes).wait()
     options = RUN | changes | {'mesh_data': -1}
     assert train(resolve(base(corpus, **options)), tmp_path / 'one') == DONE
     assert_close(timeless(tmp_path / 'run'), timeless(tmp_path / 'one'), rtol=1e-4)
@@ -250,51 +252,53 @@ def test_cpu_processes_share_no_compilation_cache(start, corpus, tmp_path):
     each = lambda i: {'env': {'JAX_COMPILATION_CACHE_DIR': str(programs)}}  # noqa: E731
     changes = {'mesh_data': 1, 'mesh_fsdp': 8, 'train_steps': 2, 'train_diagnose_every': 1}
     for name in ('first', 'second'):
-        start(tmp_path / name, corpus, each=each, **changes).ended()
+        start(tmp_path / name, corpus, each=each, **changes).wait()
     assert not programs.exists() or not any(programs.iterdir())
 
 
 @pytest.mark.product
-def test_killed_child_and_killed_supervisor(undisturbed, start, corpus, tmp_path):
+def test_killed_child_and_killed_supervisor(undisturbed_run, start, corpus, tmp_path):
     workdir = tmp_path / 'run'
     job = start(workdir, corpus)
     job.wait_for_checkpoint(workdir, 10)
-    job.kill_child_of(1)
-    job.ended(RESUME)
+    job.kill_child(1)
+    job.wait(RESUME)
     for i in range(N):
-        assert f'host 1 ({NAME}) was ended by SIGKILL; all hosts end with status 42' in job.said(i)
+        assert (
+            f'host 1 ({NAME}) was ended by SIGKILL; all hosts end with status 42' in job.read_log(i)
+        )
 
     job = start(workdir, corpus)
     job.wait_for_checkpoint(workdir, list_steps(workdir / 'checkpoints')[-1] + 10)
     job.hosts[0].kill()
     assert job.end() == [-signal.SIGKILL, RESUME]
-    assert f'host 0 ({NAME}) has gone' in job.said(1)
+    assert f'host 0 ({NAME}) has gone' in job.read_log(1)
 
     saved = list_steps(workdir / 'checkpoints')[-1]
-    job = start(workdir, corpus).ended()
-    assert f'resuming after step {saved}' in job.said(0)
-    assert_same(workdir, undisturbed[0])
+    job = start(workdir, corpus).wait()
+    assert f'resuming after step {saved}' in job.read_log(0)
+    assert_same(workdir, undisturbed_run[0])
 
 
 @pytest.mark.product
-def test_sigterm_to_one_host_saves_on_all(undisturbed, start, corpus, tmp_path):
+def test_sigterm_to_one_host_saves_on_all(undisturbed_run, start, corpus, tmp_path):
     """And of a checkpoint that is damaged, all go back to the one before."""
     workdir = tmp_path / 'run'
     job = start(workdir, corpus)
     job.wait_for_checkpoint(workdir, 20)
     job.hosts[1].send_signal(signal.SIGTERM)
-    job.ended(SIGNALLED + signal.SIGTERM)
+    job.wait(SIGNALLED + signal.SIGTERM)
     step = read_rows(workdir / 'metrics.jsonl')[-1]['step']
     *_, before, last = list_steps(workdir / 'checkpoints')
     assert 20 <= step < 60 and last == step
-    assert job.said(0).count(f'SIGTERM: saved step {step} in {workdir}') == 1
+    assert job.read_log(0).count(f'SIGTERM: saved step {step} in {workdir}') == 1
     summary = read_json(workdir / 'summary.json')
     assert (summary['status'], summary['step']) == ('stopped', step)
 
     damage(workdir / 'checkpoints' / str(step))
-    job = start(workdir, corpus).ended()
-    assert f'falling back to the one before\nresuming after step {before}' in job.said(0)
-    assert_same(workdir, undisturbed[0])
+    job = start(workdir, corpus).wait()
+    assert f'falling back to the one before\nresuming after step {before}' in job.read_log(0)
+    assert_same(workdir, undisturbed_run[0])
 
 
 @pytest.mark.product
@@ -313,9 +317,9 @@ def test_port_scan_changes_nothing(start, corpus, tmp_path):
     stranger = subprocess.run([sys.executable, '-c', client], capture_output=True, text=True)
     assert stranger.returncode != 0 and 'connected' not in stranger.stdout
     assert all(host.poll() is None for host in job.hosts)  # it was scanned as it trained
-    job.ended()
-    assert 'connections of strangers to this job, closed: 5000' in job.said(0)
-    assert [line for line in job.said(1).splitlines() if '[Gloo]' not in line] == []
+    job.wait()
+    assert 'connections of strangers to this job, closed: 5000' in job.read_log(0)
+    assert [line for line in job.read_log(1).splitlines() if '[Gloo]' not in line] == []
     assert start(tmp_path / 'quiet', corpus, **longer).end() == [DONE] * N
     assert_same(tmp_path / 'run', tmp_path / 'quiet')
 
@@ -334,9 +338,9 @@ def test_error_on_one_host_ends_all(start, corpus, tmp_path):
     """Host 0 cannot write its part of the first checkpoint; host 1 would wait for it."""
     data.open_dataset(resolve(base(corpus, **RUN)).data)  # larger files than the checkpoint's
     each = lambda i: {} if i else {'before': LIMITED}  # noqa: E731
-    job = start(tmp_path / 'run', corpus, each=each).ended(BAD_INPUT)
-    assert 'error: ' in job.said(0) and 'the same command goes on anew' in job.said(0)
-    assert f'host 0 ({NAME}) ended with status 1; all hosts end with status 1' in job.said(1)
+    job = start(tmp_path / 'run', corpus, each=each).wait(BAD_INPUT)
+    assert 'error: ' in job.read_log(0) and 'the same command goes on anew' in job.read_log(0)
+    assert f'host 0 ({NAME}) ended with status 1; all hosts end with status 1' in job.read_log(1)
 
 
 @pytest.mark.full
@@ -349,9 +353,9 @@ def test_differing_config_file_is_refused(start, corpus, tmp_path):
         '    config.optim.b1 = float(os.environ["B1"])\n    return config\n'
     )
     each = [{'env': {'B1': '0.9', 'PYTHONPATH': str(ROOT)}}, {'env': {'B1': '0.8'}}]
-    job = start(tmp_path / 'run', corpus, config=file, each=lambda i: each[i]).ended(BAD_INPUT)
+    job = start(tmp_path / 'run', corpus, config=file, each=lambda i: each[i]).wait(BAD_INPUT)
     for i in range(N):
-        log = job.said(i)
+        log = job.read_log(i)
         assert 'the config, as its file resolves to it, must be the same on all hosts' in log
         assert f'host 0 ({NAME}): ' in log and f'host 1 ({NAME}): ' in log
     assert not (tmp_path / 'run').exists()
@@ -366,9 +370,9 @@ def test_differing_text_is_refused(start, corpus, tmp_path):
     relative_corpus = corpus | {'data.source': 'text:*.txt', 'data.cache_dir': 'cache'}
     config = ROOT / 'configs' / 'default.py'
     each = lambda i: {'cwd': tmp_path / str(i), 'env': {'PYTHONPATH': str(ROOT)}}  # noqa: E731
-    job = start(tmp_path / 'run', relative_corpus, config=config, each=each).ended(BAD_INPUT)
+    job = start(tmp_path / 'run', relative_corpus, config=config, each=each).wait(BAD_INPUT)
     for i in range(N):
-        assert 'the digest of the prepared data must be the same on all hosts' in job.said(i)
+        assert 'the digest of the prepared data must be the same on all hosts' in job.read_log(i)
     assert not (tmp_path / 'run' / 'config.json').exists()
 
 
@@ -385,7 +389,7 @@ def test_two_hosts_each_read_half_of_an_import(tmp_path):
         program=('-m', 'eval.convert'),
     )
     try:
-        job.ended()
+        job.wait()
     finally:
         job.kill()
     params, reference = named_leaves(load(tmp_path / 'run').weights.params), imported('llama2')
@@ -394,7 +398,7 @@ def test_two_hosts_each_read_half_of_an_import(tmp_path):
         np.testing.assert_array_equal(array, params[path])
     for i in range(N):
         read_mb, total_mb = re.search(
-            rf'host {i} has read (\S+) MB of (\S+) MB', job.said(i)
+            rf'host {i} has read (\S+) MB of (\S+) MB', job.read_log(i)
         ).groups()
         assert 0.5 <= float(read_mb) / float(total_mb) < 0.6
 
@@ -412,7 +416,7 @@ def test_two_hosts_init_from_their_shards(reparam_options, start, corpus, tmp_pa
     assert train(resolve(base(corpus, **RUN | CUT | steps | reparam_options)), source) == DONE
     changes = {'train_init_from': source, 'model_reparam': 'lora', 'train_trainable': 'lora'}
     changes |= {'optim_average': 'ema', 'train_steps': 1, 'train_eval_every': 0}
-    start(tmp_path / 'run', corpus, **CUT | changes).ended()
+    start(tmp_path / 'run', corpus, **CUT | changes).wait()
     source_checkpoint, checkpoint = (load(tmp_path / name) for name in ('source', 'run'))
     source_params, params = (
         named_leaves(run.variables['params']) for run in (source_checkpoint, checkpoint)
@@ -429,7 +433,7 @@ FLAG = f'--config.sweep={SWEEP}'
 
 
 @pytest.fixture(scope='module')
-def sweep_of_one(corpus, tmp_path_factory):
+def single_host_sweep(corpus, tmp_path_factory):
     """On the eight devices of this process."""
     workdir = tmp_path_factory.mktemp('one') / 'sweep'
     assert train_sweep(base(corpus, **RUN), SWEEP, workdir) == DONE
@@ -441,19 +445,20 @@ def dealt_sweep(corpus, tmp_path_factory):
     """On two hosts, and what both said."""
     folder = tmp_path_factory.mktemp('dealt')
     with jobs(folder) as start:
-        job = start(folder / 'sweep', corpus, FLAG).ended()
-        return folder / 'sweep', [job.said(i) for i in range(N)]
+        job = start(folder / 'sweep', corpus, FLAG).wait()
+        return folder / 'sweep', [job.read_log(i) for i in range(N)]
 
 
 @pytest.mark.full
-def test_sweep_is_dealt_to_hosts(dealt_sweep, sweep_of_one):
+def test_sweep_is_dealt_to_hosts(dealt_sweep, single_host_sweep):
     workdir, logs = dealt_sweep
-    assert_same_curves(workdir, sweep_of_one, rtol=1e-4)
+    assert_same_curves(workdir, single_host_sweep, rtol=1e-4)
     assert statuses(workdir) == ['done'] * 4
     assert all('2 of the 4 cells train on this host' in text for text in logs)
     assert not any('Gloo' in text for text in logs)  # JAX's processes are not joined
     files = [
-        {path.name for path in folder.iterdir()} - {'.job'} for folder in (workdir, sweep_of_one)
+        {path.name for path in folder.iterdir()} - {'.job'}
+        for folder in (workdir, single_host_sweep)
     ]
     assert files[0] == files[1]
 
@@ -464,32 +469,32 @@ def test_killed_host_loses_only_its_cells(dealt_sweep, start, corpus, tmp_path):
     job = start(workdir, corpus, FLAG)
     theirs = list(cell_folders(dealt_sweep[0]).values())[2].name
     job.wait_for_checkpoint(workdir / theirs, 10)
-    job.kill_child_of(1)
-    job.ended(RESUME)
-    assert f'host 1 ({NAME}) was ended by SIGKILL; all hosts end with status 42' in job.said(0)
+    job.kill_child(1)
+    job.wait(RESUME)
+    assert f'host 1 ({NAME}) was ended by SIGKILL; all hosts end with status 42' in job.read_log(0)
     assert statuses(workdir) == ['done', 'done', 'unfinished', 'unfinished']
 
     saved = list_steps(workdir / theirs / 'checkpoints')[-1]
-    job = start(workdir, corpus, FLAG).ended()
-    assert f'resuming after step {saved}' in job.said(1)
+    job = start(workdir, corpus, FLAG).wait()
+    assert f'resuming after step {saved}' in job.read_log(1)
     assert_same_curves(workdir, dealt_sweep[0])
 
 
 @pytest.mark.full
-def test_runs_on_both_hosts_train_in_turn(sweep_of_one, start, corpus, tmp_path):
+def test_runs_on_both_hosts_train_in_turn(single_host_sweep, start, corpus, tmp_path):
     """A signal to one of them stops both after a checkpoint, for the same command to go on from."""
     workdir = tmp_path / 'sweep'
     job = start(workdir, corpus, FLAG, mesh_data=8)
     first = expand_sweep(base(corpus, **RUN | {'mesh_data': 8}), SWEEP)[0].name
     job.wait_for_checkpoint(workdir / first, 10)
     job.hosts[0].send_signal(signal.SIGTERM)
-    job.ended(SIGNALLED + signal.SIGTERM)
-    assert 'on 2-core x86_64 CPU as 8 devices' in job.said(0)
-    assert 'cells' not in job.said(1)
+    job.wait(SIGNALLED + signal.SIGTERM)
+    assert 'on 2-core x86_64 CPU as 8 devices' in job.read_log(0)
+    assert 'cells' not in job.read_log(1)
     assert statuses(workdir) == ['stopped', *['unfinished'] * 3]
 
-    job = start(workdir, corpus, FLAG, mesh_data=8).ended()
-    assert_same_curves(workdir, sweep_of_one, rtol=1e-4)
+    job = start(workdir, corpus, FLAG, mesh_data=8).wait()
+    assert_same_curves(workdir, single_host_sweep, rtol=1e-4)
 
 
 @pytest.mark.product
@@ -497,9 +502,9 @@ def test_folder_refused_by_host_0_ends_all(start, corpus, tmp_path):
     """Host 1 waits for it to open the folder."""
     (tmp_path / 'sweep').mkdir()
     (tmp_path / 'sweep' / 'config.json').write_text('{}')
-    job = start(tmp_path / 'sweep', corpus, FLAG).ended(BAD_INPUT)
-    assert 'holds a single run' in job.said(0)
-    assert f'host 0 ({NAME}) ended with status 1' in job.said(1)
+    job = start(tmp_path / 'sweep', corpus, FLAG).wait(BAD_INPUT)
+    assert 'holds a single run' in job.read_log(0)
+    assert f'host 0 ({NAME}) ended with status 1' in job.read_log(1)
 
 
 ARMS = {'optim.b1': (0.9, 0.8)}
@@ -509,11 +514,11 @@ BRIEF = {'mesh_data': 1, 'train_steps': 20, 'train_diagnose_every': 0}
 
 
 @pytest.fixture(scope='module')
-def tuned_of_one(corpus, tmp_path_factory):
+def single_host_tuned_sweep(corpus, tmp_path_factory):
     """A tuned sweep on one host, whose processes compile as those of two do."""
     folder = tmp_path_factory.mktemp('tuned')
     with jobs(folder) as start:
-        start(folder / 'sweep', corpus, *TUNED, n=1, **BRIEF).ended()
+        start(folder / 'sweep', corpus, *TUNED, n=1, **BRIEF).wait()
     return folder / 'sweep'
 
 
@@ -529,27 +534,27 @@ def assert_same_study(workdir, expected, rtol=0.0):
 
 
 @pytest.mark.full
-def test_tuned_sweep_on_two_hosts_matches_one(tuned_of_one, start, corpus, tmp_path):
+def test_tuned_sweep_on_two_hosts_matches_one(single_host_tuned_sweep, start, corpus, tmp_path):
     """Each trains its share of every wave, and waits for the other's."""
-    job = start(tmp_path / 'sweep', corpus, *TUNED, **BRIEF).ended()
-    assert_same_study(tmp_path / 'sweep', tuned_of_one)
+    job = start(tmp_path / 'sweep', corpus, *TUNED, **BRIEF).wait()
+    assert_same_study(tmp_path / 'sweep', single_host_tuned_sweep)
     for i in range(N):
-        assert job.said(i).count('of the 10 cells train on this host') == 2
-    assert 'wave 2, ' in job.said(0) and 'wave' not in job.said(1)
+        assert job.read_log(i).count('of the 10 cells train on this host') == 2
+    assert 'wave 2, ' in job.read_log(0) and 'wave' not in job.read_log(1)
 
 
 @pytest.mark.product
-def test_tuned_sweep_survives_killed_host(tuned_of_one, start, corpus, tmp_path):
+def test_tuned_sweep_survives_killed_host(single_host_tuned_sweep, start, corpus, tmp_path):
     """The other one waits as long as it may be alive, then trains what it has left."""
     workdir = tmp_path / 'sweep'
     job = start(workdir, corpus, *TUNED, **BRIEF)
-    theirs = [cell['cell'] for cell in read_json(tuned_of_one / 'sweep.json')['cells']
+    theirs = [cell['cell'] for cell in read_json(single_host_tuned_sweep / 'sweep.json')['cells']
               if cell['tuned'] == {'arm': 1, 'k': [16], 'seed': 0, 'stage': 'scan'}]  # fmt: skip
     job.wait_for_row(workdir / theirs[0], 5)
-    job.kill_child_of(1)
-    job.ended(RESUME)
-    assert 'of hosts that are lost train on this one' in job.said(0)
-    assert_same_study(workdir, tuned_of_one)
+    job.kill_child(1)
+    job.wait(RESUME)
+    assert 'of hosts that are lost train on this one' in job.read_log(0)
+    assert_same_study(workdir, single_host_tuned_sweep)
 
 
 @pytest.mark.product
@@ -560,8 +565,8 @@ def test_tuned_sweep_with_runs_on_both_hosts(start, corpus, tmp_path):
     tuned = (TUNED[0], f'--config.tune={TUNE | {"optim.lr": 0.001}}')
     brief = BRIEF | {'mesh_data': 8}
     eight = {'XLA_FLAGS': EIGHT_DEVICES}
-    start(tmp_path / 'one', corpus, *tuned, n=1, each=lambda i: {'env': eight}, **brief).ended()
-    start(tmp_path / 'two', corpus, *tuned, **brief).ended()
+    start(tmp_path / 'one', corpus, *tuned, n=1, each=lambda i: {'env': eight}, **brief).wait()
+    start(tmp_path / 'two', corpus, *tuned, **brief).wait()
     assert_same_study(tmp_path / 'two', tmp_path / 'one', rtol=1e-3)
 
 
@@ -597,7 +602,7 @@ def test_bucket_run_matches_one_process(start_anew, corpus, tmp_path, bucket_acc
     """Up to the order of sums. Catches a checkpoint that only one host has a part of."""
     url, steps = f's3://{BUCKET}/short', {'train_steps': 20}
     job, _ = start_anew(url, corpus, **CUT | steps)
-    assert f'{url} holds all of it' in job.ended().said(0)
+    assert f'{url} holds all of it' in job.wait().read_log(0)
     assert train(resolve(base(corpus, **RUN | CUT | steps)), tmp_path / 'one') == DONE
     with mirror_workdir(url) as workdir:
         assert_close(timeless(workdir), timeless(tmp_path / 'one'), rtol=1e-4)
@@ -615,23 +620,23 @@ def test_hosts_without_a_common_disk_train_in_a_bucket(
     """Killed, stopped, and gone on with, each time on machines that hold nothing: bitwise what
     hosts with a common disk do. Catches a checkpoint that only one host has a part of.
     """
-    start(tmp_path / 'disk', corpus, **CUT).ended()
+    start(tmp_path / 'disk', corpus, **CUT).wait()
     url = f's3://{BUCKET}/hosts'
     job, disks = start_anew(url, corpus, **CUT)
     job.wait_for_upload(url, 10)
-    job.kill_child_of(1)
-    job.ended(RESUME)
+    job.kill_child(1)
+    job.wait(RESUME)
     assert not list(disks[1].rglob('checkpoints'))
 
     job, _ = start_anew(url, corpus, **CUT)
     job.wait_for_upload(url, 30)
     job.hosts[1].send_signal(signal.SIGTERM)
-    job.ended(SIGNALLED + signal.SIGTERM)
-    assert 'resuming after step' in job.said(0)
+    job.wait(SIGNALLED + signal.SIGTERM)
+    assert 'resuming after step' in job.read_log(0)
 
     job, _ = start_anew(url, corpus, **CUT)
-    assert f'{url} holds all of it' in job.ended().said(0)
-    assert [line for line in job.said(1).splitlines() if '[Gloo]' not in line] == []
+    assert f'{url} holds all of it' in job.wait().read_log(0)
+    assert [line for line in job.read_log(1).splitlines() if '[Gloo]' not in line] == []
     with mirror_workdir(url) as workdir:
         assert_same(workdir, tmp_path / 'disk')
 
@@ -639,15 +644,13 @@ def test_hosts_without_a_common_disk_train_in_a_bucket(
 @pytest.mark.product
 def test_unreachable_bucket_ends_all(bucket_env, start, corpus, tmp_path):
     nowhere = bucket_env | {'AWS_ENDPOINT_URL': 'http://127.0.0.1:9'}
-    job = start(f's3://{BUCKET}/nowhere', corpus, each=lambda i: {'env': nowhere}).ended(BAD_INPUT)
-    assert f'error: s3://{BUCKET}/nowhere' in job.said(0)
-    assert f'host 0 ({NAME}) ended with status 1; all hosts end with status 1' in job.said(1)
+    job = start(f's3://{BUCKET}/nowhere', corpus, each=lambda i: {'env': nowhere}).wait(BAD_INPUT)
+    assert f'error: s3://{BUCKET}/nowhere' in job.read_log(0)
+    assert f'host 0 ({NAME}) ended with status 1; all hosts end with status 1' in job.read_log(1)
 
 
 @pytest.mark.product
-def test_sweep_is_dealt_without_common_disk(
-    start_anew, dealt_sweep, corpus, bucket_access
-):
+def test_sweep_is_dealt_without_common_disk(start_anew, dealt_sweep, corpus, bucket_access):
     """Killed, and gone on with on machines that hold nothing: bitwise what hosts with a common disk
     do, of the losses and of the table; each host has had its own cells alone.
     """
@@ -656,17 +659,17 @@ def test_sweep_is_dealt_without_common_disk(
     names = [folder.name for folder in cell_folders(dealt_sweep[0]).values()]
     bucket, whole = open_bucket(url), {f'{name}/checkpoints/10/.whole' for name in names[2:]}
     job.wait_for(lambda: whole <= set(bucket.list()))
-    job.kill_child_of(1)
-    job.ended(RESUME)
-    assert f'host 1 ({NAME}) was ended by SIGKILL' in job.said(0)
+    job.kill_child(1)
+    job.wait(RESUME)
+    assert f'host 1 ({NAME}) was ended by SIGKILL' in job.read_log(0)
     for i in range(N):
         trained = {path.parent.parent.name for path in disks[i].rglob('dealt/*/checkpoints/*')}
         assert trained == set(names[2 * i : 2 * i + 2])
     assert statuses(url) == ['done', 'done', 'unfinished', 'unfinished']
 
     job, _ = start_anew(url, corpus, FLAG)
-    job.ended()
-    assert 'resuming after step' in job.said(1) and 'is in use by' in job.said(1)
+    job.wait()
+    assert 'resuming after step' in job.read_log(1) and 'is in use by' in job.read_log(1)
     fetched = fetch_records(url)
     assert_same_curves(fetched, dealt_sweep[0])
     fetched_rows, expected_rows = (
@@ -682,5 +685,5 @@ def test_sweep_is_dealt_without_common_disk(
 @pytest.mark.product
 def test_sweep_on_both_hosts_needs_a_disk(bucket_env, start, corpus):
     each = lambda i: {'env': bucket_env}  # noqa: E731
-    job = start(f's3://{BUCKET}/sweep', corpus, FLAG, each=each, mesh_data=8).ended(BAD_INPUT)
-    assert 'needs a --workdir on a disk that all of them see' in job.said(0)
+    job = start(f's3://{BUCKET}/sweep', corpus, FLAG, each=each, mesh_data=8).wait(BAD_INPUT)
+    assert 'needs a --workdir on a disk that all of them see' in job.read_log(0)

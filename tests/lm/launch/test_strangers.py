@@ -21,11 +21,11 @@ from tests.lm.launch.test_supervisor import (  # noqa: F401
     ENDS,
     assert_ended,
     connected,
-    ended,
     job,
     let_end,
     ports,
     wait_begun,
+    wait_for_end,
 )
 
 THE = 'the secret of this job'
@@ -177,7 +177,7 @@ def test_mute_peer_delays_host_within_limits(job, ports):  # noqa: F811
 
 def test_taken_jax_port_is_reported(job, ports):  # noqa: F811
     with socket.create_server(('127.0.0.1', ports[0])):
-        status, log = ended(job(0))
+        status, log = wait_for_end(job(0))
     assert status == BAD_INPUT and f'port {ports[0]} of this host, that of --coordinator' in log
     assert 'Traceback' not in log
 
@@ -197,8 +197,8 @@ def test_port_scan_disturbs_no_job(job, ports, count):  # noqa: F811
     accepted += strangers.send(address, strangers.kinds(count // 2), rng)
     assert first.poll() is None and second.poll() is None
     let_end(first, second)
-    assert ended(second) == (DONE, '')
-    status, log = ended(first)
+    assert wait_for_end(second) == (DONE, '')
+    status, log = wait_for_end(first)
     assert status == DONE and accepted > count * 0.9
     match = re.fullmatch(r'host 0: connections of strangers to this job, closed: (\d+)\n', log)
     assert match and accepted - 70 <= int(match[1]) <= accepted, (log, accepted)

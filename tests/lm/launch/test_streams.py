@@ -56,9 +56,7 @@ def full_disk():
 
 
 @pytest.mark.parametrize('kind', ['unread', 'full_disk'])
-def test_lost_output_is_reported_once(
-    kind, request, stream_to, capfd
-):
+def test_lost_output_is_reported_once(kind, request, stream_to, capfd):
     stream = stream_to(request.getfixturevalue(kind))
     streams.ignore_output_loss()
     for _ in range(3):

@@ -262,7 +262,7 @@ def let_end(*parents):
         parent.stdin.flush()
 
 
-def ended(parent):
+def wait_for_end(parent):
     """(status, what it said)."""
     status = parent.wait(timeout=60)
     return status, parent.stderr.read()
@@ -271,11 +271,11 @@ def ended(parent):
 def assert_ended(parents, status, *words):
     """All end with this status, and each says all of the words."""
     for parent in parents:
-        exit_status, log = ended(parent)
+        exit_status, log = wait_for_end(parent)
         assert exit_status == status and all(word in log for word in words), log
 
 
-def child_of(parent):
+def find_child(parent):
     path = Path(f'/proc/{parent.pid}/task/{parent.pid}/children')
     return int(path.read_text().split()[0])
 
@@ -299,7 +299,7 @@ def test_hosts_end_with_common_child_status(job, status):
     child = ENDS.format(then=f'sys.exit({status})')
     parents = [job(i, child, count=3) for i in (2, 1, 0)]
     let_end(*parents)
-    assert [ended(parent) for parent in parents] == [(status, '')] * 3
+    assert [wait_for_end(parent) for parent in parents] == [(status, '')] * 3
 
 
 def test_job_waits_for_all_hosts(job):
@@ -331,10 +331,10 @@ def test_failing_child_ends_all_hosts(job, whose, ending, status, words):
     """The other child would sleep on."""
     parents = [job(i, ENDS.format(then=ending) if i == whose else SLEEPS) for i in range(2)]
     wait_begun(*parents)
-    children = [child_of(parent) for parent in parents]
+    children = [find_child(parent) for parent in parents]
     let_end(parents[whose])
     for parent in parents:
-        exit_status, log = ended(parent)
+        exit_status, log = wait_for_end(parent)
         assert exit_status == status and f'host {whose} ({NAME}) {words}' in log, log
         assert ('the same command goes on' in log) == (status == RESUME)
     for child in children:
@@ -345,7 +345,7 @@ def test_failing_child_ends_all_hosts(job, whose, ending, status, words):
 def test_killed_supervisor_ends_child_and_other_hosts(job, killed):
     parents = [job(i, count=3) for i in range(3)]
     wait_begun(*parents)
-    children = [child_of(parent) for parent in parents]
+    children = [find_child(parent) for parent in parents]
     parents[killed].kill()
     remaining = parents[:killed] + parents[killed + 1 :]
     assert_ended(remaining, RESUME, f'host {killed} ({NAME}) has gone')
@@ -387,7 +387,7 @@ def test_signal_is_forwarded_to_child(job, number):
     parents = [job(i, child.format(int(number)) if i else SLEEPS) for i in range(2)]
     wait_begun(*parents)
     parents[1].send_signal(number)
-    assert ended(parents[1])[0] == ended(parents[0])[0] == 128 + number
+    assert wait_for_end(parents[1])[0] == wait_for_end(parents[0])[0] == 128 + number
     assert parents[1].stdout.readline() == 'asked\n'
 
 
@@ -451,7 +451,7 @@ def test_two_coordinators_on_one_machine(job, ports):
 
 def test_late_host_learns_why_start_was_refused(job):
     parents = [job(0, count=3), job(1, count=3, argv=['--other'])]
-    assert ended(parents[1])[0] == BAD_INPUT
+    assert wait_for_end(parents[1])[0] == BAD_INPUT
     assert_ended([job(2, count=3), parents[0]], BAD_INPUT, 'has --other')
 
 
@@ -467,7 +467,7 @@ def test_silent_children_keep_training(job):
     wait_begun(*parents)
     time.sleep(3.0)  # beyond SILENT_SEC
     let_end(*parents)
-    assert [ended(parent) for parent in parents] == [(DIVERGED, '')] * 2
+    assert [wait_for_end(parent) for parent in parents] == [(DIVERGED, '')] * 2
 
 
 def test_silent_host_is_lost(job):
@@ -517,7 +517,7 @@ def test_independent_done_host_ends_no_other(apart):
         let_end(parents[i])
         still_there(*parents)
     let_end(parents[2])
-    assert [ended(parent) for parent in parents] == [(DONE, '')] * 3
+    assert [wait_for_end(parent) for parent in parents] == [(DONE, '')] * 3
 
 
 def test_independent_lost_host_ends_no_other(apart):
@@ -527,7 +527,7 @@ def test_independent_lost_host_ends_no_other(apart):
     still_there(parents[0], parents[2])
     let_end(parents[2])
     for i in (0, 2):
-        status, log = ended(parents[i])
+        status, log = wait_for_end(parents[i])
         assert status == RESUME
         assert f'host 1 ({NAME}) has gone' in log and 'all hosts end with status 42' in log
         assert ('the others train their cells' in log) == (i == 0)
@@ -535,12 +535,12 @@ def test_independent_lost_host_ends_no_other(apart):
 
 def test_independent_host_0_is_like_others(apart):
     parents = apart(DONE, DONE)
-    child = child_of(parents[1])
+    child = find_child(parents[1])
     parents[0].kill()
     still_there(parents[1])
     assert is_there(child)
     let_end(parents[1])
-    status, log = ended(parents[1])
+    status, log = wait_for_end(parents[1])
     assert status == RESUME and log.count(f'host 0 ({NAME}) has gone') == 2, log
 
 
@@ -549,12 +549,14 @@ def test_independent_host_receives_signals_alone(apart, signalled):
     """It leaves, as it has a few seconds for that; the others go on."""
     parents, stopped = apart(DONE, DONE, DONE), SIGNALLED + signal.SIGTERM
     parents[signalled].send_signal(signal.SIGTERM)
-    assert ended(parents[signalled])[0] == stopped
+    assert wait_for_end(parents[signalled])[0] == stopped
     remaining = [parent for parent in parents if parent is not parents[signalled]]
     still_there(*remaining)
     let_end(*remaining)
     # Of host 0 nobody knows how it ended.
-    assert [ended(parent)[0] for parent in remaining] == [stopped if signalled else RESUME] * 2
+    assert [wait_for_end(parent)[0] for parent in remaining] == [
+        stopped if signalled else RESUME
+    ] * 2
 
 
 def test_independent_failures_are_reported_at_the_end(apart):

@@ -40,7 +40,7 @@ def test_loss_beyond_lengths_gives_a_bound():
     assert below.high == pytest.approx(0.5)
 
 
-def test_interval_is_open_at_the_end_of_lengths():
+def test_interval_may_be_open_at_either_end():
     """Noise that is not shared by seeds makes the difference uncertain by more than the gap."""
     noisy = 2.72 + np.array([0.05, -0.05, 0.0])
     ratio = speedup(lengths(3.5, 3.1, 2.7), noisy, 200.0)
@@ -69,7 +69,7 @@ def test_half_width_matches_first_order():
     assert math.log(ratio.low) == pytest.approx(-half_width, abs=0.004)
 
 
-def test_higher_loss_of_longer_run_is_noise():
+def test_higher_loss_after_longer_run_is_noise():
     """Property: the value never rises with the arm's loss."""
     baseline = lengths(3.5, 3.0, 3.04, 2.7)
     targets = np.linspace(2.6, 3.6, 41)

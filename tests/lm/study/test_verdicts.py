@@ -45,29 +45,29 @@ def fails(loss, seeds):
     return lambda p: math.inf if p.seed - FIRST_FRESH_SEED in seeds else loss(p)
 
 
-def study_of(ledgers, judged=None, **settings):
+def make_study(ledgers, judged=None, **settings):
     judged = judged or [True] * len(ledgers)
     settings = {'search': SEARCH, 'seeds': 5, 'test': HOLM} | settings
     return Study(bounds=[(UNBOUNDED,)] * len(ledgers), losses=ledgers, is_judged=judged, **settings)
 
 
-def grown(losses, **settings):
+def run_study(losses, **settings):
     """A study of arms with these losses, at its end."""
     ledgers = [{} for _ in losses]
-    while (study := study_of(ledgers, **settings)).next_runs:
+    while (study := make_study(ledgers, **settings)).next_runs:
         for ledger, loss, points in zip(ledgers, losses, study.next_runs[1], strict=True):
             ledger.update({p: loss(p) for p in points if p not in ledger})
     return study
 
 
 @functools.cache
-def mixed():
+def run_mixed_study():
     """Arms that are better, worse, equal, and one that diverges everywhere."""
-    return grown([arm(), arm(-0.02), arm(0.02, at=-1), arm(0.0, number=1), lambda p: math.nan])
+    return run_study([arm(), arm(-0.02), arm(0.02, at=-1), arm(0.0, number=1), lambda p: math.nan])
 
 
 def test_clear_differences_get_verdicts():
-    study = mixed()
+    study = run_mixed_study()
     assert [c and c.verdict and c.verdict.outcome for c in study.fresh_results] == [
         None,
         BETTER,
@@ -81,7 +81,7 @@ def test_clear_differences_get_verdicts():
 
 
 def test_looks_use_fresh_seeds_common_to_all_arms():
-    study = mixed()
+    study = run_mixed_study()
     (first, _), (second, _) = study.looks
     tuned = {
         p.seed for points in study.stages for p, stage in points.items() if 'look' not in stage
@@ -96,7 +96,7 @@ def test_looks_use_fresh_seeds_common_to_all_arms():
 
 def test_first_look_uses_only_its_seeds():
     """Verdicts of the first look are those of `judge` on the losses of its seeds."""
-    study = mixed()
+    study = run_mixed_study()
     points, confirmed = study.looks[0]
     fresh = [
         np.array([losses[p] for p in ps]) for losses, ps in zip(study.losses, points, strict=True)
@@ -112,7 +112,7 @@ def test_first_look_uses_only_its_seeds():
 
 
 def test_killing_any_fresh_run_requests_it_again():
-    study = mixed()
+    study = run_mixed_study()
     ended = [
         {p: losses[p] for p, stage in stages.items() if 'look' not in stage}
         for losses, stages in zip(study.losses, study.stages, strict=True)
@@ -121,16 +121,16 @@ def test_killing_any_fresh_run_requests_it_again():
         for i, arm_points in enumerate(points):
             for point in arm_points:
                 if point not in ended[i]:
-                    assert study_of(ended).next_runs[1] == points
+                    assert make_study(ended).next_runs[1] == points
                     ended[i][point] = study.losses[i][point]
-    whole = study_of(ended)
+    whole = make_study(ended)
     assert (
         whole.next_runs is None and whole.fresh_results[3].verdict == study.fresh_results[3].verdict
     )
 
 
 def test_no_second_look_after_verdicts():
-    study = grown([arm(), arm(-0.05), arm(0.05)])
+    study = run_study([arm(), arm(-0.05), arm(0.05)])
     assert len(study.looks) == 1 and [c.verdict.outcome for c in study.fresh_results[1:]] == [
         BETTER,
         WORSE,
@@ -138,13 +138,13 @@ def test_no_second_look_after_verdicts():
 
 
 def test_baseline_length_gets_seeds_but_no_verdict():
-    study = grown([arm(), arm(0.0, number=1), arm(-0.3)], judged=[True, True, False])
+    study = run_study([arm(), arm(0.0, number=1), arm(-0.3)], judged=[True, True, False])
     assert study.fresh_results[2].verdict is None and len(study.fresh_results[2].losses) == 5
     assert study.states(2) == (LOCATED,)
 
 
 def test_diverged_seeds_leave_no_verdict():
-    study = grown([arm(), fails(arm(-0.05), {1, 3}), arm(-0.05, number=1)])
+    study = run_study([arm(), fails(arm(-0.05), {1, 3}), arm(-0.05, number=1)])
     diverged, complete = study.fresh_results[1:]
     assert diverged.n_diverged == 2 and diverged.verdict is None and len(diverged.losses) == 5
     assert study.states(1) == (LOCATED, 'diverged 2 of 5')
@@ -152,13 +152,13 @@ def test_diverged_seeds_leave_no_verdict():
 
 
 def test_diverged_baseline_seeds_leave_no_verdicts():
-    study = grown([fails(arm(), {0}), arm(-0.05)])
+    study = run_study([fails(arm(), {0}), arm(-0.05)])
     assert study.states(0) == (LOCATED, 'diverged 1 of 5')
     assert [c.verdict for c in study.fresh_results] == [None, None] and len(study.looks) == 1
 
 
 def test_dead_baseline_leaves_no_verdicts():
-    study = grown([lambda p: math.inf, arm()])
+    study = run_study([lambda p: math.inf, arm()])
     assert study.states(0) == (DIVERGED,) and study.fresh_results[1].verdict is None
 
 
@@ -170,18 +170,18 @@ def test_arm_at_edge_is_never_worse():
     def falling(point):
         return 2 - 1e-3 * point.k[0] + 1e-4 * random.Random(repr(point)).random()
 
-    study = grown([arm(-5.0), falling])
+    study = run_study([arm(-5.0), falling])
     assert EDGE in study.states(1) and study.fresh_results[1].verdict.outcome == UNDECIDED
     assert TUNING_LIMITED in study.states(1) and study.seeds_needed(1, 0.01) is None
-    swapped = grown([falling, arm(-5.0)])
+    swapped = run_study([falling, arm(-5.0)])
     assert swapped.fresh_results[1].verdict.outcome == UNDECIDED
-    lower = grown([arm(9.0), falling])
+    lower = run_study([arm(9.0), falling])
     assert lower.fresh_results[1].verdict.outcome == BETTER
 
 
 def with_verdict(difference, r_arm, r_baseline, deviation=0.01, n=10, outcome=UNDECIDED):
     """A study of two arms that ends with this verdict."""
-    base = grown([arm(), arm(0.0, number=1)])
+    base = run_study([arm(), arm(0.0, number=1)])
     verdict = Verdict(outcome, difference, -1.0, 1.0, 0.5, n, deviation, 0.0)
     study = dataclasses.replace(base)
     study.__dict__['picks'] = [
@@ -215,15 +215,15 @@ def test_seed_limited_if_more_seeds_are_needed():
 
 def test_budget_prevents_second_look():
     losses = [arm(), arm(0.0, number=1)]
-    free = grown(losses)
+    free = run_study(losses)
     assert len(free.looks) == 2
-    short = grown(losses, budget=free.tuning_runs[0] + 9)
+    short = run_study(losses, budget=free.tuning_runs[0] + 9)
     assert len(short.looks) == 1 and short.next_runs is None
-    assert len(grown(losses, budget=free.tuning_runs[0] + 10).looks) == 2
+    assert len(run_study(losses, budget=free.tuning_runs[0] + 10).looks) == 2
 
 
 def test_runs_and_stages_count_each_run_once():
-    study = mixed()
+    study = run_mixed_study()
     for i, stages in enumerate(study.stages):
         assert {*stages} == {*study.losses[i]}
         tuned = [p for p, stage in stages.items() if 'look' not in stage]
@@ -234,11 +234,11 @@ def test_runs_and_stages_count_each_run_once():
 
 
 def test_states_during_tuning():
-    nothing = study_of([{}, {}])
+    nothing = make_study([{}, {}])
     assert nothing.states(0) == (NOT_REFINED,) and nothing.fresh_results == [None, None]
     stage, points = nothing.next_runs
     assert stage == 'scan' and nothing.tuning_runs == [5, 5]
     scanned = [{p: arm(at=at)(p) for p in points[0]} for at in (0.0, 5.0)]
-    assert NOT_REFINED in study_of(scanned).states(0)
-    assert {NOT_REFINED, EDGE} <= {*study_of(scanned).states(1)}
+    assert NOT_REFINED in make_study(scanned).states(0)
+    assert {NOT_REFINED, EDGE} <= {*make_study(scanned).states(1)}
     assert Point((0,), 0) in scanned[0]

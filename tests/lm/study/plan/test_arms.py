@@ -29,7 +29,7 @@ def two():
     return ArmPlan(tiny_raw(), NORMS, LR)
 
 
-def loss_of(cell) -> float:
+def final_loss(cell) -> float:
     """A parabola in log2(lr) that each seed moves up or down; inf two octaves above the best."""
     recipe = cell.recipe
     z = math.log2(recipe.optim.lr / BEST[recipe.model.norm])
@@ -39,7 +39,7 @@ def loss_of(cell) -> float:
 
 def end(cell, workdir, loss=None, **fields) -> None:
     """Writes what a run leaves that has ended with this loss; more: of its summary."""
-    loss = loss_of(cell) if loss is None else loss
+    loss = final_loss(cell) if loss is None else loss
     record = {'status': 'done', 'validation_ce': loss}
     if math.isinf(loss):
         record = {'status': 'diverged', 'validation_ce': 3.0}  # of an earlier step
@@ -47,17 +47,17 @@ def end(cell, workdir, loss=None, **fields) -> None:
     write_json(workdir / cell.name / SUMMARY, seal_record(record | fields))
 
 
-def runs_of(ablation, workdir) -> list[tuple]:
+def list_runs(ablation, workdir) -> list[tuple]:
     """(arm, place, seed, stage) of every run so far, those that come next included."""
     staged = enumerate(ablation.load_ablation(workdir).study.stages)
     return [(i, *point, stage) for i, by_point in staged for point, stage in by_point.items()]
 
 
-def train(ablation, workdir, shuffled=lambda one: one, most_waves=99) -> list[list]:
+def train(ablation, workdir, shuffled=lambda runs: runs, max_waves=99) -> list[list]:
     """Ends all runs of each wave, and returns the runs behind each."""
     waves = []
-    for _ in range(most_waves):
-        runs = runs_of(ablation, workdir)
+    for _ in range(max_waves):
+        runs = list_runs(ablation, workdir)
         new = [c for c in ablation.make_cells(runs) if not (workdir / c.name).exists()]
         if not new:
             return waves
@@ -220,7 +220,7 @@ class TestCells:
 
     def test_arms_with_one_program_form_one_group(self, two, tmp_path):
         """The rates and seeds of a norm. Catches a value that is compiled in."""
-        grouped = group_by_program(two.make_cells(runs_of(two, tmp_path)))
+        grouped = group_by_program(two.make_cells(list_runs(two, tmp_path)))
         assert [len(group) for group in grouped] == [5, 5]
         assert {cell.arm_position['stage'] for group in grouped for cell in group} == {'scan'}
 
@@ -267,7 +267,7 @@ def test_waves_do_not_depend_on_order_of_ends(two, tmp_path):
     assert train(fresh, tmp_path / 'b', lambda runs: rng.sample(runs, len(runs))) == waves
     stages = {stage for _, _, _, stage in waves[-1]}
     assert {'scan', 'refine', 'look 1'} <= stages
-    last = runs_of(ArmPlan(tiny_raw(), NORMS, LR), tmp_path / 'b')
+    last = list_runs(ArmPlan(tiny_raw(), NORMS, LR), tmp_path / 'b')
     assert last == waves[-1] and len(last) == len({(arm, k, seed) for arm, k, seed, _ in last})
     study = two.load_ablation(tmp_path / 'a').study
     for arm, (norm, best) in zip(study.picks, BEST.items(), strict=True):
@@ -280,19 +280,19 @@ def test_waves_do_not_depend_on_order_of_ends(two, tmp_path):
 
 
 def test_wave_opens_after_the_last_has_ended(two, tmp_path):
-    first = runs_of(two, tmp_path)
+    first = list_runs(two, tmp_path)
     *earlier, last = two.make_cells(first)
     for cell in earlier:
         end(cell, tmp_path)
-    assert runs_of(two, tmp_path) == first
+    assert list_runs(two, tmp_path) == first
     end(last, tmp_path)
-    assert len(runs_of(two, tmp_path)) > len(first)
+    assert len(list_runs(two, tmp_path)) > len(first)
 
 
 def test_sweep_record_has_arms_and_positions(tmp_path):
     raw, sweep = tiny_raw(), ({}, {'model.norm': 'layernorm', 'optim.lr': 0.01})
     plan = ArmPlan(raw, sweep, LR | {'budget': 30, 'lengths': (0.5,)})
-    grouped = group_by_program(plan.make_cells(runs_of(plan, tmp_path)))
+    grouped = group_by_program(plan.make_cells(list_runs(plan, tmp_path)))
     open_sweep(tmp_path, resolve(raw), grouped, False, tune=plan.record())
     record = read_sweep(tmp_path)
     tune, listed = record['tune'], record['cells']
@@ -308,7 +308,7 @@ def test_sweep_record_has_arms_and_positions(tmp_path):
     assert {cell['tuned']['stage'] for cell in listed} == {'scan'}
 
 
-def known(tune, losses):
+def make_study(tune, losses):
     """The study of arms with these losses."""
     grid = Grid({'optim.lr': 0.01})
     return Ablation(
@@ -316,11 +316,11 @@ def known(tune, losses):
     ).study
 
 
-def ended(tune, sigma: float, arms: int = 2):
+def run_study(tune, sigma: float, arms: int = 2):
     """The study of arms on one parabola, of which the deviation over seeds is sigma."""
     rng, losses = np.random.default_rng(0), [{} for _ in range(arms)]
     while True:
-        study = known(tune, losses)
+        study = make_study(tune, losses)
         if study.next_runs is None:
             return study
         for arm_losses, points in zip(losses, study.next_runs[1], strict=True):
@@ -334,24 +334,24 @@ class TestBudgetWords:
     def test_insufficient_budget_suggests_sufficient_one(self):
         """The spread of a pair is sqrt(2) 0.01: 18 pairs find 0.01, and 10 are there."""
         tune = LR | {'smallest_effect': 0.01, 'budget': 25}
-        advice = describe_budget(ended(tune, 0.01))
+        advice = describe_budget(run_study(tune, 0.01))
         assert advice.startswith('tune.budget=25 leaves ') and 'smallest_effect 0.01' in advice
         budget = int(advice.split('tune.budget=')[2])
         seeds = int(advice.split('tune.seeds=')[1].split(',')[0])
         assert budget > 25 and seeds > 5
         enough = tune | {'budget': budget + 10, 'seeds': seeds + 5}
-        assert describe_budget(ended(enough, 0.01)) is None
+        assert describe_budget(run_study(enough, 0.01)) is None
 
     def test_advice_names_seeds_without_budget(self):
-        advice = describe_budget(ended(LR | {'smallest_effect': 0.01}, 0.01))
+        advice = describe_budget(run_study(LR | {'smallest_effect': 0.01}, 0.01))
         assert advice.startswith('tune.seeds=5 leaves 10 fresh seeds') and 'budget' not in advice
 
     def test_advice_gives_no_excessive_number(self):
-        advice = describe_budget(ended(LR | {'smallest_effect': 1e-5}, 0.01))
+        advice = describe_budget(run_study(LR | {'smallest_effect': 1e-5}, 0.01))
         assert 'more than 1000' in advice and advice.count('tune.') == 1
 
     def test_no_advice_if_unnecessary_or_still_tuning(self):
-        assert describe_budget(ended(LR | {'smallest_effect': 0.1}, 0.001)) is None
-        assert describe_budget(ended(LR | {'smallest_effect': 1e-5}, 0.01, arms=1)) is None
-        open_study = known(LR, [{}, {}])
+        assert describe_budget(run_study(LR | {'smallest_effect': 0.1}, 0.001)) is None
+        assert describe_budget(run_study(LR | {'smallest_effect': 1e-5}, 0.01, arms=1)) is None
+        open_study = make_study(LR, [{}, {}])
         assert describe_budget(open_study) is None

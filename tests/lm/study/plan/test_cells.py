@@ -192,7 +192,7 @@ def test_list_gives_options_with_their_parts():
     assert [cell.recipe.optim.decay_fraction for cell in swept] == [None, 0.1, 0.3]
 
 
-def swept(changes, sweep):
+def split_and_expand(changes, sweep):
     """The base and the cells, of a config with these changes."""
     base, sweep, _ = split_sweep(tiny_raw(changes) | {'sweep': sweep})
     return resolve(base), expand_sweep(base, sweep)
@@ -225,7 +225,7 @@ def test_common_option_belongs_to_cells_that_read_it(path, value, field, without
     needs = {'scaling.base_width': 8} if field == 'scaling.name' else {}
     for first in (without, within):
         changes = needs | {path: value, field: first}
-        base, cells = swept(changes, {field: (without, within)})
+        base, cells = split_and_expand(changes, {field: (without, within)})
         assert [flatten(cell.recipe)[path] for cell in cells] == [None, value]
         assert flatten(base)[path] == (value if first == within else None)
         assert f'{path} is read by 1 of 2' in ' '.join(describe_ignored(cells))
@@ -235,18 +235,18 @@ def test_common_option_belongs_to_cells_that_read_it(path, value, field, without
 
 def test_base_option_replaced_by_axis_is_left_out():
     names = {'optim.name': ('adamw', 'muon')}
-    _, cells = swept({'optim.muon_steps': 3}, names | {'optim.muon_steps': (4,)})
+    _, cells = split_and_expand({'optim.muon_steps': 3}, names | {'optim.muon_steps': (4,)})
     assert [cell.recipe.optim.muon_steps for cell in cells] == [None, 4]
     listed = ({'optim.name': 'adamw'}, {'optim.name': 'muon', 'optim.muon_steps': 4})
     with pytest.raises(ValueError, match='muon_steps=3 is read by no part'):
-        swept({'optim.muon_steps': 3}, listed)
+        split_and_expand({'optim.muon_steps': 3}, listed)
 
 
 def test_unread_option_is_refused():
     with pytest.raises(ValueError, match='muon_steps=3 is read by no part'):
-        swept({'optim.muon_steps': 3}, {'optim.name': ('adamw', 'sgd')})
+        split_and_expand({'optim.muon_steps': 3}, {'optim.name': ('adamw', 'sgd')})
     with pytest.raises(ValueError, match='the same run'):
-        swept({}, {'optim.name': ('muon',), 'list': ({}, {'optim.muon_steps': 5})})
+        split_and_expand({}, {'optim.name': ('muon',), 'list': ({}, {'optim.muon_steps': 5})})
 
 
 def test_kv_heads_follow_heads_in_each_cell():

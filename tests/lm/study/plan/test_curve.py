@@ -25,21 +25,21 @@ from lm.study.plan.curve import (
 KS = (-16, -8, 0, 8, 16)
 
 
-def sampled(curve, ks=KS, n=1):
+def sample_means(curve, ks=KS, n=1):
     return compute_means({k: [curve(k / OCTAVE)] * n for k in ks})
 
 
 @pytest.mark.parametrize('vertex', [-4, -3, -1, 0, 2, 3, 4])
 @pytest.mark.parametrize('curvature', [1e-4, 0.01, 30.0])
 def test_parabola_vertex_is_exact(vertex, curvature):
-    means = sampled(lambda z: 3.2 + curvature * (z - vertex / OCTAVE) ** 2)
+    means = sample_means(lambda z: 3.2 + curvature * (z - vertex / OCTAVE) ** 2)
     assert find_vertex(means, 0.0) == vertex and is_convex(means, 0.0)
 
 
 @pytest.mark.parametrize('right', [0.02, 0.05])
 def test_asymmetric_curve_vertex_and_curvatures(right):
     """Half octaves tell the two curvatures apart where the losses have no noise."""
-    means = sampled(
+    means = sample_means(
         lambda z: (right if z > 0.25 else 0.01) * (z - 0.25) ** 2, (-16, -8, -4, 0, 4, 8, 16)
     )
     curve = fit_curve(means, 1e-9)
@@ -75,7 +75,7 @@ def test_mirrored_losses_mirror_the_vertex():
 
 def test_vertex_stays_between_tried_neighbours():
     """Two equal best losses at the edge of a valley have the vertex between them, no further."""
-    means = sampled(lambda z: 0.01 * (z - 0.99) ** 2, (-8, 0, 4, 8, 16))
+    means = sample_means(lambda z: 0.01 * (z - 0.99) ** 2, (-8, 0, 4, 8, 16))
     assert 4 <= find_vertex(means, 0.0) <= 16
     assert find_vertex(means, 0.0) == 8
 
@@ -118,13 +118,13 @@ def test_spread_is_pooled_over_ended_samples():
 
 
 def test_allowance_without_noise_and_without_repeats():
-    means = sampled(lambda z: 0.01 * (z - 0.1) ** 2)
+    means = sample_means(lambda z: 0.01 * (z - 0.1) ** 2)
     assert compute_allowance(means, Spread(0.0, 3)) == 0
     assert math.isinf(compute_allowance(means, Spread(0.0, 0)))
 
 
 def test_allowance_falls_with_seeds_and_rises_with_noise():
-    few, many = (sampled(lambda z: 0.01 * z**2, n=n) for n in (1, 16))
+    few, many = (sample_means(lambda z: 0.01 * z**2, n=n) for n in (1, 16))
     allowances = [compute_allowance(few, Spread(s, 8)) for s in (0.001, 0.002, 0.004)]
     assert 0 < allowances[0] < allowances[1] < allowances[2]
     assert allowances[2] / 30 < compute_allowance(many, Spread(0.004, 8)) < allowances[2] / 3
@@ -135,7 +135,7 @@ def test_allowance_is_near_delta_method():
     square, of which the quantile is that of chi-squared; places are eighths, which adds a little.
     """
     c, s = 0.01, 0.002
-    means = sampled(lambda z: c * z**2, (-8, 0, 8))
+    means = sample_means(lambda z: c * z**2, (-8, 0, 8))
     expected = c * (s / (c * math.sqrt(8))) ** 2 * stats.chi2.ppf(ALLOWANCE_QUANTILE, 1)
     assert expected * 0.8 < compute_allowance(means, Spread(s, 10)) < expected * 2
 

@@ -41,20 +41,20 @@ class Text:
         return self.rows
 
 
-def given(seconds=(), tokens=10**9):
+def make_measurements(seconds=(), tokens=10**9):
     """Means of a machine: seconds a step of each program, and the tokens of every text."""
     return Measurements(
         'cpu', lambda recipe: Text(tokens, recipe.data.seq_len), lambda groups: seconds
     )
 
 
-def settled(sweep, raw=RAW, machine=None):
-    return apply_protocol(resolve_protocol(raw, sweep), raw, sweep, machine or given())
+def apply(sweep, raw=RAW, machine=None):
+    return apply_protocol(resolve_protocol(raw, sweep), raw, sweep, machine or make_measurements())
 
 
-def trained(sweep, raw=RAW, machine=None):
+def trained_steps(sweep, raw=RAW, machine=None):
     """The steps of each cell."""
-    applied = settled(sweep, raw, machine)
+    applied = apply(sweep, raw, machine)
     return [
         cell.recipe.train.steps
         for cell in apply_overrides(raw, expand_sweep(raw, sweep), applied.overrides)
@@ -63,7 +63,7 @@ def trained(sweep, raw=RAW, machine=None):
 
 def refusal(sweep, raw=RAW, machine=None):
     with pytest.raises(ValueError) as error:
-        settled(sweep, raw, machine)
+        apply(sweep, raw, machine)
     assert '\n' not in str(error.value)
     return str(error.value)
 
@@ -71,8 +71,8 @@ def refusal(sweep, raw=RAW, machine=None):
 def test_equal_tokens_by_hand():
     sweep = {'zip': {'data.batch_size': (8, 32, 16), 'data.seq_len': (8, 8, 20)}}
     sweep['protocol'] = 'equal_tokens'
-    assert trained(sweep) == [2000, 500, 400]  # of 128,000 tokens
-    assert [entry['tokens'] for entry in settled(sweep).record()['of_each']] == [128_000] * 3
+    assert trained_steps(sweep) == [2000, 500, 400]  # of 128,000 tokens
+    assert [entry['tokens'] for entry in apply(sweep).record()['of_each']] == [128_000] * 3
 
 
 @pytest.mark.parametrize('batch', [3, 24, 100, 333])
@@ -87,7 +87,7 @@ def test_equal_tokens_is_met_or_refused_with_a_batch(batch):
     assert abs(adjusted.recipe.train.steps * nearest * 8 / tokens - 1) <= 0.001
     assert nearest_batch(adjusted.recipe, tokens) == nearest
     if nearest != 8:
-        assert trained(sweep | {'data.batch_size': (8, nearest)}, raw)[0] == 40
+        assert trained_steps(sweep | {'data.batch_size': (8, nearest)}, raw)[0] == 40
 
 
 def hand_counted(width, layers=2, hidden=32, length=8, experts=0, chosen=1):
@@ -100,8 +100,8 @@ def test_equal_flops_by_hand_at_two_widths():
     """Catches a readout, or attention, or tokens of a batch that are not counted."""
     sweep = {'model.d_model': (16, 32), 'protocol': 'equal_flops'}
     a, b = hand_counted(16), hand_counted(32)
-    assert trained(sweep) == [STEPS, round(STEPS * a / b)]
-    entries = settled(sweep).record()['of_each']
+    assert trained_steps(sweep) == [STEPS, round(STEPS * a / b)]
+    entries = apply(sweep).record()['of_each']
     assert entries[0]['flops'] == STEPS * a * 8 * 8
     assert entries[1]['flops'] == pytest.approx(entries[0]['flops'], rel=0.01)
 
@@ -117,13 +117,13 @@ def test_equal_flops_with_experts_by_hand():
         'protocol': 'equal_flops',
     }
     ratio = hand_counted(16) / hand_counted(16, experts=4, chosen=2)
-    assert trained(sweep) == [STEPS, round(STEPS * ratio), STEPS // 2]
+    assert trained_steps(sweep) == [STEPS, round(STEPS * ratio), STEPS // 2]
 
 
 def test_equal_time_by_hand():
     sweep = {'optim.name': ('adamw', 'muon'), 'train.seed': (0, 1), 'protocol': 'equal_time'}
-    assert trained(sweep, machine=given((0.1, 0.16))) == [2000, 2000, 1250, 1250]
-    entries = settled(sweep, machine=given((0.1, 0.16))).record()['of_each']
+    assert trained_steps(sweep, machine=make_measurements((0.1, 0.16))) == [2000, 2000, 1250, 1250]
+    entries = apply(sweep, machine=make_measurements((0.1, 0.16))).record()['of_each']
     assert [(entry['changes'], entry['seconds_a_step']) for entry in entries] == [
         ({'optim.name': 'adamw'}, 0.1),
         ({'optim.name': 'muon'}, 0.16),
@@ -136,7 +136,7 @@ def test_equal_time_hours_by_hand():
     per_step, sec = 8 * 8, (0.5, 0.125)
     sweep = {'optim.name': ('adamw', 'muon'), 'protocol': 'equal_time:hours=6'}
     expected = [round(per_step / step_sec * 3600 * 6 / per_step) for step_sec in sec]
-    assert trained(sweep, machine=given(sec)) == expected == [43_200, 172_800]
+    assert trained_steps(sweep, machine=make_measurements(sec)) == expected == [43_200, 172_800]
 
 
 @pytest.fixture
@@ -149,20 +149,20 @@ def test_one_epoch_uses_every_row_once(text):
     raw = tiny_raw({'data.source': text})
     sweep = {'zip': {'data.batch_size': (8, 8, 32), 'data.seq_len': (8, 16, 8)}}
     sweep['protocol'] = 'one_epoch'
-    assert trained(sweep, raw, given(tokens=4001)) == [62, 31, 15]
+    assert trained_steps(sweep, raw, make_measurements(tokens=4001)) == [62, 31, 15]
     assert steps_in_epoch(Text(4001, 8), 8) == 62 == 4000 // 8 // 8
-    assert 'less than one batch of 8 rows' in refusal(sweep, raw, given(tokens=60))
+    assert 'less than one batch of 8 rows' in refusal(sweep, raw, make_measurements(tokens=60))
 
 
 def test_regime_adaptation_scales_lr_with_root_of_batch():
     sweep = BATCHES | {'optim.lr': (0.001, 0.002), 'protocol': 'regime_adaptation'}
-    cells = apply_overrides(RAW, expand_sweep(RAW, sweep), settled(sweep).overrides)
+    cells = apply_overrides(RAW, expand_sweep(RAW, sweep), apply(sweep).overrides)
     assert [cell.recipe.train.steps for cell in cells] == [STEPS] * 4
     assert [flatten(cell.recipe)['optim.lr'] for cell in cells] == [0.001, 0.002, 0.002, 0.004]
     assert [cell.recipe.data.epochs for cell in cells] == [1, 1, 4, 4]
     assert [cell.changes['optim.lr'] for cell in cells] == [0.001, 0.002] * 2  # as the sweep has it
     over_batch = sweep | {'model.norm': ('batchnorm',)}
-    (note,) = [note for note in settled(over_batch).notes if 'batchnorm' in note]
+    (note,) = [note for note in apply(over_batch).notes if 'batchnorm' in note]
     assert 'ghost batches' in note
 
 
@@ -170,10 +170,10 @@ def test_arms_and_lengths_follow_the_protocol():
     """A length of the baseline is a share of the steps that the protocol gives it."""
     tune = {'optim.lr': None, 'lengths': (0.5,)}
     sweep = BATCHES | {'protocol': 'regime_adaptation'}
-    plan = WavePlan(RAW, sweep, tune, settled(sweep).overrides)
+    plan = WavePlan(RAW, sweep, tune, apply(sweep).overrides)
     assert [arm.grid.centres['optim.lr'] for arm in plan.arms.arms[:2]] == [0.003, 0.006]
     sweep = {'optim.name': ('adamw', 'muon'), 'protocol': 'equal_time:hours=0.1'}
-    plan = WavePlan(RAW, sweep, tune, settled(sweep, machine=given((0.1, 0.2))).overrides)
+    plan = WavePlan(RAW, sweep, tune, apply(sweep, machine=make_measurements((0.1, 0.2))).overrides)
     first = plan.arms.first_cells
     assert [cell.recipe.train.steps for cell in first] == [3600, 1800, 1800]
     assert [cell.changes.get('train.steps') for cell in first] == [None, None, 1800]
@@ -182,7 +182,7 @@ def test_arms_and_lengths_follow_the_protocol():
 
 def test_sweep_json_records_the_protocol(tmp_path):
     sweep = BATCHES | {'train.seed': (0, 1), 'protocol': 'equal_tokens'}
-    agreed_on = settled(sweep)
+    agreed_on = apply(sweep)
     plan = WavePlan(RAW, sweep, None, agreed_on.overrides)
     open_sweep(
         tmp_path,
@@ -217,7 +217,9 @@ def test_engine_trains_protocol_steps(tune, monkeypatch, tmp_path):
         raise Opened(sorted({cell.recipe.train.steps for cell in wave.cells}))
 
     monkeypatch.setattr(engines, '_train_waves', stop)
-    monkeypatch.setattr(engines, 'local_measurements', lambda work, engine, host: given())
+    monkeypatch.setattr(
+        engines, 'local_measurements', lambda work, engine, host: make_measurements()
+    )
     sweep = BATCHES | {'protocol': 'equal_tokens'}
     with pytest.raises(Opened) as error:
         engines.train_sweep(RAW, sweep, tmp_path, False, 'local', str, tune=tune)
@@ -293,7 +295,7 @@ def test_protocol_flags_are_refused_for_single_runs(text):
     mixed = tiny_raw({'data.mixture': f"{{'a': (0.5, '{text}'), 'b': (0.5, 'synthetic:markov')}}"})
     assert 'synthetic:markov' in refusal({'optim.lr': (1, 2), 'protocol': 'one_epoch'}, mixed)
     slow = {'optim.name': ('adamw', 'muon'), 'protocol': 'equal_time'}
-    short = given((1.0, 0.1), tokens=8 * 8 * 5000 + 1)
+    short = make_measurements((1.0, 0.1), tokens=8 * 8 * 5000 + 1)
     assert 'train.steps=20000 needs 4 epochs, and data.epochs=1' in refusal(slow, machine=short)
 
 

@@ -49,7 +49,7 @@ def parabola(at, s=0.002, curvature=0.01, cliff=math.inf):
     return loss
 
 
-def grown(losses, search=ONE, bounds=None):
+def run_search(losses, search=ONE, bounds=None):
     """(replay of all waves, ledgers) of arms with these losses."""
     bounds = bounds or [(UNBOUNDED,) * search.n_fields] * len(losses)
     ledgers = [{} for _ in losses]
@@ -63,12 +63,12 @@ def grown(losses, search=ONE, bounds=None):
 def several():
     """Arms with their best within, at an edge, at a cliff, and one that diverges everywhere."""
     losses = [parabola(0.3), parabola(-2.7), parabola(4.0), parabola(1, cliff=1.2)]
-    return grown([*losses, lambda point: math.nan])
+    return run_search([*losses, lambda point: math.nan])
 
 
 @functools.cache
 def surfaces():
-    return grown([bowl(0.6, -0.9), bowl(-2.5, 0.4)], TWO)
+    return run_search([bowl(0.6, -0.9), bowl(-2.5, 0.4)], TWO)
 
 
 def bowl(x, y, s=0.002):
@@ -145,7 +145,7 @@ def test_waves_ignore_constant_offsets():
         lambda p, loss=loss, shift=shift: loss(p) + shift
         for loss, shift in zip(losses, shifts, strict=True)
     ]
-    (replay, _), (moved_replay, _) = grown(losses), grown(moved)
+    (replay, _), (moved_replay, _) = run_search(losses), run_search(moved)
     assert [w.points for w in replay.waves] == [w.points for w in moved_replay.waves]
     assert [p.k for p in compute_picks(replay)] == [p.k for p in compute_picks(moved_replay)]
 
@@ -154,14 +154,14 @@ def test_mirrored_losses_mirror_picks():
     def mirrored(point):
         return parabola(0.8, s=0)(Point((-point.k[0],), point.seed))
 
-    (replay, _), (mirrored_replay, _) = grown([parabola(0.8, s=0)]), grown([mirrored])
+    (replay, _), (mirrored_replay, _) = run_search([parabola(0.8, s=0)]), run_search([mirrored])
     assert compute_picks(replay)[0].k == (6,) and compute_picks(mirrored_replay)[0].k == (-6,)
     assert len(replay.waves) == len(mirrored_replay.waves)
 
 
 @pytest.mark.parametrize('at', [-6.3, -2.4, -0.7, 0.0, 0.55, 1.9, 7.1])
 def test_minimum_is_found_at_any_place(at):
-    (replay, _) = grown([parabola(at, s=1e-5)])
+    (replay, _) = run_search([parabola(at, s=1e-5)])
     pick = compute_picks(replay)[0]
     assert abs(pick.k[0] / 8 - at) <= 0.13 and pick.states == (LOCATED,)
     assert pick.near_best[0] <= pick.k[0] <= pick.near_best[1]
@@ -170,18 +170,18 @@ def test_minimum_is_found_at_any_place(at):
 
 
 def test_first_waves_by_hand():
-    replay, _ = grown([parabola(0.0, s=0)])
+    replay, _ = run_search([parabola(0.0, s=0)])
     scan, refine = replay.waves
     assert scan.points == [[Point((k,), 0) for k in SCAN]]
     halves = [Point((-4,), 0), Point((4,), 0)]
     assert refine.points == [[*halves, Point((0,), 1), Point((-8,), 1), Point((8,), 1)]]
-    (wide, _) = grown([parabola(2.3, s=0)])
+    (wide, _) = run_search([parabola(2.3, s=0)])
     steps = [Point((k,), 0) for k in (24, 32, 40)]
     assert wide.waves[1].points == [[*steps, Point((16,), 1), Point((8,), 1)]]
 
 
 def test_endless_descent_ends_at_an_edge():
-    replay, _ = grown([lambda point: -0.01 * point.k[0], parabola(0.0)])
+    replay, _ = run_search([lambda point: -0.01 * point.k[0], parabola(0.0)])
     falling, located = compute_picks(replay)
     assert falling.states == (EDGE,) and falling.k[0] == 16 + EXTENSIONS * 24 + REFINEMENTS * 4
     assert located.states == (LOCATED,)
@@ -191,20 +191,20 @@ def test_endless_descent_ends_at_an_edge():
 
 def test_noise_rarely_causes_two_extensions():
     """Loud runs far out are low by chance; they are repeated before the search goes on beyond."""
-    ledgers = [grown([lambda p, i=i: 0.02 * noise(p, i)])[1][0] for i in range(40)]
+    ledgers = [run_search([lambda p, i=i: 0.02 * noise(p, i)])[1][0] for i in range(40)]
     farthest = [max(abs(p.k[0]) for p in ledger) for ledger in ledgers]
     assert sum(k > 40 + 12 for k in farthest) <= 2 and max(farthest) > 16
 
 
 @pytest.mark.parametrize(('bound', 'last'), [((-math.inf, 19), 19), ((-math.inf, 30), 30)])
 def test_bounds_are_respected_and_reached(bound, last):
-    replay, ledgers = grown([lambda point: -0.01 * point.k[0]], bounds=[(bound,)])
+    replay, ledgers = run_search([lambda point: -0.01 * point.k[0]], bounds=[(bound,)])
     assert max(p.k[0] for p in ledgers[0]) == last
     assert compute_picks(replay)[0].k == (last,) and EDGE in compute_picks(replay)[0].states
 
 
 def test_divergence_bounds_the_search():
-    replay, ledgers = grown([parabola(2.0, cliff=0.8)])
+    replay, ledgers = run_search([parabola(2.0, cliff=0.8)])
     pick = compute_picks(replay)[0]
     assert max(p.k[0] for p in ledgers[0]) <= 16 and pick.k[0] <= 6
     assert CLIFF in pick.states and EDGE not in pick.states
@@ -212,7 +212,7 @@ def test_divergence_bounds_the_search():
 
 def test_dead_arm_is_extended_downwards_then_dropped():
     """An arm that diverges everywhere is tried at lower values; the others go on without it."""
-    replay, ledgers = grown([lambda point: math.inf, parabola(0.4), parabola(-0.2)])
+    replay, ledgers = run_search([lambda point: math.inf, parabola(0.4), parabola(-0.2)])
     dead, *alive = compute_picks(replay)
     assert dead.states == (DIVERGED,) and math.isinf(dead.allowance)
     tried = sorted(p.k[0] for p in ledgers[0])
@@ -222,7 +222,7 @@ def test_dead_arm_is_extended_downwards_then_dropped():
 
 
 def test_arm_stable_only_at_low_values_is_found():
-    replay, _ = grown([parabola(-5.2, cliff=-3.0), parabola(0.0)])
+    replay, _ = run_search([parabola(-5.2, cliff=-3.0), parabola(0.0)])
     assert (
         abs(compute_picks(replay)[0].k[0] / 8 + 5.2) < 0.3
         and EDGE not in compute_picks(replay)[0].states
@@ -230,7 +230,7 @@ def test_arm_stable_only_at_low_values_is_found():
 
 
 def test_dead_arms_get_no_further_lines():
-    replay, ledgers = grown([lambda point: math.nan, bowl(0.2, 0.1)], TWO)
+    replay, ledgers = run_search([lambda point: math.nan, bowl(0.2, 0.1)], TWO)
     assert {p.k[1] for p in ledgers[0]} == {0}
     assert compute_picks(replay)[0].states == (DIVERGED,) and compute_picks(replay)[1].states == (
         LOCATED,
@@ -238,9 +238,9 @@ def test_dead_arms_get_no_further_lines():
 
 
 def test_flat_counts_only_tried_values():
-    replay, _ = grown([lambda point: 0.001 * noise(point)])
+    replay, _ = run_search([lambda point: 0.001 * noise(point)])
     assert FLAT in compute_picks(replay)[0].states
-    replay, _ = grown([parabola(0.0)])
+    replay, _ = run_search([parabola(0.0)])
     assert FLAT not in compute_picks(replay)[0].states
     nothing_known = replay_waves([{}], ONE, [(UNBOUNDED,)])
     assert compute_picks(nothing_known)[0].states == (NOT_REFINED,)
@@ -249,7 +249,7 @@ def test_flat_counts_only_tried_values():
 def test_not_convex_keeps_the_best_value():
     """A best value between a hill and divergence has no parabola through it."""
     losses = {-16: 0.02, -12: 0.6, -8: 1.0, -4: 1.2, 0: 0.0}
-    replay, _ = grown([lambda point: losses.get(point.k[0], math.inf) + 0.001 * noise(point)])
+    replay, _ = run_search([lambda point: losses.get(point.k[0], math.inf) + 0.001 * noise(point)])
     pick = compute_picks(replay)[0]
     assert pick.k == (0,) and {NOT_CONVEX, CLIFF} == {*pick.states}
 
@@ -257,8 +257,8 @@ def test_not_convex_keeps_the_best_value():
 @pytest.mark.parametrize('max_runs', [5, 9, 10, 14, 15, 20])
 def test_budget_is_kept_and_reported(max_runs):
     losses = [parabola(0.3), parabola(-2.7)]
-    whole, _ = grown(losses)
-    replay, ledgers = grown(losses, Search(smallest_effect=0.01, max_runs=max_runs))
+    whole, _ = run_search(losses)
+    replay, ledgers = run_search(losses, Search(smallest_effect=0.01, max_runs=max_runs))
     assert all(len(ledger) <= max_runs for ledger in ledgers)
     waves = [wave.points for wave in replay.waves]
     assert waves == [wave.points for wave in whole.waves][: len(waves)]
@@ -273,14 +273,14 @@ def test_budget_is_kept_and_reported(max_runs):
 
 def test_repeats_follow_noise_and_effect():
     loud = parabola(0.2, s=0.03)
-    (replay, _), (easy, _) = grown([loud]), grown([loud], Search(smallest_effect=10.0))
+    (replay, _), (easy, _) = run_search([loud]), run_search([loud], Search(smallest_effect=10.0))
     assert [wave.stage for wave in replay.waves].count('repeat') == 2
     assert 'repeat' not in [wave.stage for wave in easy.waves]
 
 
 @pytest.mark.parametrize('at', [(0.6, -0.9), (-1.2, 1.1), (2.6, 0.0)])
 def test_two_fields_are_found_together(at):
-    replay, ledgers = grown([bowl(*at, s=1e-5)], TWO)
+    replay, ledgers = run_search([bowl(*at, s=1e-5)], TWO)
     pick = compute_picks(replay)[0]
     assert max(abs(k / 8 - x) for k, x in zip(pick.k, at, strict=True)) <= 0.26
     assert pick.states == (LOCATED,) and len(ledgers[0]) < 32
@@ -288,7 +288,7 @@ def test_two_fields_are_found_together(at):
 
 
 def test_few_runs_keep_minimum_along_last_line():
-    replay, _ = grown([bowl(0.3, 0.0, s=0)], Search(TWO.scans, 0.01, max_runs=3))
+    replay, _ = run_search([bowl(0.3, 0.0, s=0)], Search(TWO.scans, 0.01, max_runs=3))
     pick = compute_picks(replay)[0]
     assert pick.k == (2, 0) and NOT_REFINED in pick.states and math.isinf(pick.allowance)
 

@@ -104,7 +104,7 @@ def test_arm_numbers_come_from_fresh_runs(written, rows):
     assert tuned.LR < low < row.values['optim.lr'] < high < tuned.LR * 8
 
 
-def test_costs_count_runs_and_shares_of_time(written, rows):
+def test_costs_count_runs_and_time_shares(written, rows):
     study, row = written[1], rows['layernorm']
     assert row.runs == (study.tuning_runs[1], 5)
     first = sum(point.seed == 0 for point in study.losses[1])
@@ -160,7 +160,7 @@ def test_caveats_count_deciding_seeds(tmp_path):
     assert row.caveats[-1].startswith(f'about {needed} fresh seeds, which would show a difference')
 
 
-def arm_of(name, length, tokens, losses):
+def make_arm(name, length, tokens, losses):
     points = [Point((0,), FIRST_FRESH_SEED + j) for j in range(len(losses))]
     record = {'status': 'done', 'tokens': tokens}
     records = dict.fromkeys(points, record)
@@ -173,11 +173,11 @@ def test_speedup_interpolates_baseline_lengths():
     """
     noise = np.array([0.0, 0.001, -0.001])
     arms = [
-        arm_of('base', 1.0, 100, 3.0 + noise),
-        arm_of('twice', 1.0, 100, 2.9 + noise),
-        arm_of('far', 1.0, 100, 2.5 + noise),
-        arm_of('longer', 2.0, 200, 2.9 + noise),
-        arm_of('longest', 4.0, 400, 2.8 + noise),
+        make_arm('base', 1.0, 100, 3.0 + noise),
+        make_arm('twice', 1.0, 100, 2.9 + noise),
+        make_arm('far', 1.0, 100, 2.5 + noise),
+        make_arm('longer', 2.0, 200, 2.9 + noise),
+        make_arm('longest', 4.0, 400, 2.8 + noise),
     ]
     ablation = Ablation(None, 'ce', arms)
     assert ablation.speedup(1).value == pytest.approx(2.0) and ablation.speedup(1).bound == ''

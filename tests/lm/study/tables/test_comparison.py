@@ -97,9 +97,9 @@ def test_sensitivity_needs_a_finished_grid(tmp_path):
 
 def test_sensitivities_over_different_grids_get_a_note(monkeypatch):
     monkeypatch.setattr(comparison, 'initial_loss', lambda records: 8.0)
-    records = [ended(3.0 + lr, 0, lr=lr) for lr in (0.1, 0.2)]
-    records += [ended(3.0 + lr, 0, lr=lr, norm='none') for lr in (0.1, 0.2)]
-    records += [ended(3.0 + lr, 0, lr=lr, norm='layernorm') for lr in (0.1, 0.2, 0.4)]
+    records = [ended_record(3.0 + lr, 0, lr=lr) for lr in (0.1, 0.2)]
+    records += [ended_record(3.0 + lr, 0, lr=lr, norm='none') for lr in (0.1, 0.2)]
+    records += [ended_record(3.0 + lr, 0, lr=lr, norm='layernorm') for lr in (0.1, 0.2, 0.4)]
     base, same, other_grid = comparison.compare(records, SWEEP)
     has_note = [any('do not compare' in note for note in c.notes) for c in (base, same, other_grid)]
     assert has_note == [False, False, True] and not math.isnan(other_grid.sensitivity)
@@ -116,9 +116,9 @@ def test_initial_loss_is_found_after_a_damaged_line(tmp_path):
 
 
 def test_divergence_without_initial_loss_is_noted():
-    records = [ended(3.0, seed) for seed in (0, 1)]
-    records.append(ended(None, 2, status='diverged'))
-    records.append(ended(4.0, 0, lr=0.1))
+    records = [ended_record(3.0, seed) for seed in (0, 1)]
+    records.append(ended_record(None, 2, status='diverged'))
+    records.append(ended_record(4.0, 0, lr=0.1))
     [variant] = comparison.compare(records, SWEEP)
     assert variant.loss.n == 2 and variant.notes == [
         '1 of 3 diverged at its best learning rate; left out, as there is no record of the loss at '
@@ -132,9 +132,9 @@ def test_verdicts_are_adjusted_for_their_number():
     """Each of three variants is worse by p = 0.03, which would be worth a verdict alone."""
     spread = np.array([-1.0, 0.0, 1.0])
     shift = stats.t.isf(0.015, 2) / 3**0.5
-    base = [ended(3.0, seed) for seed in range(3)]
+    base = [ended_record(3.0, seed) for seed in range(3)]
     worse = {
-        norm: [ended(3.0 + x + shift, seed, norm=norm) for seed, x in enumerate(spread)]
+        norm: [ended_record(3.0 + x + shift, seed, norm=norm) for seed, x in enumerate(spread)]
         for norm in ('none', 'layernorm', 'dyt')
     }
     _, single = comparison.compare(base + worse['none'], SWEEP)
@@ -159,7 +159,7 @@ RATES = {'base': fixture.base_config(), 'axes': {'optim.lr': [], 'train.seed': [
 
 def test_rates_are_compared_if_only_they_were_swept():
     records = [
-        ended(3.0 + 10 * lr + 0.001 * seed * lr, seed, lr=lr)
+        ended_record(3.0 + 10 * lr + 0.001 * seed * lr, seed, lr=lr)
         for lr in (0.003, 0.001, 0.01)
         for seed in (0, 1)
     ]
@@ -174,7 +174,7 @@ def test_rates_are_compared_if_only_they_were_swept():
     assert comparison.compare_rates(records, SWEEP) == []
 
 
-def said_of(records, sweep):
+def lr_choice_text(records, sweep):
     rates = comparison.compare_rates(records, sweep)
     return comparison.describe_lr_choice(comparison.compare(records, sweep), rates, sweep['base'])
 
@@ -182,22 +182,22 @@ def said_of(records, sweep):
 def test_describe_lr_choice():
     """Catches a verdict by the seeds that chose a rate that does not say so."""
     pairs = [(seed, norm) for seed in (0, 1) for norm in ('rmsnorm', 'none')]
-    one_rate = [ended(3.0 + 0.01 * seed, seed, norm=norm) for seed, norm in pairs]
-    assert 'nothing was chosen' in said_of(one_rate, SWEEP)
-    two_rates = one_rate + [ended(3.1, seed, lr=0.02, norm=norm) for seed, norm in pairs]
-    assert 'the same seeds chose' in said_of(two_rates, SWEEP) and 'chance' not in said_of(
+    one_rate = [ended_record(3.0 + 0.01 * seed, seed, norm=norm) for seed, norm in pairs]
+    assert 'nothing was chosen' in lr_choice_text(one_rate, SWEEP)
+    two_rates = one_rate + [ended_record(3.1, seed, lr=0.02, norm=norm) for seed, norm in pairs]
+    assert 'the same seeds chose' in lr_choice_text(
         two_rates, SWEEP
-    )
-    uneven = two_rates + [ended(3.1, seed, lr=0.04, norm='none') for seed in (0, 1)]
-    assert 'Variants have 2 to 3 rates' in said_of(uneven, SWEEP)
-    assert said_of(one_rate[::2], SWEEP) == ''
-    rates = [ended(3.0 + lr, seed, lr=lr) for lr in (0.001, 0.01) for seed in (0, 1)]
-    assert 'no seed chose one' in said_of(rates, RATES)
+    ) and 'chance' not in lr_choice_text(two_rates, SWEEP)
+    uneven = two_rates + [ended_record(3.1, seed, lr=0.04, norm='none') for seed in (0, 1)]
+    assert 'Variants have 2 to 3 rates' in lr_choice_text(uneven, SWEEP)
+    assert lr_choice_text(one_rate[::2], SWEEP) == ''
+    rates = [ended_record(3.0 + lr, seed, lr=lr) for lr in (0.001, 0.01) for seed in (0, 1)]
+    assert 'no seed chose one' in lr_choice_text(rates, RATES)
     away = fixture.changed(fixture.base_config(), {'optim.lr': 0.5})
-    assert 'chose lr 0.001 as the best' in said_of(rates, RATES | {'base': away})
+    assert 'chose lr 0.001 as the best' in lr_choice_text(rates, RATES | {'base': away})
 
 
-def ended(loss, seed, lr=0.01, norm='rmsnorm', status='done', **fields):
+def ended_record(loss, seed, lr=0.01, norm='rmsnorm', status='done', **fields):
     record = dict.fromkeys(schema().names) | {'status': status, 'ce': loss, 'norm': norm}
     return record | {'lr': lr, 'train_seed': seed, 'data_seed': 0, 'workdir': '/none'} | fields
 
@@ -205,18 +205,18 @@ def ended(loss, seed, lr=0.01, norm='rmsnorm', status='done', **fields):
 SWEEP = {'base': fixture.base_config(), 'axes': {'model.norm': [], 'train.seed': []}}
 
 
-def variants_of(axes, listed):
+def make_variants(axes, listed):
     """Of a sweep over these fields, whose cells have the values that are listed."""
     names = [columns()[path] for path in axes]
-    records = [ended(3.0, 0) | dict(zip(names, values, strict=True)) for values in listed]
+    records = [ended_record(3.0, 0) | dict(zip(names, values, strict=True)) for values in listed]
     return comparison.split_variants(records, SWEEP | {'axes': {path: [] for path in axes}})
 
 
 def test_divergence_at_best_lr_is_noted(monkeypatch):
     monkeypatch.setattr(comparison, 'initial_loss', lambda records: 8.0)
-    base = [ended(3.0 + 0.01 * seed, seed) for seed in range(3)]
-    bad = [ended(2.0, seed, norm='none') for seed in range(2)]
-    bad.append(ended(None, 2, norm='none', status='diverged'))
+    base = [ended_record(3.0 + 0.01 * seed, seed) for seed in range(3)]
+    bad = [ended_record(2.0, seed, norm='none') for seed in range(2)]
+    bad.append(ended_record(None, 2, norm='none', status='diverged'))
     variant = comparison.compare(base + bad, SWEEP)[1]
     assert variant.loss.mean == pytest.approx((2.0 + 2.0 + 8.0) / 3)
     assert variant.verdict == 'within noise'  # and not better by two lucky seeds
@@ -225,10 +225,10 @@ def test_divergence_at_best_lr_is_noted(monkeypatch):
 
 def test_failed_or_stopped_run_is_not_divergence():
     for status in ('failed', 'stopped', 'unfinished', 'waiting'):
-        assert not comparison.has_diverged(ended(None, 0, status=status))
-    assert comparison.has_diverged(ended(None, 0, status='failed', diverged_step=7))
-    assert comparison.has_diverged(ended(None, 0, validated_step=100))  # done, and NaN
-    pair = [ended(3.0, 0), ended(2.0, 0, norm='none', status='stopped')]
+        assert not comparison.has_diverged(ended_record(None, 0, status=status))
+    assert comparison.has_diverged(ended_record(None, 0, status='failed', diverged_step=7))
+    assert comparison.has_diverged(ended_record(None, 0, validated_step=100))  # done, and NaN
+    pair = [ended_record(3.0, 0), ended_record(2.0, 0, norm='none', status='stopped')]
     variant = comparison.compare(pair, SWEEP)[1]
     assert (
         variant.best_lr is None and variant.notes == ['no run has ended'] and variant.verdict == ''
@@ -236,14 +236,21 @@ def test_failed_or_stopped_run_is_not_divergence():
 
 
 def test_one_seed_and_no_common_seed():
-    records = [ended(3.0, 0), ended(2.0, 0, norm='none'), ended(2.0, 5, norm='layernorm')]
+    records = [
+        ended_record(3.0, 0),
+        ended_record(2.0, 0, norm='none'),
+        ended_record(2.0, 5, norm='layernorm'),
+    ]
     _, one_seed, none = comparison.compare(records, SWEEP)
     assert one_seed.verdict == 'one seed' and one_seed.difference.mean == -1.0
     assert none.verdict == '' and 'no seed has ended' in none.notes[-1]
 
 
 def test_first_or_selected_variant_is_the_baseline():
-    records = [ended(3.0, 0, norm='none', cell='a'), ended(3.0, 0, norm='layernorm', cell='b')]
+    records = [
+        ended_record(3.0, 0, norm='none', cell='a'),
+        ended_record(3.0, 0, norm='layernorm', cell='b'),
+    ]
     variants = comparison.split_variants(records, SWEEP)
     assert [v.is_baseline for v in variants] == [True, False]
     for name in ('layernorm', 'norm layernorm', 'b'):
@@ -258,14 +265,14 @@ def test_ambiguous_value_keeps_its_field():
     """
     axes = ('model.norm', 'model.qk_norm', 'model.d_model')
     listed = [('rmsnorm', 'none', 64), ('layernorm', 'rmsnorm', 64), ('dyt', 'none', 64)]
-    variants = variants_of(axes, listed)
+    variants = make_variants(axes, listed)
     assert [v.name for v in variants] == ['baseline', 'layernorm, qk_norm rmsnorm', 'dyt']
     assert [v.name for v in select_baseline(variants, 'dyt')] == [
         'the first',
         variants[1].name,
         'dyt',
     ]
-    variants = variants_of(['model.qk_norm'], [('layernorm',), ('rmsnorm',)])
+    variants = make_variants(['model.qk_norm'], [('layernorm',), ('rmsnorm',)])
     assert [v.name for v in variants] == ['qk_norm layernorm', 'qk_norm rmsnorm']
 
 
@@ -274,12 +281,12 @@ def test_variant_name_omits_size_dependent_fields():
     axes = ('model.d_model', 'model.n_heads', 'scaling.base_width', 'model.norm')
     sizes = [(64, 1, None), (128, 2, 64)]
     grid = [(*size, norm) for size in sizes for norm in ('rmsnorm', 'layernorm')]
-    variants = variants_of(axes, grid)
+    variants = make_variants(axes, grid)
     expected = [
         f'd_model {size}, {norm}' for size in (64, 128) for norm in ('rmsnorm', 'layernorm')
     ]
     assert [v.name for v in variants] == expected
-    variants = variants_of(axes[:2], [(64, 1), (64, 2)])
+    variants = make_variants(axes[:2], [(64, 1), (64, 2)])
     assert [v.name for v in variants] == ['d_model 64, n_heads 1', 'd_model 64, n_heads 2']
 
 
@@ -287,11 +294,11 @@ def test_listed_variants_are_named_by_differences():
     """A full grid names all values of each."""
     axes = ('model.norm', 'model.placement', 'attention.gate')
     listed = [('rmsnorm', 'pre', 'none'), ('none', 'pre', 'none'), ('rmsnorm', 'post', None)]
-    variants = variants_of(axes, listed)
+    variants = make_variants(axes, listed)
     assert [v.name for v in variants] == ['baseline', 'norm none', 'post']
     assert variants[0].values_text == 'norm rmsnorm, placement pre, attention_gate none'
     grid = [(*pair, 'none') for pair in itertools.product(('rmsnorm', 'none'), ('pre', 'post'))]
-    assert variants_of(axes, grid)[-1].name == 'norm none, post, attention_gate none'
+    assert make_variants(axes, grid)[-1].name == 'norm none, post, attention_gate none'
 
 
 def test_tokenizers_are_compared_in_bits_per_byte(monkeypatch):
@@ -301,8 +308,8 @@ def test_tokenizers_are_compared_in_bits_per_byte(monkeypatch):
     records = []
     for seed in (0, 1):
         jitter = 0.001 * seed
-        records.append(ended(3.0, seed, tokenizer='bpe:4096', bits_per_byte=1.5))
-        records.append(ended(1.2, seed, tokenizer='byte', bits_per_byte=1.8 + jitter))
+        records.append(ended_record(3.0, seed, tokenizer='bpe:4096', bits_per_byte=1.5))
+        records.append(ended_record(1.2, seed, tokenizer='byte', bits_per_byte=1.8 + jitter))
     variant = comparison.compare(records, sweep)[1]
     assert variant.verdict == 'worse' and variant.difference.mean == pytest.approx(0.3005)
     assert variant.initial == pytest.approx(8.0 * np.mean([1.8, 1.801]) / 1.2)

@@ -74,7 +74,7 @@ class Cell:
 
 
 @pytest.fixture
-def one_of_two(monkeypatch):
+def second_of_two_hosts(monkeypatch):
     """A child of a parent; what it joins is noted."""
     joined = []
     monkeypatch.setenv(CHILD, json.dumps(dataclasses.asdict(HOST)))
@@ -87,10 +87,10 @@ def one_of_two(monkeypatch):
     [({}, True), ({'fsdp': -1, 'data': 1}, True), ({'fsdp': 4}, True), ({'fsdp': 8}, False),
      ({'tensor': 2, 'data': 4}, False)],
 )  # fmt: skip
-def test_run_that_fits_on_one_host_joins_no_other(one_of_two, monkeypatch, mesh, apart):
+def test_run_that_fits_on_one_host_joins_no_other(second_of_two_hosts, monkeypatch, mesh, apart):
     monkeypatch.setattr(hosts, '_count_local_devices', lambda host: 4)
     share = join_sweep([[Cell()], [Cell(**mesh)]], 'local')
-    assert (share, len(one_of_two)) == (((1, 2), 0) if apart else ((0, 1), 1))
+    assert (share, len(second_of_two_hosts)) == (((1, 2), 0) if apart else ((0, 1), 1))
 
 
 @pytest.mark.full
@@ -100,7 +100,7 @@ def test_devices_are_counted_in_another_process(monkeypatch):
     assert hosts._count_local_devices(dataclasses.replace(HOST, local_devices=(1,))) == 1
 
 
-def test_single_host_env_hides_other_tpu_hosts(one_of_two, monkeypatch):
+def test_single_host_env_hides_other_tpu_hosts(second_of_two_hosts, monkeypatch):
     monkeypatch.setattr(hosts, 'has_tpu', lambda: True)
     monkeypatch.setenv('MEGASCALE_NUM_SLICES', '2')
     monkeypatch.setenv('TPU_PROCESS_BOUNDS', '2,2,1')
@@ -110,7 +110,7 @@ def test_single_host_env_hides_other_tpu_hosts(one_of_two, monkeypatch):
     )
 
 
-def test_join_sweep_alone_and_with_other_engines(one_of_two, monkeypatch):
+def test_join_sweep_alone_and_with_other_engines(second_of_two_hosts, monkeypatch):
     with pytest.raises(ValueError, match='--engine=ray starts processes of its own'):
         join_sweep([[Cell()]], 'ray')
     monkeypatch.delenv(CHILD)

@@ -43,7 +43,7 @@ def names(grouped):
     }
 
 
-def opened(folder, raw, swept, continue_changed=False):
+def open_cells(folder, raw, swept, continue_changed=False):
     """The groups, with the names that their cells have in the folder."""
     plan = WavePlan(raw, swept)
     while names := open_sweep(
@@ -62,13 +62,15 @@ def test_cells_from_older_version_keep_names(sweep):
     """And their results. Those that had not begun get their present ones."""
     folder, raw = sweep
     fresh = names(group_by_program(expand_sweep(raw, SWEPT)))
-    kept_names = names(opened(folder, raw, SWEPT))
+    kept_names = names(open_cells(folder, raw, SWEPT))
     assert kept_names.keys() == OLD_NAMES.keys() == fresh.keys()
     for changes, name in kept_names.items():
         begun = 'layernorm' not in changes
         assert name == (OLD_NAMES if begun else fresh)[changes]
         assert Run(folder / name).is_final == begun and fresh[changes] != OLD_NAMES[changes]
-    assert names(opened(folder, raw, SWEPT)) == kept_names  # sweep.json has the present form now
+    assert (
+        names(open_cells(folder, raw, SWEPT)) == kept_names
+    )  # sweep.json has the present form now
     assert {cell['cell'] for cell in read_json(folder / 'sweep.json')['cells']} == {
         *kept_names.values()
     }
@@ -79,8 +81,8 @@ def test_cell_with_other_config_is_new(sweep):
     folder, raw = sweep
     raw['optim']['weight_decay'] = 0.2
     with pytest.raises(ValueError, match=r'optim\.weight_decay: 0\.1 -> 0\.2'):
-        opened(folder, raw, SWEPT)
-    new_names = names(opened(folder, raw, SWEPT, continue_changed=True))
+        open_cells(folder, raw, SWEPT)
+    new_names = names(open_cells(folder, raw, SWEPT, continue_changed=True))
     assert not {*new_names.values()} & {*OLD_NAMES.values()}
     listed = read_sweep(folder)['cells']
     assert [c['group'] for c in listed if c['cell'] in OLD_NAMES.values()] == [None] * 4
@@ -90,14 +92,14 @@ def test_present_folder_name_takes_precedence(sweep):
     folder, raw = sweep
     cell = group_by_program(expand_sweep(raw, SWEPT))[0][0]
     (folder / cell.name).mkdir()
-    assert opened(folder, raw, SWEPT)[0][0].name == cell.name
+    assert open_cells(folder, raw, SWEPT)[0][0].name == cell.name
 
 
 def test_folders_without_config_are_no_cells(sweep):
     folder, raw = sweep
     for name, text in zip(OLD_NAMES.values(), ('{', '{"model": {}}'), strict=False):
         (folder / name / 'config.json').write_text(text)
-    folder_names = {*names(opened(folder, raw, SWEPT)).values()}
+    folder_names = {*names(open_cells(folder, raw, SWEPT)).values()}
     assert len(folder_names & {*OLD_NAMES.values()}) == 2
 
 
@@ -124,7 +126,7 @@ def test_old_record_is_read_in_present_form(sweep):
 def test_cells_record_differences_from_base(tmp_path):
     """Also where that follows from what was asked for."""
     raw = tiny_raw()
-    opened(tmp_path, raw, {'model.placement': ('pre', 'wide')})
+    open_cells(tmp_path, raw, {'model.placement': ('pre', 'wide')})
     record = read_sweep(tmp_path)
     assert record['base'] == to_dict(resolve(raw)) and record['axes'] == {
         'model.placement': ['pre', 'wide']
@@ -144,12 +146,12 @@ def test_cells_record_differences_from_base(tmp_path):
 
 def test_cells_from_other_axes_stay_on_record(tmp_path):
     raw = tiny_raw()
-    ((first,),) = opened(tmp_path, raw, {'optim.lr': (0.1,)})
-    opened(tmp_path, raw, {'optim.lr': (0.2,)})
+    ((first,),) = open_cells(tmp_path, raw, {'optim.lr': (0.1,)})
+    open_cells(tmp_path, raw, {'optim.lr': (0.2,)})
     assert [c['changes'] for c in read_sweep(tmp_path)['cells']] == [{'optim.lr': 0.2}]
     begin(tmp_path, first)
-    opened(tmp_path, raw, {'optim.lr': (0.1,)})
-    opened(tmp_path, raw, {'optim.lr': (0.2,)})
+    open_cells(tmp_path, raw, {'optim.lr': (0.1,)})
+    open_cells(tmp_path, raw, {'optim.lr': (0.2,)})
     cells_now = read_sweep(tmp_path)['cells']
     assert [(c['changes'], c['group']) for c in cells_now] == [
         ({'optim.lr': 0.2}, 0),
@@ -177,12 +179,12 @@ def test_damaged_record_is_rebuilt_from_folders(tmp_path, text):
 def test_sweep_resumes_with_another_mesh(tmp_path):
     """In the folders that it has; but where cells differ in their meshes, each has its own."""
     raw, swept = tiny_raw(), {'optim.lr': (1e-3, 3e-3)}
-    groups = opened(tmp_path, raw, swept)
+    groups = open_cells(tmp_path, raw, swept)
     for cell in itertools.chain(*groups):
         begin(tmp_path, cell)
     wider = raw | {'mesh': raw['mesh'] | {'fsdp': 2}}
     assert names(group_by_program(expand_sweep(wider, swept))) != names(groups)
-    assert names(opened(tmp_path, wider, swept)) == names(groups)
-    meshes = opened(tmp_path, raw, swept | {'mesh.fsdp': (1, 2)})
+    assert names(open_cells(tmp_path, wider, swept)) == names(groups)
+    meshes = open_cells(tmp_path, raw, swept | {'mesh.fsdp': (1, 2)})
     assert len({cell.name for group in meshes for cell in group}) == 4
     assert {*names(groups).values()} < {cell.name for group in meshes for cell in group}

@@ -24,7 +24,7 @@ def sweep(tmp_path):
     return tmp_path / 'sweep', group_by_program(listed)
 
 
-def view_of(sweep, terminal: bool = False) -> SweepProgress:
+def make_progress(sweep, terminal: bool = False) -> SweepProgress:
     folder, grouped = sweep
     console = Console(file=io.StringIO(), force_terminal=terminal, width=200)
     return SweepProgress(folder, grouped, console)
@@ -32,7 +32,7 @@ def view_of(sweep, terminal: bool = False) -> SweepProgress:
 
 def test_lines_for_each_group_and_the_sweep(sweep):
     folder, grouped = sweep
-    first, second, last = view_of(sweep).format_lines()
+    first, second, last = make_progress(sweep).format_lines()
     assert first.startswith('group 1 of 2  model.norm=rmsnorm  11 of 12 done, 1 failed  best ')
     assert second.startswith(
         'group 2 of 2  model.norm=layernorm  9 of 12 done, 1 diverged  step 120 of 200  best '
@@ -58,7 +58,7 @@ def test_unreadable_cell_is_counted(sweep):
     folder, grouped = sweep
     (folder / grouped[0][0].name / 'summary.json').write_text('{"status": "do')
     assert (
-        view_of(sweep)
+        make_progress(sweep)
         .format_lines()[-1]
         .startswith('sweep 19 of 24 done, 1 diverged, 1 failed, 1 unreadable  ')
     )
@@ -69,7 +69,7 @@ def test_waiting_group_has_no_line(sweep):
     for cell in grouped[1]:
         if (folder / cell.name).exists():
             (folder / cell.name).rename(folder.parent / cell.name)
-    assert [line.split('  ')[0] for line in view_of(sweep).format_lines()] == [
+    assert [line.split('  ')[0] for line in make_progress(sweep).format_lines()] == [
         'group 1 of 2',
         'sweep 11 of 24 done, 1 failed',
     ]
@@ -82,18 +82,16 @@ def test_time_left_by_rate_so_far(sweep, monkeypatch):
     done = grouped[0][0]
     (folder / done.name).rename(folder.parent / done.name)
     monkeypatch.setattr(progress.time, 'monotonic', lambda: next(times))
-    view = view_of(sweep)
+    view = make_progress(sweep)
     (folder.parent / done.name).rename(folder / done.name)
     assert view.format_lines()[-1].endswith('1.4 min left')
 
 
 @pytest.mark.parametrize(('terminal', 'interval'), [(True, 1.0), (False, 30.0)])
-def test_reading_interval_grows_with_reading_time(
-    sweep, monkeypatch, terminal, interval
-):
+def test_reading_interval_grows_with_reading_time(sweep, monkeypatch, terminal, interval):
     clock = [0.0]
     monkeypatch.setattr(progress.time, 'monotonic', lambda: clock[0])
-    view, updates = view_of(sweep, terminal), []
+    view, updates = make_progress(sweep, terminal), []
     took = 0.0
 
     def lines():

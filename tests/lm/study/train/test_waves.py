@@ -27,18 +27,18 @@ TUNE = {'optim.lr': 0.01, 'seeds': 3}
 OPTIMA = {0.9: 0.011, 0.8: 0.034, 0.7: 0.004}  # best rate by b1
 
 
-def loss_of(cell: Cell) -> float:
+def final_loss(cell: Cell) -> float:
     """A curve over octaves, with noise that the seed decides and all arms share in part."""
     lr, b1, seed = (
         cell.recipe.traced_values['optim.lr'],
         cell.recipe.traced_values['optim.b1'],
-        seed_of(cell),
+        read_seed(cell),
     )
     octaves = math.log2(lr / OPTIMA[round(b1, 3)])
     return 2 + b1 / 10 + 0.02 * octaves**2 + 0.001 * math.sin(seed + 7 * b1)
 
 
-def seed_of(cell: Cell) -> int:
+def read_seed(cell: Cell) -> int:
     return cell.recipe.train.seed
 
 
@@ -63,7 +63,7 @@ class Trainer:
                 continue
             self.trained[cell.name] += 1
             with mirror_cell(work.url, work.folder(cell), work.say):
-                end(cell, work, 'done', validation_ce=loss_of(cell))
+                end(cell, work, 'done', validation_ce=final_loss(cell))
 
 
 def end(cell: Cell, work: Work, status: str, **values) -> None:
@@ -75,8 +75,10 @@ def end(cell: Cell, work: Work, status: str, **values) -> None:
 
 
 @pytest.fixture
-def tuned(monkeypatch):
-    """tuned(workdir, trainer, arms, tune, steps): the exit status of a sweep."""
+def train_tuned(monkeypatch):
+    """Returns a function (workdir, trainer, arms, tune, steps) that trains a sweep and returns its
+    exit status.
+    """
     no_display = contextlib.nullcontext(lambda: None)
     monkeypatch.setattr('lm.study.train.progress.show_progress', lambda *_: no_display)
     monkeypatch.setattr('lm.study.train.progress.write_summary', lambda workdir: '')
@@ -91,14 +93,14 @@ def tuned(monkeypatch):
 
 
 @pytest.fixture
-def whole(tuned, tmp_path):
+def whole(train_tuned, tmp_path):
     """The workdir of a tuned sweep that nothing disturbed, and who trained it."""
     trainer = Trainer()
-    assert tuned(tmp_path / 'whole', trainer) == DONE
+    assert train_tuned(tmp_path / 'whole', trainer) == DONE
     return tmp_path / 'whole', trainer
 
 
-def finished(tuned, workdir, interval, order):
+def train_in_pieces(train_tuned, workdir, interval, order):
     """Gives the command until the sweep has ended, each time stopped after so many runs; returns
     (how often each was trained, how many commands it took). order(i): how the i-th sorts cells.
     """
@@ -114,7 +116,7 @@ def finished(tuned, workdir, interval, order):
             return bool(work.caught)
 
         trainer = Trainer(order(commands), stop)
-        status = tuned(workdir, trainer)
+        status = train_tuned(workdir, trainer)
         trained += trainer.trained
         commands += 1
     return trained, commands
@@ -131,9 +133,9 @@ def rows(workdir):
 
 
 @pytest.mark.full
-def test_arms_get_equal_runs_trained_once(tuned, tmp_path, capsys):
+def test_arms_get_equal_runs_trained_once(train_tuned, tmp_path, capsys):
     workdir, trainer = tmp_path / 'x', Trainer()
-    assert tuned(workdir, trainer) == DONE
+    assert train_tuned(workdir, trainer) == DONE
     cells = ledger(workdir)['cells']
     assert {cell['cell'] for cell in cells} == trainer.trained.keys()
     assert {*trainer.trained.values()} == {1}
@@ -150,7 +152,7 @@ def test_arms_get_equal_runs_trained_once(tuned, tmp_path, capsys):
 
 @pytest.mark.default_rows('11')
 @pytest.mark.parametrize('interval', [1, 4, 11])
-def test_repeatedly_stopped_sweep_is_unchanged(interval, whole, tuned, tmp_path):
+def test_repeatedly_stopped_sweep_is_unchanged(interval, whole, train_tuned, tmp_path):
     """It is stopped after so many runs, whose order is another each time. Catches a wave that opens
     before the last has ended, and one that follows from the order of ends.
     """
@@ -159,22 +161,22 @@ def test_repeatedly_stopped_sweep_is_unchanged(interval, whole, tuned, tmp_path)
     def turned(turn):
         return lambda cells: sorted(cells, key=lambda cell: cell.name[turn % 3 :])
 
-    trained, commands = finished(tuned, workdir, interval, turned)
+    trained, commands = train_in_pieces(train_tuned, workdir, interval, turned)
     assert commands > len(trained) / interval - 1 and trained == whole[1].trained
     assert ledger(workdir) == ledger(whole[0]) and rows(workdir) == rows(whole[0])
 
 
-def test_wave_with_failed_cell_is_retried(whole, tuned, tmp_path, capsys):
+def test_wave_with_failed_cell_is_retried(whole, train_tuned, tmp_path, capsys):
     """The others end; no further wave opens. The same command then goes on."""
 
     def fail(cell, work):
-        if cell.arm_position['arm'] == 1 and cell.arm_position['k'] == [8] and seed_of(cell) == 0:
+        if cell.arm_position['arm'] == 1 and cell.arm_position['k'] == [8] and read_seed(cell) == 0:
             record_failure(work.folder(cell), OSError('the disk is full'), work.say)
             return True
         return False
 
     workdir, trainer = tmp_path / 'failed', Trainer(act=fail)
-    assert tuned(workdir, trainer) == BAD_INPUT
+    assert train_tuned(workdir, trainer) == BAD_INPUT
     printed = capsys.readouterr().out
     assert len(trainer.trained) == 9 and 'wave 2' not in printed
     (failed,) = [cell for cell in ledger(workdir)['cells'] if cell['cell'] not in trainer.trained]
@@ -183,14 +185,14 @@ def test_wave_with_failed_cell_is_retried(whole, tuned, tmp_path, capsys):
         and 'the same command tries them again' in printed
     )
     again = Trainer()
-    assert tuned(workdir, again) == DONE
+    assert train_tuned(workdir, again) == DONE
     assert trainer.trained + again.trained == whole[1].trained
     assert 'wave 1, scan: 1 run that has not ended; 9 have ended' in capsys.readouterr().out
     assert ledger(workdir) == ledger(whole[0])
 
 
 @pytest.mark.full
-def test_arm_diverging_everywhere_is_reported(tuned, tmp_path, capsys):
+def test_arm_diverging_everywhere_is_reported(train_tuned, tmp_path, capsys):
     def diverge(cell, work):
         if cell.arm_position['arm'] == 2:
             end(cell, work, 'diverged', reason='step 1: loss nan')
@@ -198,7 +200,7 @@ def test_arm_diverging_everywhere_is_reported(tuned, tmp_path, capsys):
         return False
 
     trainer = Trainer(act=diverge)
-    assert tuned(tmp_path / 'x', trainer, {'optim.b1': (0.9, 0.8, 0.7)}) == DONE
+    assert train_tuned(tmp_path / 'x', trainer, {'optim.b1': (0.9, 0.8, 0.7)}) == DONE
     printed = capsys.readouterr().out
     assert '  optim.b1=0.7: diverged at all' in printed and 'diverged everywhere' in printed
     stages = {cell['tuned']['stage'] for cell in ledger(tmp_path / 'x')['cells']}
@@ -206,11 +208,11 @@ def test_arm_diverging_everywhere_is_reported(tuned, tmp_path, capsys):
 
 
 @pytest.mark.full
-def test_added_arm_gets_all_waves_trained_once(whole, tuned, capsys):
+def test_added_arm_gets_all_waves_trained_once(whole, train_tuned, capsys):
     """To take it away again leaves its runs on record, in no arm."""
     workdir, first = whole
     three, added = {'optim.b1': (0.9, 0.8, 0.7)}, Trainer()
-    assert tuned(workdir, added, three) == DONE
+    assert train_tuned(workdir, added, three) == DONE
     assert 'arm optim.b1=0.7 is new' in capsys.readouterr().out
     assert not added.trained.keys() & first.trained.keys()
     assert {cell['cell'] for cell in ledger(workdir)['cells']} >= first.trained.keys()
@@ -218,7 +220,7 @@ def test_added_arm_gets_all_waves_trained_once(whole, tuned, capsys):
                                  if 'tuned' in cell)  # fmt: skip
     assert len({*of_arm.values()}) == 1 and len(of_arm) == 3
     nothing = Trainer()
-    assert tuned(workdir, nothing, {'optim.b1': (0.8, 0.9)}) in (DONE,)
+    assert train_tuned(workdir, nothing, {'optim.b1': (0.8, 0.9)}) in (DONE,)
     printed = capsys.readouterr().out
     assert 'arm optim.b1=0.7 is left out' in printed
     for cell in ledger(workdir)['cells']:
@@ -228,25 +230,25 @@ def test_added_arm_gets_all_waves_trained_once(whole, tuned, capsys):
 
 
 @pytest.mark.full
-def test_changed_tune_settings_are_reported(whole, tuned, capsys):
+def test_changed_tune_settings_are_reported(whole, train_tuned, capsys):
     """Runs that were trained are taken over."""
     workdir, first = whole
     again = Trainer()
-    assert tuned(workdir, again, tune=TUNE | {'seeds': 4, 'smallest_effect': 0.5}) == DONE
+    assert train_tuned(workdir, again, tune=TUNE | {'seeds': 4, 'smallest_effect': 0.5}) == DONE
     printed = capsys.readouterr().out
     assert 'tune.seeds: 3 -> 4' in printed and 'tune.smallest_effect: 0.01 -> 0.5' in printed
     assert again.trained and not again.trained.keys() & first.trained.keys()
 
 
-def test_tuned_sweep_takes_over_untuned_one(whole, tuned, tmp_path, monkeypatch, capsys):
+def test_tuned_sweep_takes_over_untuned_one(whole, train_tuned, tmp_path, monkeypatch, capsys):
     """Without config.tune the folder of a tuned sweep is refused: its verdicts would be lost. The
     other way round its runs count.
     """
     with pytest.raises(ValueError, match=r'holds a sweep with config\.tune.*--config\.tune'):
-        tuned(whole[0], Trainer(), tune=None)
+        train_tuned(whole[0], Trainer(), tune=None)
     plain, later = Trainer(), Trainer()
-    assert tuned(tmp_path / 'x', plain, ARMS | {'optim.lr': (0.01, 0.02)}, None) == DONE
-    assert tuned(tmp_path / 'x', later) == DONE
+    assert train_tuned(tmp_path / 'x', plain, ARMS | {'optim.lr': (0.01, 0.02)}, None) == DONE
+    assert train_tuned(tmp_path / 'x', later) == DONE
     printed = capsys.readouterr().out
     assert 'held a sweep without config.tune' in printed
     assert later.trained.keys() | plain.trained.keys() == whole[1].trained.keys()
@@ -254,15 +256,13 @@ def test_tuned_sweep_takes_over_untuned_one(whole, tuned, tmp_path, monkeypatch,
 
 
 @pytest.mark.full
-def test_bucket_sweep_resumes_on_empty_disk(
-    whole, tuned, bucket_url, tmp_path, monkeypatch
-):
+def test_bucket_sweep_resumes_on_empty_disk(whole, train_tuned, bucket_url, tmp_path, monkeypatch):
     """Each command is given on another machine, which has none of the files."""
 
     def on_another(command):
         monkeypatch.setenv('EVENKEEL_CACHE', str(tmp_path / f'machine-{command}'))
         return list
 
-    assert finished(tuned, bucket_url, 13, on_another) == (whole[1].trained, 3)
+    assert train_in_pieces(train_tuned, bucket_url, 13, on_another) == (whole[1].trained, 3)
     assert ledger(fetch_records(bucket_url)) == ledger(whole[0])
     assert rows(fetch_records(bucket_url)) == rows(whole[0])

@@ -20,7 +20,7 @@ from tests.helpers import tiny_raw
 ARMS = {'optim.b1': (0.9, 0.8)}
 
 
-def simulated(plan, of_arm):
+def simulate_arms(plan, of_arm):
     """Yields the ablation before each wave, and in the end; of_arm(i, octaves, seed) is a loss."""
     losses = [{} for _ in plan.arms]
     while True:
@@ -42,7 +42,7 @@ def noisy(i, octaves, seed):
 def test_no_arm_exceeds_announced_runs(tune):
     """Nor fewer, though all waves are asked for: by an optimum far off, and noise."""
     plan = ArmPlan(tiny_raw(), ARMS, {'optim.lr': 0.01, 'smallest_effect': 1e-9} | tune)
-    *_, last = simulated(plan, noisy)
+    *_, last = simulate_arms(plan, noisy)
     tune_settings = plan.tune
     assert tune_settings.min_budget <= tune_settings.typical_runs <= max_runs(tune_settings)
     for stages in last.study.stages:
@@ -64,7 +64,9 @@ def test_wave_announcements_count_new_runs():
     """A second look has those of the first too, which are not trained again."""
     plan = ArmPlan(tiny_raw(), ARMS, {'optim.lr': 0.01, 'smallest_effect': 10.0})
     lines, last = [], None
-    for ablation in simulated(plan, lambda i, octaves, seed: octaves**2 + math.sin(seed * (i + 9))):
+    for ablation in simulate_arms(
+        plan, lambda i, octaves, seed: octaves**2 + math.sin(seed * (i + 9))
+    ):
         if ablation.study.next_runs is not None:
             lines += describe_wave(plan, ablation, [None, None])
         last = ablation
