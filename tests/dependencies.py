@@ -1,8 +1,8 @@
-"""What each file of the project reads, from its source alone: nothing is imported or run.
+"""The files that each file of the project reads, from its source alone: nothing is imported or run.
 
 A file reads the modules that it imports, with the `__init__` of every package on the way, and the
 file that defines each name it takes from a package. A test also reads the programs, modules and
-data that its texts name, and the fixtures of a conftest.py that it asks for.
+data that its strings name, and the fixtures of a conftest.py that it uses.
 """
 
 import ast
@@ -17,7 +17,7 @@ INTERPRETERS = {'python', 'python3', 'sys.executable', 'uv'}
 
 @functools.cache
 def _within(top: ast.AST) -> tuple[ast.AST, ...]:
-    """ast.walk without what says nothing, such as whether a name is loaded or stored."""
+    """Returns ast.walk without meaningless nodes, such as the contexts load and store."""
     nodes = [top]
     for node in nodes:
         for name in node._fields:
@@ -29,7 +29,7 @@ def _within(top: ast.AST) -> tuple[ast.AST, ...]:
 
 
 def within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """The nodes, and all below them."""
+    """Returns the nodes, and all nodes below them."""
     return (node for top in nodes for node in _within(top))
 
 
@@ -45,12 +45,12 @@ def _texts(top: ast.AST) -> tuple[str, ...]:
 
 
 def texts(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Every text in a source but docstrings."""
+    """Returns every string in a source except docstrings."""
     return (text for top in nodes for text in _texts(top))
 
 
 def dotted_name(node: ast.AST) -> str:
-    """'a.b.c' of such an expression, or ''."""
+    """Returns 'a.b.c' for such an expression, or ''."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and (owner := dotted_name(node.value)):
@@ -59,17 +59,17 @@ def dotted_name(node: ast.AST) -> str:
 
 
 def arguments(nodes: Iterable[ast.AST]) -> set[str]:
-    """The names of all arguments of all functions."""
+    """Returns the names of all arguments of all functions."""
     return {node.arg for node in within(nodes) if isinstance(node, ast.arg)}
 
 
 def is_test(path: str) -> bool:
-    """Whether pytest looks for tests there."""
+    """Whether pytest looks for tests in the file."""
     return path.startswith(TESTS) and bool(re.search(r'/test_\w+\.py$', path))
 
 
 def is_fixture(node: ast.AST) -> bool:
-    """Whether it is a fixture that tests have to ask for."""
+    """Whether it is a fixture that tests must request."""
     return 'fixture' in _decorators(node) and not _is_autouse(node)
 
 
@@ -82,9 +82,9 @@ def _decorators(node: ast.AST) -> str:
 
 
 class Sources:
-    """The files of a project, `paths` below `root`, and what names in them stand for.
+    """The files of a project, `paths` below `root`, and the meanings of names in them.
 
-    A path may be that of a file that is gone: whoever still imports it reads it.
+    A path may name a deleted file: files that still import it read it.
     """
 
     def __init__(self, root: Path, paths: Iterable[str]):
@@ -114,7 +114,9 @@ class Sources:
             raise SystemExit(f'{path}:{error.lineno} is no Python: {error.msg}') from None
 
     def _find_imports(self, path: str) -> dict[str, str]:
-        """{name: what it stands for, dotted} of all imports of a file, those in functions too."""
+        """Returns {name: dotted name that it stands for} of all imports of a file, also inside
+        functions.
+        """
         names = {}
         for node in within(self.tree(path).body):
             if isinstance(node, ast.Import):
@@ -127,7 +129,7 @@ class Sources:
         return names
 
     def split(self, name: str) -> tuple[str, list[str]]:
-        """(the longest module that a dotted name begins with, what follows); '' for none."""
+        """Returns (longest module that a dotted name begins with, rest); '' without a module."""
         parts = name.split('.')
         for n in range(len(parts), 0, -1):
             if '.'.join(parts[:n]) in self.modules:
@@ -135,8 +137,9 @@ class Sources:
         return '', parts
 
     def origin(self, name: str, visited: tuple[str, ...] = ()) -> tuple[str, str]:
-        """(the file that defines what a dotted name stands for, its name there); ('', '') where it
-        is not the project's. The name is '' for a module.
+        """Returns (file that defines the object of a dotted name, its name there).
+
+        Returns ('', '') outside the project. The name is '' for a module.
         """
         module, attributes = self.split(name)
         if not module:
@@ -148,22 +151,24 @@ class Sources:
         return self.origin('.'.join([meant, *attributes[1:]]), (*visited, name))
 
     def _list_files(self, name: str) -> frozenset[str]:
-        """The files read to get what a dotted name stands for."""
+        """Returns the files that are read to import a dotted name."""
         parts = self.split(name)[0].split('.')
         packages = ['.'.join(parts[:n]) for n in range(1, len(parts) + 1)]
         files = {self.modules[package] for package in packages if package in self.modules}
         return frozenset(files | {self.origin(name)[0]} - {''})
 
     def find_program(self, package: str) -> set[str]:
-        """The file that `python -m package` runs; none where it has none."""
+        """Returns the file that `python -m package` runs, in a set; the empty set without one."""
         return {
             self.modules[module] for module in [f'{package}.__main__'] if module in self.modules
         }
 
     @functools.cached_property
     def _by_ending(self) -> dict[str, set[str]]:
-        """{end of a path: files}: of two names and more, of folders too, then what is in them (of
-        tests the data alone); of one name where a single file has it.
+        """Returns {end of a path: files}.
+
+        Ends have two names and more, and may name folders with all their files (only data in
+        tests); or one name if a single file has it.
         """
         endings: dict[str, set[str]] = {}
         named: dict[str, set[str]] = {}
@@ -178,9 +183,10 @@ class Sources:
         return {name: files for name, files in named.items() if len(files) == 1} | endings
 
     def named_in(self, text: str) -> set[str]:
-        """The files that a text names: by a path or the end of one, or as modules to run or to use.
-        No tests: where a text names these it is for people. A program at the root, such as
-        train.py, is named behind an interpreter alone: launchers pass the word on.
+        """Returns the files that a string names: by a path or its end, or as modules.
+
+        Tests are left out, since strings that name tests are for people. A program at the root,
+        such as train.py, counts only behind an interpreter, because launchers pass its name on.
         """
         files = set()
         is_command = bool(INTERPRETERS & set(text.split()))
@@ -194,7 +200,7 @@ class Sources:
 
 
 class Dependencies:
-    """Which files of a project read which."""
+    """The files that each file of a project reads."""
 
     def __init__(self, sources: Sources):
         self.sources = sources
@@ -209,11 +215,11 @@ class Dependencies:
                 self.readers.setdefault(file, set()).add(reader)
 
     def follow(self, paths: Iterable[str], but: Collection[tuple[str, str]] = ()) -> set[str]:
-        """The files themselves, and all that read them, directly or not.
+        """Returns the files, and all files that read them, directly or indirectly.
 
         Args:
-            paths: Files.
-            but: Pairs (reader, file) that do not count.
+          paths: files.
+          but: pairs (reader, file) that do not count.
         """
         reached, frontier = set(), set(paths)
         while frontier:
@@ -223,7 +229,7 @@ class Dependencies:
         return reached
 
     def reads(self, path: str) -> set[str]:
-        """What a file of Python reads."""
+        """Returns the files that a Python file reads."""
         text, nodes = self.sources.text(path), self.sources.tree(path).body
         parameters = arguments(nodes) | set(texts(nodes))
         if path.endswith('conftest.py'):
@@ -244,7 +250,9 @@ class Dependencies:
         return files - {path}
 
     def _fixtures(self, path: str, parameters: set[str]) -> set[str]:
-        """The conftest.py files above a file, and those of their fixtures that it asks for."""
+        """Returns the conftest.py files above a file, and the files of their fixtures that it
+        requests.
+        """
         above = {f'{folder}/conftest.py' for folder in PurePosixPath(path).parents}
         files = set()
         for conftest in above & set(self.sources.paths):
@@ -262,8 +270,9 @@ class Dependencies:
         return by_fixture
 
     def _read_by(self, path: str, nodes: Iterable[ast.AST]) -> set[str]:
-        """By imports and by texts; those of the product name data alone: it starts no program but
-        itself.
+        """Returns the files that nodes read by imports and strings.
+
+        Strings of the product name only data, since it starts no program but itself.
         """
         files, meant = set(), self.sources.imported(path)
         files_of = self.sources.files_of
@@ -281,7 +290,7 @@ class Dependencies:
         return files | (named if path.startswith(TESTS) else _data(named))
 
     def _named_by(self, nodes: Iterable[ast.AST]) -> set[str]:
-        """The files that texts name, alone, in paths and in commands."""
+        """Returns the files that strings name: alone, in paths and in commands."""
         sources, inner = self.sources, set()
         files = {path for text in texts(nodes) for path in sources.named_in(text)}
         for text in set(texts(nodes)) & sources.rooms:  # -m eval
@@ -308,9 +317,9 @@ class Dependencies:
         return files
 
     def _named_by_path(self, node: ast.BinOp, inner: set[int]) -> set[str]:
-        """By FOLDER / 'b' / 'c'; `inner` gets the expressions in it, which need no look.
+        """Returns the files that FOLDER / 'b' / 'c' names; `inner` gets its subexpressions.
 
-        A single 'b' is a program or a room of the project where FOLDER is a constant.
+        A single 'b' is a program or a package of the project if FOLDER is a constant.
         """
         sources, parts = self.sources, []
         while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):

@@ -1,7 +1,8 @@
-"""Folders of models as a stranger might give them: a sound one, and some 1,500 ways to spoil it.
+"""Model folders as a stranger might give them: a valid one, and some 1,500 ways to spoil it.
 
-A kind changes one thing of a folder that imports: a field of config.json, a header of safetensors,
-the index, a tokenizer's file, or what a name leads to. It says which words a refusal must have.
+Each kind changes one thing of a folder that imports: a field of config.json, a header of
+safetensors, the index, a tokenizer's file, or the target of a name. It lists words that the refusal
+must have.
 """
 
 import dataclasses
@@ -31,10 +32,13 @@ RAW = '@raw@'  # a string that begins so stands for JSON text that json.dumps wo
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """One way to spoil a folder.
+    """A way to spoil a folder.
 
-    case: the family of `CASES`. spoil: changes the folder. words: a refusal must have all of them.
-    imports: whether the folder may be imported all the same, as what was changed changes no number.
+    Attributes:
+      case: the family in `CASES`.
+      spoil: changes the folder.
+      words: words that a refusal must have.
+      imports: whether the folder may still be imported, because the change affects no number.
     """
 
     case: str
@@ -44,7 +48,7 @@ class Kind:
 
 
 def write_model(folder: Path, case: str) -> None:
-    """Writes a sound folder: config.json, one file of weights, a tokenizer, and its settings."""
+    """Writes a valid folder: config.json, one file of weights, a tokenizer, and its settings."""
     folder.mkdir(parents=True)
     config = CASES[case]['config']
     (folder / 'config.json').write_text(json.dumps(config))
@@ -66,7 +70,7 @@ def read_tensors(case: str) -> dict[str, safetensors.Tensor]:
 
 
 def in_shards(folder: Path, case: str) -> None:
-    """Writes the weights as several files and their index."""
+    """Writes the weights as several files with their index."""
     (folder / ONE_FILE).unlink()
     names = [*CASES[case]['tensors']]
     tensors, half = read_tensors(case), len(names) // 2
@@ -157,7 +161,7 @@ OTHERS = (*NUMBERS, *ANY, '[16, 16]', '{"a": NaN}', '""', '"\\u0000"', '[' * 200
 
 
 def with_field(name: str, text: str) -> Callable[[Path], None]:
-    """Sets a field of config.json, which may lie below others ('a/b'), to JSON text."""
+    """Sets a field of config.json, which may be nested ('a/b'), to JSON text."""
 
     def spoil(folder: Path) -> None:
         config = json.loads((folder / 'config.json').read_text())
@@ -182,7 +186,7 @@ def without_field(name: str) -> Callable[[Path], None]:
 
 
 def paths_in(value: Any, above: str = '') -> Iterator[str]:
-    """Yields the path of each field, and of those below it."""
+    """Yields the path of each field, and of nested fields."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for name, inner in items:
         yield f'{above}{name}'
@@ -191,7 +195,7 @@ def paths_in(value: Any, above: str = '') -> Iterator[str]:
 
 
 def config_fields(per_field: int) -> Iterator[tuple[str, Kind]]:
-    """Yields `per_field` other values for each field of each family, and each field left out."""
+    """Yields `per_field` other values for each field of each family, and each field removed."""
     rng = random.Random(0)
     for case in FAMILIES:
         for path in paths_in(CASES[case]['config']):
@@ -370,7 +374,7 @@ def raw_file(header: Any, data: bytes = b'', length: int | None = None) -> bytes
 
 
 def edited_header(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    """Writes the file of weights with another header, before the same data."""
+    """Writes the file of weights with another header before the same data."""
 
     def spoil(folder: Path) -> None:
         content = (folder / ONE_FILE).read_bytes()
@@ -474,14 +478,14 @@ RAW_FILES = {
 
 
 def many_names(folder: Path) -> None:
-    """A header of 300,000 empty tensors."""
+    """Returns a header of 300,000 empty tensors."""
     of = {'dtype': 'F32', 'shape': [0], 'data_offsets': [0, 0]}
     text = json.dumps({f'model.layers.{i}.x': of for i in range(300_000)}).encode()
     (folder / ONE_FILE).write_bytes(raw_file(text))
 
 
 def names_twice(folder: Path) -> None:
-    """A header of 200,000 names, the last one twice."""
+    """Returns a header of 200,000 names, the last one twice."""
     names = [*range(200_000), 199_999]
     of = '{"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}'
     text = '{' + ', '.join(f'"{i}": {of}' for i in names) + '}'

@@ -1,16 +1,16 @@
-"""How many small faults, put into a file one by one, its tests see.
+"""Measures how many small faults, put into a file one at a time, its tests detect.
 
     uv run python -m tests.mutate modules/mlp.py [...] [--sample=20] [--seed=0]
     uv run python -m tests.mutate --since=HEAD~1
 
-Works in copies of the project. Each fault is put in alone, and the tests that `tests.touched --of`
-names for the file are run: those of the default tier, with --full those of the full one where they
-pass. Prints every fault that no test saw with its lines, then a table. With --since, faults are
-those of lines that differ from a commit, in the files named or in all that differ.
+Works in copies of the project. Each fault is put in alone, followed by the tests that
+`tests.touched --of` names for the file: the default tier and, with --full, the full tier if they
+pass. Prints every undetected fault with its lines, then a table. With --since, faults are in lines
+that differ from a commit, in the given files or in all that differ.
 
-A survivor is a place to look, no verdict: some faults change nothing that anyone may notice.
-Mutation tools were tried: mutmut forks the process that runs tests, which JAX does not survive, and
-cosmic-ray's operators swap no arguments and remove no statement, term or keyword.
+A survivor is a place to look at, not a verdict: some faults have no visible effect. Mutation tools
+were tried: mutmut forks the process that runs tests, which JAX does not survive, and cosmic-ray's
+operators swap no arguments and remove no statement, term or keyword.
 """
 
 import argparse
@@ -72,20 +72,20 @@ COMPOUND = ast.BinOp | ast.BoolOp | ast.Compare | ast.IfExp | ast.Lambda | ast.U
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """A text with one fault. line: where it begins. kind: one of `faults`."""
+    """A text with one fault. line: first line of the fault. kind: a kind of `faults`."""
 
     kind: str
     line: int
     text: str
 
     def diff(self, text: str) -> list[str]:
-        """The lines that differ from those of the text without the fault."""
+        """Returns the lines that differ from the text without the fault."""
         lines = difflib.unified_diff(text.splitlines(), self.text.splitlines(), n=0, lineterm='')
         return [line for line in list(lines)[2:] if not line.startswith('@@')]
 
 
 def faults(node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
-    """(kind, a node, what would stand in its place) of each fault of a node, or of its test."""
+    """Yields (kind, node, replacement) for each fault of a node, or of its test."""
     match node:
         case ast.Compare(ops=[op]) if type(op) in OPERATORS:
             yield 'comparison', node, _with(node, ops=[OPERATORS[type(op)]()])
@@ -145,7 +145,9 @@ def _is_none(node: ast.AST) -> bool:
 
 
 def find_code(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and all below it, without what does not run: annotations, and words of errors."""
+    """Returns a node and all nodes below it, without code that does not run: annotations, and words
+    of errors.
+    """
     yield node
     for name, value in ast.iter_fields(node):
         if name in ('annotation', 'returns', 'exc'):
@@ -156,9 +158,9 @@ def find_code(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def mutants(text: str, lines: set[int] | None = None) -> list[Mutant]:
-    """All that differ from the text by one fault, of some lines where these are given.
+    """Returns all texts that differ by one fault, in some lines if these are given.
 
-    Nothing but the text of the node changes, so that comments and other lines stay as they are.
+    Only the text of the node changes, so that comments and other lines remain.
     """
     starts, encoded = [0], text.encode()
     for line in encoded.splitlines(keepends=True):
@@ -180,21 +182,22 @@ def mutants(text: str, lines: set[int] | None = None) -> list[Mutant]:
 
 
 def sample_mutants(mutants: Sequence[Mutant], number: int, seed: str) -> list[Mutant]:
-    """Some of them, the same for the same seed, in the order of lines."""
+    """Returns a sample of the mutants, the same for the same seed, in the order of lines."""
     chosen = random.Random(seed).sample(range(len(mutants)), min(number, len(mutants)))
     return [mutants[i] for i in sorted(chosen)]
 
 
 class Project:
-    """A copy of a project in which one file at a time is changed."""
+    """A copy of a project with one changed file at a time."""
 
     def __init__(self, root: Path, folder: Path):
         self.folder = folder
         shutil.copytree(root, folder, ignore=LEFT_OUT, symlinks=True)
 
     def outcome(self, file: str, text: str, commands: Sequence[Sequence[str]], seconds=None) -> str:
-        """'killed', 'survived' or 'timeout': of commands that test the project with another text
-        in a file, which has its own again afterwards.
+        """Returns 'killed', 'survived' or 'timeout' for test commands with another text in a file.
+
+        The file is restored afterwards.
         """
         path = self.folder / file
         before = path.read_text()
@@ -209,7 +212,9 @@ class Project:
         return 'survived'
 
     def status(self, command: Sequence[str], seconds: float | None) -> int | None:
-        """The exit status of a command; None where it takes longer, and all it began has ended."""
+        """Returns the exit status of a command; None if it times out, after killing all it has
+        started.
+        """
         quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}
         process = subprocess.Popen(command, cwd=self.folder, start_new_session=True, **quiet)
         try:
@@ -223,13 +228,13 @@ class Project:
 
 
 def commands(tests: Sequence[str], full: bool) -> list[list[str]]:
-    """Of pytest: the default tier, and the full one too."""
+    """Returns the pytest commands of the default tier, and of the full tier if requested."""
     start = [sys.executable, '-m', 'pytest', '-q', '-x', '-n', '0', '-p', 'no:cacheprovider']
     return [[*start, *tests], *([[*start, '-m', 'full', *tests]] if full else [])]
 
 
 def differing_lines(root: Path, file: str, commit: str) -> set[int] | None:
-    """Numbers of the lines that a commit has not; None, for all, of a file that git has not."""
+    """Returns the numbers of lines that a commit lacks; None, for all, if git lacks the file."""
     if not git(root, 'ls-files', file):
         return None
     lines = set()
@@ -242,8 +247,9 @@ def differing_lines(root: Path, file: str, commit: str) -> set[int] | None:
 def run(
     root: Path, chosen: dict[str, tuple[list[str], list[Mutant]]], jobs: int, full: bool
 ) -> int:
-    """Prints what becomes of the mutants of each file, {file: (its tests, mutants)}; returns how
-    many survived. SystemExit where tests fail without a fault.
+    """Prints the outcome of the mutants of each file, {file: (its tests, mutants)}.
+
+    Returns the number of survivors. Raises SystemExit if tests fail without a fault.
     """
     rows = []
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What there is to read of the project, and what its pages tell to type."""
+"""The pages of the project, and the commands in them."""
 
 import re
 import shlex
@@ -40,8 +40,9 @@ MORE = {  # flags for the lines with these words
 
 
 def arguments(line: str, small: bool = True) -> list[str]:
-    """Returns [program, argument, ...] of a line, in which the program is a path or a module;
-    small: with the sizes of tests.
+    """Returns [program, argument, ...] of a line; the program is a path or a module.
+
+    small: whether to add the small sizes of tests.
     """
     words = shlex.split(line, comments=True)
     for word in ('uv', 'run', 'python', '-m'):
@@ -56,7 +57,7 @@ def arguments(line: str, small: bool = True) -> list[str]:
 
 
 def add_lines(text: str, diff: list[str]) -> str:
-    """Returns a text with each line of +, behind the line without + before it; imports go to the
+    """Returns a text with each line of + after the line without + before it; imports go to the
     top.
     """
     lines, at = text.splitlines(), 0

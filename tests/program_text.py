@@ -1,5 +1,5 @@
-"""Reads two things from a compiled program: what it moves through the chip's large memory, and what
-a GPU computes while its devices exchange arrays.
+"""Reads two things from a compiled program: its traffic in the chip's large memory, and the
+computations of a GPU while its devices exchange arrays.
 """
 
 import itertools
@@ -21,7 +21,7 @@ UPDATE = 'dynamic-update-slice'  # writes its second operand into its first, in 
 
 
 class Move(NamedTuple):
-    """Bytes that one instruction reads and writes in the chip's large memory, in all rounds of a
+    """Bytes that an instruction reads and writes in the chip's large memory, in all iterations of a
     loop together.
     """
 
@@ -31,11 +31,11 @@ class Move(NamedTuple):
 
 
 def moves(program: jax.stages.Compiled) -> list[Move]:
-    """Returns the moves of the instructions that the program schedules: arrays of SMALL bytes and
-    more that do not lie in a TPU's fast memory.
+    """Returns the moves of the scheduled instructions: arrays of SMALL bytes and more outside a
+    TPU's fast memory.
 
-    Each operand and each result counts once. A product reads its operands more often than that
-    where no cache holds them, and what a GPU's cache holds until the next instruction is not moved.
+    Each operand and each result counts once. A product reads its operands more often if no cache
+    holds them, and arrays that a GPU's cache holds until the next instruction do not move.
     """
     module = Module(program.as_text())
     assert not module.unknown_loops, module.unknown_loops
@@ -68,8 +68,9 @@ def _count_bytes(module: Module, computation: Computation, instruction: Instruct
 def _with_parts(
     inside: Computation, operand_bytes: list[int], written: int
 ) -> tuple[list[int], int]:
-    """Returns what a fusion with these instructions reads and writes, where it reads only parts of
-    arrays, or writes only parts of one in place.
+    """Returns the bytes that a fusion of these instructions reads and writes.
+
+    The fusion may read only parts of arrays, or write only parts of an array in place.
     """
     uses = {}  # number of the operand: the instructions that take it, and as which of theirs
     for instruction in inside.values():
@@ -103,7 +104,7 @@ def _results(instruction: Instruction) -> Iterable[Array]:
 
 
 def _bytes(arrays: Iterable[Array], of_fast_memory: bool = False) -> int:
-    """Returns the bytes of arrays; where a layout has tiles, of whole ones."""
+    """Returns the bytes of arrays; with a tiled layout, of whole tiles."""
     total = 0
     for array in arrays:
         lengths = list(array.shape)
@@ -118,8 +119,8 @@ def _bytes(arrays: Iterable[Array], of_fast_memory: bool = False) -> int:
 
 
 def hidden(program: jax.stages.Compiled) -> list[tuple[str, int]]:
-    """Returns (kind, computations that a GPU starts during it) of each collective, in the scheduled
-    order of the program; 0 where everything waits for it.
+    """Returns (kind, computations that a GPU starts during it) for each collective, in scheduled
+    order; 0 if everything waits for it.
     """
     intervals = []
     for computation in Module(program.as_text()).computations.values():

@@ -1,9 +1,9 @@
-"""Rows of tables: which files they come from, and which tests are about which.
+"""Rows of tables: the files they come from, and the tests about them.
 
-Almost every file reads every part, through the package that builds the table of the parts. What a
-change of one part can break is, beside what reads its file by name, the tests of its rows: a test
-is of a row that its id or a value of its parameters names, that it or a helper of it names, and of
-every row where it goes through a whole table.
+Almost every file reads every part, through the package with the table of the parts. A change of one
+part can break the tests of its rows, besides the files that read its file by name. A test is about
+a row if its id or a parameter names the row, if it or one of its helpers names the row, and about
+all rows if it iterates over a whole table.
 """
 
 import ast
@@ -23,14 +23,19 @@ OF_TABLES = {'CHOICES', 'FIELDS', 'rows_of'}
 
 
 def words_in(text: str) -> set[str]:
-    """The names in a text: of 'model.norm=batchnorm:eps=1' model.norm, batchnorm, eps and 1."""
+    """Returns the names in a text: for 'model.norm=batchnorm:eps=1' model.norm, batchnorm, eps and
+    1.
+    """
     return set(re.findall(r'\w+(?:\.\w+)*', text))
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A dict that fields of the config choose from. rows: the files that each comes from, beside
-    that of the table. words: the texts that stand in each row, such as the names of other rows.
+    """A dict that fields of the config choose from.
+
+    Attributes:
+      rows: files that each row comes from, besides the table's file.
+      words: strings in each row, such as the names of other rows.
     """
 
     name: str
@@ -40,7 +45,7 @@ class Table:
 
 
 class Tables:
-    """Those that a `Choice(TABLE, ...)` of the product names, where each row is written out."""
+    """The tables in `Choice(TABLE, ...)` of the product with all rows written out."""
 
     def __init__(self, sources: Sources):
         self.sources = sources
@@ -76,7 +81,7 @@ class Tables:
 
     @functools.cached_property
     def readings(self) -> set[tuple[str, str]]:
-        """(file of tables, file that it needs for rows alone)."""
+        """Returns pairs (file of tables, file that it needs only for rows)."""
         pairs = set()
         for path in {table.file for table in self.all}:
             tables = [table for table in self.all if table.file == path]
@@ -92,8 +97,8 @@ class Tables:
 
     @functools.cached_property
     def defaults(self) -> set[str]:
-        """The rows that a run has unasked: in the default config, as a default of a field, in place
-        of 'auto', or as another such row says.
+        """Returns the rows of a run without options: in the default config, as a default of a
+        field, in place of 'auto', or named by another such row.
         """
         default_words = set(texts(self.trees[DEFAULT_CONFIG]))
         for nodes in self.trees.values():
@@ -118,7 +123,7 @@ class Tables:
         )
 
     def with_users(self, names: Iterable[str]) -> set[str]:
-        """The rows, and those that ask for one of them."""
+        """Returns the rows, and the rows that need them."""
         reached = set(names)
         return self._close_over(reached, lambda name, words: [name] if words & reached else ())
 
@@ -132,7 +137,7 @@ class Tables:
 
 
 def _assigned_values(nodes: Iterable[ast.stmt]) -> dict[str, ast.expr]:
-    """{name: value} of what stands at the top of a file."""
+    """Returns {name: value} of the assignments at the top of a file."""
     values = {}
     for node in nodes:
         if isinstance(node, ast.Assign):
@@ -153,8 +158,12 @@ Definition = tuple[str, str]  # (file, name in it)
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """What definitions say. words: in their texts. whole: what they use other than as `name[...]`,
-    so that they may go through it. used: all that they use.
+    """Names in definitions.
+
+    Attributes:
+      words: names in their strings.
+      whole: objects that they use other than as `name[...]`, so that they may iterate over them.
+      used: all objects that they use.
     """
 
     words: frozenset[str]
@@ -163,7 +172,7 @@ class Said:
 
 
 class Definitions:
-    """What tests and their helpers say, each definition for itself."""
+    """Names that tests and their helpers mention, for each definition."""
 
     def __init__(self, sources: Sources):
         self.sources = sources
@@ -173,7 +182,9 @@ class Definitions:
         self.with_helpers = functools.cache(self._with_helpers)
 
     def _list_definitions(self, path: str) -> dict[str, tuple[ast.AST, ...]]:
-        """{name: its nodes} of the top of a file, without decorators; 'Class.test' of methods."""
+        """Returns {name: its nodes} of the top of a file, without decorators; 'Class.test' for
+        methods.
+        """
         values = _assigned_values(self.sources.tree(path).body)
         bodies = {name: (value,) for name, value in values.items()}
         for node in self.sources.tree(path).body:
@@ -190,7 +201,7 @@ class Definitions:
         return self.said_by(path, self.of(path).get(name, ()))
 
     def said_by(self, path: str, nodes: Iterable[ast.AST]) -> Said:
-        """What nodes of a file say by themselves."""
+        """Returns the names in nodes of a file."""
         nodes = list(nodes)
         named = (
             dotted_name(node)
@@ -209,7 +220,7 @@ class Definitions:
         return Said(frozenset(words), frozenset(whole), frozenset(used))
 
     def _with_helpers(self, start: Definition) -> Said:
-        """What a definition says, with those that it uses, of tests and configs."""
+        """Returns the names in a definition, and in the test and config definitions it uses."""
         visited, frontier = set(), {start}
         while frontier:
             visited |= frontier
@@ -225,7 +236,7 @@ class Definitions:
         )
 
     def _meant(self, path: str, name: str) -> list[Definition]:
-        """The definitions that a name in a file stands for, or as a fixture may."""
+        """Returns the definitions that a name in a file may stand for, including fixtures."""
         first, _, attributes = name.partition('.')
         if name in self.of(path):
             return [(path, name)]
@@ -238,7 +249,7 @@ class Definitions:
         return [(file, name) for file in files if name in self.of(file)]
 
     def may_name(self, path: str, rows: Set[str], tables: Iterable[Table]) -> bool:
-        """Whether a test in a file may be of one of the rows, as far as the source says."""
+        """Whether a test in a file may be about one of the rows, according to the source."""
         summaries = [self.with_helpers((path, name)) for name in self.of(path)]
         summaries.append(self.said_by(path, self.sources.tree(path).body))
         names = '.'.join([path, *self.of(path)])
@@ -249,13 +260,13 @@ class Definitions:
     def is_touched(
         self, nodeid: str, parameter_texts: Iterable[str], rows: Set[str], tables: Iterable[Table]
     ) -> bool:
-        """Whether a test is of one of the rows of these tables.
+        """Whether a test is about one of the rows of these tables.
 
         Args:
-            nodeid: What pytest calls it.
-            given: The texts in its parameters.
-            rows: Names of rows, of `tables`.
-            tables: The tables.
+          nodeid: pytest's id of the test.
+          parameter_texts: strings in its parameters.
+          rows: names of rows in `tables`.
+          tables: the tables.
         """
         path, _, called = nodeid.partition('::')
         plain, _, parameters = called.partition('[')
@@ -270,7 +281,7 @@ class Definitions:
 
 
 def goes_through(tables: Iterable[Table], used: Iterable[Definition]) -> bool:
-    """Whether one of the tables is used whole, or what holds all tables."""
+    """Whether a table, or the object that holds all tables, is used as a whole."""
     names = {(table.file, table.name) for table in tables}
     return any(
         origin in names or (origin[1] in OF_TABLES and not is_test(origin[0])) for origin in used
@@ -278,12 +289,12 @@ def goes_through(tables: Iterable[Table], used: Iterable[Definition]) -> bool:
 
 
 def in_name(row: str, name: str) -> bool:
-    """Whether a row stands in a name, between others: 'sophia' does in test_optim_sophia.py."""
+    """Whether a row's name is a part of a name: 'sophia' is in test_optim_sophia.py."""
     return f'_{row}_' in f'_{re.sub(r"[^a-zA-Z0-9]", "_", name)}_'
 
 
 def texts_in(value: Any, depth: int = 4) -> list[str]:
-    """The texts in a parameter of a test: in containers, in what has fields, as names."""
+    """Returns the strings in a parameter of a test: in containers, in fields, as names."""
     if isinstance(value, str):
         return [value]
     if depth and isinstance(value, Mapping):

@@ -1,10 +1,10 @@
-"""Trainings under SLURM itself, on a cluster of this one machine that is started here.
+"""Trains under SLURM itself, on a cluster of this one machine that is started here.
 
     apt-get install slurmctld slurmd slurm-client munge
     uv run pytest tests/slurm_on_one_machine.py -n 0
 
-Not part of `uv run pytest`: it needs these programs and root, and takes minutes. Nothing of the
-machine's own SLURM is used or changed: all files are in a folder of pytest.
+Not part of `uv run pytest`: it needs these programs and root, and takes minutes. It neither uses
+nor changes the machine's own SLURM: all files are in a folder of pytest.
 """
 
 import os
@@ -80,7 +80,7 @@ def free_ports(n):
 
 @pytest.fixture(scope='module')
 def cluster(tmp_path_factory):
-    """The folder of a SLURM cluster; SLURM_CONF names its configuration."""
+    """Returns the folder of a SLURM cluster; SLURM_CONF names its configuration."""
     folder = tmp_path_factory.mktemp('slurm')
     for name in ('state', 'spool', 'logs'):
         (folder / name).mkdir()
@@ -127,7 +127,7 @@ def wait_for(happened, what):
 
 
 class Launched:
-    """The launch command in a process of its own."""
+    """The launch command in a separate process."""
 
     def __init__(self, cluster: Path, workdir: Path, corpus: dict, *flags, **changes):
         overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **RUN | changes).items()]
@@ -144,7 +144,7 @@ class Launched:
             )
 
     def wait_for_step(self, step: int) -> None:
-        """Until it has trained this one, or has ended."""
+        """Waits until it has trained this step, or has ended."""
 
         def has_step():
             rows = read_rows(self.workdir / 'metrics.jsonl')
@@ -166,7 +166,9 @@ class Launched:
 
 @pytest.fixture
 def start(cluster, corpus, tmp_path):
-    """start(NAME, *flags, **changes) -> Launched; what is left in the end is cancelled."""
+    """start(NAME, *flags, **changes) returns a Launched; remaining jobs are cancelled at the
+    end.
+    """
     begun = []
 
     def start(name, *flags, **changes):
@@ -204,7 +206,7 @@ def test_preempted_job_resumes(start):
 
 
 def test_signalled_tasks_are_requeued(start):
-    """As before the time limit (--signal), and as an operator may."""
+    """As before the time limit (--signal), and as an operator may do."""
     launched = start('signalled')
     launched.wait_for_step(60)
     run('scancel', '--signal=TERM', launched.number)
@@ -249,7 +251,7 @@ def test_sigterm_to_launcher_stops_job(start):
 
 
 def test_launcher_may_exit(start):
-    """Given again, the same command shows all that the job says, and returns its status."""
+    """The same command, given again, shows all output of the job, and returns its status."""
     launched = start('left')
     launched.wait_for_step(60)
     launched.process.kill()

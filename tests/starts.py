@@ -1,11 +1,11 @@
-"""Every pair of choices at the published start: is what one step computes a number?
+"""Every pair of choices at the published start: are all numbers of one step finite?
 
     python -m tests.starts [--seconds=600] [--seed=0]
 
-Draws configs such that each has many pairs of rows of two tables that none has had before, and
-trains each for two steps at a constant rate. A config with a number that is not finite is taken
-apart: the pairs of its rows are tried alone. Prints how many pairs were tried, how many are
-refused, and by which words, and which were not finite.
+Draws configs with many untested pairs of rows of two tables, and trains each for two steps at a
+constant rate. If a config gives a number that is not finite, the pairs of its rows are tried alone.
+Prints how many pairs were tried, how many are refused, and with which words, and which were not
+finite.
 """
 
 import collections
@@ -67,7 +67,7 @@ Choice = tuple[str, object]  # (field, value)
 
 
 def choices() -> list[Choice]:
-    """All rows, and two reparametrisations one after the other."""
+    """Returns all rows, and pairs of reparametrisations."""
     rows = [(path, name) for path in PATHS for name in CHOICES[path].table]
     pairs = itertools.permutations([n for n in CHOICES['model.reparam'].table if n != 'none'], 2)
     chains = ({'model.reparam': '+'.join(names)} for names in pairs)
@@ -84,7 +84,7 @@ def fits(config: dict) -> bool:
 
 
 def builds(config: dict) -> bool:
-    """Whether its parameters can be described, which `fits` does not ask."""
+    """Whether its parameters can be described, which `fits` does not check."""
     try:
         tiny_learner(checked_config(BASE | config))
     except ValueError:
@@ -93,7 +93,7 @@ def builds(config: dict) -> bool:
 
 
 def not_finite(config: dict, steps: int = 2) -> str:
-    """What of the run is no number: the paths of the first metric and leaf; '' for none."""
+    """Returns the paths of the first metric and leaf that are not finite; '' for none."""
     recipe = checked_config(BASE | config)
     learner = tiny_learner(recipe)
     step, hyper = jax.jit(make_train_step(learner)), make_hyper(recipe)
@@ -110,7 +110,7 @@ def not_finite(config: dict, steps: int = 2) -> str:
 
 
 class Search:
-    """Pairs of choices: tried, refused (by which words) and not finite (where)."""
+    """Pairs of choices: tried, refused (with which words) and not finite (where)."""
 
     def __init__(self, seed: int):
         self.rng, self.all = random.Random(seed), choices()
@@ -125,7 +125,7 @@ class Search:
         return self.all[pair[0]][0] != self.all[pair[1]][0]
 
     def next(self) -> dict[str, object] | None:
-        """A config of pairs that are left; refused pairs are taken out on the way."""
+        """Returns a config of remaining pairs, and removes refused pairs."""
         order = self.rng.sample(sorted(self.left), min(len(self.left), 50))
         for pair in order:
             config = dict(self.all[i] for i in pair)
@@ -167,7 +167,9 @@ class Search:
         return sorted(numbers[choice] for choice in config.items())
 
     def _built(self, config: dict) -> dict:
-        """`config` less what keeps it from being built; a pair that does so alone is refused."""
+        """Returns `config` without the fields that prevent building it; a pair that does so alone
+        is refused.
+        """
         while not builds(config):
             fewest = config
             for path in config:

@@ -1,4 +1,4 @@
-"""A process of the tests that dies costs a test, and not the run."""
+"""A crashed process of the tests costs one test, and not the run."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ def test_last():
 
 
 def session(folder: Path, processes: int) -> subprocess.CompletedProcess:
-    """Runs the tests of a folder with the plugin alone, whatever PYTEST_ADDOPTS adds to others."""
+    """Runs the tests of a folder with the plugin alone, independent of PYTEST_ADDOPTS."""
     words = ['-n', str(processes), '--dist', 'loadgroup', '--max-worker-restart=2']
     options = ['-c', '/dev/null', '-p', 'tests.crashes', '-p', 'no:cacheprovider']
     return subprocess.run(
@@ -44,7 +44,7 @@ def session(folder: Path, processes: int) -> subprocess.CompletedProcess:
     [(1, 0, '3 passed, 1 rerun'), (2, 1, '1 failed, 3 passed, 1 rerun')],
 )
 def test_crashed_test_is_retried_once(tmp_path, times, status, message):
-    """Dropping the hook fails the first case; one that always forgives fails the second."""
+    """Dropping the hook fails the first case; always forgiving fails the second."""
     (tmp_path / 'test_dies.py').write_text(DIES.format(times=times))
     ran = session(tmp_path, 1)
     assert message in ran.stdout, ran.stdout
@@ -68,7 +68,7 @@ def test_one(number):
 
 @pytest.mark.full
 def test_passed_tests_are_not_repeated(tmp_path):
-    """Each test is a group: those that have passed are given to no other process."""
+    """Each test is a group: passed tests are given to no other process."""
     (tmp_path / 'test_many.py').write_text(MANY)
     ran = session(tmp_path, 2)
     assert '200 passed, 1 rerun' in ran.stdout, ran.stdout

@@ -31,7 +31,7 @@ FILES = sorted(p for room in MAY_IMPORT for p in [ROOT / room, *(ROOT / room).rg
 
 
 class Trees(Mapping):
-    """Syntax trees by path. Each is parsed when it is first asked for: who collects asks none."""
+    """Syntax trees by path. Each is parsed at its first use, since collection uses none."""
 
     def __init__(self, paths):
         self.paths = tuple(paths)
@@ -53,7 +53,7 @@ def parse_file(path):
 
 @functools.cache
 def nodes(path) -> tuple[ast.AST, ...]:
-    """All nodes of a file: to walk a tree takes longer than to parse it."""
+    """Returns all nodes of a file, cached: walking a tree takes longer than parsing it."""
     return tuple(ast.walk(parse_file(path)))
 
 
@@ -72,7 +72,7 @@ PRODUCT = Trees(path for path in TREES if path.parts[0] != 'tests')
 
 
 def imports(tree_nodes):
-    """Dotted names of nodes: `from a import b` gives a.b."""
+    """Yields the dotted names of nodes: `from a import b` gives a.b."""
     for node in tree_nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -82,7 +82,7 @@ def imports(tree_nodes):
 
 
 def test_imports_follow_the_arrows():
-    """All files in one test: as a test each they would cost 8 CPU-seconds more."""
+    """All files are in one test: separate tests would cost 8 CPU-seconds more."""
     ours = {Path(room).stem for room in MAY_IMPORT}
     for path in TREES:
         names = [name for name in imports(nodes(path)) if (str(path), name[:12]) not in ONE_LOOK]
@@ -112,7 +112,9 @@ ROOMS = {
 
 
 def imported_rooms() -> dict[str, set[str]]:
-    """{room of lm/: the other rooms that its files import}; '' for files at its root."""
+    """Returns {package of lm/: the other packages that its files import}; '' for files at its
+    root.
+    """
     imported = {path.parts[1] if len(path.parts) > 2 else '': set() for path in LM}
     for path in LM:
         room = path.parts[1] if len(path.parts) > 2 else ''
@@ -122,7 +124,7 @@ def imported_rooms() -> dict[str, set[str]]:
 
 
 def test_lm_packages_import_downwards():
-    """Sizes are for a reader alone: -s shows them."""
+    """Prints sizes for a reader, with -s."""
     arrows = imported_rooms()
     assert arrows.pop('') == set()  # __init__ alone
     assert arrows.keys() == ROOMS.keys()
@@ -155,12 +157,12 @@ def test_linen_is_imported_only_by_modules_and_model():
 
 
 def imported_at_the_top(tree):
-    """Dotted names of the imports that come with the module: not of those inside functions."""
+    """Returns the dotted names of a module's imports outside functions."""
     return imports(tree.body)
 
 
 def test_train_imports_no_table_or_figure_library():
-    """Arrow and DuckDB were 0.4 s of the 1.6 s that imports took; sweeps have use for them."""
+    """Arrow and DuckDB took 0.4 s of the 1.6 s of imports; only sweeps use them."""
     ours, libraries = imports_at_start('train')
     assert {'jax', 'flax', 'absl'} <= libraries and {
         'lm.run.wave',
@@ -171,7 +173,7 @@ def test_train_imports_no_table_or_figure_library():
 
 
 def test_suite_flags_import_no_suite_packages():
-    """`python -m eval --help` has the options of all suites."""
+    """`python -m eval --help` lists the options of all suites."""
     ours, libraries = imports_at_start('eval.__main__')
     assert 'jax' in libraries and {'eval.suites.perplexity', 'eval.evaluation.suite_flags'} <= ours
     assert not libraries & {'altair', 'datasets', 'lm_eval', 'pyarrow', 'torch'}
@@ -220,8 +222,8 @@ ALSO_WORDS = {*OPERATIONS, 'mlp', 'spectral', 'prefix', 'none'}
 
 
 def test_parts_are_named_only_in_tables():
-    """The language model decides by what a row says of itself. A row that a test of a name treats
-    apart would have to be known there, and so would the next one like it.
+    """The language model decides by the fields of a row. A row that is treated by its name would
+    have to be known there, and so would the next row like it.
     """
     rows = {name for choice in CHOICES.values() for name in choice.table} - ALSO_WORDS
     assert len(rows) > 100
@@ -236,7 +238,7 @@ def test_parts_are_named_only_in_tables():
 
 
 def test_rows_are_not_probed():
-    """`getattr(part.row, ...)` has a default that no table knows of."""
+    """`getattr(part.row, ...)` has a default that no table knows."""
     for path in PRODUCT:
         for node in nodes(path):
             is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)

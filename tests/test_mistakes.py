@@ -1,4 +1,4 @@
-"""Contract: a command of another program is answered in one line, with a next try that works."""
+"""Contract: a command of another program is answered in one line, with a command that works."""
 
 import shlex
 import subprocess
@@ -25,7 +25,7 @@ ABSENT = {given: words for program in NOT_HERE.values() for given, words in prog
 
 @pytest.fixture(autouse=True)
 def train_flags(monkeypatch):
-    """No flags of programs that other tests have imported."""
+    """Removes flags of programs that other tests have imported."""
     for module, module_flags in flags.FLAGS.flags_by_module_dict().items():
         for flag in module_flags if module.startswith(('eval.', 'tpu.', 'tests.')) else ():
             monkeypatch.delitem(flags.FLAGS._flags(), flag.name, raising=False)
@@ -33,7 +33,7 @@ def train_flags(monkeypatch):
 
 @pytest.fixture
 def answer(monkeypatch, capsys):
-    """answer(flags): the one line that they are refused with."""
+    """answer(flags) returns the one line of the refusal."""
     monkeypatch.chdir(ROOT)
 
     def find_refusal(arguments: str) -> str:
@@ -51,7 +51,7 @@ def answer(monkeypatch, capsys):
 
 
 def assert_works(command: str) -> None:
-    """The flags are read, and the config that they give is one that can be trained."""
+    """Asserts that the flags parse, and that their config can be trained."""
     arguments = shlex.split(command)
     if not any(flag.startswith('--config=') for flag in arguments):
         arguments.insert(0, CONFIG)

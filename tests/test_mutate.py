@@ -1,4 +1,4 @@
-"""Property: which faults are put into a text, and what becomes of each in an invented project."""
+"""Property: the faults that are put into a text, and their outcomes in an invented project."""
 
 import subprocess
 
@@ -52,7 +52,7 @@ HALF = 'def half(n):\n    return n / 2\n'
 
 
 def test_mutants_cover_every_fault():
-    """None of annotations, docstrings, words of errors, texts that are added."""
+    """There are no faults in annotations, docstrings, words of errors, and concatenated strings."""
     faults = {}
     for mutant in mutate.mutants(SOURCE):
         _, after = mutant.diff(SOURCE)
@@ -70,7 +70,7 @@ def test_sample_depends_on_seed():
 
 @pytest.fixture
 def project(tmp_path):
-    """Of a function, and of a test that does not see much."""
+    """Returns a project of a function, and of a test that checks little."""
     root = tmp_path / 'invented'
     root.mkdir()
     (root / 'half.py').write_text(HALF)

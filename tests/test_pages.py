@@ -1,4 +1,4 @@
-"""Contract: pages that are not of the guide say what there is."""
+"""Contract: pages outside the guide list everything."""
 
 import json
 import re
@@ -60,8 +60,8 @@ def test_stages_are_listed_in_order():
 
 @pytest.mark.parametrize('patterns', [(), ('modules/test_positions.py',)])
 def test_part_without_test_is_an_error(monkeypatch, patterns):
-    """A table without files, and files that do not name the row. Catches a file that stands for
-    rows that it does not hold.
+    """A table without files, and files that do not name the row. Catches a file that counts for
+    rows it does not have.
     """
     monkeypatch.setitem(cards.TESTS, 'model.norm', patterns)
     with pytest.raises(ValueError, match=r'no file of TESTS .* names model\.norm=dyt'):
@@ -86,7 +86,7 @@ def test_citation_has_this_version():
 
 
 def section(title: str) -> list[str]:
-    """The lines of tables of a section of the page of files."""
+    """Returns the table lines in a section of the page on files."""
     text = (ROOT / 'docs' / 'files.md').read_text().split(f'\n## {title}\n')[1]
     return [line for line in text.split('\n## ')[0].splitlines() if line.startswith('| ')]
 
@@ -96,7 +96,7 @@ def quoted(lines: list[str], cell: int) -> set[str]:
 
 
 def find_unlisted(files: list[str], *titles: str) -> tuple[set[str], set[str]]:
-    """(files that no table of the sections names, names that no file has)."""
+    """Returns (files that no table of the sections names, names without a file)."""
     names = {name for title in titles for name in quoted(section(title), 1)}
     patterns = {}
     for name in names:
@@ -118,7 +118,7 @@ def files_in(folder: Path) -> list[str]:
 
 @pytest.mark.full
 class TestFiles:
-    """What real runs leave is what the page lists."""
+    """The page lists the files that real runs leave."""
 
     def test_files_in_a_run(self, whole):
         assert find_unlisted(files_in(whole), 'A run') == (set(), set())

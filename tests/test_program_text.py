@@ -1,4 +1,4 @@
-"""Reference: what programs move, where it can be counted by hand; as XLA compiles them for CPUs."""
+"""Reference: traffic of programs that can be counted by hand, as XLA compiles them for CPUs."""
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,13 @@ def count_moved_bytes(function, *shapes):
 
 
 def test_each_array_counts_once():
-    """The operands are more than a line of the program's text has without a comment in it."""
+    """The program's text without a comment has more operands than fit in a line."""
     assert count_moved_bytes(lambda *arrays: sum(arrays), *[(ROWS, WIDTH)] * 8) == 9 * ARRAY
 
 
 def test_loop_iterations_move_their_rows():
-    """Each row is read and written once at least, and between the three operations that there may
-    be. Catches a loop that counts once, and rounds that count the whole arrays.
+    """Each row is read and written at least once, and at most between three operations. Catches a
+    loop that counts once, and iterations that count the whole arrays.
     """
     bytes_moved = count_moved_bytes(
         lambda x: jax.lax.map(lambda row: jnp.sort(2 * row), x), (ROWS, WIDTH)

@@ -1,4 +1,4 @@
-"""Contract: the pages list what there is, and nothing else."""
+"""Contract: the pages list every part, and nothing else."""
 
 import re
 
@@ -27,7 +27,9 @@ def quoted(cell):
 
 
 def tables():
-    """{field: (header cells, rows of cells)} of the tables whose first header cell is a choice."""
+    """Returns {field: (header cells, rows of cells)} of the tables with a choice as first header
+    cell.
+    """
     by_field = {}
     for block in TEXT.split('\n\n'):
         lines = block.splitlines()
@@ -59,7 +61,7 @@ def test_tables_have_unique_names(field):
 
 @pytest.mark.parametrize('field', TABLES)
 def test_tables_match_declared_options(field):
-    """In the column `options`; without one, as config paths in any column."""
+    """Options are in the column `options`; without it, in config paths of any column."""
     header, rows = TABLES[field]
     declared = {row.name: {path.split('.')[1] for path in row.options} for row in part_rows(field)}
     left_out, _ = LEFT_OUT.get(field, ('', ''))
@@ -76,7 +78,7 @@ def test_tables_match_declared_options(field):
 
 @pytest.mark.parametrize('field', LEFT_OUT)
 def test_omitted_options_are_named_above_the_table(field):
-    """With the rows that do not have it."""
+    """They are named with the rows that lack them."""
     option, sentence = LEFT_OUT[field]
     above = TEXT.split(f'\n| `{field}` |')[0].split('\n## ')[-1]
     assert sentence in ' '.join(above.split())

@@ -1,6 +1,6 @@
-"""What the pages tell to type, typed in their order in one folder: as printed, with small sizes.
+"""The commands in the pages, run in order in one folder: as printed, with small sizes.
 
-A line that is new in them fails until it runs here, or `LEFT_OUT` says why it does not.
+A new line in the pages fails until it runs here, or `LEFT_OUT` gives a reason.
 """
 
 import contextlib
@@ -161,7 +161,9 @@ PRELOADED = [  # before each command: most of what importing takes
 
 
 def commands() -> list[str]:
-    """The lines that are indented or behind a $, and what is quoted in a text, once each."""
+    """Returns the lines that are indented or behind a $, and commands quoted in a text, once
+    each.
+    """
     matches = re.findall(
         r'^(?:    |\$ )(uv .*|python .*|train\.py.*)$|`((?:uv|train\.py) [^`]+)`',
         TEXT,
@@ -172,20 +174,24 @@ def commands() -> list[str]:
 
 
 def blocks(language: str) -> list[str]:
-    """But for files of modules/, which tests/test_readme_parts.py writes."""
+    """Returns the blocks of a language, except files of modules/, which tests/test_readme_parts.py
+    writes.
+    """
     code_blocks = re.findall(rf'^```{language}\n(.*?)^```$', TEXT, re.DOTALL | re.MULTILINE)
     return [block for block in code_blocks if not block.startswith('# modules/')]
 
 
 def lower(program: Program, *_, **__) -> None:
-    """Takes the place of the wave that would train: lowers the step, and ends the process."""
+    """Replaces the wave that would train: lowers the step, and ends the process."""
     jax.stages.Lowered.compile = lambda lowered: sys.exit(DONE)
     program.compile_step(1)
 
 
 def run(words: list[str], code: str, folder: Path, log: Path, is_lowered: bool) -> None:
-    """In a process of its own: the program `words`, or else `code`. The rate of a product, of which
-    a page shows nothing, is given: to measure it takes 0.55 CPU-seconds a program.
+    """Runs the program `words`, or else `code`, in a separate process.
+
+    The speed of a matrix product, which no page shows, is given: measuring it takes 0.55
+    CPU-seconds for each program.
     """
     flops.cached_gemm_flops = functools.cache(lambda: 1e12)
     if is_lowered:
@@ -204,7 +210,9 @@ def run(words: list[str], code: str, folder: Path, log: Path, is_lowered: bool) 
 
 @pytest.fixture
 def outcome(tmp_path, monkeypatch):
-    """outcome(words, code='', is_lowered=False) -> (exit status, what it printed), in tmp_path."""
+    """Returns a function (words, code='', is_lowered=False) -> (exit status, output), in
+    tmp_path.
+    """
     monkeypatch.setenv('GLIBC_TUNABLES', '')  # set: the program does not start itself again
     monkeypatch.setenv('XLA_FLAGS', ONE_DEVICE)  # one device, as a user has
     processes = multiprocessing.get_context('forkserver')
@@ -230,8 +238,8 @@ def test_commands_are_found():
 
 @pytest.mark.full  # minutes of programs
 def test_every_command_works_as_printed(outcome, tmp_path):
-    """In the order of the pages: later lines read what earlier ones wrote. One that is printed with
-    an error ends with it.
+    """In the order of the pages, since later lines read files of earlier ones. A command that is
+    printed with an error ends with it.
     """
     (tmp_path / 'configs').mkdir()
     for file in (ROOT / 'configs').glob('*.py'):
@@ -273,7 +281,9 @@ assert len(runs) == 18 and set(runs.status) == {'done'}
 
 
 def expected_error(line: str) -> re.Pattern | None:
-    """What a page shows below a line with a $, where ... stands for any text."""
+    """Returns the error that a page shows below a line with a $, with ... for any text; None
+    without one.
+    """
     match = re.search(rf'^\$ {re.escape(line)}\n((?:.+\n)*?)```', TEXT, re.MULTILINE)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""What the pages say of adding a part, done word for word in a copy of the project."""
+"""The pages' instructions on adding a part, followed word for word in a copy of the project."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture(scope='module')
 def project(tmp_path_factory) -> Path:
-    """A copy with the parts of the pages."""
+    """Returns a copy with the parts of the pages."""
     folder = tmp_path_factory.mktemp('project')
     for room in ROOMS:
         shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns('__pycache__'))
@@ -63,7 +63,7 @@ def test_parts_are_listed_with_options(project):
 
 @pytest.mark.full
 def test_parts_sweep_in_one_program(project, tmp_path):
-    """Traced options of an optimizer and of a loss: four runs, one program, other losses."""
+    """Traced options of an optimizer and of a loss: four runs, one program, different losses."""
     sweep = "{'optim.beta': (0.5, 0.9), 'loss.more': (1.0, 3.0)}"
     changes = {
         'model.norm': 'scalenorm',

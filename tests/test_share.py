@@ -1,4 +1,6 @@
-"""Shares of the tests: each test is in one of them, and rows of a test go to each in turn."""
+"""Shares of the tests: each test is in one share, and the rows of a test go to each share in
+turn.
+"""
 
 import types
 
@@ -17,7 +19,7 @@ class Item:
 
 
 def split_shares(items, share):
-    """(items that are left, items that are said to be left out)."""
+    """Returns (items that are kept, items that are reported as deselected)."""
     out, kept_items = [], list(items)
     config = types.SimpleNamespace(
         hook=types.SimpleNamespace(pytest_deselected=lambda items: out.extend(items))
@@ -27,7 +29,7 @@ def split_shares(items, share):
 
 
 def test_shares_partition_tests_and_keep_groups():
-    """Catches a share by files, which gives all rows of a test to one, and a group in parts."""
+    """Catches a share by files, which gets all rows of a test, and a divided group."""
     rows = [Item(f'tests/a.py::test_rows[{i}]') for i in range(6)]
     items = [Item('tests/b.py::test_one', 'g'), *rows, Item('tests/c.py::test_two', 'g')]
     shares = [split_shares(items, f'{i}/3') for i in (1, 2, 3)]

@@ -1,4 +1,4 @@
-"""Every study's sweep, as it stands in configs/studies: its cells, and that each can be trained."""
+"""The sweep of every study in configs/studies: its cells, and that each can be trained."""
 
 import importlib
 import inspect
@@ -27,7 +27,7 @@ def study(name):
 
 @pytest.mark.parametrize('name', NAMES)
 def test_study_cells_resolve(name):
-    """Catches a study that an option, a name or a check has left behind."""
+    """Catches a study with outdated options, names or checks."""
     for arguments in [(), *((variant,) for variant in VARIANTS.get(name, ()))]:
         base, sweep, tune = split_sweep(study(name).get_config(*arguments))
         cells = expand_sweep(base, sweep) if sweep else []

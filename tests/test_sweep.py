@@ -1,7 +1,7 @@
-"""Sweeps through train.train_sweep and through the command: what they leave, refuse and survive.
+"""Sweeps through train.train_sweep and through the command: their files, refusals and recovery.
 
-Equivalence: a cell of a sweep = the same run alone; a sweep that was interrupted anywhere = one
-that was not.
+Equivalence: a cell of a sweep equals the same run alone; an interrupted sweep equals an
+uninterrupted one.
 """
 
 import contextlib
@@ -62,7 +62,9 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def single_run_curves(corpus, tmp_path_factory):
-    """The rows of each cell trained by itself. How runs share a device is nothing to one run."""
+    """Returns the rows of each cell trained by itself. How runs share a device does not affect one
+    run.
+    """
     folder = tmp_path_factory.mktemp('alone')
     tree = base(corpus)
     for i, changes in enumerate(CELLS):
@@ -84,7 +86,7 @@ def sweep_workdir(corpus, tmp_path_factory):
 
 
 def contents(workdir: Path) -> dict[Path, bytes]:
-    """Every file of the cells."""
+    """Returns the content of every file of the cells."""
     return {p: p.read_bytes() for p in sorted(workdir.glob('*/**/*')) if p.is_file()}
 
 
@@ -103,7 +105,7 @@ class TestACell:
     @pytest.mark.full
     @pytest.mark.parametrize('axis', MODES)
     def test_cell_evaluates_to_recorded_loss(self, axis, sweep_workdir):
-        """Each checkpoint holds the weights of its own run: the first's, and the last's."""
+        """Each checkpoint holds the weights of its own run: tests the first and the last."""
         first, *_, last = cell_folders(sweep_workdir(axis)).values()
         for folder in (first, last):
             recorded = json.loads((folder / 'summary.json').read_text())
@@ -177,7 +179,7 @@ class TestTheSameCommandAgain:
 
     @pytest.mark.full
     def test_tries_failed_cells_again(self, sweep_workdir, corpus, tmp_path, monkeypatch, capsys):
-        """From their checkpoints, and to the results of a sweep that did not fail."""
+        """They resume from their checkpoints, with the results of a sweep that did not fail."""
         with monkeypatch.context() as patch:
             before_step(patch, fail_at(7))
             assert train_sweep(base(corpus), CELLS, tmp_path) == BAD_INPUT
@@ -190,7 +192,7 @@ class TestTheSameCommandAgain:
 
 
 def fail_at(step: int):
-    """In the first group alone."""
+    """Raises an error at a step, only in the first group."""
 
     def act(wave: Wave) -> None:
         log_every = wave.experiment.recipe.train.log_every
@@ -202,7 +204,7 @@ def fail_at(step: int):
 
 class TestAFailure:
     def test_failed_group_leaves_the_others(self, sweep_workdir, corpus, tmp_path, capsys):
-        """One group asks for more text than there is."""
+        """One group needs more text than there is."""
         short = [{'data.epochs': 1, 'train.steps': steps} for steps in (8, 5000)]
         assert train_sweep(base(corpus), [*short, *CELLS[2:]], tmp_path) == BAD_INPUT
         records = table(tmp_path)
@@ -216,7 +218,7 @@ class TestAFailure:
 
     @pytest.mark.full
     def test_unopenable_cell_leaves_its_group(self, sweep_workdir, corpus, tmp_path, capsys):
-        """A file is where the folder of a cell has to be."""
+        """A file has the name of a cell's folder."""
         name = cell_folders(sweep_workdir('loop'))[json.dumps(CELLS[0])].name
         (tmp_path / name).write_text('in the way')
         assert train_sweep(base(corpus), CELLS, tmp_path) == BAD_INPUT
@@ -338,7 +340,7 @@ FOR_SWEEPS = '--engine, --runs_at_once and --resources are for'
     'flag_values', [{'engine': 'ray'}, {'runs_at_once': 2}, {'resources': ['CPU=1']}]
 )
 def test_sweep_flags_are_refused_for_single_run(flag_values):
-    """They would be lost in silence."""
+    """They would be ignored silently."""
     with flagsaver.flagsaver():
         parse_flags(['train.py'])
         assert engines.read_sweep_flags(False)

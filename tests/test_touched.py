@@ -1,4 +1,4 @@
-"""Property: what a change touches, in a small invented project and in this one."""
+"""Property: the tests that a change touches, in a small invented project and in this one."""
 
 import dataclasses
 import functools
@@ -161,7 +161,7 @@ def test_files_touched_whole(selector, file, whole):
     ],
 )
 def test_files_touched_by_the_rows_of_a_table(selector, file, rows, whole, named):
-    """Whole: what names the class, or reads a config, a page or data that name the row."""
+    """Whole files name the class, or read a config, a page or data that name the row."""
     touched_tests = selector.touched_by(file)
     assert (touched_tests.rows, short(touched_tests.files), short(touched_tests.named)) == (
         rows,
@@ -247,7 +247,7 @@ def test_changes_include_untracked_files(tmp_path):
 
 @pytest.fixture
 def commands(invented_project, monkeypatch):
-    """The commands of pytest that `main` starts, in place of which `statuses` come."""
+    """Returns the commands of pytest that `main` starts; `statuses` replace their exit statuses."""
     begun, statuses, real = [], [], subprocess.run
 
     def run(command, **options):
@@ -312,7 +312,7 @@ def test_every_product_file_has_tests(project):
 
 @pytest.mark.full  # looks for what each file touches
 def test_file_touches_its_first_test(project):
-    """The others may be of a table, and of other rows."""
+    """The others may be about a table, and about other rows."""
     missed = {}
     for file in sorted(project.nearest.product):
         touched_tests, first = project.touched_by(file), project.nearest.rank_tests(file)[0]
@@ -335,13 +335,13 @@ def test_file_touches_its_first_test(project):
     ],
 )
 def test_change_touches_few_files(project, file, max_share):
-    """Catches an import, at the top of a shared helper, of what most tests do not need."""
+    """Catches an import at the top of a shared helper that most tests do not need."""
     touched_tests = project.touched_by(file)
     assert 1 < len(touched_tests.files | touched_tests.named) < max_share * len(project.tests)
 
 
 def test_tables_match_runtime(project):
-    """What the sources say of the rows is what Python makes of them: names, and where from."""
+    """The rows read from sources equal those in Python: names, and files."""
     ids = {id(choice.table) for choice in CHOICES.values()}
     by_id = {}
     for table in project.tables.all:
@@ -365,7 +365,7 @@ def module_path(module):
 
 
 def held_by(row):
-    """The functions and classes of a row: it, or those that a record has."""
+    """Returns the functions and classes of a row: itself, or the fields of a record."""
     if isinstance(row, functools.partial):
         return held_by(row.func)
     if dataclasses.is_dataclass(row) and not isinstance(row, type):

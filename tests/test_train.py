@@ -1,4 +1,4 @@
-"""The training program: what it writes, how it stops, diverges and refuses."""
+"""The training program: its files, and how it stops, diverges and refuses."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def test_tokens_accumulate_over_steps(whole):
 
 
 def test_byte_bits_per_byte_is_loss_over_ln2_up_to_ends(whole):
-    """A byte tokenizer has one token a byte, and an EOS a document beside."""
+    """A byte tokenizer has one token for each byte, and an EOS for each document."""
     row = [row for row in read_rows(whole / 'metrics.jsonl') if 'bits_per_byte' in row][-1]
     plain = row['validation_ce'] / np.log(2)
     assert plain < row['bits_per_byte'] < 1.01 * plain
@@ -85,7 +85,7 @@ def test_rows_are_synced_before_their_checkpoint(corpus, tmp_path, monkeypatch):
 
 
 class TestDivergence:
-    """Parameters that are not finite. `tests/lm/run/test_wave.py` has what goes for any run."""
+    """Parameters that are not finite. `tests/lm/run/test_wave.py` tests properties of any run."""
 
     def test_stop_reports_loss_and_last_good_checkpoint(
         self, corpus, tmp_path, monkeypatch, capsys
@@ -118,7 +118,7 @@ class TestDivergence:
 
 
 def test_full_disk_names_last_complete_step(corpus, tmp_path, monkeypatch):
-    """Orbax raises in the next save or wait, whatever the write met."""
+    """Orbax raises the error of a write at the next save or wait."""
     from lm.record.checkpoint import ocp
 
     original = ocp.CheckpointManager.save
@@ -183,7 +183,7 @@ def test_leaking_norm_is_reported(norm, corpus, tmp_path, capsys):
 
 @pytest.mark.full
 def test_unknown_field_suggests_nearest(corpus, tmp_path):
-    """What an unknown value is answered with stands on a page, whose commands run."""
+    """A page shows the answer to an unknown value, and its commands are tested."""
     code, output = finished(start_run(tmp_path, corpus, '--config.model.nrom=none'))
     assert code == BAD_INPUT and "Did you mean 'model.norm'" in output
     assert 'Traceback' not in output

@@ -1,7 +1,7 @@
-"""The training program with a workdir in object storage: how it goes on, and when it refuses.
+"""The training program with a workdir in object storage: resuming, and refusals.
 
-Equivalence: a run there writes the numbers of one on a disk, wherever it was killed, on whatever
-machine it goes on.
+Equivalence: a run in a bucket writes the numbers of a run on a disk, wherever it was killed, and on
+whatever machine it resumes.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.xdist_group('buckets'), pytest.mark.usefixtures('progr
 
 
 def list_checkpoints(url: str) -> set[int]:
-    """Returns the steps of the checkpoints that are whole."""
+    """Returns the steps of the complete checkpoints."""
     bucket = open_bucket(url)
     return {
         int(n.split('/')[-1]) for n in complete_folders.list_complete_folders(bucket, bucket.list())
@@ -47,7 +47,7 @@ def train_there(config, url: str) -> int:
 
 @pytest.fixture
 def elsewhere(monkeypatch, tmp_path):
-    """elsewhere(): from now on this process is on a machine that holds nothing yet."""
+    """elsewhere() puts this process on a machine with an empty disk."""
     machines = iter(range(100))
 
     def move():
@@ -60,7 +60,7 @@ def elsewhere(monkeypatch, tmp_path):
 def test_bucket_run_equals_disk_run(
     whole, corpus, bucket_url, s3_port, elsewhere, monkeypatch, capsys
 ):
-    """Also over a short outage; and so is what reads it: suites, generation, tables, a page."""
+    """Also over a short outage; and so do its readers: suites, generation, tables, a page."""
     line, output = Line(s3_port), ['']
 
     def cut_line(wave):
@@ -111,7 +111,7 @@ METADATA = 'checkpoints/12/meta/metadata'
 
 @pytest.mark.full
 def test_killed_run_resumes_on_another_machine(whole, corpus, bucket_url, elsewhere):
-    """Killed with all of checkpoint 8 there but its mark: the one before counts."""
+    """It was killed with all of checkpoint 8 written except its mark, so the one before counts."""
     data_paths = [corpus['data.source'], corpus['data.cache_dir']]
     command = [sys.executable, '-m', 'tests.victims', bucket_url, *data_paths]
     killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC)
@@ -130,7 +130,7 @@ def test_killed_run_resumes_on_another_machine(whole, corpus, bucket_url, elsewh
 
 @pytest.mark.full
 def test_command_with_bucket_and_refusal(whole, corpus, bucket_url, monkeypatch, elsewhere):
-    """The first is stopped by SIGTERM, and the same command goes on at once."""
+    """SIGTERM stops the first, and the same command resumes at once."""
     monkeypatch.setattr('lm.record.remote.mirror.PATIENCE_SEC', 0.5)
     process = start_run(bucket_url, corpus, train_steps=50_000, train_checkpoint_every=25_000)
     deadline = time.monotonic() + PATIENCE_SEC
@@ -182,14 +182,14 @@ def test_sweep_resumes_on_another_machine(corpus, bucket_url, elsewhere, tmp_pat
 
 
 def list_cell_checkpoints(url: str) -> list[str]:
-    """The newest of each."""
+    """Returns the newest checkpoint of each cell."""
     bucket = open_bucket(url)
     folders = sorted(complete_folders.list_complete_folders(bucket, bucket.list()))
     return list({name.split('/')[0]: name for name in folders}.values())
 
 
 def until_stopped(from_step: int):
-    """For `before_step`: the run waits at that step until it is asked to stop."""
+    """Lets the run wait at that step until it receives a signal, for `before_step`."""
 
     def act(wave):
         deadline = time.monotonic() + 60

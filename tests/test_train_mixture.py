@@ -1,4 +1,4 @@
-"""The training program on a mixture: what it records of each source, and what it says.
+"""The training program on a mixture: its records and output for each source.
 
 Equivalence: resumed = uninterrupted, a sweep's cell = the run alone, evaluated later = recorded.
 """
@@ -27,7 +27,7 @@ SHARES = {'first': 0.75, 'again': 0.25}  # whose names, sorted, are in another o
 
 @pytest.fixture(scope='module')
 def corpus(tmp_path_factory):
-    """The fields of config.data that name two folders of text and their cache."""
+    """Returns the fields of config.data that name two folders of text and their cache."""
     folder = tmp_path_factory.mktemp('corpus')
     words = {'first': ['norm', 'layer', 'head'], 'again': ['token', 'scale', 'depth', 'width']}
     for name, of_source in words.items():
@@ -43,7 +43,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def whole(corpus, tmp_path_factory):
-    """A run of the program, and what it said."""
+    """Returns a run of the program, and its output."""
     folder = tmp_path_factory.mktemp('runs') / 'whole'
     process = start_run(folder, corpus, train_eval_objectives='causal+infill')
     code, output = finished(process)
@@ -52,7 +52,9 @@ def whole(corpus, tmp_path_factory):
 
 
 def test_reference_loss_is_mean_over_sources(whole):
-    """By their shares; of each evaluation. Catches the share of one source on another's loss."""
+    """Weighted by their shares; in each evaluation. Catches the share of one source on another's
+    loss.
+    """
     rows = [row for row in read_rows(whole[0] / 'metrics.jsonl') if 'validation_ce' in row]
     assert len(rows) == 3
     for row in rows:
@@ -98,14 +100,14 @@ def test_repeated_command_finds_run_and_data(whole, corpus):
 
 
 def test_different_shares_are_different_data(whole, corpus):
-    """A folder is not gone on with where its mixture changed."""
+    """A run does not resume with another mixture."""
     changed = corpus | {'data.mixture': corpus['data.mixture'].replace('0.75', '0.5')}
     code, output = finished(start_run(whole[0], changed, train_eval_objectives='causal+infill'))
     assert code != DONE and 'data.mixture' in output
 
 
 def test_equivalence_evaluated_later(whole):
-    """`python -m eval`, from nothing but the folder."""
+    """`python -m eval` needs only the folder."""
     out = subprocess.run(
         [sys.executable, '-m', 'eval', f'--checkpoint={whole[0]}', '--suite=perplexity,ngram'],
         cwd=ROOT,

@@ -1,6 +1,6 @@
-"""The training program in a folder that holds a run: how it goes on, and when it refuses.
+"""The training program in the folder of a run: resuming, and refusals.
 
-Equivalence: a run that was interrupted anywhere writes the same numbers as one that was not.
+Equivalence: a run that was interrupted anywhere writes the numbers of an uninterrupted run.
 """
 
 import json
@@ -65,7 +65,7 @@ def test_resumed_run_records_both_codes(whole, corpus, tmp_path, capsys, request
 
 
 def test_old_run_reports_another_commit(whole, corpus, tmp_path, capsys):
-    """Its checkpoints and its summary do not say which sources it had."""
+    """Its checkpoints and its summary do not record the sources."""
     workdir = sweep_helpers.copy_workdir(whole, tmp_path / 'run')
     summary = read_json(workdir / 'summary.json')
     restore = Checkpoints.restore
@@ -129,7 +129,7 @@ train(tiny({'data.source': sys.argv[1], 'data.cache_dir': sys.argv[2]}), Path(sy
 
 @pytest.mark.full
 def test_killed_run_resumes(whole, corpus, tmp_path):
-    """By SIGKILL before step 11, so that it goes on from step 8 at most."""
+    """SIGKILL comes before step 11, so that it resumes from step 8 at most."""
     arguments = [corpus['data.source'], corpus['data.cache_dir'], str(tmp_path)]
     done = subprocess.run(
         [sys.executable, '-c', KILLED, *arguments], cwd=ROOT, timeout=PATIENCE_SEC
@@ -140,7 +140,7 @@ def test_killed_run_resumes(whole, corpus, tmp_path):
 
 
 def stop_after(step: int, config: Config, workdir: Path) -> None:
-    """A run that gets SIGTERM while it makes that step."""
+    """Trains a run that receives SIGTERM while it makes that step."""
     with pytest.MonkeyPatch.context() as patch:
         before_step(patch, terminate_at(step))
         assert train(config, workdir) == SIGNALLED + signal.SIGTERM
@@ -164,7 +164,7 @@ def test_sigterm_saves_between_checkpoints(whole, corpus, tmp_path, capsys):
     ],
 )
 def test_auxiliary_state_is_resumed(changes, corpus, tmp_path):
-    """Keys of dropout, and an average of what is trained alone. Catches masks that begin anew."""
+    """Keys of dropout, and an average of trained parameters only. Catches masks that start anew."""
     config = tiny(corpus, **changes)
     assert train(config, tmp_path / 'whole') == DONE
     stop_after(6, config, tmp_path / 'cut')
@@ -225,7 +225,7 @@ def test_unreadable_run_is_overwritten_only_on_request(whole, corpus, tmp_path):
 
 
 def test_moved_workdir_is_named_and_resumes(whole, corpus, tmp_path):
-    """Nothing is made in its old place, to which it may come back."""
+    """Nothing is created in its old place, to which it may return."""
     original, moved = tmp_path / 'there', tmp_path / 'here'
 
     def move(wave):

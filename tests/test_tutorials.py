@@ -1,4 +1,4 @@
-"""Contract: tutorials work as they are written, in a small way; a notebook of one is one."""
+"""Contract: tutorials work as written, at small sizes; a tutorial's notebook is valid."""
 
 import json
 

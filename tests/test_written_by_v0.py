@@ -1,6 +1,6 @@
-"""What commit 0447279 has written (tests/fixtures/v0) is read, gone on with, and means the same.
+"""Files of commit 0447279 (tests/fixtures/v0) can be read and resumed, with the same meaning.
 
-Equivalence: logits, losses, rows of metrics and columns are those that its own code gave.
+Equivalence: logits, losses, rows of metrics and columns equal those of its own code.
 """
 
 import json
@@ -70,7 +70,9 @@ def test_checkpoint_evaluates_to_equal_numbers(copy_fixture):
 
 @pytest.mark.full
 def test_run_resumes_to_expected_rows(copy_fixture):
-    """Catches moments, counters or a schedule that start anew, and a config said to differ."""
+    """Catches moments, counters or a schedule that start anew, and a config that seems to
+    differ.
+    """
     folder = copy_fixture('run')
     assert train(Run(folder).read_recipe(), folder) == DONE
     rows = list(read_rows(folder / FILE))
@@ -87,7 +89,7 @@ def test_run_resumes_to_expected_rows(copy_fixture):
 
 @pytest.mark.full
 def test_sweep_resumes(copy_fixture):
-    """The cells that were done stay as they are, under their names; the others are trained."""
+    """Finished cells keep their names and results; the others are trained."""
     folder, raw = copy_fixture('sweep'), default.get_config()
     raw.update_from_flattened_dict(TINY)
     before = {path: path.read_bytes() for path in folder.glob('*/*') if path.is_file()}
@@ -105,7 +107,7 @@ def test_sweep_resumes(copy_fixture):
 
 
 def test_old_and_new_options_are_one_run():
-    """As its user would ask for it now, the checkpoint `options` is this config."""
+    """The checkpoint `options` has this config, as its user would write it now."""
     raw = default.get_config()
     raw.update_from_flattened_dict(
         TINY

@@ -1,17 +1,18 @@
-"""The tests that a change can break, of the default tier and of the full one.
+"""Finds the tests that a change can break, in the default tier and in the full one.
 
     uv run python -m tests.touched [COMMIT] [--run] [--tier=default]
     uv run python -m tests.touched --files lm/run/wave.py [...] [--count]
     uv run python -m tests.touched --of lm/run/wave.py [...]
 
-A change is what the files here, new ones too, differ in from COMMIT; default: the last one. A test
-is touched by a file that its own file reads (`tests.dependencies`). A part that is a row of a table
-touches, of those that read it through its table alone, the tests of its rows (`tests.rows`), unless
-a run has that row unasked. A file of another kind touches the tests that name it or its folder.
---of names the tests of a file, where --files names all that it can break (`tests.nearest`).
+A change is the set of files, new ones included, that differ from COMMIT; default: the last one. A
+file touches the tests with files that read it (`tests.dependencies`). A part that is a row of a
+table touches, among the tests that read it only through its table, the tests of its rows
+(`tests.rows`), unless it is a row of every run by default. A file of another kind touches the tests
+that name it or its folder. --of names the tests of a file, while --files names all tests that it
+can break (`tests.nearest`).
 
-Sources alone are read, so that a test which learns what it reads as it runs may be missed: this is
-for the time of editing. `uv run pytest` comes before a commit, and CI runs all.
+Only sources are read, so that a test which determines its files while it runs may be missed: this
+is for the time of editing. `uv run pytest` comes before a commit, and CI runs all.
 """
 
 import argparse
@@ -43,10 +44,12 @@ TIERS = {'default': 'not full and not product', 'full': 'full and not product'}
 
 @dataclasses.dataclass(frozen=True)
 class Touched:
-    """What one file touches.
+    """The tests that one file touches.
 
-    files: the files of tests that do so whole. rows: names of rows of `tables`, of which the tests
-    in `named`, too, are touched. why: one line.
+    Attributes:
+      files: test files that it touches as a whole.
+      rows: names of rows of `tables`; their tests in `named` are touched, too.
+      why: one line.
     """
 
     files: frozenset[str]
@@ -57,7 +60,7 @@ class Touched:
 
 
 class Selector:
-    """Which tests of a project a file touches."""
+    """Finds the tests of a project that a file touches."""
 
     def __init__(self, root: Path, paths: Iterable[str]):
         self.sources = Sources(root, paths)
@@ -71,7 +74,7 @@ class Selector:
         self.nearest = Nearest(self.dependencies, self.tests)
 
     def touched_by(self, file: str) -> Touched:
-        """What a change of a file touches."""
+        """Returns the tests that a change of a file touches."""
         if file.startswith(SETTINGS):
             return Touched(self.tests, 'is read before any test: everything')
         reached, rows, tables = self._without_tables(file)
@@ -89,10 +92,10 @@ class Selector:
         return Touched(files, why, names, tuple(tables), named)
 
     def _without_tables(self, file: str) -> tuple[set[str], set[str], list[Table]]:
-        """(the files that read a file, rows that come from these, tables of the rows).
+        """Returns (files that read a file, rows that come from these, tables of the rows).
 
-        Where a run has such a row unasked, the files that read its table are among them, and so are
-        the configs and data that name a row, with what reads them.
+        If every run has such a row by default, the files that read its table are included, and so
+        are the configs and data that name a row, with the files that read them.
         """
         through, default = self.tables.readings, self.tables.defaults
         starts, rows, size = {file}, {}, -1
@@ -116,7 +119,7 @@ class Selector:
         return reached, names, [table for table, _ in rows.values() if table.file not in starts]
 
     def _naming(self, rows: set[str]) -> set[str]:
-        """Configs, stored data and commands on pages that name a row."""
+        """Returns configs, stored data and commands on pages that name a row."""
         return {path for path in self.sources.paths if rows & self.words(path)}
 
     def _words(self, path: str) -> set[str]:
@@ -135,7 +138,7 @@ def _count(items: Sequence | frozenset, noun: str) -> str:
 
 
 def git(root: Path, *arguments: str) -> list[str]:
-    """The lines that git prints; SystemExit with its first line where it fails."""
+    """Returns the lines that git prints. Raises SystemExit with its first line if it fails."""
     done = subprocess.run(['git', *arguments], cwd=root, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f'git {shlex.join(arguments)}: {done.stderr.strip().splitlines()[0]}')
@@ -143,7 +146,7 @@ def git(root: Path, *arguments: str) -> list[str]:
 
 
 def changed(root: Path, commit: str) -> list[str]:
-    """The files that differ from those of a commit, those that git does not know among them."""
+    """Returns the files that differ from a commit, including files that git does not know."""
     names = [f'{commit}^{{commit}}']
     inside = subprocess.run(
         ['git', 'rev-parse', '--verify', '--quiet', *names], cwd=root, capture_output=True
@@ -155,13 +158,13 @@ def changed(root: Path, commit: str) -> list[str]:
 
 
 def list_files(root: Path) -> list[str]:
-    """All files of the project but those that git is to ignore."""
+    """Returns all files of the project except those that git ignores."""
     return git(root, 'ls-files', '--cached', '--others', '--exclude-standard')
 
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """A test that pytest has collected. texts: those in its parameters."""
+    """A test that pytest has collected. texts: strings in its parameters."""
 
     nodeid: str
     texts: tuple[str, ...]
@@ -169,7 +172,7 @@ class Item:
 
 
 class Collector:
-    """A plugin that keeps what is collected."""
+    """A plugin that keeps the collected tests."""
 
     def __init__(self):
         self.items: list[Item] = []
@@ -182,7 +185,9 @@ class Collector:
 
 
 def collect_tests(files: Iterable[str]) -> list[Item]:
-    """The tests in some files; SystemExit with what pytest says where it cannot read one."""
+    """Returns the tests in some files. Raises SystemExit with pytest's output if it cannot read
+    one.
+    """
     if not files:
         return []
     collector, output, before = Collector(), io.StringIO(), dict(os.environ)
@@ -199,7 +204,7 @@ def collect_tests(files: Iterable[str]) -> list[Item]:
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """The tests that several files touch: all of `files`, and single ones of others."""
+    """The tests that several files touch: all tests of `files`, and single tests of others."""
 
     files: frozenset[str]
     tests: tuple[Item, ...]
@@ -220,11 +225,11 @@ class Selection:
 
     @property
     def arguments(self) -> list[str]:
-        """Of pytest."""
+        """Returns the arguments of pytest."""
         return [*sorted(self.files), *(item.nodeid for item in self.tests)]
 
     def lines(self) -> list[str]:
-        """The same for people: cases of one test in one line."""
+        """Returns the same for people, with the cases of one test in one line."""
         cases = collections.Counter(item.nodeid.partition('[')[0] for item in self.tests)
         tests = [f'{test}  ({n} cases)' if n > 1 else test for test, n in sorted(cases.items())]
         return [*sorted(self.files), *tests]
@@ -234,14 +239,16 @@ class Selection:
         return {*self.files, *(item.nodeid.split('::')[0] for item in self.tests)}
 
     def counts(self) -> dict[str, int]:
-        """{tier: how many tests}; all files are collected for it."""
+        """Returns {tier: number of tests}, for which all files are collected."""
         items = [*self.tests, *collect_tests(self.files)]
         full = sum(item.is_full for item in items)
         return {'default': len(items) - full, 'full': full}
 
 
 def run(selection: Selection, tiers: Iterable[str], pytest_arguments: Sequence[str]) -> int:
-    """The status of pytest: of the first tier that fails, so that what is cheap fails early."""
+    """Returns the status of pytest for the first tier that fails, so that cheap failures come
+    early.
+    """
     with tempfile.NamedTemporaryFile('w', suffix='.txt') as file:
         file.write('\n'.join(selection.arguments))
         file.flush()

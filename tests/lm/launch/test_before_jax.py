@@ -1,4 +1,4 @@
-"""What a program does before it imports JAX."""
+"""Steps of a program before it imports JAX."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from tests.programs import COMPILERS
 
 
 def test_programs_prepare_before_importing_jax():
-    """Catches a package that imports JAX where `python -m PACKAGE` imports it first: the program
+    """Catches a package that imports JAX when `python -m PACKAGE` imports it first: the program
     would read the flags too early, and import everything twice.
     """
     programs = [path for path in ROOT.glob('eval/**/*.py') if 'prepare_process' in path.read_text()]
@@ -50,7 +50,7 @@ def test_help_lists_flags_without_importing_jax():
     [(False, None, 'cpu'), (False, 'tpu', None), (True, None, None)],
 )
 def test_choose_platform_with_jax_imported(monkeypatch, is_there, chosen, expected):
-    """A notebook has it. Catches a choice of the user, or a device, that is passed over."""
+    """A notebook has imported it. Catches an ignored choice of the user, or an ignored device."""
     updates, environment = [], {}
     config = SimpleNamespace(jax_platforms=chosen, update=lambda *pair: updates.append(pair))
     monkeypatch.setattr(os, 'environ', environment)
@@ -104,7 +104,7 @@ def test_default_dtype_suits_device(monkeypatch, files, installed, chosen, expec
 @pytest.mark.skipif(before_jax.has_accelerator(), reason='has a device that is looked for')
 @pytest.mark.parametrize('names', ['eval.load, jax', 'jax, eval.load'])
 def test_notebook_gets_no_device_warnings(names):
-    """Catches libtpu's words, where it looks for a TPU."""
+    """Catches libtpu's warnings when it looks for a TPU."""
     pytest.importorskip(COMPILERS['tpu'])
     environment = {name: value for name, value in os.environ.items() if name != 'JAX_PLATFORMS'}
     command = [sys.executable, '-c', f'import {names}; print(jax.devices()[0].platform)']

@@ -1,4 +1,4 @@
-"""Contract: a flag and a file can set any field there is, and what is wrong with one is a line."""
+"""Contract: a flag and a file can set every field, and errors in them are one line."""
 
 import errno
 import re
@@ -68,7 +68,7 @@ def refusal(parse_config, capsys):
 
 @pytest.fixture
 def file(tmp_path):
-    """file(line, ...): the flag of a file that changes the default config by these lines."""
+    """Returns a function from lines that change the default config to the flag of their file."""
 
     def write_config_file(*lines: str) -> str:
         body = ['def get_config():', 'config = default.get_config()', *lines, 'return config']
@@ -80,7 +80,7 @@ def file(tmp_path):
 
 
 def test_flags_set_every_field(parse_config):
-    """With the field's own type, also where the file leaves it as published."""
+    """The value has the field's own type, also if the file leaves it at its default."""
     config = parse_config(DEFAULT, *(f'--config.{p}={VALUES[value_kind(p)]}' for p in FIELDS))
     for path in FIELDS:
         section, name = path.split('.')
@@ -103,7 +103,7 @@ def test_unset_options_are_none(parse_config):
 
 
 def test_find_set_fields_by_flag_and_file(parse_config, file):
-    """And what is overridden is what has another value then."""
+    """Overrides are the fields with another value than the default."""
     mine = file('config.model.d_model = 8', 'config.model.n_layers = 3', "config.sweep = {'a': 1}")
     config = parse_config(mine, '--config.optim.lr=0.25', '--config.model.d_ff=1024').to_dict()
     assert find_overrides(config) == {'model.d_model': 8, 'optim.lr': 0.25}
@@ -111,7 +111,7 @@ def test_find_set_fields_by_flag_and_file(parse_config, file):
 
 
 def test_flag_has_type_of_field(parse_config, file):
-    """Which may be a whole number, or none."""
+    """The value in the file may be a whole number, or None."""
     mine = file('config.optim.b2 = 1', 'config.scaling.embedding_std = None')
     config = parse_config(mine, '--config.optim.b2=0.5', '--config.scaling.embedding_std=0.25')
     assert (config.optim.b2, config.scaling.embedding_std) == (0.5, 0.25)
@@ -129,7 +129,7 @@ def test_field_reference_is_kept(parse_config, file):
 
 
 def test_empty_config_gets_all_fields():
-    """A field with a default has it; one without is still missed."""
+    """A field with a default gets it; a field without one is still missing."""
     config = ConfigDict({'model': {'d_model': 8}})
     add_fields(config)
     assert config.model.bias is False and config.norm.groups is None
@@ -205,7 +205,7 @@ def test_other_file_errors_keep_traceback(parse_config, file):
 def test_program_reports_overrides_and_checkpoint_fields(
     sweep_flags, parse_config, tmp_path, monkeypatch
 ):
-    """A run and a sweep are of the config that it says."""
+    """A run and a sweep use the config that they report."""
     (tmp_path / 'RUN' / 'checkpoints' / '4').mkdir(parents=True)
     write_config(tmp_path / 'RUN', tiny_config({'model.d_ff': 48}))
     monkeypatch.chdir(tmp_path)
@@ -238,7 +238,7 @@ def at_home(tmp_path, monkeypatch):
 
 
 def test_tilde_is_expanded(parse_config, at_home):
-    """Bash leaves it behind '='."""
+    """Bash does not expand it after '='."""
     (at_home / 'mine.py').write_text((ROOT / 'configs' / 'default.py').read_text())
     config = parse_config('--config=~/mine.py', '--workdir', '~/x')
     assert train.WORKDIR.value == f'{at_home}/x'
@@ -263,7 +263,7 @@ def test_listed_and_repeated_paths_are_expanded(at_home):
 
 
 def test_every_file_flag_is_a_path_flag():
-    """Catches a path flag that is defined as any text."""
+    """Catches a path flag that is defined as a string."""
     names = 'workdir|checkpoint|out|page|pages|figure|figures|table|reference|claims'
     text = re.compile(rf"DEFINE_(?:multi_)?(?:string|list)\(\s*'({names})'")
     programs = [*ROOT.glob('eval/**/*.py'), ROOT / 'train.py', ROOT / 'tpu' / 'plan.py']

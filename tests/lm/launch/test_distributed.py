@@ -1,4 +1,4 @@
-"""What processes decide together: threads stand for them, and a dict for JAX's service."""
+"""Joint decisions of processes: threads stand for processes, and a dict for JAX's service."""
 
 import itertools
 import os
@@ -26,7 +26,7 @@ N = 3
 
 
 class Service:
-    """A value may be asked for before it is set, and is set once."""
+    """JAX's key-value service: a value may be requested before it is set, and is set once."""
 
     def __init__(self):
         self.values, self.changed = {}, threading.Condition()
@@ -45,7 +45,7 @@ class Service:
 
 
 class Numbers:
-    """A counter of each thread, as each process has its own."""
+    """A counter for each thread, as each process has its own."""
 
     def __init__(self, thread):
         self.own = thread
@@ -56,7 +56,7 @@ class Numbers:
 
 @pytest.fixture
 def on_each(monkeypatch):
-    """on_each(act): [what act(process_id) gave, or the error it raised], of N processes."""
+    """on_each(act) returns the value or error of act(process_id) for each of N processes."""
     thread, service = threading.local(), Service()
     monkeypatch.setattr(jax, 'process_count', lambda: N)
     monkeypatch.setattr(jax, 'process_index', lambda: thread.index)
@@ -131,7 +131,7 @@ def test_differing_values_are_refused_by_all(on_each):
 
 
 def test_unshared_folder_is_refused(on_each, tmp_path, monkeypatch):
-    """Host 2 has one of its own, with a lock of another time."""
+    """Host 2 has its own folder, with a lock of another time."""
     monkeypatch.setattr(workdir, 'NFS_DELAY_SEC', 0.1)
     config, private = tiny_config(), tmp_path / 'own'
     private.mkdir()

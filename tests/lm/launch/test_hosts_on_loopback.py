@@ -1,10 +1,10 @@
-"""Equivalence: a job of two processes, with four CPU devices each and started as on two hosts, ends
-with the numbers of one process, also where it was killed and went on. Property: what one host
-refuses, or fails in, ends both.
+"""Equivalence: a job of two processes, with four CPU devices each and started as on two hosts,
+gives the numbers of one process, also if it is killed and resumed. Property: an error or refusal on
+one host ends both.
 
     uv run pytest -m 'full or product' tests/lm/launch/test_hosts_on_loopback.py
 
-The full tier has the shortest of each kind of job; the others take minutes, and are run by hand.
+The full tier has the shortest job of each kind; the others take minutes, and are run by hand.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ LIMITED = (
 
 
 class Job:
-    """The same command on n hosts; what each says goes to a file."""
+    """The same command on n hosts; the output of each goes to a file."""
 
     def __init__(
         self, folder: Path, arguments: list[str], each=lambda number: {}, program=TRAIN, n=N
@@ -104,11 +104,11 @@ class Job:
                 )
 
     def end(self) -> list[int]:
-        """The statuses of all, once they have ended."""
+        """Returns the exit statuses, once all hosts have ended."""
         return [host.wait(MOST_SEC) for host in self.hosts]
 
     def wait(self, status: int = DONE) -> 'Job':
-        """This job, all of whose hosts have ended with the status."""
+        """Waits until all hosts have ended with the status; returns the job."""
         assert self.end() == [status] * len(self.hosts), [
             *map(self.read_log, range(len(self.hosts)))
         ]
@@ -137,7 +137,7 @@ class Job:
             time.sleep(0.01)
 
     def wait_for_row(self, workdir: Path, step: int) -> None:
-        """Says that the run trains, and nothing of its checkpoints, which are written meanwhile."""
+        """Waits until the run trains; its checkpoints may still be written."""
 
         def is_there():
             rows = read_rows(workdir / 'metrics.jsonl')
@@ -146,11 +146,13 @@ class Job:
         self.wait_for(is_there)
 
     def wait_for_checkpoint(self, workdir: Path, step: int) -> None:
-        """Waits until one of this step, or of a later one, is complete: a run resumes after it."""
+        """Waits until a checkpoint of this step, or a later one, is complete, so that a run resumes
+        from it.
+        """
         self.wait_for(lambda: max(list_steps(workdir / 'checkpoints'), default=0) >= step)
 
     def wait_for_upload(self, url: str, step: int) -> None:
-        """Waits until a bucket has all of a checkpoint of this step, or of a later one."""
+        """Waits until a bucket has a complete checkpoint of this step, or a later one."""
         whole = re.compile(r'checkpoints/(\d+)/\.whole')
         bucket = open_bucket(url)
 
@@ -163,7 +165,7 @@ class Job:
 
 @pytest.fixture
 def start(tmp_path):
-    """start(workdir, corpus) -> Job; what is left of all jobs is killed in the end."""
+    """start(workdir, corpus) returns a Job; remaining processes are killed at the end."""
     with jobs(tmp_path) as start:
         yield start
 
@@ -187,7 +189,7 @@ def jobs(folder):
 
 @pytest.fixture(scope='module')
 def undisturbed_run(corpus, tmp_path_factory):
-    """(workdir, what host 1 said) of a run on two hosts that nothing happened to."""
+    """Returns (workdir, log of host 1) of an uninterrupted run on two hosts."""
     folder = tmp_path_factory.mktemp('undisturbed')
     with jobs(folder) as start:
         job = start(folder / 'run', corpus).wait()
@@ -196,22 +198,22 @@ def undisturbed_run(corpus, tmp_path_factory):
 
 
 def digests(workdir):
-    """Of all arrays of the newest checkpoint, and its step."""
+    """Returns the digests of all arrays of the newest checkpoint, and its step."""
     folder = workdir / 'checkpoints'
     step = list_steps(folder)[-1]
     return step, read_meta(folder, step)['digests']
 
 
 def assert_same(workdir, expected):
-    """Bitwise, but for times."""
+    """Asserts bitwise equality, except for times."""
     assert timeless(workdir) == timeless(expected)
     assert digests(workdir) == digests(expected)
 
 
 @pytest.mark.full
 def test_two_hosts_match_one(undisturbed_run, corpus, tmp_path):
-    """Equivalence with eight devices of one process, up to the order of sums; and host 1 has
-    written nothing: a second set of events, or of rows, would show.
+    """Equals eight devices of one process, up to the order of sums. Host 1 writes nothing: a second
+    set of events, or of rows, would show.
     """
     workdir, log = undisturbed_run
     assert train(resolve(base(corpus, **RUN)), tmp_path / 'one') == DONE
@@ -229,9 +231,9 @@ def test_two_hosts_match_one(undisturbed_run, corpus, tmp_path):
     'sizes', [{'mesh_fsdp': 8}, {'mesh_tensor': 8}, {'mesh_fsdp': 4, 'mesh_context': 2}]
 )
 def test_two_hosts_shard_one_state(sizes, start, corpus, tmp_path):
-    """Equivalence with eight devices of one process, of the losses, and of the parameters, saved by
-    both hosts and read again by one process. With `tensor` over both, both read the same rows:
-    catches a share of them each.
+    """Equals eight devices of one process: the losses, and the parameters, which both hosts save
+    and one process reads. With `tensor` over both, both read the same rows: catches a share of them
+    for each.
     """
     changes = {'model_n_heads': 8, 'model_n_kv_heads': 8, 'train_steps': 20, 'mesh_data': 1}
     start(tmp_path / 'run', corpus, **changes | sizes).wait()
@@ -245,8 +247,8 @@ def test_two_hosts_shard_one_state(sizes, start, corpus, tmp_path):
 
 @pytest.mark.product
 def test_cpu_processes_share_no_compilation_cache(start, corpus, tmp_path):
-    """Of a saved program the loops' collectives have lost their place among the others: the host
-    that reads it and the one that compiles would wait for each other, as in the second job here.
+    """In a saved program the collectives of a loop have lost their place among the others: a host
+    that reads it and a host that compiles would wait for each other, as in the second job here.
     """
     programs = tmp_path / 'programs'
     each = lambda i: {'env': {'JAX_COMPILATION_CACHE_DIR': str(programs)}}  # noqa: E731
@@ -282,7 +284,7 @@ def test_killed_child_and_killed_supervisor(undisturbed_run, start, corpus, tmp_
 
 @pytest.mark.product
 def test_sigterm_to_one_host_saves_on_all(undisturbed_run, start, corpus, tmp_path):
-    """And of a checkpoint that is damaged, all go back to the one before."""
+    """If the checkpoint is damaged, all return to the one before."""
     workdir = tmp_path / 'run'
     job = start(workdir, corpus)
     job.wait_for_checkpoint(workdir, 20)
@@ -303,7 +305,9 @@ def test_sigterm_to_one_host_saves_on_all(undisturbed_run, start, corpus, tmp_pa
 
 @pytest.mark.product
 def test_port_scan_changes_nothing(start, corpus, tmp_path):
-    """Ten thousand messages of fifty kinds, and a client of JAX's own without the certificate."""
+    """Sends ten thousand messages of fifty kinds, and connects a JAX client without the
+    certificate.
+    """
     longer = {'train_steps': 800, 'train_checkpoint_every': 400, 'train_eval_every': 400}
     job = start(tmp_path / 'run', corpus, **longer)
     job.wait_for_row(tmp_path / 'run', 2)
@@ -325,7 +329,7 @@ def test_port_scan_changes_nothing(start, corpus, tmp_path):
 
 
 def damage(checkpoint):
-    """One bit of its largest file, which holds arrays."""
+    """Flips one bit of the largest file, which holds arrays."""
     files = [path for path in checkpoint.rglob('*') if path.is_file()]
     path = max(files, key=lambda path: path.stat().st_size)
     held = bytearray(path.read_bytes())
@@ -335,7 +339,7 @@ def damage(checkpoint):
 
 @pytest.mark.full
 def test_error_on_one_host_ends_all(start, corpus, tmp_path):
-    """Host 0 cannot write its part of the first checkpoint; host 1 would wait for it."""
+    """Host 0 cannot write its part of the first checkpoint, for which host 1 would wait."""
     data.open_dataset(resolve(base(corpus, **RUN)).data)  # larger files than the checkpoint's
     each = lambda i: {} if i else {'before': LIMITED}  # noqa: E731
     job = start(tmp_path / 'run', corpus, each=each).wait(BAD_INPUT)
@@ -363,7 +367,7 @@ def test_differing_config_file_is_refused(start, corpus, tmp_path):
 
 @pytest.mark.product
 def test_differing_text_is_refused(start, corpus, tmp_path):
-    """Each prepares what its own disk has, and the digests differ."""
+    """Each host prepares the text of its own disk, and the digests differ."""
     for i in range(N):
         (tmp_path / str(i)).mkdir()
         (tmp_path / str(i) / 'a.txt').write_text(f'{i} of some words, and more of them\n' * 100)
@@ -378,8 +382,8 @@ def test_differing_text_is_refused(start, corpus, tmp_path):
 
 @pytest.mark.full
 def test_two_hosts_each_read_half_of_an_import(tmp_path):
-    """Bitwise the import of one process. Catches a host that reads the whole model, and a part that
-    the wrong host has.
+    """Equals the import of one process bitwise. Catches a host that reads the whole model, and
+    parts on the wrong host.
     """
     folder = saved(tmp_path / 'theirs', 'llama2', most=9000)
     job = Job(
@@ -408,9 +412,9 @@ def test_two_hosts_each_read_half_of_an_import(tmp_path):
     'reparam_options', [{}, {'model_reparam': 'weight_norm', 'optim_average': 'ema'}]
 )
 def test_two_hosts_init_from_their_shards(reparam_options, start, corpus, tmp_path):
-    """Equivalence with one process, bitwise where the source stores what it uses, as one program
-    rounds otherwise; factors of LoRA are drawn, and an average begun. Catches an array that each
-    host has by itself, and parts of another host.
+    """Equals one process, bitwise if the source stores the used weights, since programs round
+    differently. Factors of LoRA are drawn, and an average is begun. Catches arrays that each host
+    has by itself, and parts of another host.
     """
     source, steps = tmp_path / 'source', {'train_steps': 2, 'train_eval_every': 2}
     assert train(resolve(base(corpus, **RUN | CUT | steps | reparam_options)), source) == DONE
@@ -434,7 +438,7 @@ FLAG = f'--config.sweep={SWEEP}'
 
 @pytest.fixture(scope='module')
 def single_host_sweep(corpus, tmp_path_factory):
-    """On the eight devices of this process."""
+    """Returns a sweep on the eight devices of this process."""
     workdir = tmp_path_factory.mktemp('one') / 'sweep'
     assert train_sweep(base(corpus, **RUN), SWEEP, workdir) == DONE
     return workdir
@@ -442,7 +446,7 @@ def single_host_sweep(corpus, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def dealt_sweep(corpus, tmp_path_factory):
-    """On two hosts, and what both said."""
+    """Returns a sweep on two hosts, and the logs of both."""
     folder = tmp_path_factory.mktemp('dealt')
     with jobs(folder) as start:
         job = start(folder / 'sweep', corpus, FLAG).wait()
@@ -482,7 +486,9 @@ def test_killed_host_loses_only_its_cells(dealt_sweep, start, corpus, tmp_path):
 
 @pytest.mark.full
 def test_runs_on_both_hosts_train_in_turn(single_host_sweep, start, corpus, tmp_path):
-    """A signal to one of them stops both after a checkpoint, for the same command to go on from."""
+    """A signal to either host stops both after a checkpoint, from which the same command
+    resumes.
+    """
     workdir = tmp_path / 'sweep'
     job = start(workdir, corpus, FLAG, mesh_data=8)
     first = expand_sweep(base(corpus, **RUN | {'mesh_data': 8}), SWEEP)[0].name
@@ -499,7 +505,7 @@ def test_runs_on_both_hosts_train_in_turn(single_host_sweep, start, corpus, tmp_
 
 @pytest.mark.product
 def test_folder_refused_by_host_0_ends_all(start, corpus, tmp_path):
-    """Host 1 waits for it to open the folder."""
+    """Host 1 waits for host 0 to open the folder."""
     (tmp_path / 'sweep').mkdir()
     (tmp_path / 'sweep' / 'config.json').write_text('{}')
     job = start(tmp_path / 'sweep', corpus, FLAG).wait(BAD_INPUT)
@@ -515,7 +521,7 @@ BRIEF = {'mesh_data': 1, 'train_steps': 20, 'train_diagnose_every': 0}
 
 @pytest.fixture(scope='module')
 def single_host_tuned_sweep(corpus, tmp_path_factory):
-    """A tuned sweep on one host, whose processes compile as those of two do."""
+    """Returns a tuned sweep on one host that compiles as two hosts do."""
     folder = tmp_path_factory.mktemp('tuned')
     with jobs(folder) as start:
         start(folder / 'sweep', corpus, *TUNED, n=1, **BRIEF).wait()
@@ -523,7 +529,7 @@ def single_host_tuned_sweep(corpus, tmp_path_factory):
 
 
 def assert_same_study(workdir, expected, rtol=0.0):
-    """The same runs, of the same arms and waves, with the same numbers."""
+    """Asserts the same runs, arms, waves and numbers."""
     of_each = [
         [(cell['tuned'], cell['changes']) for cell in read_json(path / 'sweep.json')['cells']]
         for path in (workdir, expected)
@@ -535,7 +541,7 @@ def assert_same_study(workdir, expected, rtol=0.0):
 
 @pytest.mark.full
 def test_tuned_sweep_on_two_hosts_matches_one(single_host_tuned_sweep, start, corpus, tmp_path):
-    """Each trains its share of every wave, and waits for the other's."""
+    """Each host trains its share of every wave, and waits for the other."""
     job = start(tmp_path / 'sweep', corpus, *TUNED, **BRIEF).wait()
     assert_same_study(tmp_path / 'sweep', single_host_tuned_sweep)
     for i in range(N):
@@ -545,7 +551,7 @@ def test_tuned_sweep_on_two_hosts_matches_one(single_host_tuned_sweep, start, co
 
 @pytest.mark.product
 def test_tuned_sweep_survives_killed_host(single_host_tuned_sweep, start, corpus, tmp_path):
-    """The other one waits as long as it may be alive, then trains what it has left."""
+    """The other host waits as long as it may be alive, then trains its remaining cells."""
     workdir = tmp_path / 'sweep'
     job = start(workdir, corpus, *TUNED, **BRIEF)
     theirs = [cell['cell'] for cell in read_json(single_host_tuned_sweep / 'sweep.json')['cells']
@@ -560,7 +566,7 @@ def test_tuned_sweep_survives_killed_host(single_host_tuned_sweep, start, corpus
 @pytest.mark.product
 def test_tuned_sweep_with_runs_on_both_hosts(start, corpus, tmp_path):
     """The reference has the eight devices in one process, so that the sums have the same parts. Its
-    rates are small, as differences of rounding grow with every step of a large one.
+    rates are small, since rounding differences grow with every large step.
     """
     tuned = (TUNED[0], f'--config.tune={TUNE | {"optim.lr": 0.001}}')
     brief = BRIEF | {'mesh_data': 8}
@@ -579,14 +585,14 @@ def bucket_env():
 
 @pytest.fixture
 def bucket_access(bucket_env, tmp_path, monkeypatch):
-    """This process reads the bucket."""
+    """Gives this process access to the bucket."""
     for name, value in (bucket_env | {'EVENKEEL_CACHE': str(tmp_path / 'reads')}).items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
 def start_anew(bucket_env, start, tmp_path):
-    """start_anew(url, corpus, ...) -> (Job, disks) of two machines that hold nothing yet."""
+    """start_anew(url, corpus, ...) returns (Job, disks) of two machines with empty disks."""
     machines = itertools.count()
 
     def begin(*arguments, **changes):
@@ -599,7 +605,7 @@ def start_anew(bucket_env, start, tmp_path):
 
 @pytest.mark.full
 def test_bucket_run_matches_one_process(start_anew, corpus, tmp_path, bucket_access):
-    """Up to the order of sums. Catches a checkpoint that only one host has a part of."""
+    """Equal up to the order of sums. Catches a checkpoint with the part of only one host."""
     url, steps = f's3://{BUCKET}/short', {'train_steps': 20}
     job, _ = start_anew(url, corpus, **CUT | steps)
     assert f'{url} holds all of it' in job.wait().read_log(0)
@@ -617,8 +623,8 @@ def test_bucket_run_matches_one_process(start_anew, corpus, tmp_path, bucket_acc
 def test_hosts_without_a_common_disk_train_in_a_bucket(
     start_anew, start, corpus, tmp_path, bucket_access
 ):
-    """Killed, stopped, and gone on with, each time on machines that hold nothing: bitwise what
-    hosts with a common disk do. Catches a checkpoint that only one host has a part of.
+    """Killed, stopped, and resumed on machines with empty disks: bitwise equal to hosts with a
+    common disk. Catches a checkpoint with the part of only one host.
     """
     start(tmp_path / 'disk', corpus, **CUT).wait()
     url = f's3://{BUCKET}/hosts'
@@ -651,8 +657,8 @@ def test_unreachable_bucket_ends_all(bucket_env, start, corpus, tmp_path):
 
 @pytest.mark.product
 def test_sweep_is_dealt_without_common_disk(start_anew, dealt_sweep, corpus, bucket_access):
-    """Killed, and gone on with on machines that hold nothing: bitwise what hosts with a common disk
-    do, of the losses and of the table; each host has had its own cells alone.
+    """Killed, and resumed on machines with empty disks: losses and table are bitwise equal to hosts
+    with a common disk, and each host has only its own cells.
     """
     url = f's3://{BUCKET}/dealt'
     job, disks = start_anew(url, corpus, FLAG)

@@ -1,4 +1,4 @@
-"""What a signal does: it is put in a list, or where nothing would be lost, it ends the program."""
+"""Effects of a signal: it is added to a list or, if nothing would be lost, ends the program."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ STOPS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 @pytest.fixture(autouse=True)
 def with_a_terminal():
-    """SIGHUP as a shell leaves it, also where the tests run under nohup."""
+    """Resets SIGHUP as a shell does, also if the tests run under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -52,7 +52,7 @@ def test_interruptible_raises_signal_number(number):
 
 
 def test_repeated_sighup_is_ignored(monkeypatch):
-    """A shell passes SIGHUP on when it comes to it. Catches one that ends a checkpoint midway."""
+    """A shell forwards SIGHUP later. Catches a second one that ends a checkpoint midway."""
     with catch_signals() as caught:
         os.kill(os.getpid(), signal.SIGHUP)
         caught.first_at -= 2 * signals.ECHO_SEC

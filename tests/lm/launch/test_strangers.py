@@ -1,4 +1,4 @@
-"""A port of a job under strangers, who do not know its secret: with stub children, without JAX."""
+"""Strangers, who do not know the secret, at a port of a job: with stub children, without JAX."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ HOST = Host('h0:1234', 2, 0, 1235)
 
 @pytest.fixture
 def pair():
-    """pair(theirs) -> (Links of a coordinator, the link of a member that knows `theirs`)."""
+    """pair(theirs) returns (Links of a coordinator, link of a member that knows `theirs`)."""
     opened_here = []
 
     def make(theirs=THE):
@@ -51,7 +51,7 @@ def pair():
 
 
 def greet(coordinator, member):
-    """Until both trust each other, or the member's link is gone."""
+    """Reads until both trust each other, or the member's link is closed."""
     coordinator.wait(1.0)
     member.read()
     coordinator.wait(1.0)
@@ -74,7 +74,7 @@ def test_wrong_secret_is_closed_and_counted(pair):
 
 
 def test_member_trusts_no_other_coordinator():
-    """It hears a nonce, answers, and gets a proof that only the secret gives."""
+    """The other end receives a nonce, answers, and gets a proof that only the secret gives."""
     near_end, far_end = socket.socketpair()
     near_end.close()
     with socket.create_server(('127.0.0.1', 0)) as server:
@@ -162,7 +162,7 @@ def test_process_id_out_of_range_is_refused(job, number):  # noqa: F811
 
 
 def test_host_with_wrong_secret_times_out(job):  # noqa: F811
-    """A peer that says nothing, too: neither holds a host beyond --host_timeout."""
+    """So does a silent peer: neither delays a host beyond --host_timeout."""
     first = job(0)
     stranger = job(1, secret='this is another one', timeout=1.0)
     assert_ended([stranger], RESUME, 'or has another secret of the job')
@@ -186,7 +186,7 @@ def test_taken_jax_port_is_reported(job, ports):  # noqa: F811
     'count', [200, pytest.param(10_000, marks=pytest.mark.full(reason='20 s of connections'))]
 )
 def test_port_scan_disturbs_no_job(job, ports, count):  # noqa: F811
-    """While hosts gather and while they train; the log has one line, the count."""
+    """Scans while hosts gather and while they train; the log has one line, the count."""
     child = ENDS.format(then='sys.exit()')
     first = job(0, child)
     connected(ports[1]).close()

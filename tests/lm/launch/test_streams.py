@@ -1,4 +1,4 @@
-"""Property: what cannot be printed is dropped, and a program ends as it should: by its work."""
+"""Property: output that cannot be printed is dropped, and a program's status follows its work."""
 
 import json
 import os
@@ -22,7 +22,7 @@ PREPARE = 'from lm.launch.before_jax import prepare_streams; prepare_streams()\n
 
 @pytest.fixture
 def stream_to(monkeypatch):
-    """stream_to(descriptor): a text stream as `open_streams` makes it, over a copy of it."""
+    """stream_to(descriptor) returns a text stream as `open_streams` makes it, over a copy of it."""
     monkeypatch.setattr(streams, '_loss_reason', '')
     monkeypatch.setattr(streams, '_ignores_loss', False)
     opened = []
@@ -41,7 +41,7 @@ def stream_to(monkeypatch):
 
 @pytest.fixture
 def unread():
-    """The end of a pipe whose reader has left."""
+    """Returns the write end of a pipe without a reader."""
     reader, writer = os.pipe()
     os.close(reader)
     yield writer
@@ -77,7 +77,7 @@ def test_lost_output_is_reported_once(kind, request, stream_to, capfd):
 def test_printing_program_exits_without_reader(
     kind, status, message, request, stream_to, monkeypatch, capfd
 ):
-    """Also where the text is short, and stays in a buffer until the program is through."""
+    """Also if the text is short, and stays in a buffer until the program ends."""
     monkeypatch.setattr(sys, 'stdout', stream_to(request.getfixturevalue(kind)))
     with pytest.raises(SystemExit) as ended:
         run_main(lambda argv: print('an answer'))(['eval'])
@@ -99,7 +99,7 @@ def test_full_nonblocking_pipe_gets_all_output(stream_to):
 
 
 def run(code: str, shell: str = '{}', **env: str) -> subprocess.CompletedProcess:
-    """Runs a program by a shell, which redirects its streams."""
+    """Runs a program in a shell that redirects its streams."""
     command = f'set -o pipefail; {shell.format(f'"{sys.executable}" -c "$CODE"')}'
     environment = {
         'PATH': os.environ['PATH'],
@@ -168,7 +168,7 @@ def test_docstrings_survive_optimized_python():
 
 
 def test_every_program_prepares_its_streams():
-    """Catches a program that prints a traceback where its reader leaves."""
+    """Catches a program that prints a traceback when its reader leaves."""
     programs = [p for p in ROOT.glob('eval/**/*.py') if 'app.run(' in p.read_text()]
     assert len(programs) > 10
     prepares = re.compile(r'\n    (before_jax\.)?prepare_(process|streams)\(\)')

@@ -1,4 +1,4 @@
-"""Which process this is, and parents that watch: with stub children, without JAX."""
+"""Detection of this process in a job, and supervisors: with stub children, without JAX."""
 
 import contextlib
 import http.server
@@ -92,7 +92,7 @@ def test_inconsistent_flags_are_refused(argv, env, message):
 
 
 def test_slurm():
-    """JAX's port of the job; a task of its own machine has all its devices."""
+    """Checks JAX's port for the job; a task alone on its machine has all devices."""
     host = detect_host([], SLURM)
     assert host.coordinator == 'gpu08:65535' and host.watch_address == ('gpu08', 61439)
     assert (
@@ -105,7 +105,7 @@ def test_slurm():
 
 @pytest.mark.parametrize('of_job', [{}, {'SLURM_NTASKS': ''}, {'SLURM_NTASKS': '9'}], ids=repr)
 def test_slurm_counts_the_tasks_of_the_step(of_job):
-    """SLURM_NTASKS is not set with sbatch --ntasks-per-node alone, and that of the whole job in a
+    """SLURM_NTASKS is not set with sbatch --ntasks-per-node alone, and counts the whole job in a
     shell of salloc.
     """
     task = {name: value for name, value in SLURM.items() if name != 'SLURM_NTASKS'}
@@ -209,7 +209,7 @@ ENDS = 'import os, sys; print("begun", flush=True); sys.stdin.readline(); {then}
 
 
 def free_ports():
-    """Two of them."""
+    """Returns two free ports."""
     with socket.create_server(('', 0)) as first, socket.create_server(('', 0)) as second:
         return first.getsockname()[1], second.getsockname()[1]
 
@@ -221,7 +221,7 @@ def ports():
 
 @pytest.fixture
 def job(ports):
-    """job(number, child, ...) starts a parent; all are killed in the end."""
+    """job(number, child, ...) starts a supervisor; all are killed at the end."""
     begun = []
 
     def start(number, child=SLEEPS, count=2, argv=(), timeout=60.0, before='', secret=SECRET):
@@ -256,20 +256,20 @@ def wait_begun(*parents):
 
 
 def let_end(*parents):
-    """Children that are ENDS go on."""
+    """Lets the children with ENDS end."""
     for parent in parents:
         parent.stdin.write('\n')
         parent.stdin.flush()
 
 
 def wait_for_end(parent):
-    """(status, what it said)."""
+    """Returns (exit status, log)."""
     status = parent.wait(timeout=60)
     return status, parent.stderr.read()
 
 
 def assert_ended(parents, status, *words):
-    """All end with this status, and each says all of the words."""
+    """Asserts that all end with this status, and that each log has all of the words."""
     for parent in parents:
         exit_status, log = wait_for_end(parent)
         assert exit_status == status and all(word in log for word in words), log
@@ -354,7 +354,9 @@ def test_killed_supervisor_ends_child_and_other_hosts(job, killed):
 
 
 def test_first_failure_is_named_despite_earlier_abort(job):
-    """As JAX does it: the runtime of the others aborts them. It is host 1 that was killed."""
+    """As with JAX, the runtime of the other hosts aborts them. Host 1 is the one that was
+    killed.
+    """
     first = job(0, ENDS.format(then='os.abort()'))
     second = job(1, ENDS.format(then='import time; time.sleep(0.5); os.kill(os.getpid(), 9)'))
     wait_begun(first, second)
@@ -435,7 +437,7 @@ def test_duplicate_process_id_is_refused_everywhere(job):
 
 
 def connected(port):
-    """A connection, once somebody listens."""
+    """Returns a connection, once a server listens."""
     while True:
         with contextlib.suppress(ConnectionError):
             return socket.create_connection(('127.0.0.1', port))
@@ -462,7 +464,7 @@ SOONER = (
 
 
 def test_silent_children_keep_training(job):
-    """Parents do speak."""
+    """Their supervisors send messages."""
     parents = [job(i, ENDS.format(then='sys.exit(2)'), before=SOONER) for i in range(2)]
     wait_begun(*parents)
     time.sleep(3.0)  # beyond SILENT_SEC
@@ -471,7 +473,7 @@ def test_silent_children_keep_training(job):
 
 
 def test_silent_host_is_lost(job):
-    """A machine that is off breaks no connection: a stopped process stands for it."""
+    """A machine without power breaks no connection: a stopped process stands for it."""
     parents = [job(i, before=SOONER) for i in range(2)]
     wait_begun(*parents)
     parents[1].send_signal(signal.SIGSTOP)
@@ -492,7 +494,9 @@ AT_ONCE = (
 
 @pytest.fixture
 def apart(job):
-    """apart(statuses): a parent for each, whose child has begun."""
+    """apart(statuses) starts a supervisor for each status, and returns once the children have
+    begun.
+    """
 
     def start(*statuses):
         hosts = [
@@ -506,7 +510,7 @@ def apart(job):
 
 
 def still_there(*parents):
-    """Longer than those that do not train apart would be left."""
+    """Asserts that they run for longer than dependent hosts would."""
     time.sleep(0.5)
     assert all(parent.poll() is None for parent in parents)
 
@@ -546,7 +550,7 @@ def test_independent_host_0_is_like_others(apart):
 
 @pytest.mark.parametrize('signalled', [0, 1])
 def test_independent_host_receives_signals_alone(apart, signalled):
-    """It leaves, as it has a few seconds for that; the others go on."""
+    """It exits within a few seconds, and the others continue."""
     parents, stopped = apart(DONE, DONE, DONE), SIGNALLED + signal.SIGTERM
     parents[signalled].send_signal(signal.SIGTERM)
     assert wait_for_end(parents[signalled])[0] == stopped

@@ -1,4 +1,4 @@
-"""Contract: a follower stops nothing, whatever happens to it, and it ends with training."""
+"""Contract: a follower never stops training, and ends with it."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from lm.launch import tracking
 
 
 def program(monkeypatch, code):
-    """Followers run this code instead; returns the list that the processes are in."""
+    """Lets followers run this code instead; returns the list of their processes."""
     started = []
 
     def start(workdir, name):
@@ -43,7 +43,7 @@ def test_follower_ends_with_training(tmp_path, monkeypatch):
     'code', ['time.sleep(600)', 'os.kill(os.getpid(), 9)', 'print("error: no"); sys.exit(1)']
 )
 def test_unsent_rows_are_reported_with_command(tmp_path, monkeypatch, code):
-    """Tries a network that is dead, a crash, and an error."""
+    """Tries an unreachable network, a crash, and an error."""
     started, lines = program(monkeypatch, code), []
     monkeypatch.setattr(tracking, 'LAST_SEC', 0.5)
     with tracking.send_to_trackers(tmp_path, ['wandb'], lines.append):

@@ -1,4 +1,6 @@
-"""Speed-ups from complete lengths of the baseline: by hand, at the ends, and over many studies."""
+"""Tests of speed-ups from complete lengths of the baseline: by hand, at the ends, and over many
+studies.
+"""
 
 import math
 
@@ -11,19 +13,21 @@ SEEDS = np.array([-0.01, 0.0, 0.01])  # what each seed adds, in all arms alike
 
 
 def lengths(*losses):
-    """The baseline at 100, 200, 400, ... tokens."""
+    """Returns the baseline at 100, 200, 400, ... tokens."""
     return {100.0 * 2**i: loss + SEEDS for i, loss in enumerate(losses)}
 
 
 def test_loss_between_lengths_is_interpolated():
-    """Reference: 3.0 lies a quarter of the way from 3.1 at 200 to 2.7 at 400, in the logarithm."""
+    """Reference: in the logarithm of tokens 3.0 lies a quarter of the way from 3.1 at 200 to 2.7 at
+    400.
+    """
     ratio = speedup(lengths(3.5, 3.1, 2.7), 3.0 + SEEDS, 100.0)
     assert ratio.bound == '' and ratio.value == pytest.approx(2 * 2**0.25)
     assert str(ratio) == '2.38'
 
 
 def test_loss_at_a_length_is_met_there():
-    """Reference: the baseline against itself, which has the least tokens of that loss."""
+    """Reference: the baseline against itself, at the fewest tokens with that loss."""
     for tokens, loss in ((100.0, 3.5), (200.0, 3.1), (400.0, 2.7)):
         ratio = speedup(lengths(3.5, 3.1, 2.7), loss + SEEDS, tokens)
         assert ratio.value == pytest.approx(1) and ratio.bound == ''
@@ -41,7 +45,7 @@ def test_loss_beyond_lengths_gives_a_bound():
 
 
 def test_interval_may_be_open_at_either_end():
-    """Noise that is not shared by seeds makes the difference uncertain by more than the gap."""
+    """Noise that seeds do not share makes the difference more uncertain than the gap."""
     noisy = 2.72 + np.array([0.05, -0.05, 0.0])
     ratio = speedup(lengths(3.5, 3.1, 2.7), noisy, 200.0)
     assert ratio.bound == '' and ratio.high == math.inf and 0 < ratio.low < ratio.value
@@ -59,7 +63,7 @@ def test_common_seeds_cancel():
 
 
 def test_half_width_matches_first_order():
-    """Reference: se(log s) = se(d) / |dL / d ln D|, on a line that has no sag."""
+    """Reference: se(log s) = se(d) / |dL / d ln D|, on a line without sag."""
     noise = np.array([0.012, -0.004, -0.009, 0.003, -0.002])
     line = {float(d): 5.0 - 0.5 * math.log(d) + np.zeros(5) for d in (100, 200, 400, 800)}
     ratio = speedup(line, 5.0 - 0.5 * math.log(300) + noise, 300.0)
@@ -89,8 +93,8 @@ def test_speedup_is_none_without_data():
 
 @pytest.mark.parametrize('sd', [0.003, 0.02])
 def test_interval_coverage(sd):
-    """95% over power laws, with seeds that arms share half of their noise by. Catches an interval
-    of unpaired seeds, of another quantile, and one without the sag of the curve below its lines.
+    """Covers 95% over power laws, with half of the noise common to the arms. Catches an interval of
+    unpaired seeds, of another quantile, and without the sag of the curve below its lines.
     """
     rng, covered, n = np.random.default_rng(0), 0, 150
 

@@ -1,5 +1,5 @@
-"""Reference and property tests of verdicts: scipy's paired t and Dunnett's distribution, published
-critical values and sample sizes.
+"""Reference and property tests of verdicts: SciPy's paired t test and Dunnett's distribution,
+published critical values and sample sizes.
 """
 
 import math
@@ -65,7 +65,7 @@ def test_judge_holm_by_hand():
 
 
 def test_allowances_prevent_verdicts():
-    """Better needs the baseline's allowance to be exceeded, worse the arm's."""
+    """A better arm must exceed the baseline's allowance, a worse arm its own."""
     (arm, baseline), free = pair(-0.2), 0.0
     shifted = stats.ttest_1samp(arm - baseline + 0.1, 0).pvalue
     (verdict,) = judge_arms([arm], baseline, [9.0], 0.1)
@@ -123,7 +123,7 @@ def test_mirrored_losses_mirror_the_verdict():
 
 
 def test_two_looks_keep_five_percent():
-    """Two looks of a paired t test, after 5 and 10 seeds, at the level that each has."""
+    """Simulates two looks of a paired t test, after 5 and 10 seeds, at the level of each."""
     x_RS = np.random.default_rng(0).standard_normal((40000, 10))
     wrong = np.zeros(len(x_RS), bool)
     for n in (5, 10):
@@ -150,7 +150,7 @@ def test_dunnett_cdf_with_one_arm_is_t():
     [(8, 32, 2.80), (2, 10, 2.57), (4, 20, 2.65)],
 )
 def test_dunnett_critical_values(arms, freedom, expected):
-    """Two-sided, 5%: of eight arms with five blocks, and of Dunnett's table of 1964."""
+    """Two-sided, 5%: for eight arms with five blocks, and from Dunnett's table of 1964."""
     t = optimize.brentq(lambda t: dunnett_cdf(t, arms, freedom) - 0.95, 1, 6)
     assert t == pytest.approx(expected, abs=0.011)
 
@@ -200,7 +200,7 @@ def test_t_interval_by_hand():
 
 
 def test_t_interval_with_two_values_is_cauchy_quantile():
-    """With one degree of freedom t is Cauchy, whose quantile function is tan."""
+    """With one degree of freedom t is Cauchy, and the Cauchy quantile function is tan."""
     interval = t_interval([0, 1])
     assert interval.half_width == pytest.approx(math.tan(math.pi * 0.475) / 2)
 
@@ -268,7 +268,7 @@ def test_holm_adjust_ignores_nan():
 
 
 def test_holm_adjust_controls_familywise_error():
-    """Of ten variants equal to the baseline, with which all are compared."""
+    """Ten variants equal the baseline with which all are compared."""
     rng, wrong, unadjusted, trials = np.random.default_rng(2), 0, 0, 400
     for _ in range(trials):
         x_VS = rng.normal(size=(11, 3))
@@ -279,7 +279,9 @@ def test_holm_adjust_controls_familywise_error():
 
 
 def test_sweep_and_study_need_equal_seeds():
-    """They said 64, 18 and 7, and 152, 40 and 12: chances of one half at 5%, and of 80% at 2.7%."""
+    """Catches the former 64, 18 and 7 seeds beside 152, 40 and 12, for a power of one half at 5%
+    and of 80% at 2.7%.
+    """
     shares, losses_S = (0.25, 0.5, 1.0), (SEEDS_S - SEEDS_S.mean()) / SEEDS_S.std(ddof=1)
     for share, n in zip(shares, (152, 40, 12), strict=True):
         assert seeds_needed(share, 1.0) == n
@@ -292,7 +294,7 @@ def test_sweep_and_study_need_equal_seeds():
 
 
 def test_seeds_needed_reaches_its_power():
-    """At the level of a look, and more often by the one test of a sweep."""
+    """The power holds at the level of a look, and is higher in the one test of a sweep."""
     rng, n = np.random.default_rng(4), seeds_needed(1.0, 1.0)
     p_R = np.array([p_value(t_interval(rng.normal(1.0, 1.0, n))) for _ in range(1500)])
     assert abs(np.mean(p_R < LEVEL) - POWER) < 4 * math.sqrt(POWER * (1 - POWER) / 1500) + 0.01

@@ -1,4 +1,4 @@
-"""Property tests of a study: looks at fresh seeds, verdicts, what keeps an arm from one."""
+"""Property tests of a study: looks at fresh seeds, verdicts, and reasons for a missing verdict."""
 
 import dataclasses
 import functools
@@ -41,7 +41,7 @@ def arm(shift=0.0, s=0.002, at=0.3, number=0):
 
 
 def fails(loss, seeds):
-    """The same arm, whose fresh seeds of these numbers diverge."""
+    """Returns the same arm, with divergence at these fresh seeds."""
     return lambda p: math.inf if p.seed - FIRST_FRESH_SEED in seeds else loss(p)
 
 
@@ -52,7 +52,7 @@ def make_study(ledgers, judged=None, **settings):
 
 
 def run_study(losses, **settings):
-    """A study of arms with these losses, at its end."""
+    """Returns a complete study of arms with these losses."""
     ledgers = [{} for _ in losses]
     while (study := make_study(ledgers, **settings)).next_runs:
         for ledger, loss, points in zip(ledgers, losses, study.next_runs[1], strict=True):
@@ -62,7 +62,7 @@ def run_study(losses, **settings):
 
 @functools.cache
 def run_mixed_study():
-    """Arms that are better, worse, equal, and one that diverges everywhere."""
+    """Returns a study of arms that are better, worse, equal, and diverging everywhere."""
     return run_study([arm(), arm(-0.02), arm(0.02, at=-1), arm(0.0, number=1), lambda p: math.nan])
 
 
@@ -95,7 +95,7 @@ def test_looks_use_fresh_seeds_common_to_all_arms():
 
 
 def test_first_look_uses_only_its_seeds():
-    """Verdicts of the first look are those of `judge` on the losses of its seeds."""
+    """Verdicts of the first look equal `judge_arms` on the losses of its seeds."""
     study = run_mixed_study()
     points, confirmed = study.looks[0]
     fresh = [
@@ -163,8 +163,8 @@ def test_dead_baseline_leaves_no_verdicts():
 
 
 def test_arm_at_edge_is_never_worse():
-    """The arm's loss still falls at the last value, so that it says nothing of worse; as
-    a baseline it keeps others from being better, and an arm that is better there is so.
+    """The arm's loss still falls at the last value, so it cannot be called worse. As a baseline it
+    prevents others from being better, while an arm that is better at the edge is better.
     """
 
     def falling(point):
@@ -180,7 +180,7 @@ def test_arm_at_edge_is_never_worse():
 
 
 def with_verdict(difference, r_arm, r_baseline, deviation=0.01, n=10, outcome=UNDECIDED):
-    """A study of two arms that ends with this verdict."""
+    """Returns a complete study of two arms with this verdict."""
     base = run_study([arm(), arm(0.0, number=1)])
     verdict = Verdict(outcome, difference, -1.0, 1.0, 0.5, n, deviation, 0.0)
     study = dataclasses.replace(base)
@@ -193,7 +193,7 @@ def with_verdict(difference, r_arm, r_baseline, deviation=0.01, n=10, outcome=UN
 
 
 def test_tuning_limited_if_allowance_exceeds_difference():
-    """The arm's stands in the way of worse, the baseline's in that of better."""
+    """The arm's allowance prevents worse, the baseline's prevents better."""
     assert TUNING_LIMITED in with_verdict(0.003, 0.004, 0.0).states(1)
     assert TUNING_LIMITED not in with_verdict(0.003, 0.002, 9.0).states(1)
     assert TUNING_LIMITED in with_verdict(-0.003, 0.0, 0.004).states(1)
@@ -202,7 +202,7 @@ def test_tuning_limited_if_allowance_exceeds_difference():
 
 
 def test_seed_limited_if_more_seeds_are_needed():
-    """They are counted for the difference, or the smallest effect, less the allowance."""
+    """Seeds are counted for the larger of difference and smallest effect, less the allowance."""
     study = with_verdict(-0.004, 0.0, 0.002)
     assert study.seeds_needed(1, 0.001) == seeds_needed(0.002, 0.01) > 10
     assert study.seeds_needed(1, 0.01) == seeds_needed(0.008, 0.01) > 10

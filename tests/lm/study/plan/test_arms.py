@@ -1,4 +1,4 @@
-"""From config.tune to arms and their cells, and from what folders hold to the next cells."""
+"""From config.tune to arms and their cells, and from folders to the next cells."""
 
 import math
 import random
@@ -25,12 +25,12 @@ BEST = {'rmsnorm': 0.002, 'layernorm': 0.012}  # learning rates
 
 @pytest.fixture(scope='module')
 def two():
-    """An ablation of two norms, for what follows from its config alone."""
+    """Returns an ablation of two norms, for tests that need only its config."""
     return ArmPlan(tiny_raw(), NORMS, LR)
 
 
 def final_loss(cell) -> float:
-    """A parabola in log2(lr) that each seed moves up or down; inf two octaves above the best."""
+    """Returns a parabola in log2(lr) that each seed shifts; inf two octaves above the best."""
     recipe = cell.recipe
     z = math.log2(recipe.optim.lr / BEST[recipe.model.norm])
     jitter = np.random.default_rng((recipe.train.seed, cell.arm_position['arm'])).standard_normal()
@@ -38,7 +38,7 @@ def final_loss(cell) -> float:
 
 
 def end(cell, workdir, loss=None, **fields) -> None:
-    """Writes what a run leaves that has ended with this loss; more: of its summary."""
+    """Writes the files of an ended run with this loss. fields: further fields of its summary."""
     loss = final_loss(cell) if loss is None else loss
     record = {'status': 'done', 'validation_ce': loss}
     if math.isinf(loss):
@@ -48,13 +48,13 @@ def end(cell, workdir, loss=None, **fields) -> None:
 
 
 def list_runs(ablation, workdir) -> list[tuple]:
-    """(arm, place, seed, stage) of every run so far, those that come next included."""
+    """Returns (arm, place, seed, stage) of every run so far, including the runs that come next."""
     staged = enumerate(ablation.load_ablation(workdir).study.stages)
     return [(i, *point, stage) for i, by_point in staged for point, stage in by_point.items()]
 
 
 def train(ablation, workdir, shuffled=lambda runs: runs, max_waves=99) -> list[list]:
-    """Ends all runs of each wave, and returns the runs behind each."""
+    """Ends all runs of each wave, and returns the runs so far after each wave."""
     waves = []
     for _ in range(max_waves):
         runs = list_runs(ablation, workdir)
@@ -78,7 +78,7 @@ class TestArms:
         assert arm.name == 'the base' and arm.changes == {}
 
     def test_own_value_is_centre_but_no_change(self):
-        """Catches an arm whose every run has the value that it was to be searched around."""
+        """Catches an arm with the value of its centre in every run."""
         sweep = ({'optim.name': 'adamw'}, {'optim.name': 'lion', 'optim.lr': 3e-4})
         plan = ArmPlan(tiny_raw(), sweep, LR)
         assert [arm.changes for arm in plan.arms] == [{'optim.name': n} for n in ('adamw', 'lion')]
@@ -94,7 +94,7 @@ class TestArms:
         assert [arm.grid.centres['optim.lr'] for arm in plan.arms] == pytest.approx([centre] * 2)
 
     def test_baseline_lengths_are_arms_without_verdict(self):
-        """With the same share of a warm-up."""
+        """Warm-up keeps its share of the steps."""
         raw = tiny_raw({'train.steps': 40, 'optim.warmup_steps': 10})
         starts = ArmPlan(raw, NORMS, LR | {'lengths': (0.5, 1, 1.5)}).starts
         assert [start.arm.is_judged for start in starts] == [True, True, False, False]
@@ -203,7 +203,7 @@ def test_option_none_equals_omitted():
 
 class TestCells:
     def test_cell_name_matches_single_run(self, two):
-        """So that a rate which a grid has trained is not trained again."""
+        """A rate that a grid has trained is thus not trained again."""
         cell = two.make_cell(1, Point((0,), 0), 'scan')
         changes = {'model.norm': 'layernorm', 'optim.lr': 0.003}
         assert cell.name == digest(resolve(tiny_raw(changes)))
@@ -219,7 +219,7 @@ class TestCells:
         )
 
     def test_arms_with_one_program_form_one_group(self, two, tmp_path):
-        """The rates and seeds of a norm. Catches a value that is compiled in."""
+        """The rates and seeds of a norm share a program. Catches a value that is compiled in."""
         grouped = group_by_program(two.make_cells(list_runs(two, tmp_path)))
         assert [len(group) for group in grouped] == [5, 5]
         assert {cell.arm_position['stage'] for group in grouped for cell in group} == {'scan'}
@@ -260,7 +260,7 @@ class TestLosses:
 
 
 def test_waves_do_not_depend_on_order_of_ends(two, tmp_path):
-    """And whatever the process knows of earlier ones: each wave is asked of a new one, too."""
+    """Nor do they depend on the process's knowledge of earlier waves: a new process plans each."""
     waves = train(two, tmp_path / 'a')
     fresh = ArmPlan(tiny_raw(), NORMS, LR)
     rng = random.Random(0)
@@ -309,7 +309,7 @@ def test_sweep_record_has_arms_and_positions(tmp_path):
 
 
 def make_study(tune, losses):
-    """The study of arms with these losses."""
+    """Returns the study of arms with these losses."""
     grid = Grid({'optim.lr': 0.01})
     return Ablation(
         parse_tune(tune), 'ce', [Arm('', {}, grid, losses=arm_losses) for arm_losses in losses]
@@ -317,7 +317,7 @@ def make_study(tune, losses):
 
 
 def run_study(tune, sigma: float, arms: int = 2):
-    """The study of arms on one parabola, of which the deviation over seeds is sigma."""
+    """Returns the study of arms on one parabola with a deviation of sigma over seeds."""
     rng, losses = np.random.default_rng(0), [{} for _ in range(arms)]
     while True:
         study = make_study(tune, losses)
@@ -332,7 +332,7 @@ def run_study(tune, sigma: float, arms: int = 2):
 
 class TestBudgetWords:
     def test_insufficient_budget_suggests_sufficient_one(self):
-        """The spread of a pair is sqrt(2) 0.01: 18 pairs find 0.01, and 10 are there."""
+        """The spread of a pair is sqrt(2) 0.01: 18 pairs detect 0.01, and the budget has 10."""
         tune = LR | {'smallest_effect': 0.01, 'budget': 25}
         advice = describe_budget(run_study(tune, 0.01))
         assert advice.startswith('tune.budget=25 leaves ') and 'smallest_effect 0.01' in advice

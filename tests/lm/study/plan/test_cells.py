@@ -93,7 +93,7 @@ def test_numbers_are_cast_to_field_types():
 
 
 def test_config_file_and_flag_give_equal_cells():
-    """A ConfigDict takes every form of a sweep as it is, dots in its keys too."""
+    """A ConfigDict takes every form of a sweep unchanged, including keys with dots."""
     sweep = {
         'optim.lr': (0.1, 0.2),
         'zip': {'model.d_ff': (16, 64), 'optim.b1': (0.8, 0.9)},
@@ -165,7 +165,7 @@ def test_bad_sweep_is_refused_with_advice(sweep, answer):
 
 
 def test_check_sources_looks_for_text():
-    """A plan of a sweep, or its board, is made where the text need not be."""
+    """The plan of a sweep, or its board, may be made on a machine without the text."""
     source = 'text:/none/*.txt'
     cells = expand_sweep(tiny_raw(), {'data.source': ('python', source), 'train.seed': (0, 1)})
     check_sources(cells[:2])
@@ -175,7 +175,7 @@ def test_check_sources_looks_for_text():
 
 
 def test_changes_precede_defaults():
-    """Catches a base that is resolved first: 'auto' would be what the base makes of it."""
+    """Catches a base that is resolved first, so that 'auto' would be the value in the base."""
     post, wide = expand_sweep(tiny_raw(), {'model.placement': ('post', 'wide')})
     assert post.recipe.model.final_norm == 'none' and wide.recipe.model.mlp == 'moe'
     stable, cosine = expand_sweep(
@@ -193,13 +193,15 @@ def test_list_gives_options_with_their_parts():
 
 
 def split_and_expand(changes, sweep):
-    """The base and the cells, of a config with these changes."""
+    """Returns the base and the cells of a config with these changes."""
     base, sweep, _ = split_sweep(tiny_raw(changes) | {'sweep': sweep})
     return resolve(base), expand_sweep(base, sweep)
 
 
 def test_option_belongs_to_cells_that_read_it():
-    """Given as an axis. Those that do not read it are one cell, and not one for each value."""
+    """The option is given as an axis. Cells that do not read it are one cell, and not one for each
+    value.
+    """
     axes = {'optim.name': ('adamw', 'muon'), 'optim.muon_steps': (3, 4)}
     cells = expand_sweep(tiny_raw(), axes)
     assert [cell.changes for cell in cells] == [
@@ -221,7 +223,7 @@ def test_option_belongs_to_cells_that_read_it():
     ],
 )
 def test_common_option_belongs_to_cells_that_read_it(path, value, field, without, within):
-    """Whether what they start from reads it or not."""
+    """Holds whether the base reads it or not."""
     needs = {'scaling.base_width': 8} if field == 'scaling.name' else {}
     for first in (without, within):
         changes = needs | {path: value, field: first}
@@ -259,7 +261,7 @@ def test_kv_heads_follow_heads_in_each_cell():
 
 
 def test_hundreds_of_cells_expand_in_seconds():
-    """No more is done for each than is needed: 2.5 ms on an idle core."""
+    """Each cell takes 2.5 ms on an idle core."""
     axes = {'optim.lr': tuple(np.geomspace(1e-4, 1e-1, 50)), 'train.seed': tuple(range(4))}
     began = time.process_time()
     assert len(expand_sweep(tiny_raw(), axes)) == 200
@@ -299,7 +301,7 @@ BETWEEN = {
 
 
 def test_group_shares_one_program():
-    """Hyperparameters, seeds and lengths vary within a group, and nothing else does."""
+    """Only hyperparameters, seeds and lengths vary within a group."""
     assert WITHIN.keys() <= {*RUN_PATHS} and not BETWEEN.keys() & {*RUN_PATHS}
     listed = [{}, *({path: value} for path, value in (WITHIN | BETWEEN).items())]
     together, *single = group_by_program(expand_sweep(tiny_raw(SCHEDULE), listed))
@@ -310,7 +312,9 @@ def test_group_shares_one_program():
 
 
 def test_numeric_options_vary_within_a_group():
-    """Each in a config that reads it. Catches a number that is compiled into programs."""
+    """Each option is tested in a config that reads it. Catches a number that is compiled into
+    programs.
+    """
     varied = {*WITHIN}
     for field in ('loss.name', 'optim.name', 'optim.schedule', 'optim.average'):
         for name in CHOICES[field].table:

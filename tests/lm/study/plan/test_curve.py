@@ -38,7 +38,7 @@ def test_parabola_vertex_is_exact(vertex, curvature):
 
 @pytest.mark.parametrize('right', [0.02, 0.05])
 def test_asymmetric_curve_vertex_and_curvatures(right):
-    """Half octaves tell the two curvatures apart where the losses have no noise."""
+    """Half octaves separate the two curvatures if the losses have no noise."""
     means = sample_means(
         lambda z: (right if z > 0.25 else 0.01) * (z - 0.25) ** 2, (-16, -8, -4, 0, 4, 8, 16)
     )
@@ -51,7 +51,7 @@ def test_asymmetric_curve_vertex_and_curvatures(right):
 
 @pytest.mark.parametrize('n', [(1, 1, 1, 1, 1), (1, 1, 2, 2, 9), (9, 1, 1, 1, 1)])
 def test_noisy_vertex_matches_weighted_parabola(n):
-    """With a prior of one common curvature the fit is numpy's parabola, weighted by seeds."""
+    """With a prior of one common curvature the fit is NumPy's parabola, weighted by seeds."""
     y = np.array([0.05, 0.012, 0.0, 0.008, 0.02])
     means = compute_means({k: [loss] * i for k, loss, i in zip(KS, y, n, strict=True)})
     square, slope, _ = np.polyfit(np.array(KS) / OCTAVE, y, 2, w=np.sqrt(n))
@@ -74,7 +74,7 @@ def test_mirrored_losses_mirror_the_vertex():
 
 
 def test_vertex_stays_between_tried_neighbours():
-    """Two equal best losses at the edge of a valley have the vertex between them, no further."""
+    """Two equal best losses at the edge of a valley have the vertex between them."""
     means = sample_means(lambda z: 0.01 * (z - 0.99) ** 2, (-8, 0, 4, 8, 16))
     assert 4 <= find_vertex(means, 0.0) <= 16
     assert find_vertex(means, 0.0) == 8
@@ -105,7 +105,9 @@ def test_ties_go_to_the_smaller_value():
 
 
 def test_steep_curve_is_fitted_over_one_octave():
-    """Far points of a curve that is no parabola pull the vertex only where noise hides the near."""
+    """Far points of a curve that is not a parabola shift the vertex only if noise hides the near
+    points.
+    """
     y = {-16: [0.9], -8: [0.01], 0: [0.0], 8: [0.01], 16: [0.02]}
     assert find_vertex(compute_means(y), 0.001) == 0
     assert find_vertex(compute_means(y), 0.01) != 0
@@ -131,8 +133,8 @@ def test_allowance_falls_with_seeds_and_rises_with_noise():
 
 
 def test_allowance_is_near_delta_method():
-    """A parabola c z^2 by steep points: the vertex moves by s / (c sqrt(8)), and costs c times its
-    square, of which the quantile is that of chi-squared; places are eighths, which adds a little.
+    """For a parabola c z^2 through steep points the vertex moves by s / (c sqrt(8)) and costs c
+    times its square, with a quantile from chi-squared. Rounding to eighths adds a little.
     """
     c, s = 0.01, 0.002
     means = sample_means(lambda z: c * z**2, (-8, 0, 8))

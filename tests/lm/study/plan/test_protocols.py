@@ -1,4 +1,4 @@
-"""Protocols of a sweep: steps by hand, what breaks them, and what reaches the cells."""
+"""Protocols of a sweep: steps by hand, cells that break them, and their effect on the cells."""
 
 from types import SimpleNamespace
 
@@ -32,7 +32,7 @@ VOCAB = 258  # of bytes, with two marks
 
 
 class Text:
-    """The rows of a text of so many tokens."""
+    """The rows of a text with a number of tokens."""
 
     def __init__(self, tokens, seq_len):
         self.rows = (tokens - 1) // seq_len
@@ -42,7 +42,7 @@ class Text:
 
 
 def make_measurements(seconds=(), tokens=10**9):
-    """Means of a machine: seconds a step of each program, and the tokens of every text."""
+    """Returns measurements: seconds of a step of each program, and the tokens of every text."""
     return Measurements(
         'cpu', lambda recipe: Text(tokens, recipe.data.seq_len), lambda groups: seconds
     )
@@ -53,7 +53,7 @@ def apply(sweep, raw=RAW, machine=None):
 
 
 def trained_steps(sweep, raw=RAW, machine=None):
-    """The steps of each cell."""
+    """Returns the steps of each cell."""
     applied = apply(sweep, raw, machine)
     return [
         cell.recipe.train.steps
@@ -77,7 +77,7 @@ def test_equal_tokens_by_hand():
 
 @pytest.mark.parametrize('batch', [3, 24, 100, 333])
 def test_equal_tokens_is_met_or_refused_with_a_batch(batch):
-    """Property: within 0.1%."""
+    """Property: met within 0.1%."""
     tokens = 40 * 8 * 8
     raw, sweep = tiny_raw({'train.steps': 40}), {'protocol': 'equal_tokens'}
     message = refusal(sweep | {'data.batch_size': (8, batch)}, raw)
@@ -91,13 +91,15 @@ def test_equal_tokens_is_met_or_refused_with_a_batch(batch):
 
 
 def hand_counted(width, layers=2, hidden=32, length=8, experts=0, chosen=1):
-    """6 (4 D^2 + 2 D F) a layer and 6 D V of the readout; 12 D a pair that a causal mask leaves."""
+    """Returns 6 (4 D^2 + 2 D F) for each layer and 6 D V for the readout; 12 D for each causal
+    pair.
+    """
     block = 4 * width**2 + chosen * 2 * width * hidden + width * experts
     return 6 * (layers * block + width * VOCAB) + layers * 12 * width * length / 2
 
 
 def test_equal_flops_by_hand_at_two_widths():
-    """Catches a readout, or attention, or tokens of a batch that are not counted."""
+    """Catches a missing readout, attention, or number of tokens."""
     sweep = {'model.d_model': (16, 32), 'protocol': 'equal_flops'}
     a, b = hand_counted(16), hand_counted(32)
     assert trained_steps(sweep) == [STEPS, round(STEPS * a / b)]
@@ -107,7 +109,7 @@ def test_equal_flops_by_hand_at_two_widths():
 
 
 def test_equal_flops_with_experts_by_hand():
-    """Two of four experts multiply a token, and the router does; a larger batch costs more."""
+    """Two of four experts and the router multiply a token; a larger batch costs more."""
     sweep = {
         'list': (
             {'model.mlp': 'dense'},
@@ -132,7 +134,7 @@ def test_equal_time_by_hand():
 
 
 def test_equal_time_hours_by_hand():
-    """Reference: steps = tokens/s * 3600 * hours / (batch * seq_len), of the baseline too."""
+    """Reference: steps = tokens/s * 3600 * hours / (batch * seq_len), also for the baseline."""
     per_step, sec = 8 * 8, (0.5, 0.125)
     sweep = {'optim.name': ('adamw', 'muon'), 'protocol': 'equal_time:hours=6'}
     expected = [round(per_step / step_sec * 3600 * 6 / per_step) for step_sec in sec]
@@ -167,7 +169,7 @@ def test_regime_adaptation_scales_lr_with_root_of_batch():
 
 
 def test_arms_and_lengths_follow_the_protocol():
-    """A length of the baseline is a share of the steps that the protocol gives it."""
+    """A length of the baseline is a share of the steps that the protocol sets."""
     tune = {'optim.lr': None, 'lengths': (0.5,)}
     sweep = BATCHES | {'protocol': 'regime_adaptation'}
     plan = WavePlan(RAW, sweep, tune, apply(sweep).overrides)
@@ -206,12 +208,12 @@ def test_sweep_json_records_the_protocol(tmp_path):
 
 
 class Opened(Exception):
-    """Raised in place of training."""
+    """Raised instead of training."""
 
 
 @pytest.mark.parametrize('tune', [None, {'optim.lr': None}], ids=['plain', 'tuned'])
 def test_engine_trains_protocol_steps(tune, monkeypatch, tmp_path):
-    """Catches a protocol that is read and not applied, on the way from the config to the wave."""
+    """Catches a protocol that is parsed and not applied between the config and the wave."""
 
     def stop(ledger, work, wave, *_, **options):
         raise Opened(sorted({cell.recipe.train.steps for cell in wave.cells}))
@@ -234,7 +236,7 @@ def test_engine_trains_protocol_steps(tune, monkeypatch, tmp_path):
 
 
 def test_sweep_plan_has_protocol_steps(monkeypatch):
-    """A protocol that asks for times is left to where the sweep trains, and a plan says so."""
+    """A plan leaves a protocol that needs times to the training machine, and reports it."""
     planned, lines = [], []
 
     def plan(group, planned_cell):
@@ -278,7 +280,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(('broken', 'words'), BROKEN, ids=lambda value: str(value)[:60])
 def test_cells_that_break_a_protocol_are_refused(broken, words):
-    """Configs alone are enough: nothing is counted, opened or timed."""
+    """Configs alone suffice: nothing is counted, opened or timed."""
     assert words in refusal(
         {'optim.b1': (0.8, 0.9)} | broken, machine=Measurements('cpu', None, None)
     )
@@ -317,7 +319,7 @@ def test_times_from_another_device_are_refused(monkeypatch, tmp_path):
 
 
 def test_every_protocol_is_documented():
-    """Contract: an equation or a share of the baseline, and a name that is its function's."""
+    """Contract: each has an equation or a share of the baseline, and the name of its function."""
     for name, row in PROTOCOLS.items():
         assert row.compute_terms.__name__ == name and row.compute_terms.__doc__
         assert all(declared.option.description for declared in declared_options(row).values())

@@ -1,5 +1,5 @@
-"""Property tests of the waves of tuning: equal budgets, the same waves whenever and in whatever
-order runs end, bounds, edges, arms that diverge.
+"""Property tests of the waves of tuning: equal budgets, the same waves in whatever order runs end,
+bounds, edges, and diverging arms.
 """
 
 import functools
@@ -35,12 +35,12 @@ TWO = Search(tuple((-step, 0, step) for step in STEPS[:2]), 0.01)
 
 
 def noise(point, arm=0):
-    """A number like a standard normal one, of the point alone."""
+    """Returns a number like a standard normal deviate, as a function of the point."""
     return random.Random(repr((point, arm))).gauss(0, 1)
 
 
 def parabola(at, s=0.002, curvature=0.01, cliff=math.inf):
-    """Loss of a point of one field, diverging from `cliff` octaves on."""
+    """Returns the loss of a point with one field, which diverges from `cliff` octaves on."""
 
     def loss(point):
         z = point.k[0] / 8
@@ -50,7 +50,7 @@ def parabola(at, s=0.002, curvature=0.01, cliff=math.inf):
 
 
 def run_search(losses, search=ONE, bounds=None):
-    """(replay of all waves, ledgers) of arms with these losses."""
+    """Returns (replay of all waves, ledgers) of arms with these losses."""
     bounds = bounds or [(UNBOUNDED,) * search.n_fields] * len(losses)
     ledgers = [{} for _ in losses]
     while (replay := replay_waves(ledgers, search, bounds)).open_wave:
@@ -61,7 +61,9 @@ def run_search(losses, search=ONE, bounds=None):
 
 @functools.cache
 def several():
-    """Arms with their best within, at an edge, at a cliff, and one that diverges everywhere."""
+    """Returns arms with their best inside, at an edge, at a cliff, and an arm that diverges
+    everywhere.
+    """
     losses = [parabola(0.3), parabola(-2.7), parabola(4.0), parabola(1, cliff=1.2)]
     return run_search([*losses, lambda point: math.nan])
 
@@ -102,7 +104,9 @@ def test_seeds_count_from_0_at_each_value(study):
 
 @pytest.mark.parametrize(('study', 'search'), [(several, ONE), (surfaces, TWO)])
 def test_waves_survive_a_kill_at_any_run(study, search):
-    """Ledgers cut off before each run in turn have the waves up to there, and it is missing."""
+    """Cuts the ledgers off before each run in turn: the waves up to it are the same, and it is
+    missing.
+    """
     replay, ledgers = study()
     bounds = [(UNBOUNDED,) * search.n_fields] * len(ledgers)
     ended = [{} for _ in ledgers]
@@ -138,7 +142,7 @@ def test_waves_ignore_order_and_other_runs():
 
 
 def test_waves_ignore_constant_offsets():
-    """Losses are compared within an arm alone, and arms share only their spread."""
+    """Losses are compared only within an arm, and arms share only their spread."""
     shifts = (3.0, -40.0, 0.125)
     losses = [parabola(at) for at in (0.3, -2.7, 1.1)]
     moved = [
@@ -190,7 +194,9 @@ def test_endless_descent_ends_at_an_edge():
 
 
 def test_noise_rarely_causes_two_extensions():
-    """Loud runs far out are low by chance; they are repeated before the search goes on beyond."""
+    """Noisy runs at large values may be low by chance; they are repeated before the search extends
+    further.
+    """
     ledgers = [run_search([lambda p, i=i: 0.02 * noise(p, i)])[1][0] for i in range(40)]
     farthest = [max(abs(p.k[0]) for p in ledger) for ledger in ledgers]
     assert sum(k > 40 + 12 for k in farthest) <= 2 and max(farthest) > 16
@@ -211,7 +217,7 @@ def test_divergence_bounds_the_search():
 
 
 def test_dead_arm_is_extended_downwards_then_dropped():
-    """An arm that diverges everywhere is tried at lower values; the others go on without it."""
+    """An arm that diverges everywhere is tried at lower values; the others continue without it."""
     replay, ledgers = run_search([lambda point: math.inf, parabola(0.4), parabola(-0.2)])
     dead, *alive = compute_picks(replay)
     assert dead.states == (DIVERGED,) and math.isinf(dead.allowance)

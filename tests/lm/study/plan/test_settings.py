@@ -1,4 +1,4 @@
-"""Property tests of config.tune: what it refuses and in which words, grids, bounds, scans."""
+"""Property tests of config.tune: refusals and their messages, grids, bounds, scans."""
 
 import math
 
@@ -63,7 +63,7 @@ def test_parse_tune_reads_options_and_fields():
 
 
 def refines(tune):
-    """Whether a search comes to refine, on losses whose lines need no extension."""
+    """Whether a search reaches refinement, on losses with no need of extensions."""
     losses = {}
 
     def loss(k):

@@ -1,4 +1,4 @@
-"""The table of a tuned sweep's arms: against the study that made the runs, and by hand."""
+"""The table of a tuned sweep's arms, against the study that made the runs, and by hand."""
 
 import dataclasses
 import json
@@ -55,7 +55,7 @@ def read(folder):
 
 @pytest.fixture(scope='module')
 def written(tmp_path_factory):
-    """A finished sweep: its folder, the study that made it, the ablation read from it."""
+    """Returns a finished sweep: its folder, the study that made it, the ablation read from it."""
     folder = tmp_path_factory.mktemp('runs') / 'norms'
     study = tuned.write_tuned(folder, LOSSES, ASKED)
     return folder, study, read(folder)
@@ -67,7 +67,7 @@ def rows(written):
 
 
 def test_study_is_restored_from_ledger(written):
-    """Catches a run that is read as another's, and a diverged one that is read as missing."""
+    """Catches a run that is read as another run, and a diverged run that is read as missing."""
     _, study, ablation = written
     assert ablation.study.next_runs is None
     assert ablation.study.picks == study.picks
@@ -79,8 +79,8 @@ def test_study_is_restored_from_ledger(written):
 
 
 def test_arm_numbers_come_from_fresh_runs(written, rows):
-    """The loss, its interval, the difference and the chosen value, computed here from closed
-    forms. Catches seeds of tuning in what a verdict is of.
+    """Recomputes the loss, its interval, the difference and the chosen value from closed forms.
+    Catches tuning seeds in a verdict.
     """
     row, study = rows['layernorm'], written[1]
     z = {i: study.picks[i].k[0] / PER_OCTAVE for i in (0, 1)}
@@ -113,8 +113,8 @@ def test_costs_count_runs_and_time_shares(written, rows):
 
 
 def test_sensitivity_by_hand(tmp_path):
-    """Both arms are parabolas an octave apart: the octaves that both have around their own bests
-    are -1, 0 and 1 at least, and equal curves are equally sensitive wherever their bests lie.
+    """Both arms are parabolas an octave apart: the octaves that both have around their own minimum
+    are at least -1, 0 and 1, and equal curves have equal sensitivity wherever their minima lie.
     """
     tuned.write_tuned(tmp_path / 's', {'rmsnorm': bowl(3.0), 'layernorm': bowl(2.9, 2.0)}, ASKED)
     ablation = read(tmp_path / 's')
@@ -130,7 +130,7 @@ def test_sensitivity_by_hand(tmp_path):
 
 
 def test_failed_arms(written, rows):
-    """Others go on: each has its verdict."""
+    """The other arms get their verdicts."""
     none, some, edge = rows['norm none'], rows['groupnorm'], rows['derf']
     assert none.outcome == 'diverged' and none.states == (DIVERGED,) and none.values == {}
     assert math.isnan(none.loss.mean) and none.runs[1] == 0 and none.near_best is None
@@ -143,7 +143,7 @@ def test_failed_arms(written, rows):
 
 
 def test_undecided_arm_lists_caveats(rows):
-    """Catches advice of as many seeds as there were."""
+    """Catches advice to use the present number of seeds."""
     row = rows['dyt']
     assert row.outcome == 'undecided' and row.verdict.n == 10
     assert row.caveats == ('nothing, if 0.01 is what matters: its seeds would have shown it',)
@@ -151,7 +151,7 @@ def test_undecided_arm_lists_caveats(rows):
 
 
 def test_caveats_count_deciding_seeds(tmp_path):
-    """The deviation of the pairs decides, as the study says; not that of tuning."""
+    """The number follows from the deviation of pairs in the study, not from that of tuning."""
     losses = {'rmsnorm': bowl(3.0, 0, 0.02, 1), 'layernorm': bowl(3.0, 0, 0.02, 2)}
     study = tuned.write_tuned(tmp_path / 's', losses, ASKED)
     row = tables.arm_results(read(tmp_path / 's'))[1]
@@ -168,8 +168,8 @@ def make_arm(name, length, tokens, losses):
 
 
 def test_speedup_interpolates_baseline_lengths():
-    """Loss falls by 0.1 as tokens double; an arm with what the baseline has at twice its tokens is
-    twice as fast, and one below all lengths is faster than the longest shows.
+    """The loss falls by 0.1 as tokens double. An arm with the baseline's loss at twice its tokens
+    is twice as fast, and an arm below all lengths is faster than the longest shows.
     """
     noise = np.array([0.0, 0.001, -0.001])
     arms = [
@@ -208,7 +208,7 @@ def test_sweep_without_tune_has_no_arms(tmp_path):
 
 @pytest.fixture(scope='module', params=[0, 36, 60])
 def half(request, tmp_path_factory):
-    """A sweep that was stopped in its first wave, in its tuning, and in its fresh seeds."""
+    """Returns a sweep that was stopped in its first wave, in its tuning, or in its fresh seeds."""
     folder = tmp_path_factory.mktemp('runs') / 'half'
     losses = {'rmsnorm': LOSSES['rmsnorm'], 'layernorm': LOSSES['layernorm'], 'none': dead}
     study = tuned.write_tuned(folder, losses, ASKED, request.param)
@@ -217,7 +217,9 @@ def half(request, tmp_path_factory):
 
 
 def test_unfinished_sweep_shows_partial_results(half):
-    """No verdict before its look has ended, and no divergence before every value was tried."""
+    """There is no verdict before the look has ended, and no divergence before every value was
+    tried.
+    """
     ablation, noted = read(half), []
     first, second, third = tables.arm_results(ablation)
     assert (first.outcome, second.outcome) == ('baseline', 'not yet') and second.verdict is None
@@ -258,7 +260,7 @@ def test_record_has_arm_and_stage(written, tmp_path):
 
 
 def test_cells_from_earlier_sweep_have_no_arm(written, tmp_path):
-    """They stay on record, and their numbers are of arms that may be others now."""
+    """They stay on record, and their arm numbers may now belong to other arms."""
     folder, _, ablation = written
     sweep = read_sweep(folder)
     old = sweep['cells'][0] | {'group': None, 'tuned': {**sweep['cells'][0]['tuned'], 'arm': 99}}
@@ -285,7 +287,7 @@ def test_arms_are_named_like_variants():
 
 
 def test_chart_has_a_panel_for_each_field(tmp_path):
-    """The picture has the chosen value of each field, at the height of its fit."""
+    """The chart marks the chosen value of each field, at the height of its fit."""
     settings = {'optim.lr': None, 'optim.weight_decay': 0.01}
 
     def loss(z, seed, place=None):

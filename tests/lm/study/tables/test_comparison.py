@@ -1,4 +1,4 @@
-"""Reference tests of what a sweep says: closed forms and numbers worked out by hand."""
+"""Reference tests of a sweep's comparison: closed forms and numbers worked out by hand."""
 
 import itertools
 import math
@@ -71,7 +71,7 @@ def test_compare_counts_divergence_and_skips_unfinished(sweep):
 
 
 def test_sensitivity_needs_a_finished_grid(tmp_path):
-    """The highest rates are the worst: without them it would be too low."""
+    """The highest rates are the worst: without them the sensitivity would be too low."""
     axes = fixture.AXES | {'model.norm': ('rmsnorm',)}
     waits = {('rmsnorm', 0.03, seed): 'waiting' for seed in fixture.SEEDS}
     partly = {('rmsnorm', 0.03, 0): 'failed', ('rmsnorm', 0.03, 1): 'unfinished'}
@@ -129,7 +129,7 @@ def test_divergence_without_initial_loss_is_noted():
 
 
 def test_verdicts_are_adjusted_for_their_number():
-    """Each of three variants is worse by p = 0.03, which would be worth a verdict alone."""
+    """Each of three variants is worse with p = 0.03, which alone would give a verdict."""
     spread = np.array([-1.0, 0.0, 1.0])
     shift = stats.t.isf(0.015, 2) / 3**0.5
     base = [ended_record(3.0, seed) for seed in range(3)]
@@ -180,7 +180,7 @@ def lr_choice_text(records, sweep):
 
 
 def test_describe_lr_choice():
-    """Catches a verdict by the seeds that chose a rate that does not say so."""
+    """Catches verdicts on the seeds that chose a rate without a sentence on it."""
     pairs = [(seed, norm) for seed in (0, 1) for norm in ('rmsnorm', 'none')]
     one_rate = [ended_record(3.0 + 0.01 * seed, seed, norm=norm) for seed, norm in pairs]
     assert 'nothing was chosen' in lr_choice_text(one_rate, SWEEP)
@@ -206,7 +206,7 @@ SWEEP = {'base': fixture.base_config(), 'axes': {'model.norm': [], 'train.seed':
 
 
 def make_variants(axes, listed):
-    """Of a sweep over these fields, whose cells have the values that are listed."""
+    """Returns the variants of a sweep over these fields, with the listed values in its cells."""
     names = [columns()[path] for path in axes]
     records = [ended_record(3.0, 0) | dict(zip(names, values, strict=True)) for values in listed]
     return comparison.split_variants(records, SWEEP | {'axes': {path: [] for path in axes}})
@@ -260,8 +260,8 @@ def test_first_or_selected_variant_is_the_baseline():
 
 
 def test_ambiguous_value_keeps_its_field():
-    """Catches two variants of one name, a 'none' that does not say of what, and 'rmsnorm' alone
-    for a norm of queries and keys.
+    """Catches two variants with one name, a 'none' without its field, and 'rmsnorm' alone for a
+    norm of queries and keys.
     """
     axes = ('model.norm', 'model.qk_norm', 'model.d_model')
     listed = [('rmsnorm', 'none', 64), ('layernorm', 'rmsnorm', 64), ('dyt', 'none', 64)]
@@ -277,7 +277,7 @@ def test_ambiguous_value_keeps_its_field():
 
 
 def test_variant_name_omits_size_dependent_fields():
-    """Catches names that repeat it, and two variants of one name."""
+    """Catches names that repeat them, and two variants with one name."""
     axes = ('model.d_model', 'model.n_heads', 'scaling.base_width', 'model.norm')
     sizes = [(64, 1, None), (128, 2, 64)]
     grid = [(*size, norm) for size in sizes for norm in ('rmsnorm', 'layernorm')]
@@ -291,7 +291,7 @@ def test_variant_name_omits_size_dependent_fields():
 
 
 def test_listed_variants_are_named_by_differences():
-    """A full grid names all values of each."""
+    """A full grid names all values of each variant."""
     axes = ('model.norm', 'model.placement', 'attention.gate')
     listed = [('rmsnorm', 'pre', 'none'), ('none', 'pre', 'none'), ('rmsnorm', 'post', None)]
     variants = make_variants(axes, listed)
@@ -302,7 +302,7 @@ def test_listed_variants_are_named_by_differences():
 
 
 def test_tokenizers_are_compared_in_bits_per_byte(monkeypatch):
-    """The byte tokenizer has less loss per token, and more per byte."""
+    """The byte tokenizer has a lower loss per token, and a higher loss per byte."""
     monkeypatch.setattr(comparison, 'initial_loss', lambda records: 8.0)
     sweep = SWEEP | {'axes': {'data.tokenizer': ['bpe:4096', 'byte'], 'train.seed': [0, 1]}}
     records = []

@@ -1,4 +1,4 @@
-"""Reference tests of damaged records: which cells are given, and what the reason says."""
+"""Reference tests of damaged records: which cells are returned, and with which reason."""
 
 import json
 
@@ -64,7 +64,7 @@ SWEEPS += ['{"base": {}, "axes": {}, "cells": []}', BASE + '"axes": {}, "cells":
 
 @pytest.mark.parametrize('text', SWEEPS)
 def test_unreadable_sweep_raises(sweep, text):
-    """Its runs alone do not say which cells there are."""
+    """The runs alone do not determine the cells."""
     (sweep / 'sweep.json').write_text(text)
     for reader in (runs.gather, results.read_sweep):
         with pytest.raises(ValueError, match='cannot be read') as error:
@@ -96,7 +96,7 @@ def test_invalid_metrics_line_is_skipped(tmp_path):
 
 
 def test_damaged_table_never_changes_numbers_silently(sweep):
-    """Of one bit that flips in the numbers of one column, wherever; checksums see it."""
+    """Flips one bit anywhere in the numbers of a column; checksums detect it."""
     path = results.write_table(sweep)
     for folder in [folder for folder in sweep.iterdir() if folder.is_dir()]:
         folder.rename(sweep.parent / folder.name)

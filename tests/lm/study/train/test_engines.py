@@ -1,6 +1,6 @@
-"""Sweeps on a real Ray cluster of this machine, and what is refused before it is asked.
+"""Sweeps on a real Ray cluster on this machine, and refusals before a cluster is contacted.
 
-Equivalence: a sweep on Ray = the sweep in this process, whatever worker is killed on the way.
+Equivalence: a sweep on Ray equals the sweep in this process, even if workers are killed.
 """
 
 import os
@@ -48,7 +48,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def local(corpus, tmp_path_factory):
-    """The workdir of SWEEP, trained in this process."""
+    """Returns the workdir of SWEEP, trained in this process."""
     workdir = tmp_path_factory.mktemp('local') / 'sweep'
     assert train_sweep(base(corpus, **LONGER), SWEEP, workdir) == DONE
     return workdir
@@ -56,7 +56,7 @@ def local(corpus, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def cluster():
-    """Of two CPUs; its workers share the programs that this process has compiled."""
+    """Starts a cluster of two CPUs; its workers share this process's compiled programs."""
     import ray
 
     ray.init(num_cpus=2, include_dashboard=False, logging_level='ERROR')
@@ -68,7 +68,7 @@ def cluster():
 
 
 def workers() -> list[psutil.Process]:
-    """The processes below this one that train a group."""
+    """Returns the processes below this process that train a group."""
     processes = []
     for process in psutil.Process().children(recursive=True):
         try:
@@ -95,7 +95,7 @@ def when(happened, act) -> threading.Thread:
 
 
 def begun(workdir: Path) -> list[Path]:
-    """The folders of the cells that have begun."""
+    """Returns the folders of the cells that have begun."""
     is_there = (workdir / 'sweep.json').exists()
     return (
         [folder for folder in cell_folders(workdir).values() if timeless(folder)]
@@ -109,8 +109,8 @@ def has_saved(folder: Path) -> bool:
 
 
 def kill_workers_half_way(workdir: Path) -> tuple[threading.Thread, list[int]]:
-    """Kills all workers, once a cell has saved and has some way to go, in a thread; returns it, and
-    the list of those that it has killed.
+    """Kills all workers in a thread, once a cell has saved and has steps left; returns the thread,
+    and the list of killed workers.
     """
     killed = []
 
@@ -128,13 +128,13 @@ def kill_workers_half_way(workdir: Path) -> tuple[threading.Thread, list[int]]:
 
 
 def rows(workdir: Path) -> list[dict]:
-    """The table, whatever the name of the sweep."""
+    """Returns the table without the name of the sweep."""
     return [row | {'sweep': ''} for row in table(workdir)]
 
 
 @pytest.mark.full
 def test_killed_workers_change_no_number(cluster, local, corpus, tmp_path, capfd):
-    """All of them, since the one that trains the cell seen cannot be told from the others."""
+    """Kills all workers, since the worker of the observed cell cannot be identified."""
     thread, killed = kill_workers_half_way(tmp_path)
     assert train_sweep(base(corpus, **LONGER), SWEEP, tmp_path, engine='ray') == DONE
     thread.join()
@@ -147,7 +147,7 @@ def test_killed_workers_change_no_number(cluster, local, corpus, tmp_path, capfd
 
 @pytest.mark.full
 def test_tuned_sweep_survives_killed_workers(cluster, corpus, tmp_path, capfd):
-    """Waves and numbers are those of a sweep in this process."""
+    """Waves and numbers equal those of a sweep in this process."""
     arms, tune = {'optim.b1': (0.9, 0.8)}, {'optim.lr': 0.01, 'seeds': 3, 'budget': 13}
     tree = base(corpus, train_steps=30, train_eval_every=30, train_checkpoint_every=10)
     assert train_sweep(tree, arms, tmp_path / 'local', tune=tune) == DONE
@@ -165,8 +165,8 @@ def test_tuned_sweep_survives_killed_workers(cluster, corpus, tmp_path, capfd):
 
 @pytest.mark.full
 def test_bucket_sweep_matches_disk_sweep(cluster, local, corpus, bucket_url, monkeypatch, capfd):
-    """Each worker holds the cells that it trains, and is killed on the way; the driver, which holds
-    none, writes table and report. The cluster has been started without the bucket's variables.
+    """Each worker holds its cells, and is killed once; the driver, which holds none, writes table
+    and report. The cluster was started without the bucket's variables.
     """
     keys = {name: os.environ[name] for name in variables()}
     thread, killed = kill_workers_half_way(sweep_folder(bucket_url))
@@ -190,7 +190,7 @@ def test_bucket_sweep_matches_disk_sweep(cluster, local, corpus, bucket_url, mon
 
 @pytest.mark.full
 def test_sigterm_ends_workers(cluster, corpus, tmp_path, capfd):
-    """What they saved is for the same command to go on from."""
+    """The same command resumes from their checkpoints."""
     thread = when(
         lambda: begun(tmp_path) and all(map(has_saved, begun(tmp_path))),
         lambda: os.kill(os.getpid(), signal.SIGTERM),

@@ -1,4 +1,4 @@
-"""How many cells of a group are opened at a time, and whose folders an error is written to."""
+"""The number of cells that are opened at a time, and the folders that errors are written to."""
 
 import resource
 

@@ -1,4 +1,4 @@
-"""Which host trains which cells; with processes: tests/lm/launch/test_hosts_on_loopback.py."""
+"""Assignment of cells to hosts; tests with processes: tests/lm/launch/test_hosts_on_loopback.py."""
 
 import contextlib
 import dataclasses
@@ -42,7 +42,9 @@ class Dealt(NamedTuple):
 @pytest.mark.parametrize('works', [[8, 4, 2, 1, 1], [1, 1, 2, 4, 8], [1, 1, 1, 1, 9], [5] * 6])
 @pytest.mark.parametrize('n_hosts', [2, 3])
 def test_deal_cells_balances_work(works, n_hosts, monkeypatch):
-    """No host has more than its share and half of a cell; by number one had up to 12 of 16."""
+    """No host exceeds its share by more than half a cell; dealt by number, a host had up to 12 of
+    16.
+    """
     monkeypatch.setattr(hosts, 'estimate_work', lambda recipe: recipe)
     groups = [[Dealt(str(i), work)] for i, work in enumerate(works)]
     shares = [deal_cells(groups, i, n_hosts) for i in range(n_hosts)]
@@ -75,7 +77,7 @@ class Cell:
 
 @pytest.fixture
 def second_of_two_hosts(monkeypatch):
-    """A child of a parent; what it joins is noted."""
+    """Makes this process the child of a supervisor, and returns the digests it joins with."""
     joined = []
     monkeypatch.setenv(CHILD, json.dumps(dataclasses.asdict(HOST)))
     monkeypatch.setattr(hosts, 'join', joined.append)
@@ -118,7 +120,7 @@ def test_join_sweep_alone_and_with_other_engines(second_of_two_hosts, monkeypatc
 
 
 def test_other_hosts_see_files_of_host_0(monkeypatch, tmp_path):
-    """And one that does not has another folder of that name."""
+    """A host that does not see them has another folder with that name."""
     monkeypatch.setattr(hosts, 'MEET_SEC', 0.1)
     monkeypatch.setenv(JOB, 'mine')
     (tmp_path / hosts.MARK).write_text('of the job before')
@@ -154,13 +156,13 @@ class Watched:
 
 @pytest.fixture
 def at_once(monkeypatch):
-    """A host counts as lost after three looks."""
+    """Lets a host count as lost after three looks."""
     monkeypatch.setattr(hosts, 'POLL_SEC', 0.01)
     monkeypatch.setattr(hosts, 'LOST_SEC', 0.05)
 
 
 def test_host_waits_for_other_hosts(at_once, tmp_path):
-    """While they hold it, however long; progress is shown meanwhile."""
+    """It waits while they hold the cells, however long, and updates the progress display."""
     held = contextlib.ExitStack()
     watched = Watched(tmp_path, {})
     for cell in watched.cells:
@@ -170,7 +172,7 @@ def test_host_waits_for_other_hosts(at_once, tmp_path):
 
 
 def test_abandoned_cells_are_returned(at_once, tmp_path):
-    """Their host is lost. One that has ended, or diverged, is not among them."""
+    """Their host is lost. Cells that have ended, or diverged, are not returned."""
     held = contextlib.ExitStack()
     watched = Watched(tmp_path, {5: lambda: watched.end('a', 'diverged'), 10: lambda: held.close()})
     held.enter_context(hold_lock(tmp_path / 'b' / '.lock'))
@@ -178,7 +180,7 @@ def test_abandoned_cells_are_returned(at_once, tmp_path):
 
 
 def test_no_host_is_lost_without_locks(at_once, tmp_path, monkeypatch):
-    """A cell that another host trains would be trained twice, in one folder."""
+    """Otherwise a cell of another host would be trained twice, in one folder."""
     monkeypatch.setattr('lm.storage.files._try_lock', lambda *_: None)
     watched = Watched(tmp_path, {30: lambda: [watched.end(name) for name in 'ab']})
     assert watched.wait() == [] and watched.looks == 31

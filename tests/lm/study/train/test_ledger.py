@@ -1,4 +1,4 @@
-"""What sweep.json says, and that a sweep goes on after an upgrade with the cells it has."""
+"""Content of sweep.json; and a sweep resumes with its cells after an upgrade."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ OLD_NAMES = json.loads((V0 / 'expected.json').read_text())['sweep']['cells']
 
 @pytest.fixture
 def sweep(tmp_path):
-    """(folder of the sweep of commit 0447279, its base as one would give it now)."""
+    """Returns (folder of a sweep from commit 0447279, its base in the present form)."""
     folder = shutil.copytree(V0 / 'sweep', tmp_path / 'sweep')
     raw, base = default.get_config().to_dict(), read_json(folder / 'sweep.json')['base']
     for section in ('model', 'data', 'train'):
@@ -44,7 +44,7 @@ def names(grouped):
 
 
 def open_cells(folder, raw, swept, continue_changed=False):
-    """The groups, with the names that their cells have in the folder."""
+    """Returns the groups, with the names of the cells' folders."""
     plan = WavePlan(raw, swept)
     while names := open_sweep(
         folder, resolve(raw), plan.plan_wave(folder).all_groups, continue_changed
@@ -59,7 +59,7 @@ def begin(folder, cell):
 
 
 def test_cells_from_older_version_keep_names(sweep):
-    """And their results. Those that had not begun get their present ones."""
+    """They also keep their results. Cells that had not begun get their present names."""
     folder, raw = sweep
     fresh = names(group_by_program(expand_sweep(raw, SWEPT)))
     kept_names = names(open_cells(folder, raw, SWEPT))
@@ -77,7 +77,7 @@ def test_cells_from_older_version_keep_names(sweep):
 
 
 def test_cell_with_other_config_is_new(sweep):
-    """Also where its changes are the same words. Catches matching by them."""
+    """Holds also for equal changes. Catches matching by changes."""
     folder, raw = sweep
     raw['optim']['weight_decay'] = 0.2
     with pytest.raises(ValueError, match=r'optim\.weight_decay: 0\.1 -> 0\.2'):
@@ -124,7 +124,7 @@ def test_old_record_is_read_in_present_form(sweep):
 
 
 def test_cells_record_differences_from_base(tmp_path):
-    """Also where that follows from what was asked for."""
+    """Includes fields that follow from the changes."""
     raw = tiny_raw()
     open_cells(tmp_path, raw, {'model.placement': ('pre', 'wide')})
     record = read_sweep(tmp_path)
@@ -161,7 +161,9 @@ def test_cells_from_other_axes_stay_on_record(tmp_path):
 
 @pytest.mark.parametrize('text', ['', '{"base": {}}', '{"base": {}, "cells": 3}', '[', 'null'])
 def test_damaged_record_is_rebuilt_from_folders(tmp_path, text):
-    """Those that the axes have no more stay on record, and finished ones are not run again."""
+    """Cells that are no longer part of the axes stay on record, and finished cells are not run
+    again.
+    """
     raw, lines = tiny_raw(), []
     cell, *_ = expand_sweep(raw, {'optim.lr': (0.1, 0.2, 0.3)})
     begin(tmp_path, cell)
@@ -177,7 +179,7 @@ def test_damaged_record_is_rebuilt_from_folders(tmp_path, text):
 
 
 def test_sweep_resumes_with_another_mesh(tmp_path):
-    """In the folders that it has; but where cells differ in their meshes, each has its own."""
+    """It keeps its folders; if cells differ in their meshes, each has its own folder."""
     raw, swept = tiny_raw(), {'optim.lr': (1e-3, 3e-3)}
     groups = open_cells(tmp_path, raw, swept)
     for cell in itertools.chain(*groups):

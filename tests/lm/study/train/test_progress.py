@@ -1,4 +1,4 @@
-"""Reference tests of the live view: what it says of a sweep whose every number is known."""
+"""Reference tests of the progress display on a sweep with known numbers."""
 
 import io
 
@@ -15,7 +15,7 @@ from tests.eval import sweep_fixture as fixture
 
 @pytest.fixture
 def sweep(tmp_path):
-    """(folder, groups): the cells of each norm are one program."""
+    """Returns (folder, groups); the cells of each norm share a program."""
     cells = fixture.write_sweep(tmp_path / 'sweep')
     configs = [resolve(fixture.changed(fixture.base_config(), cell['changes'])) for cell in cells]
     listed = [
@@ -76,7 +76,7 @@ def test_waiting_group_has_no_line(sweep):
 
 
 def test_time_left_by_rate_so_far(sweep, monkeypatch):
-    """200 steps in 60 s, with 80 and 200 left in the two runs that have not ended."""
+    """200 steps took 60 s, with 80 and 200 left in the two unfinished runs."""
     folder, grouped = sweep
     times = iter([100.0, 160.0])
     done = grouped[0][0]

@@ -1,4 +1,4 @@
-"""Times of steps that are measured before a sweep trains: once, with the programs that train."""
+"""Step times are measured once before a sweep trains, with the programs that train."""
 
 import pytest
 
@@ -15,7 +15,7 @@ SWEEP = {'optim.lr': (0.003, 0.01)}
 
 @pytest.mark.full
 def test_steps_are_timed_once_with_the_training_program(corpus, tmp_path, monkeypatch):
-    """The file says the same whenever it is asked, and whatever a step takes by then."""
+    """The file keeps its times, whatever a step takes later."""
     grouped = group_by_program(expand_sweep(base(corpus), SWEEP))
     work, builds, original = Work([], tmp_path, []), [], groups._build_program
 

@@ -1,7 +1,7 @@
-"""Waves of tuned sweeps: they follow from the folder alone, whatever comes between.
+"""Waves of tuned sweeps follow from the folder alone, whatever interrupts them.
 
-Equivalence: a tuned sweep that was interrupted = one that was not. Runs are made by a formula here,
-which leaves what training leaves; tests/faults and tests/lm/launch/test_hosts_on_loopback.py train.
+Equivalence: an interrupted tuned sweep equals an uninterrupted one. A formula replaces training
+here, and leaves the same files; tests/faults and tests/lm/launch/test_hosts_on_loopback.py train.
 """
 
 import collections
@@ -28,7 +28,7 @@ OPTIMA = {0.9: 0.011, 0.8: 0.034, 0.7: 0.004}  # best rate by b1
 
 
 def final_loss(cell: Cell) -> float:
-    """A curve over octaves, with noise that the seed decides and all arms share in part."""
+    """Returns a curve over octaves, with noise from the seed that all arms share in part."""
     lr, b1, seed = (
         cell.recipe.traced_values['optim.lr'],
         cell.recipe.traced_values['optim.b1'],
@@ -43,8 +43,8 @@ def read_seed(cell: Cell) -> int:
 
 
 class Trainer:
-    """Stands for an engine: ends the cells that it is given, in the order of `sort`, and counts how
-    often each was trained. act(cell) may do something else with one, and returns whether it did.
+    """Stands for an engine: ends its cells, in the order of `sort`, and counts how often each was
+    trained. act(cell) may replace the training of a cell, and returns whether it did.
     """
 
     def __init__(self, sort=lambda cells: cells, act=lambda cell, work: False):
@@ -94,15 +94,17 @@ def train_tuned(monkeypatch):
 
 @pytest.fixture
 def whole(train_tuned, tmp_path):
-    """The workdir of a tuned sweep that nothing disturbed, and who trained it."""
+    """Returns the workdir of an uninterrupted tuned sweep, and its Trainer."""
     trainer = Trainer()
     assert train_tuned(tmp_path / 'whole', trainer) == DONE
     return tmp_path / 'whole', trainer
 
 
 def train_in_pieces(train_tuned, workdir, interval, order):
-    """Gives the command until the sweep has ended, each time stopped after so many runs; returns
-    (how often each was trained, how many commands it took). order(i): how the i-th sorts cells.
+    """Repeats the command until the sweep has ended, stopping it after `interval` runs.
+
+    Returns (how often each cell was trained, number of commands). order(i): sort key of the i-th
+    command.
     """
     trained, status, commands = collections.Counter(), None, 0
     while status != DONE:
@@ -123,7 +125,7 @@ def train_in_pieces(train_tuned, workdir, interval, order):
 
 
 def ledger(workdir):
-    """What sweep.json says, with cells in the order of their names."""
+    """Returns sweep.json, with cells in the order of their names."""
     record = read_json(workdir / 'sweep.json')
     return record | {'cells': sorted(record['cells'], key=lambda cell: cell['cell'])}
 
@@ -153,8 +155,8 @@ def test_arms_get_equal_runs_trained_once(train_tuned, tmp_path, capsys):
 @pytest.mark.default_rows('11')
 @pytest.mark.parametrize('interval', [1, 4, 11])
 def test_repeatedly_stopped_sweep_is_unchanged(interval, whole, train_tuned, tmp_path):
-    """It is stopped after so many runs, whose order is another each time. Catches a wave that opens
-    before the last has ended, and one that follows from the order of ends.
+    """It is stopped after a number of runs, which train in another order each time. Catches a wave
+    that opens before the last has ended, and a wave that depends on the order of ends.
     """
     workdir = tmp_path / 'stopped'
 
@@ -167,7 +169,7 @@ def test_repeatedly_stopped_sweep_is_unchanged(interval, whole, train_tuned, tmp
 
 
 def test_wave_with_failed_cell_is_retried(whole, train_tuned, tmp_path, capsys):
-    """The others end; no further wave opens. The same command then goes on."""
+    """The others end and no further wave opens. The same command then resumes."""
 
     def fail(cell, work):
         if cell.arm_position['arm'] == 1 and cell.arm_position['k'] == [8] and read_seed(cell) == 0:
@@ -209,7 +211,7 @@ def test_arm_diverging_everywhere_is_reported(train_tuned, tmp_path, capsys):
 
 @pytest.mark.full
 def test_added_arm_gets_all_waves_trained_once(whole, train_tuned, capsys):
-    """To take it away again leaves its runs on record, in no arm."""
+    """Removing it again leaves its runs on record, without an arm."""
     workdir, first = whole
     three, added = {'optim.b1': (0.9, 0.8, 0.7)}, Trainer()
     assert train_tuned(workdir, added, three) == DONE
@@ -231,7 +233,7 @@ def test_added_arm_gets_all_waves_trained_once(whole, train_tuned, capsys):
 
 @pytest.mark.full
 def test_changed_tune_settings_are_reported(whole, train_tuned, capsys):
-    """Runs that were trained are taken over."""
+    """Trained runs are taken over."""
     workdir, first = whole
     again = Trainer()
     assert train_tuned(workdir, again, tune=TUNE | {'seeds': 4, 'smallest_effect': 0.5}) == DONE
@@ -241,8 +243,8 @@ def test_changed_tune_settings_are_reported(whole, train_tuned, capsys):
 
 
 def test_tuned_sweep_takes_over_untuned_one(whole, train_tuned, tmp_path, monkeypatch, capsys):
-    """Without config.tune the folder of a tuned sweep is refused: its verdicts would be lost. The
-    other way round its runs count.
+    """Without config.tune the folder of a tuned sweep is refused, since its verdicts would be lost.
+    In the other direction its runs count.
     """
     with pytest.raises(ValueError, match=r'holds a sweep with config\.tune.*--config\.tune'):
         train_tuned(whole[0], Trainer(), tune=None)
@@ -257,7 +259,7 @@ def test_tuned_sweep_takes_over_untuned_one(whole, train_tuned, tmp_path, monkey
 
 @pytest.mark.full
 def test_bucket_sweep_resumes_on_empty_disk(whole, train_tuned, bucket_url, tmp_path, monkeypatch):
-    """Each command is given on another machine, which has none of the files."""
+    """Each command runs on another machine, without any of the files."""
 
     def on_another(command):
         monkeypatch.setenv('EVENKEEL_CACHE', str(tmp_path / f'machine-{command}'))

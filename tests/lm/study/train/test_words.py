@@ -1,4 +1,4 @@
-"""Costs of a tuned sweep, and its waves, in words."""
+"""Terminal output on costs and waves of a tuned sweep."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ ARMS = {'optim.b1': (0.9, 0.8)}
 
 
 def simulate_arms(plan, of_arm):
-    """Yields the ablation before each wave, and in the end; of_arm(i, octaves, seed) is a loss."""
+    """Yields the ablation before each wave, and at the end; of_arm(i, octaves, seed) is a loss."""
     losses = [{} for _ in plan.arms]
     while True:
         pairs = zip(plan.arms, losses, strict=True)
@@ -40,7 +40,7 @@ def noisy(i, octaves, seed):
 
 @pytest.mark.parametrize('tune', [{}, {'budget': 40}, {'budget': 18, 'seeds': 4}])
 def test_no_arm_exceeds_announced_runs(tune):
-    """Nor fewer, though all waves are asked for: by an optimum far off, and noise."""
+    """Nor does it fall below them, although a distant optimum and noise request all waves."""
     plan = ArmPlan(tiny_raw(), ARMS, {'optim.lr': 0.01, 'smallest_effect': 1e-9} | tune)
     *_, last = simulate_arms(plan, noisy)
     tune_settings = plan.tune
@@ -61,7 +61,7 @@ def test_costs_sum_arms_at_their_rates():
 
 
 def test_wave_announcements_count_new_runs():
-    """A second look has those of the first too, which are not trained again."""
+    """A second look includes the runs of the first, which are not trained again."""
     plan = ArmPlan(tiny_raw(), ARMS, {'optim.lr': 0.01, 'smallest_effect': 10.0})
     lines, last = [], None
     for ablation in simulate_arms(
