@@ -74,6 +74,7 @@ class Link:
         self.opened_at = self.heard_at = time.monotonic()  # heard_at: last message received
         try:
             connection.settimeout(SEND_SEC)
+            # Messages are small: Nagle's algorithm would hold them back for an acknowledgement.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
             raise LinkClosed(str(error)) from error
@@ -244,7 +245,7 @@ def _is_local(address: str) -> bool:
 
 def open_server(address: str, port: int) -> socket.socket:
     """Returns a socket that listens at one address, or at all addresses for ''."""
-    if address == '' and socket.has_dualstack_ipv6():
+    if address == '' and socket.has_dualstack_ipv6():  # one socket for IPv4 and IPv6
         return socket.create_server(('', port), family=socket.AF_INET6, dualstack_ipv6=True)
     family = socket.AF_INET6 if ':' in address else socket.AF_INET
     return socket.create_server((address, port), family=family)

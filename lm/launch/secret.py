@@ -65,6 +65,8 @@ class Secret:
         self._text = secrets.token_hex(16)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Other hosts read the file at any time: renaming lets it appear complete, and mode 0600
+            # hides it from other users.
             temporary = self.path.with_suffix(f'.{os.getpid()}')
             temporary.unlink(missing_ok=True)
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

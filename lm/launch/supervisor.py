@@ -69,6 +69,7 @@ def supervise(host: Host, command: Sequence[str], argv: Sequence[str] = ()) -> i
                 ) as supervisor,
                 mtls_env(supervisor.certificate) as mtls,
             ):
+                # The child writes to this pipe once it needs no other host; reads must not block.
                 read_end, write_end = os.pipe()
                 os.set_blocking(read_end, False)
                 env = {JOB: supervisor.job, TELL: str(write_end), **mtls}

@@ -79,7 +79,7 @@ def _run_follower(workdir: Path, name: str, say: Callable[[str], None]) -> Gener
         yield
     finally:
         assert process.stdin is not None  # a pipe
-        process.stdin.close()
+        process.stdin.close()  # the end of its input asks the follower to finish
         try:
             status = process.wait(LAST_SEC)
         except subprocess.TimeoutExpired:

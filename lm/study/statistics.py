@@ -295,7 +295,8 @@ def seeds_needed(effect: float, deviation: float, tests: int = 1) -> int:
         return 2
     t = stats.t.isf(LEVEL / tests / 2, n - 1)
     shift = abs(effect) * np.sqrt(n) / deviation
-    enough = n[stats.nct.sf(t, n - 1, np.minimum(shift, 35.0)) >= POWER]  # nct fails far out
+    # The noncentrality is capped because SciPy's nct fails for large values.
+    enough = n[stats.nct.sf(t, n - 1, np.minimum(shift, 35.0)) >= POWER]
     return int(enough[0]) if enough.size else MAX_SEEDS + 1
 
 

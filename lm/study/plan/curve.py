@@ -163,7 +163,7 @@ def fit_rows(k: np.ndarray, mean_RK: np.ndarray, n: np.ndarray, s: float) -> Fit
 
 def _select_width(z_RK: np.ndarray, rise_RK: np.ndarray, threshold: float) -> np.ndarray:
     """Returns 1 if the losses an octave off on both sides exceed `threshold`, else 2."""
-    is_above_RK = np.nan_to_num(rise_RK) > threshold
+    is_above_RK = np.nan_to_num(rise_RK) > threshold  # nan, where a run diverged, is not above
     steep = [np.any((z_RK == side) & is_above_RK, 1) for side in (-1, 1)]
     return np.where(np.logical_and(*steep), 1, 2)
 

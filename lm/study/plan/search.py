@@ -210,6 +210,7 @@ class LineSearch:
         finite = self.means.finite
         if not len(finite.k):
             return [self.best_place]
+        # A stable sort keeps ties in ascending order, so that replays propose the same runs.
         distance = np.abs(finite.k - finite.k[finite.best_position])
         return [self.place_at(int(k)) for k in finite.k[np.argsort(distance, kind='stable')[:WAVE]]]
 

@@ -13,8 +13,9 @@ MAX_SUGGESTIONS = 4  # columns that a hint lists
 
 def run_query(query: str, tables: Mapping[str, pa.Table]) -> pa.Table:
     """Returns the rows of a select. Raises ValueError, in one line, if it returns none."""
-    connection = duckdb.connect(config={'enable_external_access': False})  # no files, no network
-    connection.execute('set python_enable_replacements = false')  # no variables of ours either
+    # A query sees the tables alone: neither files and network, nor Python variables by name.
+    connection = duckdb.connect(config={'enable_external_access': False})
+    connection.execute('set python_enable_replacements = false')
     for name, table in tables.items():
         connection.register(name, table)
     try:

@@ -383,7 +383,7 @@ def ray_engine() -> Generator[Train]:
     lost. The nodes need this checkout and the workdir under the same path, or a workdir in a
     bucket. Raises ValueError if Ray is not installed, or if no node has the resources of a group.
     """
-    # Ray would report its use, and install an environment for workers under `uv run`.
+    # Without these Ray reports its use, and installs an environment for workers under `uv run`.
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
     os.environ.setdefault('RAY_ENABLE_UV_RUN_RUNTIME_ENV', '0')
     try:
@@ -394,7 +394,7 @@ def ray_engine() -> Generator[Train]:
         ) from error
     connected = ray.is_initialized()
     if not connected:
-        # JAX warns of a fork, which exec follows at once.
+        # JAX warns about forks, but Ray's are followed by exec at once.
         with preserve_handlers(), warnings.catch_warnings():
             warnings.filterwarnings('ignore', message=r'os\.fork', category=RuntimeWarning)
             # Ray also takes the name of a level.

@@ -115,6 +115,7 @@ def measure_step_sec(program: Program, recipes: Sequence[Recipe], slots: int) ->
     batch = program.stack_batches(
         [_first_batch(program, recipe.data.seed) for recipe in slot_recipes]
     )
+    # The median drops steps that other processes slow down; the first step warms up.
     step, active, times = program.compile_step(slots), np.ones(slots, bool), []
     for _ in range(WARM_UP + STEPS):
         start = time.perf_counter()
