@@ -69,9 +69,10 @@ def join_sweep(groups: Groups, engine: str) -> tuple[int, int]:
         join(hashlib.blake2b(names.encode(), digest_size=4).hexdigest())
         return 0, 1
     environment = _single_host_env()
+    # Replaces all variables, since those of MEGASCALE, which name other slices, must go.
     os.environ.clear()
     os.environ.update(environment)
-    if host.local_devices is not None:  # as `jax.distributed.initialize` does it
+    if host.local_devices is not None:  # like `jax.distributed.initialize`
         visible = ','.join(map(str, host.local_devices))
         jax.config.update('jax_cuda_visible_devices', visible)
         jax.config.update('jax_rocm_visible_devices', visible)
@@ -128,7 +129,7 @@ def run_host_0_first(workdir: Path, host: int, hosts: int, function: Callable[[]
     value = function()
     if host == 0:
         write_text(workdir / MARK, job)
-    os.write(int(os.environ[TELL]), b'.')
+    os.write(int(os.environ[TELL]), b'.')  # tells the supervisor that this host is independent
     return value
 
 
