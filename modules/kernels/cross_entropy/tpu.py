@@ -43,9 +43,9 @@ def forward_rows(logits_MV: jax.Array, labels_M: jax.Array) -> tuple[jax.Array, 
     block of columns has its maximum and the sum of exponentials below it.
     """
     rows, width = logits_MV.shape
-    bytes_an_entry = 2 * itemsize(logits_MV) + 8
-    fits = SUBLANES * row_bytes(width, bytes_an_entry) <= DEFAULT_BYTES
-    blocks = select_matrix_blocks(rows, width, bytes_an_entry, whole_rows=fits)
+    bytes_per_entry = 2 * itemsize(logits_MV) + 8
+    fits = SUBLANES * row_bytes(width, bytes_per_entry) <= DEFAULT_BYTES
+    blocks = select_matrix_blocks(rows, width, bytes_per_entry, whole_rows=fits)
     labels_1M = stack_lanes(labels_M)
     state = _out_shape(logits_MV, (STATE, labels_1M.shape[1]), jnp.float32)
     moved = itemsize(logits_MV) * rows * width + 4 * (1 + STATE) * rows
@@ -55,7 +55,7 @@ def forward_rows(logits_MV: jax.Array, labels_M: jax.Array) -> tuple[jax.Array, 
         {'state': (state, blocks.number_spec(STATE))},
         grid=blocks.grid,
         semantics=('parallel', 'arbitrary', 'arbitrary'),
-        limit=memory_limit(*blocks.shape, bytes_an_entry),
+        limit=memory_limit(*blocks.shape, bytes_per_entry),
         cost=(8 * rows * width, rows * width, moved),
         name='cross_entropy',
     )
@@ -95,8 +95,8 @@ def _forward_block(refs, width):
 def backward_rows(logits_MV: jax.Array, *numbers: jax.Array) -> jax.Array:
     """Computes `gradient_of` with COEFFICIENTS numbers a row, [M] each, over the logits' memory."""
     rows, width = logits_MV.shape
-    bytes_an_entry = 4 * itemsize(logits_MV) + 8
-    blocks = select_matrix_blocks(rows, width, bytes_an_entry, whole_rows=False)
+    bytes_per_entry = 4 * itemsize(logits_MV) + 8
+    blocks = select_matrix_blocks(rows, width, bytes_per_entry, whole_rows=False)
     given = {'logits': (logits_MV, blocks.matrix_spec)}
     given['numbers'] = (stack_lanes(*numbers), blocks.number_spec(COEFFICIENTS))
     gradient = _out_shape(logits_MV, logits_MV.shape, logits_MV.dtype)
@@ -107,7 +107,7 @@ def backward_rows(logits_MV: jax.Array, *numbers: jax.Array) -> jax.Array:
         {'gradient': (gradient, blocks.matrix_spec)},
         grid=blocks.grid,
         semantics=('parallel', 'parallel', 'parallel'),
-        limit=memory_limit(*blocks.shape, bytes_an_entry),
+        limit=memory_limit(*blocks.shape, bytes_per_entry),
         cost=(8 * rows * width, rows * width, moved),
         name='cross_entropy_backward',
         aliases=ALIASES,
@@ -149,17 +149,17 @@ class MatrixBlocks(NamedTuple):
 
 
 def select_matrix_blocks(
-    rows: int, width: int, bytes_an_entry: float, *, whole_rows: bool
+    rows: int, width: int, bytes_per_entry: float, *, whole_rows: bool
 ) -> MatrixBlocks:
     """Returns blocks of LANES rows and as many columns as fit, or of whole rows, as many as fit.
 
-    bytes_an_entry: as in `block_rows`.
+    bytes_per_entry: as in `block_rows`.
     """
     columns = width
     if not whole_rows:
         fewest = min(LANES, math.ceil(rows / SUBLANES) * SUBLANES)
-        columns = min(width, block_columns(fewest, bytes_an_entry))
-    size = block_rows(rows, columns, bytes_an_entry, NAME)
+        columns = min(width, block_columns(fewest, bytes_per_entry))
+    size = block_rows(rows, columns, bytes_per_entry, NAME)
     size = size // LANES * LANES if size >= LANES else 2 ** int(math.log2(size))
     blocks_of_rows, together = math.ceil(rows / size), max(size, LANES)
     sharing = min(together // size, blocks_of_rows)

@@ -49,17 +49,17 @@ class Tiling:
     width: int
     size: int
     columns: int
-    bytes_an_entry: float
+    bytes_per_entry: float
 
     @classmethod
-    def for_shape(cls, shape: tuple[int, ...], columns: int, bytes_an_entry: float) -> 'Tiling':
-        """Picks as many rows as fit. bytes_an_entry: of all buffers together."""
+    def for_shape(cls, shape: tuple[int, ...], columns: int, bytes_per_entry: float) -> 'Tiling':
+        """Picks as many rows as fit. bytes_per_entry: of all buffers together."""
         *lead, rows, width = shape
         columns = width if width <= columns else columns
-        fitting = int(DEFAULT_BYTES / row_bytes(columns, bytes_an_entry))
+        fitting = int(DEFAULT_BYTES / row_bytes(columns, bytes_per_entry))
         # A power of two, so that it divides a register's lanes or they divide it.
         size = 2 ** int(math.log2(max(MIN_ROWS, min(fitting, MAX_ROWS))))
-        return cls(tuple(lead), rows, width, min(size, rows), columns, bytes_an_entry)
+        return cls(tuple(lead), rows, width, min(size, rows), columns, bytes_per_entry)
 
     @property
     def chunks(self) -> int:
@@ -249,7 +249,7 @@ def call_in_blocks(
         grid=blocks.grid,
         # Blocks of rows whose numbers are in one block along lanes belong to one core.
         semantics=('parallel', 'parallel', *(['arbitrary'] * 3)),
-        limit=memory_limit(blocks.size, blocks.columns, blocks.bytes_an_entry),
+        limit=memory_limit(blocks.size, blocks.columns, blocks.bytes_per_entry),
         cost=(8 * entries, entries, blocks.phases * reads + writes),
         name=name,
         scratch=dict.fromkeys(TOTALS[:n_totals], total) if blocks.chunks > 1 else {},
