@@ -158,7 +158,8 @@ class TwoProducts(nn.Module):
         }
         shared = prepare_input(self, 'input', x_BTD, **product_options)
         a, b = (
-            product(self, name, shared, ('embed', 'mlp'), ('embed',), 6, **product_options) for name in 'ab'
+            product(self, name, shared, ('embed', 'mlp'), ('embed',), 6, **product_options)
+            for name in 'ab'
         )
         return product(self, 'c', a + b, ('mlp', 'embed'), ('mlp',), 3, **product_options)
 
