@@ -179,7 +179,7 @@ def test_vocabulary_stays_sharded():
 
 
 @pytest.mark.full
-def test_sums_of_narrow_products_are_wide():
+def test_narrow_products_have_wide_sums():
     """bfloat16: the weight is gathered in the type of products. The gradients of 96 chunks of a
     device, of one token each, are added in float32, 1e-3 off, where bfloat16 would be 0.1 off.
     """

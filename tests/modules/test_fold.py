@@ -144,7 +144,7 @@ def test_constant_norms_match_affine_map(name, options):
 @pytest.mark.parametrize(
     'name, normalize', [('layernorm', standardize), ('rmsnorm', rms_normalize)]
 )
-def test_learned_affine_of_norm(name, normalize):
+def test_learned_affine_maps(name, normalize):
     with jax.enable_x64(True):
         x = draw(M, D)
         params, stats, y = evaluate_layer(name, x)

@@ -57,7 +57,7 @@ def test_implementations_cover_all_operations():
         *((op, 'pallas', 'tpu, gpu') for op in PLATFORM_BOUND if op != 'attention'),
     ],
 )
-def test_kernel_of_another_platform_is_rejected(operation, name, platforms):
+def test_unavailable_kernel_is_rejected(operation, name, platforms):
     message = f'kernels.{operation}={name} runs on {platforms} alone, and these'
     with pytest.raises(ValueError, match=message):
         kernels_for('cpu', **{operation: name})

@@ -92,7 +92,7 @@ def test_evaluation_sums_likeliest_experts(activation):
     np.testing.assert_allclose(evaluate(layer, params, stats, x), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_renormalised_gates_are_softmax_of_chosen_logits():
+def test_renormalised_gates_match_reference():
     """With biases of the router and of each expert, as in gpt-oss. Catches gates divided by the sum
     over all experts, a bias shared by all, and a router that chooses without its bias.
     """
@@ -225,8 +225,8 @@ def test_dense_mlp_with_biases():
     assert specs['up_bias'].role == specs['down_bias'].role == 'vector'
     params |= {'up_bias': jnp.arange(5.0), 'down_bias': jnp.arange(6.0)}
     up, down = np.asarray(params['up']), np.asarray(params['down'])
-    wanted = np.maximum(np.asarray(x) @ up + np.arange(5.0), 0) @ down + np.arange(6.0)
-    np.testing.assert_allclose(layer.apply({'params': params}, x), wanted, rtol=1e-5, atol=1e-5)
+    expected = np.maximum(np.asarray(x) @ up + np.arange(5.0), 0) @ down + np.arange(6.0)
+    np.testing.assert_allclose(layer.apply({'params': params}, x), expected, rtol=1e-5, atol=1e-5)
 
 
 def selu_layer(kind, alpha_dropout):

@@ -91,7 +91,7 @@ def test_partial_sums_cover_all_axes():
 
 @pytest.mark.full
 @pytest.mark.parametrize('shape', [(4, 6, 16), (4, 2, 6, 16)])
-def test_rms_norm_of_sharded_activations(shape):
+def test_rms_norm_on_sharded_activations(shape):
     """With the gradient of the scale, which is a sum over all devices."""
     mesh, x, scale, g = (
         make_test_mesh(data=2, context=2, tensor=2),
@@ -116,7 +116,7 @@ def test_rms_norm_of_sharded_activations(shape):
 @pytest.mark.full
 @pytest.mark.parametrize('sizes', [{'data': 2, 'context': 2, 'tensor': 2}, {'context': 8}])
 @pytest.mark.parametrize('window', [None, 5])
-def test_visible_mean_of_sharded_rows(sizes, window):
+def test_visible_mean_on_sharded_rows(sizes, window):
     """With gradients; documents and windows cross devices. Catches another device's tokens, and
     sums that restart on each device.
     """
@@ -145,7 +145,7 @@ def test_visible_mean_of_sharded_rows(sizes, window):
     ],
 )
 @pytest.mark.parametrize('term', ['', 'window', 'sinks', 'bias', 'prefix'])
-def test_blocked_attention_of_sharded_rows(sizes, term):
+def test_blocked_attention_on_sharded_rows(sizes, term):
     """Each device has its queries at their positions in the row; documents cross devices. Two key
     heads serve four query heads, which four devices do not divide. With gradients.
     """

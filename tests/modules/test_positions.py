@@ -299,6 +299,6 @@ def test_documents_restart_positions():
     """Also where a row begins in the middle of a document, and in the padding, segment 0."""
     segments = jnp.int32([[1, 1, 2, 2, 2, 0], [3, 3, 3, 3, 3, 3], [0, 1, 1, 4, 0, 0]])
     sequence = packed_rows(segments)
-    wanted = [[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5], [0, 0, 1, 0, 0, 1]]
-    np.testing.assert_array_equal(sequence.positions_BT, wanted)
+    expected = [[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5], [0, 0, 1, 0, 0, 1]]
+    np.testing.assert_array_equal(sequence.positions_BT, expected)
     np.testing.assert_array_equal(sequence.segments_BT, segments)
