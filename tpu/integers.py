@@ -130,7 +130,7 @@ class IntegerEvaluator:
                 self._loop_values[source.name, place] = self._evaluate_loop(source, place)
             return self._loop_values[source.name, place]
         if source.opcode == 'call':
-            inner = IntegerEvaluator(self.computations, source.called, (), source, self)
+            inner = IntegerEvaluator(self.computations, source.callee, (), source, self)
             return inner.evaluate_root(place)
         if source.opcode == 'parameter' and self.loop is not None:
             if place in self.carry:
@@ -179,7 +179,7 @@ class IntegerEvaluator:
             asked if root.opcode == 'compare' else asked.enter_fusion(root)
         ).parse_condition()
         if count not in asked.instructions:
-            inside = self.computations[root.called][count]
+            inside = self.computations[root.callee][count]
             if inside.opcode != 'parameter':
                 raise UnknownInteger(loop.name)
             count = root.operands[int(inside.argument)]
@@ -205,7 +205,7 @@ class IntegerEvaluator:
         if fusion.opcode not in ('fusion', 'fusion-start'):
             raise UnknownInteger(fusion.name)
         given = [lambda name=name: self.evaluate(name) for name in fusion.operands]
-        return IntegerEvaluator(self.computations, fusion.called, given)
+        return IntegerEvaluator(self.computations, fusion.callee, given)
 
     def enter_rounds(self, loop: Any) -> list['IntegerEvaluator']:
         """Returns the results of a loop's body in each of its rounds. Raises UnknownInteger."""

@@ -80,13 +80,16 @@ class _Schedule:
                 for between, seconds in inner.link_seconds.items():
                     sent[between] += times * seconds
                     for other in sending:
-                        if other.is_between_slices == between and other.end > begun:
-                            other.end += times * seconds
+                        if other.is_between_slices == between and other.end_time > begun:
+                            other.end_time += times * seconds
             for other in starting[one.name]:
-                between, seconds = other.sent.kind.endswith(BETWEEN_SLICES), self.link(other.sent)
+                between, seconds = (
+                    other.collective.kind.endswith(BETWEEN_SLICES),
+                    self.link(other.collective),
+                )
                 sent[between] += seconds
                 before = (
-                    earlier.end for earlier in sending if earlier.is_between_slices == between
+                    earlier.end_time for earlier in sending if earlier.is_between_slices == between
                 )
                 sending.append(Transfer(other, between, max(now, *before, 0.0) + seconds))
             now = _wait(one, sending, now, waits)  # for what has no start of its own

@@ -203,7 +203,7 @@ def search(
         trials.append(run_trial(recipe, changes, topology, price))
         best, number = min(trials, key=_rank_key), min(tries, len(ordered)) + 1
         said = f'; best so far: {best.label}' if best.estimate else ''
-        say(f'{len(trials)} of at most {number}: {trials[-1].line()}{said}')
+        say(f'{len(trials)} of at most {number}: {trials[-1].format_line()}{said}')
         return trials[-1]
 
     compile_with(given)

@@ -120,11 +120,11 @@ def alone(engine):
 
 def test_rows_are_what_they_are_alone(engine, alone):
     """In another slot, between other neighbours, in another order."""
-    assert any(update.finish == 'length' for update in alone)
+    assert any(update.finish_reason == 'length' for update in alone)
     for order in ([3, 1, 4, 0, 2], [2, 2, 1, 0]):
         together = run(engine, [REQUESTS[i] for i in order])
         for i, update in zip(order, together, strict=True):
-            assert (ids(update), update.finish_reason) == (ids(alone[i]), alone[i].finish)
+            assert (ids(update), update.finish_reason) == (ids(alone[i]), alone[i].finish_reason)
 
 
 def test_random_numbers_are_of_the_place_in_the_row(engine, alone):
@@ -142,13 +142,13 @@ def test_prompts_are_read_in_parts_while_others_go_on(engine, alone, monkeypatch
     monkeypatch.setattr(engine_module, 'PREFILL_CHUNK', 2)
     monkeypatch.setattr(engine_module, 'PREFILL_BUDGET', 2)
     goes_on = engine.admit(Request((BOS, 8), 60, Sampling(seed=9)))
-    assert not engine.step()[goes_on].finish, 'the seed is of a row that goes on'
+    assert not engine.step()[goes_on].finish_reason, 'the seed is of a row that goes on'
     waits = engine.admit(REQUESTS[2])  # five tokens before its last one
     steps = [engine.step() for _ in range(3)]
     assert [*steps[0]] == [goes_on]
     assert ids(next(step[waits] for step in steps if waits in step)) == ids(alone[2])
     engine.release(goes_on)
-    assert engine.free == 3
+    assert engine.n_free == 3
 
 
 @pytest.mark.full
@@ -175,7 +175,7 @@ def test_eos_ends_a_row_and_is_no_token_of_it(engine, alone, monkeypatch):
     monkeypatch.setattr(engine, '_end_ids', np.array([stop], np.int32))
     (update,) = run(engine, [request])
     assert (ids(update), update.finish_reason) == (made[: made.index(stop)], 'stop')
-    assert engine.free == 3
+    assert engine.n_free == 3
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_eos_ends_a_row_and_is_no_token_of_it(engine, alone, monkeypatch):
 def test_requests_that_never_fit_are_refused(engine, request_, said):
     with pytest.raises(ValueError, match=said):
         engine.admit(request_)
-    assert engine.free == 3
+    assert engine.n_free == 3
 
 
 def test_no_slot_is_given_twice(engine):
@@ -202,7 +202,7 @@ def test_no_slot_is_given_twice(engine):
         engine.admit(REQUESTS[0])
     for slot in taken:
         engine.release(slot)
-    assert engine.free == 3 and engine.step() == {}
+    assert engine.n_free == 3 and engine.step() == {}
 
 
 @pytest.mark.full
@@ -240,20 +240,20 @@ def test_an_error_at_one_row_ends_that_row_alone(engine, alone, place, monkeypat
     requests = [REQUESTS[0], REQUESTS[3]]
     fails = Request((BOS, 7, 7, 7), 4, Unusable() if place == 'step' else Sampling())
     if place == 'prompt':
-        read = engine._read
+        read = engine._read_tokens
         monkeypatch.setattr(engine, '_read_tokens', lambda slot, start, part: (
             read(slot, start, part) if 7 not in part else 1 / 0
         ))  # fmt: skip
     slots = [engine.admit(one) for one in (requests[0], fails, requests[1])]
     failed, texts = {}, {slot: [] for slot in slots}
-    while len(engine._rows) != engine.free:
+    while len(engine._rows) != engine.n_free:
         for slot, update in engine.step(failed.__setitem__).items():
             texts[slot] += update.tokens
     assert [*failed] == [slots[1]] and not texts[slots[1]]
     assert [texts[slots[0]], texts[slots[2]]] == [alone[0].tokens, alone[3].tokens]
     with pytest.raises(TypeError if place == 'step' else ZeroDivisionError):
         run(engine, [fails])
-    assert engine.free == 3
+    assert engine.n_free == 3
 
 
 def test_an_error_that_takes_the_cache_ends_all_rows():

@@ -88,7 +88,7 @@ def two_steps(changes):
 
 
 def evaluated(learner, hyper, state):
-    return learner.evaluated(state.weights, state.average, hyper).params
+    return learner.select_eval_weights(state.weights, state.average, hyper).params
 
 
 @pytest.mark.full
