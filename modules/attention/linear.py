@@ -89,6 +89,15 @@ class LinearAttention(MultiHead):
         v_BKTH: jax.Array,
         sequence: Sequence,
     ) -> jax.Array:
+        """Computes causal linear attention; the arguments are as in `MultiHead.mix`.
+
+        Args:
+          x_BTD: not used.
+          q_BNTH: queries, normalized but without positions.
+          k_BKTH: keys, likewise.
+          v_BKTH: values.
+          sequence: positions, segments and validity of the tokens.
+        """
         del x_BTD
         queries = self.query_features(at_least_float32(q_BNTH))
         keys = self.key_features(at_least_float32(k_BKTH))

@@ -101,7 +101,7 @@ class SoftmaxAttention(MultiHead):
           length: tokens in a row, T.
           head_dim: the width of a head.
           block: the number of the layer, from 1.
-          window: W, the tokens that a query attends to; None: all earlier ones.
+          window: W, the tokens that a query attends to; None: all earlier tokens.
           full_every: every n-th layer has no window; 0: all layers have it.
           **options: ignored.
         """
@@ -111,6 +111,14 @@ class SoftmaxAttention(MultiHead):
 
     @classmethod
     def attended_tokens_unmasked(cls, length: int, head_dim: int, block: int, **options) -> float:
+        """Returns T: each query with every token of the row.
+
+        Args:
+          length: tokens in a row, T.
+          head_dim: the width of a head.
+          block: the number of the layer.
+          **options: ignored.
+        """
         return length
 
     def scores(self) -> Scores:
@@ -129,6 +137,7 @@ class SoftmaxAttention(MultiHead):
             return 1 / self.head_dim
         if self.base_head_dim in (None, self.head_dim):
             return None
+        # Falls as 1 / H, and equals 1 / sqrt(H) at the base width.
         return math.sqrt(self.base_head_dim) / self.head_dim
 
     def mix(
@@ -139,6 +148,15 @@ class SoftmaxAttention(MultiHead):
         v_BKTH: jax.Array,
         sequence: Sequence,
     ) -> jax.Array:
+        """Computes causal softmax attention, scaled affinely if `affine_scaled` is set.
+
+        Args:
+          x_BTD: the layer's input, which sets the affine scale.
+          q_BNTH: queries, normalized but without positions.
+          k_BKTH: keys, likewise.
+          v_BKTH: values.
+          sequence: positions, segments and validity of the tokens.
+        """
         q_BNTH, k_BKTH = (self.apply_positions(y, sequence) for y in (q_BNTH, k_BKTH))
         temperature_N = self.temperature()
         if temperature_N is not None:
@@ -323,7 +341,7 @@ def visible_mean(
     Args:
       v_BKTH: the values.
       sequence: has the documents.
-      window: tokens that a token sees, itself included; None: all earlier ones in its document.
+      window: tokens that a token sees, itself included; None: all earlier tokens in its document.
       is_full: turns the window off where true; may be traced.
     """
     parts = count_axis_shards('T')
@@ -396,7 +414,7 @@ def visible_mean_at(
     Args:
       v_BKSH: values of the tokens 0 to S - 1.
       positions_BT: positions of the queries.
-      window: tokens that a token sees, itself included; None: all earlier ones.
+      window: tokens that a token sees, itself included; None: all earlier tokens.
       is_full: turns the window off where true; may be traced.
     """
     distance_BTS = (

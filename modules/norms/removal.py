@@ -85,7 +85,7 @@ class _Removal(Norm):
         if is_training(self):
             batch_deviation = jax.lax.stop_gradient(token_mean(deviation, self.valid)[0])
             running = self.ema_decay * constant.value + (1 - self.ema_decay) * batch_deviation
-            running = jnp.where(updates.value == 0, batch_deviation, running)
+            running = jnp.where(updates.value == 0, batch_deviation, running)  # not from the 1.0
             constant.value, used_constant = (
                 jnp.where(is_removed, constant.value, running),
                 constant.value,

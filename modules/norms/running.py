@@ -100,6 +100,7 @@ class PowerNorm(Norm):
             z = power_scale(
                 self.eps, self.ema_decay, s, running_gz.value, mean_square, batch_mean_square
             )
+            # During warm-up phi first becomes the plain mean of all batches, this one included.
             plain = phi.value + (batch_mean_square - phi.value) / update
             average = jnp.where(update < self.warmup, plain, phi.value)
             phi.value = self.ema_decay * average + (1 - self.ema_decay) * batch_mean_square

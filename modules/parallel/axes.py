@@ -32,7 +32,7 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     'kv_heads': ('tensor', 'fsdp'),
     'layer': (),
     'long_side': ('fsdp',),
-    'matrix': PARAMETER_AXES,  # each index a matrix, whole on one device
+    'matrix': PARAMETER_AXES,  # each index a matrix, whole on a single device
     'mlp': ('tensor', 'fsdp'),
     'position': (),
     'qk_features': (),

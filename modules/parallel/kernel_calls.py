@@ -47,6 +47,7 @@ def map_shards(
     for array, array_letters in zip(arrays, letters, strict=True):
         for leaf in jax.tree.leaves(array):
             for letter, length in zip(array_letters or '', leaf.shape, strict=False):
+                # An axis of length 1 broadcasts, so it does not restrict its letter.
                 lengths.setdefault(letter, set()).update({length} - {1})
     mesh_axes = _assign_axes(lengths, {name: mesh.shape[name] for name in free})
 

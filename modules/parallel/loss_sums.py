@@ -128,7 +128,7 @@ def _sum_shards(axes: tuple[str, ...], partial_sums: jax.Array, spec: PartitionS
     mesh_axes = tuple(name for name in axes if axis is None or name != 'fsdp')
 
     def on_device(gradient):
-        gradient = gradient[0]
+        gradient = gradient[0]  # the axis that READOUT_GRADIENT added for the devices
         if axis is not None:
             gradient = jax.lax.psum_scatter(gradient, 'fsdp', scatter_dimension=axis, tiled=True)
         return jax.lax.psum(gradient, mesh_axes)

@@ -18,7 +18,9 @@ class Scores:
 
     scale: float | None = None  #: of q k; None: 1 / sqrt(H)
     softcap: float = 0.0  #: the bound c in c tanh(s / c); 0: none
-    window: int | None = None  #: tokens that a token sees, itself included; None: all earlier ones
+    window: int | None = (
+        None  #: tokens that a token sees, itself included; None: all earlier tokens
+    )
     sinks: bool = False  #: whether sinks_N is passed, logits of heads that stand for no token
     slopes: bool = False  #: whether slopes_N is passed, the decrease of logits per distance
     key_bias: bool = False  #: whether key_bias_BKS is passed, added to all logits of a key
@@ -99,7 +101,7 @@ def reference(
       k_BKSH: keys, S = T; K divides N.
       v_BKSH: values.
       scores: which terms there are.
-      segments_BT: the number of each token's segment; None: one segment.
+      segments_BT: the number of each token's segment; None: a single segment.
       prefix_BT: the number of each token's prefix, 0 outside of prefixes; None: no prefixes.
       softmax: a softmax kernel; None: plain operations.
       **arrays: sinks_N, slopes_N, key_bias_BKS, is_full and dropout_BNTS of `attend`.
@@ -181,6 +183,7 @@ def attend_at_positions(
     if sinks_N is not None:
         sinks_1N11 = sinks_N.astype(scores_BNTS.dtype)[None, :, None, None]
         sinks_BNT1 = jnp.broadcast_to(sinks_1N11, (*scores_BNTS.shape[:-1], 1))
+        # The sink is a last column, which is removed from the probabilities.
         scores_BNTS = jnp.concatenate([scores_BNTS, sinks_BNT1], axis=-1)
     probs_BNTS = jax.nn.softmax(scores_BNTS, axis=-1)
     if sinks_N is not None:
@@ -237,7 +240,7 @@ def is_visible(
 
     Args:
       distance: how many tokens the key is before the query; negative: after it.
-      window: tokens that a query sees, itself included; None: all earlier ones.
+      window: tokens that a query sees, itself included; None: all earlier tokens.
       is_full: turns the window off where true; may be traced.
     """
     if window is None:

@@ -93,7 +93,7 @@ def blocked_attention(
       k_BKSH: keys, S = T; K divides N.
       v_BKSH: values.
       scores: which terms there are.
-      segments_BT: the number of each token's segment; None: one segment.
+      segments_BT: the number of each token's segment; None: a single segment.
       sinks_N: a logit of each head that stands for no token.
       slopes_N: the decrease of a head's logits per token of distance.
       key_bias_BKS: added to all logits of a key.
@@ -175,7 +175,7 @@ def select_tiles(scores: Scores, n_rows: int, length: int, parts: int = 1) -> Ti
     max_side = 2 ** math.floor(math.log2(max(1.0, math.sqrt(TILE_LOGITS / n_rows))))
     max_side = min(MAX_TILE, max(MIN_TILE, max_side))
     tiles = math.ceil(length / max_side)
-    if parts > 1:
+    if parts > 1:  # the queries of each part must start with a tile of keys
         while length % tiles:
             tiles += 1
     side = math.ceil(length / tiles)
@@ -310,6 +310,7 @@ def _forward(grid, q_GTH, k_GSH, v_GSH, terms, labels):
         largest = jnp.full((*shape[:2], 1), MASKED, dtype)
         if sinks is not None:
             largest = _broadcast_rows(sinks, largest)
+        # A sink is a first term: exp(sink - maximum) = 1 in the sum, and 0 in the values.
         total = jnp.full(largest.shape, float(sinks is not None), dtype)
         carry = largest, total, jnp.zeros(shape, dtype)
         has_segments = labels.segments_GS is not None
@@ -377,6 +378,7 @@ def _backward(grid, residuals, grad_GTH):
     grad_q, grad_k, grad_v, grad_terms = _loop_query_tiles(grid, add_query_tile, accumulators)
     if terms.sinks_G is not None:
         sink_probs_GT1 = jnp.exp(_broadcast_rows(terms.sinks_G, log_sum_GT1) - log_sum_GT1)
+        # A sink has no value, so its dP is 0: d sink = P (0 - rowsum(dO * O)).
         grad_terms = grad_terms._replace(sinks_G=-jnp.sum(sink_probs_GT1 * correction_GT1, (1, 2)))
     grad_k, grad_v = jnp.swapaxes(grad_k, 1, 2), jnp.swapaxes(grad_v, 1, 2)
     return grad_q, grad_k.astype(k_GSH.dtype), grad_v.astype(v_GSH.dtype), grad_terms, None

@@ -45,7 +45,7 @@ def cudnn(
       k_BKSH: keys, S = T; K divides N.
       v_BKSH: values.
       scores: the scale and the window.
-      segments_BT: the number of each token's segment; None: one segment.
+      segments_BT: the number of each token's segment; None: a single segment.
 
     Returns:
       [B, N, T, H] in the type of v.

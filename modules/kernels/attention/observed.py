@@ -82,8 +82,8 @@ def weight_statistics(
       block_log_weights: maps positions [Q] of queries to log w [B, N, Q, T] of all keys, masked
         here.
       length: T, tokens in a row.
-      window: tokens that a query sees, itself included; None: all earlier ones.
-      segments_BT: the number of each token's segment; None: one segment.
+      window: tokens that a query sees, itself included; None: all earlier tokens.
+      segments_BT: the number of each token's segment; None: a single segment.
       valid_BT: 0 for padding, which is no query; None: no padding.
       sinks_N: a logit of each head that stands for no token.
       is_full: turns the window off where true; may be traced.

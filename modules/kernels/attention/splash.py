@@ -75,7 +75,7 @@ def splash(
       k_BKSH: keys, S = T; K divides N.
       v_BKSH: values.
       scores: scale, softcap, window and sinks.
-      segments_BT: the number of each token's segment; None: one segment.
+      segments_BT: the number of each token's segment; None: a single segment.
       sinks_N: a logit of each head that stands for no token.
       splash_block_q: queries per block.
       splash_block_kv: keys per block.
@@ -105,7 +105,7 @@ def largest_block(
     Args:
       length: tokens in a row.
       parts: devices that share a row.
-      window: tokens that a query sees; None: all earlier ones.
+      window: tokens that a query sees; None: all earlier tokens.
       head_bytes: bytes of a head of a token.
     """
     piece = length if parts == 1 else length / (2 * parts)
@@ -128,7 +128,7 @@ def select_block_sizes(
     Args:
       length: tokens in a row.
       parts: devices that share a row.
-      window: tokens that a query sees; None: all earlier ones.
+      window: tokens that a query sees; None: all earlier tokens.
       head_bytes: bytes of a head of a token.
       requested: sizes from the config; None: the default.
 
@@ -201,7 +201,7 @@ def computed_share(
 
     Args:
       length: tokens in a row, T.
-      window: tokens that a query sees; None: all earlier ones.
+      window: tokens that a query sees; None: all earlier tokens.
       parts: devices that share a row.
       requested: block sizes from the config.
     """
@@ -263,7 +263,7 @@ def _make_kernel(
     mask = masks.CausalMask((length, length))
     if scores.window is not None:
         mask = masks.LocalMask((length, length), (scores.window - 1, 0), 0)
-    mask.q_sequence = positions.reshape(-1)
+    mask.q_sequence = positions.reshape(-1)  # positions of the queries, which may be exchanged
     head_bytes = q_BNTH.shape[-1] * q_BNTH.dtype.itemsize
     blocks = select_block_sizes(length, parts, scores.window, head_bytes, requested)
     return kernels.make_splash_mha(

@@ -19,7 +19,7 @@ from modules.parallel.kernel_calls import map_shards
 
 
 def kernels_on(platform: str) -> ModuleType:
-    """Imports `forward_rows` and, on TPUs, `backward_rows`, for rows on one device."""
+    """Imports `forward_rows` and, on TPUs, `backward_rows`, for rows on a single device."""
     if platform == 'tpu':
         from modules.kernels.cross_entropy import tpu as kernels
     else:

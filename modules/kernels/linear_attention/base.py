@@ -42,7 +42,7 @@ def quadratic(
       k_den_BKTF: key features of the denominator.
       v_BKTH: values.
       eps: added to the denominator.
-      segments_BT: the number of each token's segment; None: one segment.
+      segments_BT: the number of each token's segment; None: a single segment.
       state: sums over the tokens before the first; None: there are none.
 
     Returns:
@@ -91,7 +91,7 @@ def document_starts(
 
     Args:
       length: T, tokens in a row.
-      segments_BT: the number of each token's segment; None: one segment.
+      segments_BT: the number of each token's segment; None: a single segment.
       state: sums over earlier tokens; None: there are none.
 
     Raises:

@@ -37,7 +37,7 @@ def chunked_linear_attention(
       k_den_BKTF: key features of the denominator.
       v_BKTH: values.
       eps: added to the denominator.
-      segments_BT: the number of each token's segment; None: one segment.
+      segments_BT: the number of each token's segment; None: a single segment.
       state: sums over the tokens before the first; None: there are none.
       chunk: tokens per chunk.
 
@@ -68,8 +68,16 @@ def chunked_linear_attention(
 
 
 def attend_chunk(
-    state, q_num_BKGTF, k_num_BKTF, q_den_BKGTF, k_den_BKTF, v_BKTH, start_BT, first, eps
-):
+    state: AttentionSums,
+    q_num_BKGTF: jax.Array,
+    k_num_BKTF: jax.Array,
+    q_den_BKGTF: jax.Array,
+    k_den_BKTF: jax.Array,
+    v_BKTH: jax.Array,
+    start_BT: jax.Array,
+    first: jax.Array,
+    eps: float,
+) -> tuple[AttentionSums, jax.Array]:
     """Returns (the state after a chunk, the output of the chunk [B, K, G, T, H]).
 
     Args:

@@ -16,7 +16,7 @@ from modules.parallel.kernel_calls import PARTS, map_shards, row_letters
 
 
 def kernels_on(platform: str) -> ModuleType:
-    """Imports `forward_rows` and `backward_rows` of a platform, for rows on one device."""
+    """Imports `forward_rows` and `backward_rows` of a platform, for rows on a single device."""
     if platform == 'tpu':
         from modules.kernels.rms_norm import tpu as kernels
     else:

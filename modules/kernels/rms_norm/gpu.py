@@ -26,7 +26,7 @@ MAX_WIDTH = 16_384  # of a row: its share of the scale's gradient must fit into 
 def forward_rows(
     x_ND: jax.Array, scale_D: jax.Array | None, eps: float, out_dtype: Any
 ) -> jax.Array:
-    """Returns `api.rms_norm` of rows on one device.
+    """Returns `api.rms_norm` of rows on a single device.
 
     Args:
       x_ND: rows.
@@ -68,7 +68,7 @@ def _apply_scale(row: RowSlices, refs, part, x) -> jax.Array:
 def backward_rows(
     x_ND: jax.Array, g_ND: jax.Array, scale_D: jax.Array | None, eps: float
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Returns (dx [N, D], dscale of each program's rows [P, D]) of rows on one device.
+    """Returns (dx [N, D], dscale of each program's rows [P, D]) of rows on a single device.
 
     dx = r (g' - n mean(g' n)) with g' = g scale and n = x r; dscale = sum over rows of g n.
 

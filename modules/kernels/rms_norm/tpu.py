@@ -19,7 +19,7 @@ PARTIAL_ROWS = 8  # a part has a sum for every eighth row, so that whole registe
 def forward_rows(
     x_ND: jax.Array, scale_D: jax.Array | None, eps: float, out_dtype: Any
 ) -> jax.Array:
-    """Returns `api.rms_norm` of rows on one device.
+    """Returns `api.rms_norm` of rows on a single device.
 
     Args:
       x_ND: rows.
@@ -57,7 +57,7 @@ def _forward_block(refs, eps):
 def backward_rows(
     x_ND: jax.Array, g_ND: jax.Array, scale_D: jax.Array | None, eps: float
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Returns (dx [N, D], partial sums of dscale [PARTS * PARTIAL_ROWS, D]) on one device.
+    """Returns (dx [N, D], partial sums of dscale [PARTS * PARTIAL_ROWS, D]) on a single device.
 
     Args:
       x_ND: rows.

@@ -6,7 +6,8 @@ row. A row is read again to be written: short rows from registers, others from t
 
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from modules.kernels.common.exponentials import NO_EXPONENT, add_terms, probabil
 from modules.kernels.common.gpu_rows import (
     THREADS,
     RowSlices,
+    Slice,
     call_on_gpu,
     count_programs,
     pad_columns,
@@ -64,7 +66,7 @@ class SoftmaxRows(NamedTuple):
         row = RowSlices.for_arrays(max(x.shape[-1], THREADS), x)
         return cls(row, leading, x.shape[-1], side_arrays, side_lengths, options)
 
-    def read_number(self, refs, name, n):
+    def read_number(self, refs: dict[str, Any], name: str, n: Any) -> jax.Array:
         """Reads the number of the n-th row of x.
 
         Args:
@@ -74,7 +76,7 @@ class SoftmaxRows(NamedTuple):
         """
         return refs[name][broadcast_index(n, self.leading, self.side_lengths[name])]
 
-    def read_mask(self, refs, n, part):
+    def read_mask(self, refs: dict[str, Any], n: Any, part: Slice) -> jax.Array:
         """Reads a slice of the mask of the n-th row of x, or a single number for all of it.
 
         Args:
@@ -87,11 +89,13 @@ class SoftmaxRows(NamedTuple):
         row = broadcast_index(n, self.leading, self.side_lengths['mask'])
         return self.row.load(refs['mask'], row, part)
 
-    def column_mask(self, part):
+    def column_mask(self, part: Slice) -> jax.Array | None:
         """Returns which entries of a slice are in the row; None: all."""
         return None if self.row.width == self.width else self.row.columns(part) < self.width
 
-    def slice_logits(self, refs, n, part):
+    def slice_logits(
+        self, refs: dict[str, Any], n: Any, part: Slice
+    ) -> tuple[jax.Array, jax.Array | None]:
         """Returns `capped_logits` of a slice.
 
         Args:
@@ -104,7 +108,13 @@ class SoftmaxRows(NamedTuple):
             masks.append(self.read_mask(refs, n, part).astype(jnp.int32) != 0)
         return capped_logits(x, masks, self.options.softcap, _tanh)
 
-    def call(self, body, operands, out_shapes, name):
+    def call(
+        self,
+        body: Callable[[dict[str, Any], Any, Any], Any],
+        operands: Mapping[str, jax.Array],
+        out_shapes: Mapping[str, jax.ShapeDtypeStruct],
+        name: str,
+    ) -> dict[str, jax.Array]:
         """Calls a kernel and removes the padding of its results.
 
         Args:
@@ -118,7 +128,14 @@ class SoftmaxRows(NamedTuple):
         return {key: a[:, : self.width] if a.ndim == 2 else a for key, a in arrays.items()}
 
 
-def forward_rows(x, mask, sink, *, options, saves):
+def forward_rows(
+    x: jax.Array,
+    mask: jax.Array | None,
+    sink: jax.Array | None,
+    *,
+    options: SoftmaxOptions,
+    saves: bool,
+) -> dict[str, jax.Array]:
     """Returns p and, if they are saved, SUMS, by name.
 
     Args:
@@ -156,7 +173,15 @@ def forward_rows(x, mask, sink, *, options, saves):
     return rows.call(body, {'x': x_NS, **rows.side_arrays}, out_shapes, 'softmax')
 
 
-def backward_rows(x_or_p, g, sums, mask, sink, *, options):
+def backward_rows(
+    x_or_p: jax.Array,
+    g: jax.Array,
+    sums: dict[str, jax.Array],
+    mask: jax.Array | None,
+    sink: jax.Array | None,
+    *,
+    options: SoftmaxOptions,
+) -> dict[str, jax.Array]:
     """Returns dx = p (g - sum p g) dz/dx and, with a sink, dsink = - p_sink sum p g, by name.
 
     Args:

@@ -94,7 +94,9 @@ def _sink(refs, block: CurrentBlock):
     return jnp.broadcast_to(sink, (block.tiling.size, 1))
 
 
-def block_logits(refs, block: CurrentBlock, options: SoftmaxOptions):
+def block_logits(
+    refs: dict[str, Any], block: CurrentBlock, options: SoftmaxOptions
+) -> tuple[jax.Array, jax.Array | None]:
     """Returns `capped_logits` of a block.
 
     Args:
