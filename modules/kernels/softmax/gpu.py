@@ -194,9 +194,9 @@ def backward_rows(
     """
     rows = SoftmaxRows.from_arrays(g, mask if options.softcap else None, sink, options)
     row, base = rows.row, FORMS[options.form]
-    g_NS = pad_columns(flatten_rows(g))
+    x_or_p_NS, g_NS = pad_columns(flatten_rows(x_or_p)), pad_columns(flatten_rows(g))
     operands = {
-        'x' if options.softcap else 'p': pad_columns(flatten_rows(x_or_p)),
+        'x' if options.softcap else 'p': x_or_p_NS,
         'g': g_NS,
         **rows.side_arrays,
     }
