@@ -81,7 +81,7 @@ class Norm(nn.Module):
     def vector(
         self, name: str, features: int, value: float, axis: str | None = None, decayed: bool = False
     ) -> jax.Array:
-        """Creates a vector parameter of the norm, float32 [features].
+        """Creates a vector parameter of the norm.
 
         Args:
           name: of the parameter.
@@ -89,6 +89,9 @@ class Norm(nn.Module):
           value: the initial value.
           axis: its logical name; None: the norm's.
           decayed: whether weight decay applies.
+
+        Returns:
+          The parameter, float32 [features].
         """
         axes = (axis or self.axis,) if features else ()
         init = declare(nn.initializers.constant(value), 'vector', axes, part=NORM, decayed=decayed)

@@ -18,9 +18,7 @@ class Scores:
 
     scale: float | None = None  #: of q k; None: 1 / sqrt(H)
     softcap: float = 0.0  #: the bound c in c tanh(s / c); 0: none
-    window: int | None = (
-        None  #: tokens that a token sees, itself included; None: all earlier tokens
-    )
+    window: int | None = None  #: tokens that a token sees, itself included; None: all earlier
     sinks: bool = False  #: whether sinks_N is passed, logits of heads that stand for no token
     slopes: bool = False  #: whether slopes_N is passed, the decrease of logits per distance
     key_bias: bool = False  #: whether key_bias_BKS is passed, added to all logits of a key

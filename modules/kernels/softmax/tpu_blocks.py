@@ -78,7 +78,7 @@ class Tiling:
 
     @property
     def phases(self) -> int:
-        """How often a row is read: twice if it has several blocks, the first time to reduce it."""
+        """Reads of a row: two if it has several blocks, as the first read reduces it."""
         return 2 if self.chunks > 1 else 1
 
     @property
