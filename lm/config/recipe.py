@@ -201,8 +201,9 @@ class Recipe:
 
     @property
     def zero_starts(self) -> set[str]:
-        """Which of 'query' and 'readout' start at 0, by scaling.zero_init or by the
-        parametrisation.
+        """The matrices that start at 0, by scaling.zero_init or by the parametrisation.
+
+        They are among 'query' and 'readout'.
         """
         requested = {self.config.scaling.zero_init, *self.scaling.row.zero}
         return {'query', 'readout'} if 'both' in requested else requested - {'none'}
