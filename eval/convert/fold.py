@@ -485,7 +485,7 @@ def write_workdir(
     meta: dict,
     tokenizer_files: Sequence[Path] = (),
 ) -> None:
-    """Writes a workdir with one checkpoint; its optimizer state and averaged weights are new.
+    """Writes a workdir with a checkpoint; its optimizer state and averaged weights are new.
 
     All processes that hold parts of the weights must call it. The folder is marked as incomplete
     (`lm.storage.filling`) until everything is written.

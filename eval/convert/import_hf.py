@@ -1,7 +1,7 @@
 """Imports a folder saved by transformers (save_pretrained, or a snapshot of the Hub) as a run.
 
 Headers are checked before any weight is read. Weights become float32. A process holds only the
-weights of its own devices (`eval.convert.hf_weights`), plus one tensor of the files at a time.
+weights of its own devices (`eval.convert.hf_weights`), plus a single tensor of the files.
 """
 
 import dataclasses
@@ -313,7 +313,7 @@ def embedding_factor(recipe: Recipe, dtype: np.dtype) -> np.float32:
 
 
 def constant_params(recipe: Recipe, dtype: np.dtype) -> dict[str, float | np.floating]:
-    """Returns {path: value} for the factor of embeddings, if the model has one."""
+    """Returns {path: value} for the factor of embeddings, if the model has it."""
     if not recipe.model.embedding_scale:
         return {}
     return {SCALE: embedding_factor(recipe, dtype)}

@@ -1,4 +1,4 @@
-"""Layouts: how a tensor of a file holds one or several of our arrays.
+"""Layouts: how a tensor of a file holds our arrays.
 
 '(N H) D -> D N H' means: the file's tensor has two axes, the first of which is heads times
 features, and our array has three. A|B|C is an axis of length A in the first array, of B in the
@@ -69,7 +69,7 @@ class Layout:
         return tuple(shape)
 
     def take(self, tensor: np.ndarray, shapes: Sequence[Sequence[int]], part: int) -> np.ndarray:
-        """Returns one of our arrays from a file's tensor, as a view if NumPy can make one.
+        """Returns array number `part` from a file's tensor, as a view if possible.
 
         Args:
           tensor: of the file.

@@ -106,7 +106,7 @@ def prune_checkpoint(
 
     Args:
       checkpoint: a loaded checkpoint.
-      tokens_BT: the text for the scores, one document per row.
+      tokens_BT: the text for the scores, a document per row.
       pruning: the weights to remove.
       general_BT: the general text of a dual score.
 
@@ -308,7 +308,7 @@ def read_text_rows(checkpoint: Checkpoint, source: str, flag: str) -> np.ndarray
     """Returns the tokens [B, T] of the documents of a `data.source`, in rows of data.seq_len.
 
     Each document follows BOS. The tokens after the last full row are dropped; a text shorter than a
-    row is one row.
+    row is a single row.
 
     Args:
       checkpoint: gives the tokenizer and the length.

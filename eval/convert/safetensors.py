@@ -7,7 +7,7 @@ the parts that are read take memory. Format: https://github.com/huggingface/safe
 The library (0.8) is not enough. Reading: `get_tensor` copies, float8 has no dtype in its numpy, a
 duplicate name is read as its last entry, a name may move the cursor of a terminal, and most errors
 name neither tensor nor numbers. Writing: `save_file` takes all tensors at once, while a model that
-is larger than memory must be written one tensor at a time.
+is larger than memory must be written tensor by tensor.
 """
 
 import json
@@ -67,11 +67,11 @@ class StoredTensor(NamedTuple):
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Returns {name: its place} for one file, in the order of the data.
+    """Returns {name: its place} for a file, in the order of the data.
 
     Raises ValueError for a header that is truncated, too long, not a JSON object or has a name
     twice; for a dtype that numpy and ml_dtypes lack; and if shapes, offsets and the length of the
-    file do not agree: each byte of the data must belong to one tensor.
+    file do not agree: each byte of the data must belong to a single tensor.
     """
 
     def make_error(reason: str) -> ValueError:
@@ -244,7 +244,7 @@ def make_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes one file. Only one tensor at a time is in memory."""
+    """Writes a file. Only a single tensor at a time is in memory."""
     header: dict[str, Any] = {METADATA: {'format': 'pt'}}
     begin = 0
     for name, tensor in tensors.items():

@@ -93,7 +93,7 @@ def write_result(
 
 
 def read_result(path: Path, request: SuiteRequest, meta: Mapping[str, Any]) -> SuiteResult | None:
-    """Returns the stored result; None if there is none, or one for another checkpoint.
+    """Returns the stored result; None if there is none, or it is of another checkpoint.
 
     Args:
       path: from `result_path`.

@@ -99,7 +99,7 @@ def format_title(evaluations: Sequence[Evaluation]) -> str:
 def number_rows(
     evaluations: Sequence[Evaluation], traces: Sequence[NumberTrace], label: str
 ) -> list[dict[str, Any]]:
-    """Returns the rows of a suite's numbers: of one checkpoint, or as in `format_traces`.
+    """Returns the rows of a suite's numbers: of a single checkpoint, or as in `format_traces`.
 
     Args:
       evaluations: of all checkpoints.

@@ -161,7 +161,7 @@ def evaluate_all(
 
 
 class Evaluator:
-    """Evaluates one checkpoint, which is loaded only if a result is not stored.
+    """Evaluates a checkpoint, which is loaded only if a result is not stored.
 
     checkpoint: another checkpoint, whose compiled programs are reused for the same run.
     """

@@ -71,7 +71,7 @@ def predict_without(
     remaining documents would be the same for models that differ by their initialisation.
 
     Args:
-      model_outputs: [..., one shape of the datamodel].
+      model_outputs: [..., shape of an output].
       datamodel: gives the effects.
       forgotten: the documents.
     """

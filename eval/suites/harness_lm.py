@@ -189,7 +189,7 @@ class CheckpointLM(TemplateLM):
         return Request(tuple(tokens), max_tokens, sampling), stops
 
     def _cache_value(self, kind: str, arguments: tuple, value: Any) -> None:
-        """Writes a value to the harness's cache, if there is one."""
+        """Writes a value to the harness's cache, if it is enabled."""
         self.cache_hook.add_partial(kind, arguments, value)
 
     def apply_chat_template(self, chat_history, add_generation_prompt=True) -> str:

@@ -50,12 +50,12 @@ def influence(
     normalised to mean 0 and deviation 1. tracin_self: sum over checkpoints of eta ||gradient||^2 of
     the mean loss in all weights, with the learning rate eta at the checkpoint. tracin_validation:
     the same with the mean gradient of validation documents in place of one of the two gradients
-    (arXiv:2002.08484). spearman_A_B are rank correlations. With one checkpoint there is no vog.
+    (arXiv:2002.08484). spearman_A_B are rank correlations. With a single checkpoint there is no vog.
 
     Args:
       checkpoint: a loaded checkpoint.
       documents: number of training documents.
-      checkpoints: number of steps, up to this one.
+      checkpoints: number of steps, up to this checkpoint.
       validation: number of validation documents.
     """
     dataset = open_data(checkpoint)
@@ -130,7 +130,7 @@ def score_documents(
 
     Args:
       checkpoint: a loaded checkpoint.
-      steps: of the checkpoints; the last is this one.
+      steps: of the checkpoints; the last is this checkpoint.
       rows: the documents.
       held_out: validation documents.
     """
@@ -171,7 +171,7 @@ def score_documents(
 
 
 class RunningVariance:
-    """The variance of arrays that arrive one after another, without storing them (Welford)."""
+    """The variance of arrays that arrive in sequence, without storing them (Welford)."""
 
     def __init__(self):
         self.count = 0
@@ -248,7 +248,7 @@ def validation_gradient(sum_gradients: Any, weights: Weights, rows: DocumentRows
 def score_document(
     learner: Learner, weights: Weights, direction: Any, row: dict[str, jax.Array]
 ) -> dict[str, Any]:
-    """Returns the errors and gradients of one row from which its scores are computed.
+    """Returns the errors and gradients of a row from which its scores are computed.
 
     Args:
       learner: of the model.
