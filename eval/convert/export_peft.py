@@ -77,6 +77,7 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
             for model in (merged, without)
         )
         product = scale * np.float64(in_b) @ np.float64(in_a)
+        # A factor that the family folds into the matrix would break W = base + scale B A.
         error = np.max(
             np.abs(merged_weight - base_weight - (product.T if is_transposed else product))
         )

@@ -325,6 +325,7 @@ def fold_params(
         if spec.part == NORM or 'embed' not in spec.axes:
             continue
         if 'embed' not in spec.fan_in:
+            # Matrices that write to the stream take over the subtraction of the mean.
             if source.norm.name == 'layernorm':
                 folded[path] = fold.recentre_writer(folded[path])
             if drops:

@@ -207,6 +207,7 @@ class ScoreReader:
         if row.statistic != GRADIENTS:
             means = self.compute_means(row.statistic, weights, tokens_BT)
             return matrix_scores(pruning.score, self.specs, params, means)
+        # Traces, but does not run, to list the matrices of the blocks.
         paths = jax.eval_shape(self._squares, weights, tokens_BT[:1])
         general = {path: np.zeros_like(params[path]) for path in paths}
         if row.needs_general:
@@ -241,6 +242,7 @@ class ScoreReader:
         means = {}
         for start in range(0, len(tokens_BT), self._rows):
             rows_BT = tokens_BT[start : start + self._rows]
+            # The last group may be smaller, and weighs less.
             share = len(rows_BT) / len(tokens_BT)
             for path, mean in jax.device_get(compute(rows_BT)).items():
                 means[path] = means.get(path, 0.0) + share * np.asarray(mean, np.float64)

@@ -124,6 +124,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             )
         tensors[name] = StoredTensor(path, dtype, tuple(shape), begin + 8 + length)
     tensors = dict(sorted(tensors.items(), key=lambda pair: (pair[1].begin, pair[1].n_bytes)))
+    # The tensors must cover the data without gaps and overlaps.
     position, previous = 8 + length, 'the header'
     for name, stored in tensors.items():
         if stored.begin != position:
@@ -176,6 +177,7 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
     if not isinstance(file_names, dict) or not file_names:
         raise ValueError(f'{index} is no index with a weight_map')
     for name, file in file_names.items():
+        # A name in an index must not lead out of the folder.
         is_file = isinstance(file, str) and is_name(file, MOST_FILE) and '\\' not in file
         if not is_file or file in ('', '..') or file != Path(file).name:
             raise ValueError(
@@ -260,6 +262,7 @@ def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
             if array.shape != tuple(tensor.shape):
                 raise ValueError(f'{name} is {array.shape}, and {tensor.shape} was announced')
             file.write(array.reshape(-1).view(np.uint8).data)
+            # Frees the memory before the next tensor is computed.
             del array
 
 

@@ -123,6 +123,7 @@ def collect_tables(evaluations: Sequence[Evaluation], label: str) -> dict[str, T
 
     Tables of several runs are joined, with a column for the run.
     """
+    # In the order of steps, so that the last checkpoint of a run wins.
     last = {
         evaluation.run: evaluation
         for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.step)

@@ -162,6 +162,7 @@ def read_suites(text: str, option_values: Mapping[str, Any]) -> list[SuiteReques
     """
     pieces: list[str] = []
     for piece in text.split(','):
+        # A comma inside VALUE: the text after it is not the name of a suite.
         is_continuation = (
             pieces and ':' in pieces[-1] and piece.partition(':')[0].strip() not in SUITES
         )

@@ -177,7 +177,7 @@ def bin_classes(
 
 
 def bootstrap_units(rows: Sequence[TargetRow]) -> np.ndarray:
-    """Returns the number of the document of each target, or of its row if there is a single document.
+    """Returns the number of the document of each target, or of its row for a single document.
 
     Raises ValueError if there is also a single row: both halves need a unit.
     """

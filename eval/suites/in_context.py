@@ -153,6 +153,7 @@ def best_rates(tasks: Tasks) -> np.ndarray:
     """Returns the learning rate with the smallest squared error over tasks, by the number of pairs
     [P].
     """
+    # Without a pair the step is 0, and the rate does not matter.
     step_NP = predict_gradient_step(build_context(tasks))
     return (step_NP * tasks.clean_NP).sum(0) / np.maximum((step_NP**2).sum(0), 1e-30)
 

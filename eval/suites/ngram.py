@@ -81,6 +81,7 @@ def kneser_ney_bits(
         interpolated = (
             np.maximum(count - discount, 0) / safe + discount * n_distinct / safe * probability
         )
+        # A context that never occurred keeps the probability of the lower order.
         probability = np.where(total > 0, interpolated, probability)
     return float(-np.log2(probability).sum()), len(test_grams)
 
