@@ -59,34 +59,35 @@ tracking.define_flags()  # --track
 
 
 def main() -> int:
-    """Reads the config that the flags give, and trains it, or prints what they ask for."""
+    """Reads the config of the flags, and trains it, or prints what the flags ask for."""
     if listings.print_parts():
         return DONE
     if CONFIG.value is None:
         raise app.UsageError('--config=PATH is needed, such as --config=configs/default.py')
-    given = CONFIG.value.to_dict()
-    config, followed = start.merge_source_model(
-        given, command.find_set_fields(given), WORKDIR.value
+    config_dict = CONFIG.value.to_dict()
+    merged, followed = start.merge_source_model(
+        config_dict, command.find_set_fields(config_dict), WORKDIR.value
     )
-    base, sweep, tune = cells.split_sweep(with_dtype(config, engines.worker_dtype()))
+    base, sweep, tune = cells.split_sweep(with_dtype(merged, engines.worker_dtype()))
     recipe, is_sweep = resolve(base), (sweep, tune) != (None, None)
     if listings.print_config(recipe, base, sweep, tune):
         return DONE
-    if words := before_jax.missing_plugin_advice():
-        raise ValueError(words)
+    if advice := before_jax.missing_plugin_advice():
+        raise ValueError(advice)
     streams.ignore_output_loss()
     place = WORKDIR.value or command.default_workdir(recipe, '-sweep' * is_sweep)
-    how = engines.read_sweep_flags(is_sweep) | {
-        'trackers': tracking.read_track_flag(),
-        'tune': tune,
-    }
+    options = engines.read_sweep_flags(is_sweep)
+    trackers = tracking.read_track_flag()
+    options |= {'trackers': trackers, 'tune': tune}
     again = CONTINUE_CHANGED.value, START_OVER.value
-    words = list_field_origins(command.find_overrides(given), followed, recipe.train.init_from)
+    notes = list_field_origins(
+        command.find_overrides(config_dict), followed, recipe.train.init_from
+    )
     if is_sweep:
-        return train_sweep(base, sweep, place, again[0], words, start_over=again[1], **how)
+        return train_sweep(base, sweep, place, again[0], notes, start_over=again[1], **options)
     distributed.join(digest(recipe))
     with mirror_workdir(place) as workdir:
-        return train(recipe, workdir, *again, words, trackers=how['trackers'])
+        return train(recipe, workdir, *again, notes, trackers=trackers)
 
 
 def train(
@@ -97,7 +98,19 @@ def train(
     notes: Sequence[str] = (),
     trackers: Sequence[str] = (),
 ) -> int:
-    """Trains to config.train.steps, from the newest checkpoint there is; the exit status."""
+    """Trains to config.train.steps, from the newest checkpoint if there is one.
+
+    Args:
+      recipe: the resolved config.
+      workdir: folder of the run.
+      continue_changed: whether to continue a run that had another config or other data.
+      start_over: whether to begin at step 1 if all checkpoints of the run are lost.
+      notes: lines to print first.
+      trackers: trackers that receive the rows.
+
+    Returns:
+      The exit status.
+    """
     runs.check(recipe, workdir)
     terminal = runs.open_terminal()
     with open_workdir(workdir, recipe, continue_changed, terminal.say):
@@ -117,8 +130,8 @@ def train(
             if slot.journal.is_finished:
                 return runs.report_finished(slot)
             wave.compile()
-            held = format_memory(experiment, program)
-            terminal.say(f'compiled in {program.compile_sec:.1f} s; {held}')
+            memory = format_memory(experiment, program)
+            terminal.say(f'compiled in {program.compile_sec:.1f} s; {memory}')
             with (
                 tracking.send_to_trackers(workdir, trackers, terminal.say),
                 terminal.show_progress(recipe.train.steps, slot.journal.step),
@@ -138,19 +151,31 @@ def train_sweep(
     engine: str = 'local',
     **work_options: Any,
 ) -> int:
-    """Trains the cells that have not ended yet; the exit status. how: as in `engines`."""
+    """Trains the cells that have not ended yet.
+
+    Args:
+      base: the config that all cells start from, as nested dicts.
+      sweep: config.sweep.
+      workdir: folder of the sweep, or its URL in a bucket.
+      continue_changed: whether to continue a sweep from another base in the folder.
+      notes: lines to print first.
+      engine: a name of `engines.ENGINES`.
+      **work_options: further arguments of `engines.train_sweep`.
+
+    Returns:
+      The exit status.
+    """
 
     def report(folder: Path) -> str:
-        from eval.report.page import (
-            write_report,  # brings Altair and SciPy, which wait until the end
-        )
+        # Imported at the end, because Altair and SciPy take time to import.
+        from eval.report.page import write_report
 
-        said: list[str] = []
-        page = write_report(folder, say=said.append)
-        return '\n'.join([*said, str(page)])
+        lines: list[str] = []
+        page = write_report(folder, say=lines.append)
+        return '\n'.join([*lines, str(page)])
 
-    run = base, sweep, workdir, continue_changed, engine, report, notes
-    return engines.train_sweep(*run, **work_options)
+    arguments = base, sweep, workdir, continue_changed, engine, report, notes
+    return engines.train_sweep(*arguments, **work_options)
 
 
 if __name__ == '__main__':

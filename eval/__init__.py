@@ -1,4 +1,4 @@
-"""Reads checkpoints and run records: `from eval import perplexity`, which leaves eval() alone."""
+"""Evaluation: reads checkpoints and run records. `from eval import perplexity` hides no builtin."""
 
 import importlib
 from pathlib import Path
@@ -6,8 +6,10 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the suites, and JAX with them, when one is asked for: `python -m eval.X` imports this
-    package before it prepares its process, which has to happen before JAX is imported.
+    """Imports the suites, and JAX with them, on first use.
+
+    `python -m eval.X` imports this package before it prepares its process, which has to happen
+    before JAX is imported.
     """
     if name == 'SUITES' or (Path(__file__).parent / 'suites' / f'{name}.py').exists():
         return getattr(importlib.import_module('eval.suites'), name)

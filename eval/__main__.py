@@ -1,11 +1,12 @@
-"""Evaluates checkpoints by suites, and keeps the results beside them.
+"""Evaluates checkpoints with suites, and keeps the results beside the checkpoints.
 
     python -m eval --checkpoint=WORKDIR --suite=NAME[,NAME[:VALUE]] [--NAME.OPTION=VALUE ...]
         [--step=N|all] [--again] [--out=FILE.json] [--page=FILE.html]
 
-Results lie in WORKDIR/evaluations: the same command reads them, and one that was killed goes on.
-Several --checkpoint, a sweep's workdir or --step=all give a table: each number over the steps, with
-its monotonicity, and over seeds with its spread. Without arguments the suites are listed.
+Results are kept in WORKDIR/evaluations: the same command reads them, and resumes an evaluation that
+was killed. Several --checkpoint, a sweep's workdir or --step=all give a table: each number over the
+steps, with its monotonicity, and over seeds with its spread. Without arguments the suites are
+listed.
 """
 
 from lm.launch.before_jax import prepare_process
@@ -32,7 +33,7 @@ from lm.storage.buckets import parse_local_path
 
 CHECKPOINT = define_path(
     'checkpoint',
-    [],
+    [],  # ty: ignore[invalid-argument-type]  # a flag that may be repeated has a list
     'Workdir, sweep, WORKDIR/checkpoints/STEP, or a URL; may be given again.',
     is_multi=True,
 )
@@ -53,15 +54,15 @@ def main(_) -> None:
     for flag, value in (('checkpoint', CHECKPOINT.value), ('suite', SUITE.value)):
         if not value:
             raise ValueError(f'--{flag} is needed; without arguments the suites are listed')
-    out = parse_local_path(OUT.value, '--out') if OUT.value else None
-    page = parse_local_path(PAGE.value, '--page') if PAGE.value else None
+    out_path = parse_local_path(OUT.value, '--out') if OUT.value else None
+    page_path = parse_local_path(PAGE.value, '--page') if PAGE.value else None
     text = evaluate_checkpoints(
         CHECKPOINT.value,
-        read_suites(SUITE.value, read_option_flags()),
+        read_suites(SUITE.value or '', read_option_flags()),
         step=STEP.value,
         again=AGAIN.value,
-        json_path=out,
-        page_path=page,
+        json_path=out_path,
+        page_path=page_path,
         say=functools.partial(print, file=sys.stderr),
     )
     print(text)

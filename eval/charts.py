@@ -1,7 +1,7 @@
-"""Charts as Altair specifications: one look, written as PNG and SVG, and carried live by a page.
+"""Charts as Altair specifications: one style for PNG, SVG and interactive pages.
 
-One specification serves all three. vl-convert draws PNG and SVG without a browser, and gives a page
-the scripts that draw it there: a page needs no network.
+One specification serves all three. vl-convert draws PNG and SVG without a browser, and provides the
+scripts that draw it in a page, which therefore needs no network.
 """
 
 import datetime
@@ -19,11 +19,12 @@ import jinja2
 import vl_convert
 from markupsafe import Markup
 
-# Okabe and Ito's colours, told apart by the colour-blind, without their yellow, too light on white.
+# Okabe and Ito's palette, which the colour-blind can distinguish, without its yellow, which is too
+# light on white.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#7A5195')
 PASS_COLOUR, FAIL_COLOUR = '#8a929a', '#D55E00'
 DIGITS = 6  # of the numbers of a page
-PIXELS_PER_INCH = 200  # of a PNG; a specification counts 72 to an inch
+PIXELS_PER_INCH = 200  # of a PNG; specifications have 72 pixels per inch
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 SCRIPT = Path(__file__).with_name('charts.js')
 
@@ -32,15 +33,22 @@ Spec = dict[str, Any]
 
 
 def chart_config(ink: str, soft: str, line: str, font: str = 'sans-serif') -> Spec:
-    """Returns the look of a chart: `ink` for titles, `soft` for numbers, `line` for the grid."""
-    words = {'labelColor': soft, 'titleColor': soft, 'labelFontSize': 11, 'titleFontSize': 11}
+    """Returns the style of a chart.
+
+    Args:
+      ink: colour of titles.
+      soft: colour of numbers.
+      line: colour of the grid.
+      font: name of the font.
+    """
+    text_style = {'labelColor': soft, 'titleColor': soft, 'labelFontSize': 11, 'titleFontSize': 11}
     axis = {'gridColor': line, 'domainColor': line, 'tickColor': line, 'titleFontWeight': 'normal'}
     return {
         'background': None,
         'font': font,
-        'axis': axis | words | {'labelOverlap': True},
-        'legend': words | {'titleFontWeight': 'normal', 'labelLimit': 400, 'symbolOpacity': 1},
-        'header': words | {'labelColor': ink, 'labelFontSize': 12},
+        'axis': axis | text_style | {'labelOverlap': True},
+        'legend': text_style | {'titleFontWeight': 'normal', 'labelLimit': 400, 'symbolOpacity': 1},
+        'header': text_style | {'labelColor': ink, 'labelFontSize': 12},
         'title': {'color': ink, 'anchor': 'start', 'fontSize': 12, 'fontWeight': 600},
         'view': {'stroke': None},
         'range': {'category': list(COLOURS)},
@@ -50,26 +58,29 @@ def chart_config(ink: str, soft: str, line: str, font: str = 'sans-serif') -> Sp
     }
 
 
-INK = '#22262b'  # in the dark, what has this colour turns light
+INK = '#22262b'  # turns light in the dark scheme
 LIGHT = chart_config(INK, '#646b73', '#e3e6e9')
 DARK = chart_config('#e6e8ea', '#a3abb3', '#3a4047')
 
 
 def chart_spec(chart: Chart) -> Spec:
-    """Returns the Vega-Lite specification of a chart, however many rows its data have."""
-    with alt.data_transformers.enable('default', max_rows=None):
+    """Returns the Vega-Lite specification of a chart, without a limit of rows."""
+    # ty: the stub of __exit__ in altair is wrong.
+    with alt.data_transformers.enable('default', max_rows=None):  # ty: ignore[invalid-context-manager]
         return chart.to_dict()
 
 
 def save_chart(chart: Chart, path: Path) -> Path:
-    """Writes a chart as `path` says by its ending, .png or .svg. Raises ValueError for others."""
+    """Writes a chart as .png or .svg, by the suffix of `path`. Raises ValueError for other
+    suffixes.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     spec = chart_spec(chart) | {'background': 'white'}
     if path.suffix == '.svg':
         _write(path, vl_convert.vegalite_to_svg(spec, config=LIGHT).encode())
     elif path.suffix == '.png':
-        drawn = vl_convert.vegalite_to_png(spec, config=LIGHT, scale=1.0, ppi=PIXELS_PER_INCH)
-        _write(path, drawn)
+        png = vl_convert.vegalite_to_png(spec, config=LIGHT, scale=1.0, ppi=PIXELS_PER_INCH)
+        _write(path, png)
     else:
         raise ValueError(f'a figure is .png or .svg; got {path}')
     return path
@@ -78,31 +89,34 @@ def save_chart(chart: Chart, path: Path) -> Path:
 def render_scripts(charts: Mapping[str, Chart]) -> Markup:
     """Returns the scripts that draw each chart in the element whose id is its name.
 
-    They follow the colours that the reader's system prefers, and print in light ones.
+    They follow the colour scheme of the reader's system, and print in light colours.
     """
     specs = {name: chart_spec(chart) for name, chart in charts.items()}
-    data = {'specs': specs, 'light': LIGHT | {'font': FONT}, 'dark': DARK | {'font': FONT}}
+    content = {'specs': specs, 'light': LIGHT | {'font': FONT}, 'dark': DARK | {'font': FONT}}
     return Markup(
         f'<script>{_vega_library()}</script>\n'
-        f'<script type="application/json" id="charts">{to_script_json(data)}</script>\n'
+        f'<script type="application/json" id="charts">{to_script_json(content)}</script>\n'
         f'<script>{SCRIPT.read_text()}</script>'
     )
 
 
 def write_page(path: Path, charts: Mapping[str, Chart], **content: Any) -> None:
-    """Writes a page of charts above a table of `rows`, whose first `failed` rows did.
+    """Writes a page of charts above a table of `rows`, the first `failed` of which are failures.
 
-    content: title, about, verdict, is_bad, notes (a list), rows ({head: cell} each) and failed.
+    Args:
+      path: the HTML file.
+      charts: the charts, keyed by the ids of their elements.
+      **content: title, about, verdict, is_bad, notes (a list), rows ({head: cell} each) and failed.
     """
     command = shlex.join(['python', *sys.orig_argv[1:]])
     page = build_environment().get_template('page.html.j2')
-    about = {'made': format_now(), 'command': command, 'scripts': render_scripts(charts)}
+    footer = {'made': format_now(), 'command': command, 'scripts': render_scripts(charts)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write(path, page.render(charts=list(charts), **about, **content).encode())
+    _write(path, page.render(charts=list(charts), **footer, **content).encode())
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Writes all of a file or nothing, even if the process is killed midway."""
+    """Writes a file completely or not at all, even if the process is killed midway."""
     temporary = path.with_name(f'{path.name}.{os.getpid()}.tmp')
     try:
         temporary.write_bytes(content)
@@ -112,7 +126,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def build_environment(*folders: Path, is_html: bool = True) -> jinja2.Environment:
-    """Returns what finds templates in the folders, and the frame of all pages beside them."""
+    """Returns an environment with the templates of the folders, and the frame of all pages."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader([*folders, SCRIPT.parent]),
         autoescape=is_html,
@@ -123,17 +137,18 @@ def build_environment(*folders: Path, is_html: bool = True) -> jinja2.Environmen
 
 
 def format_now() -> str:
-    """Returns the present time in words."""
+    """Returns the present time as text."""
     return datetime.datetime.now().astimezone().strftime('%Y-%m-%d %H:%M %Z')
 
 
 def to_script_json(value: Any) -> Markup:
-    """Returns JSON for a script element, which no text in it can end, with numbers of DIGITS."""
+    """Returns JSON for a script element; no text in it can end the element. Numbers have DIGITS."""
     text = json.dumps(_round_floats(value), separators=(',', ':'), allow_nan=False)
     return Markup(text.replace('<', '\\u003c'))
 
 
 def _round_floats(value: Any) -> Any:
+    """Returns the value with all floats rounded to DIGITS significant digits."""
     if isinstance(value, dict):
         return {name: _round_floats(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

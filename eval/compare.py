@@ -4,8 +4,8 @@
     python -m eval.compare SWEEP    of a sweep with config.tune: the verdict on each arm
 
 A RUN is a workdir, a cell of a sweep, WORKDIR/checkpoints/STEP, or a URL. Kept results are read,
-and others computed, as `python -m eval` does. The interval is of 95%, by a bootstrap over the items
-that both have; p is of a permutation test, adjusted for the number of runs (Holm).
+and others computed, as `python -m eval` does. The 95% interval is from a bootstrap over the items
+that both have. p is from a permutation test, adjusted for the number of runs (Holm).
 """
 
 from lm.launch.before_jax import prepare_process
@@ -44,7 +44,13 @@ DEFAULT = 'perplexity'
 
 @dataclasses.dataclass(frozen=True)
 class RunComparison:
-    """A run against the baseline. `items`: how many both have; p: adjusted."""
+    """A run compared with the baseline.
+
+    Attributes:
+      difference: its p is adjusted.
+      n_items: items that both have.
+      line: the comparison as a sentence.
+    """
 
     run: str
     baseline: str
@@ -60,35 +66,39 @@ def compare(
     """Compares each run with the first by the items of a suite.
 
     Args:
-      runs: workdirs, WORKDIR/checkpoints/STEP or URLs; two at least.
+      runs: workdirs, WORKDIR/checkpoints/STEP or URLs; at least two.
       request: the suite.
-      say: is told of results that are read, and of items that only one run has.
+      say: gets lines about results that are read, and about items that only one run has.
       again: whether kept results are computed anew.
 
     Returns:
-      What is said of each run but the first.
+      A comparison for each run but the first.
 
     Raises:
-      ValueError: where a run is a sweep or holds no checkpoint, where the suite has nothing to
-        compare, and where two runs were not asked the same.
+      ValueError: if a run is a sweep or holds no checkpoint, if the suite has nothing to compare,
+        and if two runs were evaluated with different options.
     """
     suite = request.suite
     if not suite.score:
-        able = [name for name, row in SUITES.items() if row.score]
+        suitable = [name for name, row in SUITES.items() if row.score]
         raise ValueError(
-            f'{request.name} has no score of single items to compare; these have: {", ".join(able)}'
+            f'{request.name} has no score of single items to compare; these have: '
+            f'{", ".join(suitable)}'
         )
     targets = [find_target(run, say) for run in runs]
     evaluations = [
-        one for target in targets for one in evaluate_all([target], [request], again, say)
+        evaluation
+        for target in targets
+        for evaluation in evaluate_all([target], [request], again, say)
     ]
-    baseline, *others = evaluations
-    return compare_evaluations(baseline, others, request, say)
+    baseline, *remaining = evaluations
+    return compare_evaluations(baseline, remaining, request, say)
 
 
 def find_target(run: str, say: Say) -> Target:
     """Returns the newest checkpoint of a run. Raises ValueError for a sweep's folder."""
     targets = find_targets([run], None, say)
+    # The checkpoint of a run lies in its own folder, a checkpoint of a sweep in a cell below it.
     if not is_url(run) and targets[0].folder.parent.resolve() not in (
         Path(run).resolve(),
         *Path(run).resolve().parents,
@@ -102,8 +112,9 @@ def find_target(run: str, say: Say) -> Target:
 
 
 def compare_arms(run: str, say: Say) -> list[str] | None:
-    """Returns the verdict on each arm of a sweep with config.tune, from fresh seeds, as a sentence;
-    None for what is no such sweep. `say` is told what is not finished.
+    """Returns the verdict on each arm of a sweep with config.tune, from fresh seeds, as sentences.
+
+    None if `run` is no such sweep. `say` gets a note if the sweep is not finished.
     """
     from lm.study.tables.ablation import describe_progress, format_verdicts, read_ablation
     from lm.study.tables.results import gather, read_sweep
@@ -115,43 +126,58 @@ def compare_arms(run: str, say: Say) -> list[str] | None:
     if 'tune' not in sweep:
         return None
     ablation = read_ablation(sweep, gather(folder))
-    if going := describe_progress(ablation):
-        say(f'NOTE: not finished: {going}')
+    assert ablation is not None  # because the sweep has `tune`
+    if progress := describe_progress(ablation):
+        say(f'NOTE: not finished: {progress}')
     return format_verdicts(ablation)
 
 
 def compare_evaluations(
     baseline: Evaluation, evaluations: Sequence[Evaluation], request: SuiteRequest, say: Say
 ) -> list[RunComparison]:
-    """Returns what is said of the others against the baseline."""
+    """Compares evaluations with the baseline.
+
+    Args:
+      baseline: the evaluation of the first run.
+      evaluations: the evaluations of the other runs.
+      request: the suite.
+      say: gets lines about items that only one run has.
+
+    Returns:
+      A comparison for each evaluation.
+    """
     suite, first = request.suite, baseline.results[request.label]
     pairs_of_each, differences = [], []
-    for other in evaluations:
+    for evaluation in evaluations:
         try:
-            pairs = pair_items(first, other.results[request.label], suite)
+            pairs = pair_items(first, evaluation.results[request.label], suite)
         except ValueError as error:
             raise ValueError(
-                f'{other.run} does not compare with {baseline.run}: {error}'
+                f'{evaluation.run} does not compare with {baseline.run}: {error}'
             ) from error
         if pairs.only_first or pairs.only_second:
             say(
-                f'NOTE: {len(pairs)} {suite.item_noun} are compared; {pairs.only_first} more are of '
-                f'{baseline.run} alone, and {pairs.only_second} of {other.run}'
+                f'NOTE: {len(pairs)} {suite.item_noun} are compared; {pairs.only_first} more are '
+                f'of {baseline.run} alone, and {pairs.only_second} of {evaluation.run}'
             )
         pairs_of_each.append(pairs)
         differences.append(compute_difference(pairs, suite.scale))
-    adjusted = holm_adjust([one.p for one in differences])
+    adjusted = holm_adjust([effect.p for effect in differences])
     comparisons = []
-    for other, pairs, one, p in zip(evaluations, pairs_of_each, differences, adjusted, strict=True):
-        one = dataclasses.replace(one, p=p)
-        verdict = decide_verdict(one, suite)
-        line = comparison_sentence(other.run, baseline.run, verdict, one, len(pairs), suite)
-        comparisons.append(RunComparison(other.run, baseline.run, verdict, one, len(pairs), line))
+    for evaluation, pairs, effect, p in zip(
+        evaluations, pairs_of_each, differences, adjusted, strict=True
+    ):
+        effect = dataclasses.replace(effect, p=p)
+        verdict = decide_verdict(effect, suite)
+        line = comparison_sentence(evaluation.run, baseline.run, verdict, effect, len(pairs), suite)
+        comparisons.append(
+            RunComparison(evaluation.run, baseline.run, verdict, effect, len(pairs), line)
+        )
     return comparisons
 
 
 def decide_verdict(effect: Difference, suite: Suite) -> str:
-    """Returns BETTER or WORSE where the p-value allows it, otherwise WITHIN_NOISE."""
+    """Returns BETTER or WORSE if the p-value allows it, otherwise WITHIN_NOISE."""
     if not effect.p < 1 - CONFIDENCE:
         return WITHIN_NOISE
     return BETTER if (effect.value < 0) == suite.lower_is_better else WORSE
@@ -160,24 +186,34 @@ def decide_verdict(effect: Difference, suite: Suite) -> str:
 def comparison_sentence(
     run: str, baseline: str, verdict: str, effect: Difference, n_items: int, suite: Suite
 ) -> str:
-    """Returns the comparison as a sentence: 'b is better than a: 0.012 [0.008, 0.016] bits per byte
-    lower over 412 documents, p = 0.0004'.
+    """Returns the comparison as a sentence.
+
+    For example, 'b is better than a: 0.012 [0.008, 0.016] bits per byte lower over 412 documents, p
+    = 0.0004'.
+
+    Args:
+      run: name of the run.
+      baseline: name of the baseline.
+      verdict: the verdict.
+      effect: the difference.
+      n_items: items that both have.
+      suite: names the unit and the items.
     """
-    sign, way = (-1, 'lower') if effect.value < 0 else (1, 'higher')
+    sign, direction = (-1, 'lower') if effect.value < 0 else (1, 'higher')
     low, high = sorted((sign * effect.low, sign * effect.high))
     unit = suite.unit or (f'{suite.score} per {suite.weight}' if suite.weight else suite.score)
-    words = {BETTER: 'is better than', WORSE: 'is worse than', WITHIN_NOISE: 'is within noise of'}
+    verb = {BETTER: 'is better than', WORSE: 'is worse than', WITHIN_NOISE: 'is within noise of'}
     return (
-        f'{run} {words[verdict]} {baseline}: {sign * effect.value:.3g} [{low:.3g}, {high:.3g}] {unit} '
-        f'{way} over {n_items} {suite.item_noun}, p = {effect.p:.2g}'
+        f'{run} {verb[verdict]} {baseline}: {sign * effect.value:.3g} [{low:.3g}, {high:.3g}] '
+        f'{unit} {direction} over {n_items} {suite.item_noun}, p = {effect.p:.2g}'
     )
 
 
 def main(argv: list[str]) -> None:
     runs, say = [*map(expand_home, argv[1:])], functools.partial(print, file=sys.stderr)
-    of_arms = compare_arms(runs[0], say) if len(runs) == 1 else None
-    if of_arms is not None:
-        print('\n'.join(of_arms))
+    arm_verdicts = compare_arms(runs[0], say) if len(runs) == 1 else None
+    if arm_verdicts is not None:
+        print('\n'.join(arm_verdicts))
         return
     if len(runs) < 2:
         raise ValueError(
@@ -186,8 +222,8 @@ def main(argv: list[str]) -> None:
         )
     requests = read_suites(flags.FLAGS.suite, read_option_flags())
     for request in requests:
-        for compared in compare(runs, request, say, flags.FLAGS.again):
-            print(compared.line)
+        for comparison in compare(runs, request, say, flags.FLAGS.again):
+            print(comparison.line)
 
 
 if __name__ == '__main__':

@@ -1,13 +1,13 @@
-"""Whether activations and their changes keep their size as a model grows.
+"""Tests whether activations and their changes keep their size as a model grows.
 
     python -m eval.coordinates --config=configs/default.py --config.scaling.name=mup
         --config.scaling.base_width=64 --widths=64,128,256,512 [--depths=2,4,8] [--out=page.html]
 
-Trains a few steps on one random batch at each width, from several seeds, at the peak of the
-learning rate, and fits the slope of log size against log width for each activation and for its
-change since the start. A parametrisation that keeps its learning rate has slopes near 0
-(arXiv:2203.03466, appendix D.1). Exit status 1 where an activation or its change grows, shrinks or
-is no number; logits may shrink as the noise in a mean does, and with depth so may sizes.
+Trains a few steps on one random batch at each width, from several seeds, at the peak learning rate.
+Fits the slope of log size against log width for each activation, and for its change since the
+start. A parametrisation that transfers the learning rate has slopes near 0 (arXiv:2203.03466,
+appendix D.1). The exit status is 1 if an activation or its change grows, shrinks or is not finite.
+Logits may shrink like the noise in a mean, and with depth all sizes may.
 """
 
 from lm.launch.before_jax import default_dtype, prepare_process
@@ -19,7 +19,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import altair as alt
 import jax
@@ -28,7 +28,7 @@ import numpy as np
 from absl import app, flags
 from rich.console import Console
 
-from eval.charts import FAIL_COLOUR, PASS_COLOUR, Chart, save_chart, write_page
+from eval.charts import FAIL_COLOUR, PASS_COLOUR, save_chart, write_page
 from lm.config.recipe import Recipe
 from lm.config.resolve import resolve, update_recipe, with_dtype
 from lm.inference.probes import join_blocks
@@ -50,14 +50,18 @@ VOCAB, BOS = 32, 0
 SIZE, CHANGE = 'size', 'change'
 GROWS, SHRINKS, FLAT, NOT_FINITE = 'grows', 'shrinks', 'flat', 'not finite'
 LOGITS, ATTENTION_LOGITS = 'logits', 'attention logits'
-MIN_SIZES, MIN_SPAN = 3, 4  # below, a line through two points, or through noise
-NOISE_SLOPE = -0.5  # the slope of a sum of as many independent terms as the width, over it
+MIN_SIZES, MIN_SPAN = 3, 4  # with less, the line goes through two points, or through noise
+NOISE_SLOPE = -0.5  # of the mean of n independent terms, which shrinks as n^-1/2
 
 
 class Slope(NamedTuple):
-    """The slope of log size against log width (or depth), and half of its 95% interval over seeds.
+    """The slope of log size against log width or depth.
 
-    least: as far as it may shrink, where that is no sign of a rule that is wrong.
+    Attributes:
+      quantity: SIZE or CHANGE.
+      value: mean over seeds.
+      spread: half the width of its 95% interval over seeds.
+      lower_limit: slopes down to this value are no sign of a wrong rule.
     """
 
     activation: str
@@ -68,7 +72,7 @@ class Slope(NamedTuple):
     lower_limit: float = 0.0
 
     def verdict(self, tolerance: float) -> str:
-        """Flat unless the whole interval is outside of +-tolerance."""
+        """Returns FLAT unless the whole interval is outside of +-tolerance."""
         if not math.isfinite(self.value):
             return NOT_FINITE
         if self.value - self.spread > tolerance:
@@ -76,42 +80,58 @@ class Slope(NamedTuple):
         return SHRINKS if self.value + self.spread < -tolerance else FLAT
 
     def is_failure(self, tolerance: float) -> bool:
-        found = self.verdict(tolerance)
-        too_small = found == SHRINKS and self.value + self.spread < self.lower_limit - tolerance
-        return found in (GROWS, NOT_FINITE) or too_small
+        """Returns whether the size grows, shrinks below its limit, or is not finite."""
+        verdict = self.verdict(tolerance)
+        too_small = verdict == SHRINKS and self.value + self.spread < self.lower_limit - tolerance
+        return verdict in (GROWS, NOT_FINITE) or too_small
 
 
 def lower_slope_limit(dimension: str, activation: str, quantity: str) -> float:
-    """The least slope that is no failure. Logits, of the model and of attention, may fall as sums
-    of independent terms over their number do; with depth so may all sizes, since what blocks add
-    at the start is independent too.
+    """Returns the smallest slope that is no failure.
+
+    Logits, of the model and of attention, may shrink like the mean of independent terms. With depth
+    all sizes may, since the additions of blocks are independent at the start.
+
+    Args:
+      dimension: 'width' or 'depth'.
+      activation: its name.
+      quantity: SIZE or CHANGE.
     """
     is_logits = activation == LOGITS or activation.startswith(ATTENTION_LOGITS)
     return NOISE_SLOPE if is_logits or (dimension == 'depth' and quantity == SIZE) else 0.0
 
 
 def resize_recipe(recipe: Recipe, dimension: str, value: int) -> Recipe:
-    """The recipe with another width or depth, at the peak of its rates from the first step on.
+    """Returns the recipe with another width or depth, at its peak learning rate from the first step
+    on.
 
-    Heads grow in number, or, where scaling.base_heads is given, in width. Raises ValueError where
-    the recipe cannot have that size.
+    Args:
+      recipe: the recipe to resize.
+      dimension: 'width', where the number of heads grows (the head width, if scaling.base_heads is
+        set), or 'depth'.
+      value: the new size.
+
+    Raises:
+      ValueError: if the recipe cannot have that size.
     """
-    of_schedules = {
+    no_schedule_options = {
         f'optim.{name}': None for row in SCHEDULES.values() for name in declared_options(row)
     }
-    at_peak = {'optim.schedule': 'constant', 'optim.warmup_steps': 0}
-    recipe = update_recipe(recipe, of_schedules | at_peak)
+    constant_peak = {'optim.schedule': 'constant', 'optim.warmup_steps': 0}
+    recipe = update_recipe(recipe, no_schedule_options | constant_peak)
     if dimension == 'depth':
-        found = update_recipe(recipe, {'model.n_layers': value})
+        resized = update_recipe(recipe, {'model.n_layers': value})
     else:
         heads = recipe.model.n_heads if recipe.config.scaling.base_heads else None
-        found = update_recipe(recipe, recipe.sizes_at(value, heads))
-    check(found)
-    return found
+        resized = update_recipe(recipe, recipe.sizes_at(value, heads))
+    check(resized)
+    return resized
 
 
 def make_batch(recipe: Recipe) -> dict[str, jax.Array]:
-    """Random tokens, frequent and rare ones, each row one document; the same at every size."""
+    """Returns random tokens, frequent and rare ones, with one document per row; equal at every
+    size.
+    """
     rows, length = recipe.data.batch_size, recipe.data.seq_len
     shares = 1 / np.arange(1, VOCAB)
     tokens = np.random.default_rng(0).choice(VOCAB - 1, (rows, length + 1), p=shares / sum(shares))
@@ -122,10 +142,19 @@ def make_batch(recipe: Recipe) -> dict[str, jax.Array]:
 def measure_sizes(
     recipe: Recipe, seeds: int, steps: int, n_positions: int
 ) -> dict[tuple[str, str], np.ndarray]:
-    """{(activation, size or change): [seeds]}: mean |x| after the steps, or of what they changed.
+    """Measures mean |x| after training, and mean |change of x| since the start.
 
-    The stream behind each sublayer is one activation at each of `places` evenly spaced blocks, the
-    last block among them; so are the logits of attention, which have a size alone.
+    The stream after each sublayer is one activation at each of `n_positions` evenly spaced blocks,
+    including the last. So are attention logits, which have a size only.
+
+    Args:
+      recipe: the recipe to train.
+      seeds: number of initializations.
+      steps: number of training steps.
+      n_positions: number of blocks to measure.
+
+    Returns:
+      {(activation, SIZE or CHANGE): [seeds]}.
     """
     learner = build_learner(recipe, VOCAB, BOS, jax.default_backend())
     train_step, hyper, batch = make_train_step(learner), make_hyper(recipe), make_batch(recipe)
@@ -136,30 +165,31 @@ def measure_sizes(
         return {f'{name} {i + 1}/{n_positions}': x_L[block] for i, block in enumerate(blocks)}
 
     def compute_activations(weights):
-        logits_BTV, filled = learner.model.apply(
+        logits_BTV, collections = learner.model.apply(
             learner.variables(weights), inputs_BT, mutable=(ACTIVATIONS, DIAGNOSTICS)
         )
-        found = join_blocks(recipe, filled[ACTIVATIONS])
-        named = {name: x for name, x in found.items() if x.ndim == 3}
-        for name, x_LBTD in found.items():
+        activations = join_blocks(recipe, collections[ACTIVATIONS])
+        sizes_by_name = {name: x for name, x in activations.items() if x.ndim == 3}
+        for name, x_LBTD in activations.items():
             if x_LBTD.ndim == 4:
-                named |= select_blocks(name, x_LBTD)
-        size_LN = join_sown(learner, filled[DIAGNOSTICS]).get('attention_logit_size')
-        of_attention = {} if size_LN is None else select_blocks(ATTENTION_LOGITS, size_LN)
-        return named | {LOGITS: logits_BTV}, of_attention
+                sizes_by_name |= select_blocks(name, x_LBTD)
+        size_LN = join_sown(learner, collections[DIAGNOSTICS]).get('attention_logit_size')
+        attention_sizes = {} if size_LN is None else select_blocks(ATTENTION_LOGITS, size_LN)
+        return sizes_by_name | {LOGITS: logits_BTV}, attention_sizes
 
     def train_seed(key):
         state = init_state(learner, hyper, key)
-        first, _ = compute_activations(state.weights)
+        initial, _ = compute_activations(state.weights)
         state, _ = jax.lax.scan(
             lambda state, _: (train_step(state, batch, hyper)[0], None), state, length=steps
         )
-        last, of_attention = compute_activations(state.weights)
-        each = {(name, SIZE): x for name, x in (last | of_attention).items()}
-        each |= {(name, CHANGE): x - first[name] for name, x in last.items()}
-        return {key: jnp.mean(jnp.abs(x)) for key, x in each.items()}
+        final, attention_sizes = compute_activations(state.weights)
+        activations = {(name, SIZE): x for name, x in (final | attention_sizes).items()}
+        activations |= {(name, CHANGE): x - initial[name] for name, x in final.items()}
+        return {key: jnp.mean(jnp.abs(x)) for key, x in activations.items()}
 
     keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
+    # One program trains the seeds one after another, with the memory of one.
     return jax.device_get(jax.jit(lambda keys: jax.lax.map(train_seed, keys))(keys))
 
 
@@ -171,30 +201,49 @@ def fit_slopes(
     steps: int,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Slope]:
-    """The slope of each activation that all sizes have; ValueError for fewer than two sizes."""
+    """Fits the slope of each activation that exists at all sizes.
+
+    Args:
+      recipe: the recipe to resize.
+      dimension: 'width' or 'depth'.
+      values: the sizes.
+      seeds: initializations at each size.
+      steps: number of training steps.
+      say: gets a line after each size.
+
+    Raises:
+      ValueError: for fewer than two sizes.
+    """
     if len(set(values)) < 2:
         raise ValueError(f'a slope needs two {dimension}s and better four; got {list(values)}')
-    at = [resize_recipe(recipe, dimension, value) for value in values]
-    each, places = [], min(one.model.n_layers for one in at)
-    for value, one in zip(values, at, strict=True):
-        each.append(measure_sizes(one, seeds, steps, places))
+    recipes = [resize_recipe(recipe, dimension, value) for value in values]
+    sizes_by_value, n_positions = [], min(resized.model.n_layers for resized in recipes)
+    for value, resized in zip(values, recipes, strict=True):
+        sizes_by_value.append(measure_sizes(resized, seeds, steps, n_positions))
         say(f'{dimension} {value}')
-    found, logs = [], np.log(values)
-    for name, of in sorted(set.intersection(*map(set, each))):
-        sizes = np.stack([one[name, of] for one in each], axis=1)
+    slopes, logs = [], np.log(values)
+    for name, quantity in sorted(set.intersection(*map(set, sizes_by_value))):
+        sizes = np.stack([resized[name, quantity] for resized in sizes_by_value], axis=1)
         by_seed = np.full(seeds, math.nan)
         if np.isfinite(sizes).all():
             by_seed = np.polyfit(logs, np.log(np.maximum(sizes, 1e-30)).T, 1)[0]
-        over = t_interval(by_seed)
-        spread = over.half_width if seeds > 1 else 0.0
-        found.append(
-            Slope(name, of, over.mean, spread, sizes, lower_slope_limit(dimension, name, of))
+        interval = t_interval(by_seed)
+        spread = interval.half_width if seeds > 1 else 0.0
+        slopes.append(
+            Slope(
+                name,
+                quantity,
+                interval.mean,
+                spread,
+                sizes,
+                lower_slope_limit(dimension, name, quantity),
+            )
         )
-    return found
+    return slopes
 
 
 def size_warnings(dimension: str, values: Sequence[int]) -> list[str]:
-    """Says where sizes are too few, or too near, for a slope to mean much; [] if they are not."""
+    """Returns a warning if the sizes are too few, or too close, for a meaningful slope; else []."""
     span = max(values) / min(values)
     if len(set(values)) >= MIN_SIZES and span >= MIN_SPAN:
         return []
@@ -205,6 +254,7 @@ def size_warnings(dimension: str, values: Sequence[int]) -> list[str]:
 
 
 def format_rows(fits: Sequence[Slope], tolerance: float) -> list[dict[str, str]]:
+    """Returns the rows of the table."""
     return [
         {
             'activation': slope.activation,
@@ -219,22 +269,37 @@ def format_rows(fits: Sequence[Slope], tolerance: float) -> list[dict[str, str]]
 
 def build_panels(
     fits: Sequence[Slope], dimension: str, values: Sequence[int], tolerance: float
-) -> dict[str, Chart]:
-    """Sizes and changes against width or depth, both axes logarithmic: a line an activation, the
-    mean over seeds, each of which is a dot; those that fail in colour and named.
+) -> dict[str, alt.LayerChart | alt.FacetChart]:
+    """Builds log-log charts of sizes and of changes against width or depth.
+
+    Each activation is a line through the means over seeds, and each seed is a dot. Failures are
+    coloured and named.
+
+    Args:
+      fits: the slopes.
+      dimension: 'width' or 'depth'.
+      values: the sizes.
+      tolerance: largest slope that counts as flat.
+
+    Returns:
+      {SIZE: chart, CHANGE: chart}.
     """
     titles = {SIZE: 'mean |x| after the steps', CHANGE: 'mean |change of x|'}
     return {
-        of: _build_panel(
-            title, [one for one in fits if one.quantity == of], dimension, values, tolerance
+        quantity: _build_panel(
+            title,
+            [slope for slope in fits if slope.quantity == quantity],
+            dimension,
+            values,
+            tolerance,
         )
-        for of, title in titles.items()
+        for quantity, title in titles.items()
     }
 
 
 def _build_panel(
     title: str, fits: Sequence[Slope], dimension: str, values: Sequence[int], tolerance: float
-) -> Chart:
+) -> alt.LayerChart | alt.FacetChart:
     rows = [
         {
             'activation': slope.activation,
@@ -253,10 +318,10 @@ def _build_panel(
     y = alt.Y('size:Q', scale=log, title=None)
     by_verdict = alt.Scale(domain=[False, True], range=[PASS_COLOUR, FAIL_COLOUR])
     color = alt.Color('fails:N', scale=by_verdict, legend=None)
-    base = alt.Chart(alt.Data(values=rows)).encode(x=x, detail='activation:N', color=color)
+    base: Any = alt.Chart(alt.Data(values=rows)).encode(x=x, detail='activation:N', color=color)
     lines = base.mark_line().encode(y=alt.Y('mean(size):Q', scale=log, title=None))
-    told = [alt.Tooltip(f'{name}:N') for name in ('activation', dimension, 'size', 'seed')]
-    dots = base.mark_point(filled=True, size=14, opacity=0.5).encode(y=y, tooltip=told)
+    tooltip = [alt.Tooltip(f'{name}:N') for name in ('activation', dimension, 'size', 'seed')]
+    dots = base.mark_point(filled=True, size=14, opacity=0.5).encode(y=y, tooltip=tooltip)
     ends = base.transform_filter(
         f'datum.fails && datum.{dimension} == {max(values)} && !datum.seed'
     )
@@ -273,7 +338,17 @@ def write_figures(
     values: Sequence[int],
     tolerance: float,
 ) -> None:
-    """Writes a page with the figure and the table, or the figure alone, by the path's ending."""
+    """Writes a page with charts and table, or only the charts, by the suffix of `path`.
+
+    Args:
+      path: .html, .png or .svg.
+      title: title of the page.
+      about: a line about the experiment.
+      fits: the slopes.
+      dimension: 'width' or 'depth'.
+      values: the sizes.
+      tolerance: largest slope that counts as flat.
+    """
     charts = build_panels(fits, dimension, values, tolerance)
     if path.suffix != '.html':
         save_chart(alt.hconcat(*charts.values()), path)
@@ -298,27 +373,27 @@ def write_figures(
 
 
 def main(_) -> None:
-    given = flags.FLAGS
-    base, sweep, tune = split_sweep(with_dtype(given.config.to_dict(), default_dtype()))
+    args = flags.FLAGS
+    base, sweep, tune = split_sweep(with_dtype(args.config.to_dict(), default_dtype()))
     recipe = resolve(base)
-    if bool(given.widths) == bool(given.depths):
+    if bool(args.widths) == bool(args.depths):
         raise ValueError('give --widths=64,128,256,512 or --depths=2,4,8, and not both')
-    along = 'width' if given.widths else 'depth'
-    values = [int(value) for value in given.widths or given.depths]
+    along = 'width' if args.widths else 'depth'
+    values = [int(value) for value in args.widths or args.depths]
     console = Console(stderr=True, highlight=False)
     if sweep or tune:
         console.print('the config has many runs: their base is checked')
     for line in size_warnings(along, values):
         console.print(f'NOTE: {line}')
-    found = fit_slopes(recipe, along, values, given.seeds, given.steps, console.print)
-    rows = format_rows(found, given.tolerance)
+    slopes = fit_slopes(recipe, along, values, args.seeds, args.steps, console.print)
+    rows = format_rows(slopes, args.tolerance)
     Console(highlight=False).print(make_table(rows))
     title = f'{recipe.scaling}, {along} {values[0]} to {values[-1]}'
-    if given.out:
-        about = f'coordinate check, {given.seeds} seeds, {given.steps} steps'
-        write_figures(Path(given.out), title, about, found, along, values, given.tolerance)
-    failed = sum(slope.is_failure(given.tolerance) for slope in found)
-    print(f'{title}: {failed} of {len(found)} fail')
+    if args.out:
+        about = f'coordinate check, {args.seeds} seeds, {args.steps} steps'
+        write_figures(Path(args.out), title, about, slopes, along, values, args.tolerance)
+    failed = sum(slope.is_failure(args.tolerance) for slope in slopes)
+    print(f'{title}: {failed} of {len(slopes)} fail')
     sys.exit(1 if failed else 0)
 
 

@@ -59,28 +59,28 @@ def generate(
     min_p: float = 0.0,
     stop: Sequence[str] = (),
 ) -> list[str]:
-    """Continues each prompt by up to `tokens` tokens, to the end of the document at most.
+    """Continues each prompt by up to `tokens` tokens, or to the end of the document.
 
-    Rows of different length are read together, and each is what it would be alone. Where a row has
-    data.seq_len tokens, the later half of them is read again from position 0, and what lies before
-    is forgotten (`lm.inference.engine`).
+    Prompts of different length are processed together, and each text is the same as if it were
+    alone. If a row reaches data.seq_len tokens, the later half of them is read again from position
+    0, and the earlier tokens are forgotten (`lm.inference.engine`).
 
     Args:
-      checkpoint: as `load` gives it.
+      checkpoint: as `load` returns it.
       prompts: texts; '' begins a document.
-      tokens: the most that are made for each.
-      temperature: logits are divided by it; 0 takes the likeliest token.
-      top_k: only the k likeliest tokens are drawn; 0: all.
-      seed: the i-th text is drawn with seed + i.
-      top_p: only the fewest likeliest tokens with this probability together are drawn.
-      min_p: only tokens of at least this share of the largest probability are drawn.
-      stop: texts that end a continuation; they are not in it.
+      tokens: maximum number of new tokens for each.
+      temperature: divides the logits; 0 takes the likeliest token.
+      top_k: samples only from the k likeliest tokens; 0: all.
+      seed: the i-th text is sampled with seed + i.
+      top_p: samples only from the fewest likeliest tokens with at least this probability in total.
+      min_p: samples only from tokens with at least this share of the largest probability.
+      stop: strings that end a completion, which excludes them.
 
     Returns:
-      The prompts with what follows them.
+      The prompts with their completions.
 
     Raises:
-      ValueError: where a prompt is longer than data.seq_len, or a number is out of its bounds.
+      ValueError: if a prompt is longer than data.seq_len, or an argument is out of bounds.
     """
     sampling = Sampling(temperature, top_k, top_p, min_p, seed)
     requests = build_requests(checkpoint.tokenizer, prompts, tokens, sampling)
@@ -93,7 +93,14 @@ def generate(
 def build_requests(
     tokenizer: Tokenizer, prompts: Sequence[str], tokens: int, sampling: Sampling
 ) -> list[Request]:
-    """Makes a request of each prompt; the i-th has the seed of `sampling` + i."""
+    """Makes a request for each prompt.
+
+    Args:
+      tokenizer: the run's.
+      prompts: texts.
+      tokens: maximum number of new tokens for each.
+      sampling: options; the i-th request has its seed + i.
+    """
     return [
         Request(
             (tokenizer.bos_id, *tokenizer.encode(prompt)),
@@ -105,8 +112,8 @@ def build_requests(
 
 
 def build_engine(checkpoint: Checkpoint, requests: Sequence[Request]) -> Engine:
-    """Makes an engine with as many slots and as much room as the requests need."""
-    longest = max((len(one.tokens) + one.max_tokens for one in requests), default=1)
+    """Makes an engine with enough slots and capacity for the requests."""
+    longest = max((len(request.tokens) + request.max_tokens for request in requests), default=1)
     capacity = next_power_2(longest)  # few capacities: few programs
     slots = max(1, min(SLOTS, len(requests)))
     return Engine(checkpoint, slots, min(checkpoint.recipe.data.seq_len, capacity))
@@ -115,9 +122,16 @@ def build_engine(checkpoint: Checkpoint, requests: Sequence[Request]) -> Engine:
 def stream_texts(
     engine: Engine, checkpoint: Checkpoint, requests: Sequence[Request], stop: Sequence[str]
 ) -> Iterator[tuple[int, str]]:
-    """Yields (which request, text that follows) as the text comes.
+    """Yields (index of a request, new text) as the text is generated.
 
-    Raises ValueError before the first one where a request cannot be served.
+    Args:
+      engine: runs the requests.
+      checkpoint: the checkpoint of the engine.
+      requests: the prompts with their options.
+      stop: strings that end a completion, which excludes them.
+
+    Raises:
+      ValueError: before any text, if a request cannot be served.
     """
     for request in requests:
         engine.check(request)
@@ -129,7 +143,15 @@ def stream_texts(
 def print_text(
     engine: Engine, checkpoint: Checkpoint, request: Request, stop: Sequence[str], before: str = ''
 ) -> None:
-    """Prints a text as it comes, behind what stands before it."""
+    """Prints a completion as it is generated.
+
+    Args:
+      engine: runs the request.
+      checkpoint: the checkpoint of the engine.
+      request: the prompt with its options.
+      stop: strings that end the completion, which excludes them.
+      before: text to print first.
+    """
     engine.check(request)
     print(before, end='', flush=True)
     for _, piece in stream_texts(engine, checkpoint, [request], stop):
@@ -138,9 +160,15 @@ def print_text(
 
 
 def converse(checkpoint: Checkpoint, tokens: int, sampling: Sampling, stop: Sequence[str]) -> None:
-    """Reads prompts line by line, and prints what follows each; Ctrl-C and the last line end it.
+    """Reads prompts line by line, and prints each completion, until Ctrl-C or the last line.
 
-    A prompt is one document, and knows nothing of those before it.
+    Each prompt is a separate document: the model does not see the previous ones.
+
+    Args:
+      checkpoint: the model to sample from.
+      tokens: maximum number of new tokens for each prompt.
+      sampling: options.
+      stop: strings that end a completion, which excludes them.
     """
     engine = Engine(checkpoint, slots=1)
     for prompt in read_lines():
@@ -152,7 +180,7 @@ def converse(checkpoint: Checkpoint, tokens: int, sampling: Sampling, stop: Sequ
 
 
 def read_lines() -> Iterator[str]:
-    """Yields the lines that are typed, with history and editing on a terminal, or piped in."""
+    """Yields lines, typed with history and editing on a terminal, or piped in."""
     if not sys.stdin.isatty():
         yield from (line.rstrip('\n') for line in sys.stdin)
         return

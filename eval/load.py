@@ -1,8 +1,10 @@
-"""A checkpoint, the flag that names it, and the data it was trained on."""
+"""Loads a checkpoint and the data that it was trained on, and defines the flag that names it."""
 
 from lm.launch.before_jax import choose_platform
 
 choose_platform()  # before a notebook's first device is looked for
+
+from typing import Any
 
 from absl import flags
 
@@ -16,7 +18,7 @@ __all__ = ['Checkpoint', 'define_checkpoint', 'find_checkpoint', 'load', 'load_s
 flags.disclaim_key_flags()  # those that are defined here are of the program that asks for them
 
 
-def define_checkpoint() -> flags.FlagHolder[str | None]:
+def define_checkpoint() -> flags.FlagHolder[Any]:
     """Defines the flag --checkpoint of a program, which names a run.
 
     Returns:
@@ -27,16 +29,17 @@ def define_checkpoint() -> flags.FlagHolder[str | None]:
 
 
 def open_data(checkpoint: Checkpoint) -> data.Dataset:
-    """Opens the data that a checkpoint was trained on; that of the config, for an imported one.
+    """Opens the data that a checkpoint was trained on, or the data of its config if it was
+    imported.
 
     Args:
-      checkpoint: as `load` gives it.
+      checkpoint: as `load` returns it.
 
     Returns:
       The dataset, with its training and validation rows.
 
     Raises:
-      ValueError: where the data is no longer what the config names.
+      ValueError: if the data of the config has changed since training.
     """
     fields = checkpoint.recipe.data
     dataset = data.open_dataset(fields, say=to_stderr)

@@ -3,9 +3,10 @@
     python -m eval.rules --parameters=124e6 --tokens=2.5e9 [--batch_tokens=5e5]
         [--base_lr=3e-3 --base_batch=1e5] [--loss=3.3] [--out=rules.json]
 
-A row a rule: its value, the range of the experiments that it was fitted on, whether this size lies
-within, and the paper; below, where the constants were read. With a batch, what it costs against the
-critical one; with a learning rate that was found at another batch, that rate here.
+Each row is a rule: its value, the range of the experiments that it was fitted on, whether this size
+is within the range, and the paper. The lines below the table cite the source of the constants. With
+--batch_tokens, also prints the cost of that batch relative to the critical batch; with a learning
+rate that was tuned at another batch, also the scaled rate.
 """
 
 from lm.launch.before_jax import prepare_process
@@ -16,6 +17,7 @@ if __name__ == '__main__':
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from absl import app, flags
 
@@ -29,15 +31,16 @@ from modules.scaling.rules import Origin
 WITHIN, BEYOND, UNKNOWN = 'within', 'beyond', 'not known'
 
 
-def _flag_field(text: str) -> float | None:
+def _flag_field(text: str) -> Any:
+    """Returns a field that is a flag with this help text."""
     return field(default=None, metadata={'help': text})
 
 
 @dataclass(frozen=True)
 class RuleInputs:
-    """The numbers that rules take; each field is a flag. Batches count tokens; loss is in nats.
+    """The inputs of the rules; each field is a flag. Batches are in tokens, the loss is in nats.
 
-    Raises ValueError where a number is missing or not positive.
+    Raises ValueError if a required number is missing, or not positive.
     """
 
     parameters: float | None = _flag_field('Parameters of the model, without embeddings.')
@@ -65,7 +68,7 @@ class RuleInputs:
 
 @dataclass(frozen=True)
 class Rule:
-    """The value of one rule. `outside` are the quantities beyond its range, in words."""
+    """The value of a rule. outside: the quantities beyond its range, as text."""
 
     name: str
     what: str
@@ -78,73 +81,110 @@ class Rule:
     read_in: str
 
 
-def evaluate_rule(name: str, what: str, value: float, unit: str, fit: Origin, **at: float) -> Rule:
-    """`at` are the quantities that decide whether the rule is within its range."""
+def evaluate_rule(
+    name: str, description: str, value: float, unit: str, fit: Origin, **quantities: float
+) -> Rule:
+    """Compares the inputs of a rule with the range of its experiments.
+
+    Args:
+      name: name of the rule.
+      what: description of the value.
+      value: the result of the rule.
+      unit: unit of the value.
+      fit: the origin of the rule.
+      **at: quantities that decide whether the rule is within its range.
+    """
     spans, outside = [], []
-    for quantity in [quantity for quantity in at if quantity in fit.ranges]:
-        words, (least, most) = quantity.replace('_', ' '), fit.ranges[quantity]
-        spans.append(f'{words} {format_number(least)} to {format_number(most)}')
-        if not least <= at[quantity] <= most:
+    for quantity in [quantity for quantity in quantities if quantity in fit.ranges]:
+        label, (lower, upper) = quantity.replace('_', ' '), fit.ranges[quantity]
+        spans.append(f'{label} {format_number(lower)} to {format_number(upper)}')
+        if not lower <= quantities[quantity] <= upper:
             outside.append(
-                f'{words} {format_number(at[quantity])} ({format_number(least)} to {format_number(most)})'
+                f'{label} {format_number(quantities[quantity])} '
+                f'({format_number(lower)} to {format_number(upper)})'
             )
     holds = BEYOND if outside else WITHIN if spans else UNKNOWN
-    span, beyond = ', '.join(spans) or UNKNOWN, ', '.join(outside)
-    return Rule(name, what, value, unit, span, holds, beyond, fit.source, fit.read_in)
+    span, outside_text = ', '.join(spans) or UNKNOWN, ', '.join(outside)
+    return Rule(name, description, value, unit, span, holds, outside_text, fit.source, fit.read_in)
 
 
 def format_number(value: float) -> str:
-    """Three digits: 2.5e9, 0.0023."""
+    """Returns three significant digits, such as 2.5e9 or 0.0023."""
     return f'{value:.3g}'.replace('e+0', 'e').replace('e+', 'e')
 
 
 def apply_rules(inputs: RuleInputs) -> list[Rule]:
-    """Every rule that the given numbers suffice for."""
+    """Returns every rule whose inputs are known."""
     n, d = inputs.parameters, inputs.tokens
+    assert n is not None and d is not None  # RuleInputs refuses it
     size, batch = {'parameters': n, 'tokens': d}, rules.step_law_batch(d)
     flops = rules.training_flops(n, d)
     critical = rules.critical_batch(inputs.loss) if inputs.loss else rules.kaplan_batch(flops)
-    of = f'critical batch at this {"loss" if inputs.loss else "compute"}'
+    critical_label = f'critical batch at this {"loss" if inputs.loss else "compute"}'
     rate = rules.step_law_rate(n, d)
-    found = [
+    rule_values = [
         evaluate_rule('step_law', 'learning rate, AdamW', rate, '', rules.STEP_LAW, **size),
         evaluate_rule(
             'step_law', 'batch', batch, 'tokens', rules.STEP_LAW, **size, batch_tokens=batch
         ),
-        evaluate_rule('kaplan', of, critical, 'tokens', rules.KAPLAN, **size),
+        evaluate_rule('kaplan', critical_label, critical, 'tokens', rules.KAPLAN, **size),
     ]
     hoffmann = rules.chinchilla_allocation(flops, rules.HOFFMANN_SURFACE)
     besiroglu = rules.chinchilla_allocation(flops, rules.BESIROGLU_SURFACE)
-    for name, fit, best in (
+    for name, fit, allocation in (
         ('kaplan', rules.KAPLAN, rules.kaplan_allocation(flops)),
         ('chinchilla', rules.HOFFMANN, hoffmann),
         ('chinchilla_refit', rules.BESIROGLU, besiroglu),
     ):
-        at = best._asdict()
-        found.append(
-            evaluate_rule(name, 'model for this compute', best.parameters, 'parameters', fit, **at)
+        quantities = allocation._asdict()
+        rule_values.append(
+            evaluate_rule(
+                name,
+                'model for this compute',
+                allocation.parameters,
+                'parameters',
+                fit,
+                **quantities,
+            )
         )
-        found.append(evaluate_rule(name, 'data for this compute', best.tokens, 'tokens', fit, **at))
+        rule_values.append(
+            evaluate_rule(
+                name, 'data for this compute', allocation.tokens, 'tokens', fit, **quantities
+            )
+        )
     for name, fit, tokens in (
         ('twenty_tokens', rules.TWENTY_TOKENS, rules.twenty_tokens(n)),
         ('one_epoch', rules.ONE_EPOCH, rules.one_epoch_tokens(n)),
     ):
-        at = size | {'tokens': tokens}
-        found.append(evaluate_rule(name, 'data for these parameters', tokens, 'tokens', fit, **at))
-    return found + apply_batch_rules(inputs, critical, size)
+        quantities = size | {'tokens': tokens}
+        rule_values.append(
+            evaluate_rule(name, 'data for these parameters', tokens, 'tokens', fit, **quantities)
+        )
+    return rule_values + apply_batch_rules(inputs, critical, size)
 
 
 def apply_batch_rules(inputs: RuleInputs, critical: float, size: dict[str, float]) -> list[Rule]:
-    """Nothing without a batch; learning rates only with one that was found at another batch."""
+    """Returns rules about the given batch, and learning rates scaled from another batch.
+
+    Args:
+      inputs: without a batch there are no rules; without a base rate, no learning rates.
+      critical: critical batch, in tokens.
+      size: parameters and tokens.
+    """
     if inputs.batch_tokens is None:
         return []
     batch = inputs.batch_tokens
-    found = [
-        evaluate_rule('kaplan', f'{of} at this batch', least, 'x fewest', rules.KAPLAN, **size)
-        for of, least in zip(('steps', 'tokens'), rules.overhead(batch, critical), strict=True)
+    rule_values = [
+        evaluate_rule(
+            'kaplan', f'{quantity} at this batch', factor, 'x fewest', rules.KAPLAN, **size
+        )
+        for quantity, factor in zip(
+            ('steps', 'tokens'), rules.overhead(batch, critical), strict=True
+        )
     ]
     if inputs.base_lr is None:
-        return found
+        return rule_values
+    assert inputs.base_batch is not None  # RuleInputs refuses it
     base, ratio = (inputs.base_lr, inputs.base_batch), batch / inputs.base_batch
     linear, root = rules.linear_rate(*base, batch), rules.sqrt_rate(*base, batch)
     saturating = rules.saturating_rate(*base, batch, critical)
@@ -154,46 +194,61 @@ def apply_batch_rules(inputs: RuleInputs, critical: float, size: dict[str, float
         ('sqrt', 'Adam', root, rules.SQRT_ADAM),
         ('noise_scale', 'SGD', saturating, rules.NOISE_SCALE),
     ):
-        what = f'learning rate, {optimizer}'
-        found.append(evaluate_rule(name, what, value, '', fit, batch_ratio=ratio))
-    return found
+        description = f'learning rate, {optimizer}'
+        rule_values.append(evaluate_rule(name, description, value, '', fit, batch_ratio=ratio))
+    return rule_values
 
 
 def format_rules(rule_values: Sequence[Rule]) -> str:
-    """A table, below it what is beyond its range, and where the constants are from."""
+    """Returns a table, warnings about values beyond the range of their rule, and the sources."""
     names = ['rule', 'what', 'value', 'range', 'holds', 'source']
     rows = [
-        asdict(one) | {'rule': one.name, 'value': f'{format_number(one.value)} {one.unit}'.rstrip()}
-        for one in rule_values
+        asdict(rule)
+        | {'rule': rule.name, 'value': f'{format_number(rule.value)} {rule.unit}'.rstrip()}
+        for rule in rule_values
     ]
-    beyond = [
-        f'{one.name}, {one.what}: beyond the range it was fitted on: {one.outside}'
-        for one in rule_values
-        if one.holds == BEYOND
+    warnings = [
+        f'{rule.name}, {rule.what}: beyond the range it was fitted on: {rule.outside}'
+        for rule in rule_values
+        if rule.holds == BEYOND
     ]
-    read = dict.fromkeys(f'{one.source}: constants from {one.read_in}' for one in rule_values)
-    blocks = [format_table(rows, names, 'table'), '\n'.join(beyond), '\n'.join(read)]
+    sources = dict.fromkeys(f'{rule.source}: constants from {rule.read_in}' for rule in rule_values)
+    blocks = [format_table(rows, names, 'table'), '\n'.join(warnings), '\n'.join(sources)]
     return '\n\n'.join(block for block in blocks if block)
 
 
 def write_rules(path: Path, inputs: RuleInputs, rule_values: Sequence[Rule]) -> None:
-    """Writes JSON; ValueError for a path that does not end so."""
+    """Writes the inputs and values as JSON.
+
+    Args:
+      path: the JSON file.
+      inputs: the inputs of the rules.
+      rule_values: their values.
+
+    Raises:
+      ValueError: if the path does not end with .json.
+    """
     if path.suffix != '.json':
         raise ValueError(f'--out is written as JSON, so that it must end with .json, got {path}')
-    rows = {'given': asdict(inputs), 'rules': [asdict(one) for one in rule_values]}
+    rows = {'given': asdict(inputs), 'rules': [asdict(rule) for rule in rule_values]}
     write_json(path, rows)
 
 
 def main(_) -> None:
-    given = RuleInputs(**{one.name: flags.FLAGS[one.name].value for one in fields(RuleInputs)})
-    found = apply_rules(given)
+    inputs = RuleInputs(
+        **{
+            input_field.name: flags.FLAGS[input_field.name].value
+            for input_field in fields(RuleInputs)
+        }
+    )
+    rule_values = apply_rules(inputs)
     if flags.FLAGS.out:
-        write_rules(Path(flags.FLAGS.out), given, found)
-    print(format_rules(found))
+        write_rules(Path(flags.FLAGS.out), inputs, rule_values)
+    print(format_rules(rule_values))
 
 
 if __name__ == '__main__':  # only here: other programs have flags of these names
-    for one in fields(RuleInputs):
-        flags.DEFINE_float(one.name, None, one.metadata['help'])
+    for input_field in fields(RuleInputs):
+        flags.DEFINE_float(input_field.name, None, input_field.metadata['help'])
     define_path('out', None, 'JSON file to write.')
     app.run(run_main(main))

@@ -1,14 +1,15 @@
-"""Runs as a table: one row a run, its config and its results as columns, asked in SQL.
+"""Runs as a table: one row per run, with its config and its results as columns, queried in SQL.
 
-python -m eval.runs [--workdir=DIR[,DIR]] [--format=table|csv|markdown|json] [SQL]
+    python -m eval.runs [--workdir=DIR[,DIR]] [--format=table|csv|markdown|json] [SQL]
 
     python -m eval.runs "select norm, avg(ce) from runs where status = 'done' group by norm"
 
-Table `runs` has a row for each run or cell: what it is, its config and its results
-(`lm.study.tables.columns`). A run of an older version has its config in the present form. Table
-`metrics` has a row for each cell and recorded step, with every quantity of metrics.jsonl, those of
-layers as lists; join it `using (cell)`, or `using (workdir)` where two sweeps share a cell. `ce` is
-the final validation loss in `runs`, and the training batch's loss in `metrics`.
+Table `runs` has a row for each run or cell: its identity, config and results
+(`lm.study.tables.columns`). The config of a run by an older version is converted to the present
+form. Table `metrics` has a row for each cell and recorded step, with every quantity of
+metrics.jsonl; quantities of layers are lists. Join it `using (cell)`, or `using (workdir)` if two
+sweeps share a cell. `ce` is the final validation loss in `runs`, and the loss of the training batch
+in `metrics`.
 """
 
 from lm.launch.before_jax import prepare_streams
@@ -33,7 +34,7 @@ from lm.study.tables.results import Record, gather, gather_all, to_arrow
 from lm.study.tables.text import FORMATS, format_number, format_table
 
 if TYPE_CHECKING:
-    import pandas as pd  # takes a second to import, which only frames are worth
+    import pandas as pd  # takes a second to import, so only frames do
 
 __all__ = ['frame', 'gather', 'metrics_frame', 'overview', 'query']
 
@@ -42,52 +43,58 @@ OVERVIEW = ('status', 'ce', 'bits_per_byte', 'best_ce', 'tokens_per_sec')
 
 
 def frame(*workdirs: str | Path) -> 'pd.DataFrame':
-    """Returns the records of `gather`, one row a run; a column of integers with gaps is float.
+    """Returns the records of `gather`, one row per run; a column of integers with gaps is float.
 
     Args:
       *workdirs: folders or URLs, each a run, a sweep, or a folder of them.
 
     Raises:
-      ValueError: where a folder holds neither run nor sweep.
+      ValueError: if a folder holds neither run nor sweep.
     """
     return to_arrow(gather_all(workdirs)).to_pandas()
 
 
 def metrics_frame(*workdirs: str | Path) -> 'pd.DataFrame':
-    """Returns cell, workdir, step, and every quantity of metrics.jsonl; one row a cell and step.
+    """Returns cell, workdir, step, and every quantity of metrics.jsonl; one row per cell and step.
 
     Args:
       *workdirs: folders or URLs, each a run, a sweep, or a folder of them.
 
     Raises:
-      ValueError: where a folder holds neither run nor sweep.
+      ValueError: if a folder holds neither run nor sweep.
     """
     return _metrics_table(gather_all(workdirs)).to_pandas()
 
 
 def _metrics_table(records: list[Record]) -> pa.Table:
+    """Returns one row per workdir and step, with every quantity that is a number."""
     merged: dict[tuple[str, int], dict[str, Any]] = {}
+    # A step may have several rows: training, validation and diagnostics.
     for record in records:
         for row in Run(Path(record['workdir'])).rows():
             key = record['workdir'], row['step']
             at_step = merged.setdefault(key, {n: record[n] for n in ('cell', 'workdir')})
             at_step |= {name: v for name, v in row.items() if _is_number(v)}
-    known = [('cell', pa.string()), ('workdir', pa.string()), ('step', pa.int64())]
+    key_columns = [('cell', pa.string()), ('workdir', pa.string()), ('step', pa.int64())]
     names = dict.fromkeys(name for row in merged.values() for name in row)
     rows = list(merged.values())
-    found = [(name, _column_type(name, rows)) for name in names if name not in dict(known)]
-    return pa.Table.from_pylist(rows, schema=pa.schema(known + found))
+    metric_columns = [
+        (name, _column_type(name, rows)) for name in names if name not in dict(key_columns)
+    ]
+    return pa.Table.from_pylist(rows, schema=pa.schema(key_columns + metric_columns))
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a number, None for one that was not finite, or a list of such values."""
+    """Returns whether a value is a number, None (a number that was not finite), or a list
+    of such.
+    """
     if isinstance(value, list):
         return all(map(_is_number, value))
     return value is None or isinstance(value, int | float)
 
 
 def _column_type(name: str, rows: list[Record]) -> pa.DataType:
-    """A number, or lists as deep as those that the rows have."""
+    """Returns float, or lists of the depth that the rows have."""
     kind, value = pa.float64(), next((row[name] for row in rows if row.get(name) is not None), None)
     while isinstance(value, list):
         kind, value = pa.list_(kind), next(iter(value), None)
@@ -95,7 +102,7 @@ def _column_type(name: str, rows: list[Record]) -> pa.DataType:
 
 
 def query(select: str, *workdirs: str | Path) -> pa.Table:
-    """Answers a select over tables `runs` and `metrics`, as `python -m eval.runs` does.
+    """Runs an SQL query over the tables `runs` and `metrics`, as `python -m eval.runs` does.
 
     Args:
       select: a query in DuckDB's SQL.
@@ -115,11 +122,12 @@ def query(select: str, *workdirs: str | Path) -> pa.Table:
 
 
 def overview(records: list[Record]) -> list[Record]:
-    """Returns the cell, its main results and what differs within its sweep, for each record; where
-    any is of a tuned sweep also `TUNE_COLUMNS`.
+    """Returns the cell, its main results and the varying fields of its sweep, for each record.
+
+    If any record is of a tuned sweep, also the columns `TUNE_COLUMNS`.
 
     Args:
-      records: as `gather` gives them.
+      records: as `gather` returns them.
     """
     by_sweep = collections.defaultdict(list)
     for record in records:
@@ -128,12 +136,12 @@ def overview(records: list[Record]) -> list[Record]:
     rows = []
     for siblings in by_sweep.values():
         names = columns().values() if siblings[0]['sweep'] else ()
-        swept = [name for name in names if len({repr(row[name]) for row in siblings}) > 1]
+        varying = [name for name in names if len({repr(row[name]) for row in siblings}) > 1]
         for row in siblings:
-            caption = ' '.join(f'{name}={format_number(row[name])}' for name in swept)
-            results = {name: row[name] for name in OVERVIEW}
+            caption = ' '.join(f'{name}={format_number(row[name])}' for name in varying)
+            result_columns = {name: row[name] for name in OVERVIEW}
             place = {name: row[name] for name in TUNE_COLUMNS} if is_tuned else {}
-            rows.append({'cell': row['cell']} | place | {'swept': caption} | results)
+            rows.append({'cell': row['cell']} | place | {'swept': caption} | result_columns)
     return rows
 
 

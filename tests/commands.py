@@ -1,4 +1,4 @@
-"""The commands as processes of their own: a run, a sweep, and waiting for what they record."""
+"""The commands as separate processes: a run, a sweep, and waiting for their records."""
 
 import os
 import resource
@@ -25,7 +25,7 @@ TWELVE = {
 
 
 def tiny(corpus: dict, **changes) -> Config:
-    """A run of `TWELVE` steps; changes are given as train_steps=12."""
+    """Returns the config of a run of `TWELVE` steps; changes are given as train_steps=12."""
     return resolve(sweep_helpers.base(corpus, **TWELVE | changes))
 
 
@@ -43,9 +43,9 @@ def start_run(
     limit: tuple[int, int] | None = None,
     **changes,
 ) -> subprocess.Popen:
-    """The command of a run; what it says is to be read with `finished`.
+    """Starts the command of a run; `finished` returns its output.
 
-    limit: (which, how much) of `resource`, for the process.
+    limit: (resource, value) of `resource`, for the process.
     """
     return subprocess.Popen(
         command(workdir, corpus, *flags, **changes),
@@ -84,13 +84,13 @@ def start_sweep(
     sweep: dict = SWEEP,
     engine: str = 'local',
     limit: tuple[int, int] | None = None,
-    **more,
+    **changes,
 ) -> subprocess.Popen:
-    """The command, as one gives it; what it says goes to `log_of(workdir)`.
+    """Starts the command of a sweep; its output goes to `log_of(workdir)`.
 
-    limit: (which, how much) of `resource`, for the process.
+    limit: (resource, value) of `resource`, for the process.
     """
-    overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **LONGER | more).items()]
+    overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **LONGER | changes).items()]
     program = [sys.executable, 'train.py', '--config=configs/default.py', *overrides]
     with log_of(workdir).open('a') as log:  # not a pipe, which would end with Ray's processes
         return subprocess.Popen(
@@ -107,7 +107,7 @@ def log_of(workdir: Path) -> Path:
 
 
 def wait_for_rows(workdir: Path, rows: int, process: subprocess.Popen) -> None:
-    """Until the cells have recorded so many, together."""
+    """Waits until the cells have recorded a number of rows, together."""
     deadline = time.monotonic() + PATIENCE_SEC
     while time.monotonic() < deadline and process.poll() is None:
         if (workdir / 'sweep.json').exists() and recorded(workdir) >= rows:

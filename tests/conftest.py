@@ -1,7 +1,7 @@
 """Tests run on the CPU, seen as eight devices, whatever the machine has.
 
 Programs are compiled once: all tests, their subprocesses and later sessions share a cache, in
-.pytest_cache. Most of what a test costs is compiling, so that nothing is optimised.
+.pytest_cache. Compilation is most of the cost of a test, so nothing is optimised.
 """
 
 import atexit
@@ -70,7 +70,7 @@ def is_long(request) -> bool:
 
 @pytest.fixture(scope='session')
 def corpus(tmp_path_factory) -> dict[str, str]:
-    """A folder of small documents, and a cache of its own."""
+    """Returns a folder of small documents, and its own cache."""
     from tests.corpora import write_corpus
 
     return write_corpus(tmp_path_factory.mktemp('corpus'))
@@ -78,7 +78,9 @@ def corpus(tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture(scope='session')
 def whole(corpus, tmp_path_factory) -> Path:
-    """The workdir of an uninterrupted run of `tests.commands.tiny`, to be left as it is."""
+    """Returns the workdir of an uninterrupted run of `tests.commands.tiny`, which must not be
+    changed.
+    """
     from tests.commands import tiny
     from train import DONE, train
 
@@ -89,7 +91,7 @@ def whole(corpus, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def edited_sources(monkeypatch):
-    """Has this process run other sources from now on; how `describe_code` names them."""
+    """Lets this process run other sources from now on; returns their name from `describe_code`."""
     from lm.record import code
 
     monkeypatch.setattr(code, 'sources_digest', lambda root: 'e' * 16)
@@ -101,7 +103,7 @@ def edited_sources(monkeypatch):
 
 @pytest.fixture(scope='module')
 def programs_once():
-    """Runs of the module that train in this process make the program of a config once."""
+    """Runs of the module that train in this process build the program of a config once."""
     from tests.programs_once import programs_once
 
     with programs_once():
@@ -110,7 +112,7 @@ def programs_once():
 
 @pytest.fixture(scope='session')
 def s3_port():
-    """Of a server of object storage."""
+    """Returns the port of an object storage server."""
     from tests.object_store import server
 
     with server() as port:
@@ -119,7 +121,7 @@ def s3_port():
 
 @pytest.fixture
 def bucket_url(s3_port, tmp_path, monkeypatch) -> str:
-    """A path of a bucket that holds nothing; this process has what it takes to use it."""
+    """Returns the URL of an empty path in a bucket, which this process may use."""
     from tests import object_store
 
     for name in object_store.variables():
@@ -131,7 +133,7 @@ def bucket_url(s3_port, tmp_path, monkeypatch) -> str:
 
 @pytest.fixture
 def gs_url(bucket_url, tmp_path, monkeypatch) -> str:
-    """The same of Google's kind; no server of Google's is asked."""
+    """Returns the same for Google's storage, without asking a server of Google."""
     from tests import object_store
 
     with object_store.serving(object_store.Gcs) as address:
@@ -142,17 +144,17 @@ def gs_url(bucket_url, tmp_path, monkeypatch) -> str:
 
 @pytest.fixture
 def nothing_is_traced():
-    """Fails the test where JAX traces or compiles anything."""
-    seen = []
+    """Fails the test if JAX traces or compiles anything."""
+    events = []
 
     def listen(event, duration, **_):
         del duration
-        seen.append(event)
+        events.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield
     jax.monitoring.unregister_event_duration_listener(listen)
-    assert not [event for event in seen if 'compile' in event or 'trace' in event]
+    assert not [event for event in events if 'compile' in event or 'trace' in event]
 
 
 def pytest_configure(config):
@@ -162,8 +164,8 @@ def pytest_configure(config):
     config.pluginmanager.register(crashes)
     if share := config.getoption('share'):
         config.pluginmanager.register(Share(share), 'share')
-    kept = [] if is_worker or not PROGRAMS.exists() else PROGRAMS.iterdir()
-    if sum(path.stat().st_size for path in kept) > MOST_BYTES:
+    programs = [] if is_worker or not PROGRAMS.exists() else PROGRAMS.iterdir()
+    if sum(path.stat().st_size for path in programs) > MOST_BYTES:
         shutil.rmtree(PROGRAMS)
 
 
@@ -171,17 +173,18 @@ def pytest_configure(config):
 # end while others run.
 LONGEST = (
     'kill_9',
-    'sigterm_ends_the_workers',
+    'killed_',
+    'sigterm_ends_workers',
     'fine_tuned_then_folded',
     'every_command_works',
     'slices_exchange_each_device',
-    'a_tutorial_works',
+    'tutorial_works',
 )
 
 
 class Share:
-    """Leaves out the tests of other shares: rows of a test go to each share in turn, and what one
-    process has to run stays together.
+    """Deselects the tests of other shares: the rows of a test go to each share in turn, and tests
+    that one process has to run stay together.
     """
 
     def __init__(self, share: str):
@@ -197,9 +200,9 @@ class Share:
         whole = {item: item.get_closest_marker('xdist_group') for item in items}
         names = {item: group.args[0] if group else item.nodeid for item, group in whole.items()}
         chosen = {*sorted({*names.values()})[self.i - 1 :: self.n]}
-        others = [item for item in items if names[item] not in chosen]
+        deselected = [item for item in items if names[item] not in chosen]
         items[:] = [item for item in items if names[item] in chosen]
-        config.hook.pytest_deselected(items=others)
+        config.hook.pytest_deselected(items=deselected)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest reads the marks, and xdist the groups
@@ -213,19 +216,22 @@ def pytest_collection_modifyitems(config, items):
             rows[item.function, marker.args].add(item.callspec.id)
             if item.callspec.id not in marker.args and not item.get_closest_marker('product'):
                 item.add_marker(pytest.mark.full)
-    for (function, shown), found in rows.items():
-        unknown = set(shown) - found
+    for (function, default_ids), ids in rows.items():
+        unknown = set(default_ids) - ids
         if unknown and not any('::' in argument for argument in config.args):
             name = f'{function.__module__}.{function.__qualname__}'
             raise pytest.UsageError(
                 f'{name} has no rows {sorted(unknown)}, which its default_rows name; it has '
-                f'{sorted(found)}.'
+                f'{sorted(ids)}.'
             )
 
 
 def shared_by(item) -> str | None:
-    """The group of tests that one process has to run, lest what they share be made in each: those
-    of a module or class that have a fixture of it in common, and those of the run `whole`.
+    """Returns the group of tests that one process has to run, so that shared fixtures are made
+    once.
+
+    A group has the tests of a module or class with a common fixture of it, or the tests of the run
+    `whole`.
     """
     if item.get_closest_marker('xdist_group'):
         return None
@@ -236,8 +242,10 @@ def shared_by(item) -> str | None:
 
 
 def pytest_collection_finish(session):
-    """Collecting garbage is spared what stays: modules, tests, parameters. UsageError where a
-    version of pytest-xdist groups nothing, which it does in silence: a fixture would be made twice.
+    """Exempts modules, tests and parameters from garbage collection.
+
+    Raises UsageError if this version of pytest-xdist groups no tests, which it does not report:
+    fixtures would be made twice.
     """
     grouped = [item for item in session.items if item.get_closest_marker('xdist_group')]
     is_worker = getattr(session.config.option, 'loadgroup', False)
@@ -252,7 +260,9 @@ def pytest_collection_finish(session):
 
 @pytest.fixture(scope='session')
 def programs_compiled() -> list[int]:
-    """How many programs this process has compiled since the number was last set to 0."""
+    """Returns the number of programs that this process has compiled since the number was last set
+    to 0.
+    """
     count = [0]
 
     def listen(event, duration, **_):
@@ -265,7 +275,7 @@ def programs_compiled() -> list[int]:
 
 @pytest.fixture(autouse=True)
 def room_for_programs(programs_compiled):
-    """Each compiled program maps memory: hundreds of them are more than a process may."""
+    """Frees compiled programs: each maps memory, and hundreds of them exceed a process's limit."""
     yield
     if programs_compiled[0] < PROGRAMS_BETWEEN_LOOKS:
         return

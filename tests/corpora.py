@@ -1,11 +1,11 @@
-"""Texts to train on, written anew by whoever asks: what needs no run imports none."""
+"""Training texts, written for each test; a module apart, since texts need no run."""
 
 import random
 from pathlib import Path
 
 
 def write_corpus(folder: Path) -> dict[str, str]:
-    """Some small documents, and a cache of their own: the fields of config.data that name them."""
+    """Writes small documents; returns the fields of config.data that name them and their cache."""
     words = ['norm', 'layer', 'head', 'token', 'scale', 'depth', 'width', 'loss']
     rng = random.Random(0)
     for i in range(30):

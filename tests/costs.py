@@ -1,6 +1,6 @@
-"""What tests cost: CPU-seconds of the process that runs each and of the processes it waits for.
+"""The costs of tests: CPU-seconds of the process that runs each and of the processes it waits for.
 
-At the end of a session a table says them by folder. `--costs=FILE` writes one JSON object for each
+At the end of a session a table shows them by folder. `--costs=FILE` writes one JSON object for each
 test, {"test": id, "setup": seconds, "call": seconds, "teardown": seconds}.
 """
 
@@ -16,18 +16,22 @@ DEAREST = 5  # tests that are named
 
 
 def cpu_sec() -> float:
-    """CPU-seconds that this process and its ended children have taken."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    """Returns the CPU-seconds of this process and its ended children."""
+    used = [
+        resource.getrusage(target) for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    ]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def folder(test: str) -> str:
-    """The room of a test: 'tests/lm' of tests/lm/run/test_wave.py::test; 'tests' at the top."""
+    """Returns the folder of a test: 'tests/lm' for tests/lm/run/test_wave.py::test; 'tests' at the
+    top.
+    """
     return '/'.join(test.split('::')[0].split('/')[:-1][:2])
 
 
 class Meter:
-    """Measures in the processes that run tests and adds up in the one that reports."""
+    """Measures in the processes that run tests, and adds up in the process that reports."""
 
     def __init__(self, written: str | None):
         self.written = written
@@ -36,7 +40,7 @@ class Meter:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item):
-        """What was spent between two tests, on collecting above all, is no test's."""
+        """Leaves out the time between two tests, most of which is collection."""
         del item
         self.last = cpu_sec()
 
@@ -44,8 +48,8 @@ class Meter:
     def pytest_runtest_makereport(self, item, call):
         del item, call
         report = yield
-        now = cpu_sec()
-        report.cpu_sec, self.last = now - self.last, now
+        used_sec = cpu_sec()
+        report.cpu_sec, self.last = used_sec - self.last, used_sec
         return report
 
     def pytest_runtest_logreport(self, report):

@@ -1,8 +1,8 @@
-"""A test whose process has died is run once more, by a process that takes its place.
+"""A test is run once more by a new process if its process has died.
 
-A process that has compiled hundreds of programs dies in native code where it may map no more memory
-(`room_for_programs` in conftest.py makes room in time). The test that it runs passes in another.
-A test that ends two processes fails, and so does the run.
+A process that has compiled hundreds of programs dies in native code when it may map no more memory
+(`room_for_programs` in conftest.py frees memory in time). Its test passes in another process. A
+test that kills two processes fails, and so does the run.
 """
 
 import collections
@@ -16,17 +16,17 @@ _deaths: collections.Counter[str] = collections.Counter()
 
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist there is no other process
 def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport) -> None:
-    """Takes the first failure back: with --dist loadgroup xdist has put the test into its queue."""
+    """Removes the first failure: with --dist loadgroup xdist has put the test into its queue."""
     _deaths[crashitem] += 1
     if _deaths[crashitem] == 1:
         report.outcome = 'rerun'
 
 
 class Scheduling(LoadGroupScheduling):
-    """Gives a process that takes another's place two tests at once, as all get at the start.
+    """Gives a replacement process two tests at once, as all processes get at the start.
 
-    A process runs its last test when it is told which comes next, or that none does. xdist gives
-    one group alone to it, which may have one test, or none that has not passed before the other
+    A process runs its last test when it is told the next, or that there is none. xdist gives it
+    only one group, which may have one test, or none that has not passed before the other process
     died: it would wait for ever, and the run too.
     """
 
@@ -38,8 +38,8 @@ class Scheduling(LoadGroupScheduling):
             self._reschedule(node)
 
     def remove_node(self, node: Any) -> str | None:
-        """Takes back what the process has left. xdist would take back what has passed too, and give
-        it to another process as a group of no test, with which that would wait for ever.
+        """Takes back the remaining tests of the process. xdist would also take back passed tests,
+        and give them to another process as an empty group, which would wait for ever.
         """
         work = self.assigned_work[node]
         for group in [name for name, tests in work.items() if all(tests.values())]:
@@ -49,11 +49,11 @@ class Scheduling(LoadGroupScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadGroupScheduling | None:
-    """Takes the place of xdist's own where tests are scheduled by groups."""
+    """Replaces xdist's scheduler if tests are scheduled by groups."""
     return Scheduling(config, log) if config.getoption('dist') == 'loadgroup' else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Names the tests whose process has died."""
+    """Names the tests with a crashed process."""
     for name, count in _deaths.items():
         terminalreporter.write_line(f'{count} x the process of a test died: {name}')

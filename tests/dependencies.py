@@ -1,8 +1,8 @@
-"""What each file of the project reads, from its source alone: nothing is imported or run.
+"""The files that each file of the project reads, from its source alone: nothing is imported or run.
 
 A file reads the modules that it imports, with the `__init__` of every package on the way, and the
 file that defines each name it takes from a package. A test also reads the programs, modules and
-data that its texts name, and the fixtures of a conftest.py that it asks for.
+data that its strings name, and the fixtures of a conftest.py that it uses.
 """
 
 import ast
@@ -17,57 +17,59 @@ INTERPRETERS = {'python', 'python3', 'sys.executable', 'uv'}
 
 @functools.cache
 def _within(top: ast.AST) -> tuple[ast.AST, ...]:
-    """ast.walk without what says nothing, such as whether a name is loaded or stored."""
-    found = [top]
-    for node in found:
+    """Returns ast.walk without meaningless nodes, such as the contexts load and store."""
+    nodes = [top]
+    for node in nodes:
         for name in node._fields:
             value = getattr(node, name, None)
-            for one in value if isinstance(value, list) else (value,):
-                if isinstance(one, ast.AST) and not isinstance(one, ast.expr_context):
-                    found.append(one)
-    return tuple(found)
+            for child in value if isinstance(value, list) else (value,):
+                if isinstance(child, ast.AST) and not isinstance(child, ast.expr_context):
+                    nodes.append(child)
+    return tuple(nodes)
 
 
 def within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """The nodes, and all below them."""
+    """Returns the nodes, and all nodes below them."""
     return (node for top in nodes for node in _within(top))
 
 
 @functools.cache
 def _texts(top: ast.AST) -> tuple[str, ...]:
-    said = {id(node.value) for node in _within(top) if isinstance(node, ast.Expr)}
+    statements = {id(node.value) for node in _within(top) if isinstance(node, ast.Expr)}
     constants = [node for node in _within(top) if isinstance(node, ast.Constant)]
     return tuple(
-        node.value for node in constants if isinstance(node.value, str) and id(node) not in said
+        node.value
+        for node in constants
+        if isinstance(node.value, str) and id(node) not in statements
     )
 
 
 def texts(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Every text in a source but docstrings."""
+    """Returns every string in a source except docstrings."""
     return (text for top in nodes for text in _texts(top))
 
 
-def dotted(node: ast.AST) -> str:
-    """'a.b.c' of such an expression, or ''."""
+def dotted_name(node: ast.AST) -> str:
+    """Returns 'a.b.c' for such an expression, or ''."""
     if isinstance(node, ast.Name):
         return node.id
-    if isinstance(node, ast.Attribute) and (owner := dotted(node.value)):
+    if isinstance(node, ast.Attribute) and (owner := dotted_name(node.value)):
         return f'{owner}.{node.attr}'
     return ''
 
 
 def arguments(nodes: Iterable[ast.AST]) -> set[str]:
-    """The names of all arguments of all functions."""
+    """Returns the names of all arguments of all functions."""
     return {node.arg for node in within(nodes) if isinstance(node, ast.arg)}
 
 
 def is_test(path: str) -> bool:
-    """Whether pytest looks for tests there."""
+    """Whether pytest looks for tests in the file."""
     return path.startswith(TESTS) and bool(re.search(r'/test_\w+\.py$', path))
 
 
 def is_fixture(node: ast.AST) -> bool:
-    """Whether it is a fixture that tests have to ask for."""
+    """Whether it is a fixture that tests must request."""
     return 'fixture' in _decorators(node) and not _is_autouse(node)
 
 
@@ -80,9 +82,9 @@ def _decorators(node: ast.AST) -> str:
 
 
 class Sources:
-    """The files of a project, `paths` below `root`, and what names in them stand for.
+    """The files of a project, `paths` below `root`, and the meanings of names in them.
 
-    A path may be that of a file that is gone: whoever still imports it reads it.
+    A path may name a deleted file: files that still import it read it.
     """
 
     def __init__(self, root: Path, paths: Iterable[str]):
@@ -95,8 +97,8 @@ class Sources:
         self.rooms = {path.split('/')[0] for path in self.python if '/' in path}
         self.text = functools.cache(self._text)
         self.tree = functools.cache(self._tree)
-        self.imported = functools.cache(self._imported)
-        self.files_of = functools.cache(self._files_of)
+        self.imported = functools.cache(self._find_imports)
+        self.files_of = functools.cache(self._list_files)
 
     def _text(self, path: str) -> str:
         file = self.root / path
@@ -111,57 +113,64 @@ class Sources:
         except SyntaxError as error:
             raise SystemExit(f'{path}:{error.lineno} is no Python: {error.msg}') from None
 
-    def _imported(self, path: str) -> dict[str, str]:
-        """{name: what it stands for, dotted} of all imports of a file, those in functions too."""
-        found = {}
+    def _find_imports(self, path: str) -> dict[str, str]:
+        """Returns {name: dotted name that it stands for} of all imports of a file, also inside
+        functions.
+        """
+        names = {}
         for node in within(self.tree(path).body):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     first = alias.name.split('.')[0]
-                    found[alias.asname or first] = alias.name if alias.asname else first
+                    names[alias.asname or first] = alias.name if alias.asname else first
             elif isinstance(node, ast.ImportFrom):
                 for alias in node.names:
-                    found[alias.asname or alias.name] = f'{node.module}.{alias.name}'
-        return found
+                    names[alias.asname or alias.name] = f'{node.module}.{alias.name}'
+        return names
 
     def split(self, name: str) -> tuple[str, list[str]]:
-        """(the longest module that a dotted name begins with, what follows); '' for none."""
+        """Returns (longest module that a dotted name begins with, rest); '' without a module."""
         parts = name.split('.')
         for n in range(len(parts), 0, -1):
             if '.'.join(parts[:n]) in self.modules:
                 return '.'.join(parts[:n]), parts[n:]
         return '', parts
 
-    def origin(self, name: str, seen: tuple[str, ...] = ()) -> tuple[str, str]:
-        """(the file that defines what a dotted name stands for, its name there); ('', '') where it
-        is not the project's. The name is '' for a module.
+    def origin(self, name: str, visited: tuple[str, ...] = ()) -> tuple[str, str]:
+        """Returns (file that defines the object of a dotted name, its name there).
+
+        Returns ('', '') outside the project. The name is '' for a module.
         """
-        module, rest = self.split(name)
+        module, attributes = self.split(name)
         if not module:
             return '', ''
         path = self.modules[module]
-        meant = self.imported(path).get(rest[0]) if rest else None
-        if meant is None or name in seen or not self.split(meant)[0]:
-            return path, '.'.join(rest)
-        return self.origin('.'.join([meant, *rest[1:]]), (*seen, name))
+        meant = self.imported(path).get(attributes[0]) if attributes else None
+        if meant is None or name in visited or not self.split(meant)[0]:
+            return path, '.'.join(attributes)
+        return self.origin('.'.join([meant, *attributes[1:]]), (*visited, name))
 
-    def _files_of(self, name: str) -> frozenset[str]:
-        """The files read to get what a dotted name stands for."""
+    def _list_files(self, name: str) -> frozenset[str]:
+        """Returns the files that are read to import a dotted name."""
         parts = self.split(name)[0].split('.')
         packages = ['.'.join(parts[:n]) for n in range(1, len(parts) + 1)]
-        found = {self.modules[one] for one in packages if one in self.modules}
-        return frozenset(found | {self.origin(name)[0]} - {''})
+        files = {self.modules[package] for package in packages if package in self.modules}
+        return frozenset(files | {self.origin(name)[0]} - {''})
 
-    def program_of(self, package: str) -> set[str]:
-        """The file that `python -m package` runs; none where it has none."""
-        return {self.modules[one] for one in [f'{package}.__main__'] if one in self.modules}
+    def find_program(self, package: str) -> set[str]:
+        """Returns the file that `python -m package` runs, in a set; the empty set without one."""
+        return {
+            self.modules[module] for module in [f'{package}.__main__'] if module in self.modules
+        }
 
     @functools.cached_property
     def _by_ending(self) -> dict[str, set[str]]:
-        """{end of a path: files}: of two names and more, of folders too, then what is in them (of
-        tests the data alone); of one name where a single file has it.
+        """Returns {end of a path: files}.
+
+        Ends have two names and more, and may name folders with all their files (only data in
+        tests); or one name if a single file has it.
         """
-        found: dict[str, set[str]] = {}
+        endings: dict[str, set[str]] = {}
         named: dict[str, set[str]] = {}
         for path in self.paths:
             parts = path.split('/')
@@ -170,133 +179,147 @@ class Sources:
                 if stop < len(parts) and path.startswith(TESTS) and path.endswith('.py'):
                     continue
                 for start in range(stop - 1):
-                    found.setdefault('/'.join(parts[start:stop]), set()).add(path)
-        return {name: files for name, files in named.items() if len(files) == 1} | found
+                    endings.setdefault('/'.join(parts[start:stop]), set()).add(path)
+        return {name: files for name, files in named.items() if len(files) == 1} | endings
 
     def named_in(self, text: str) -> set[str]:
-        """The files that a text names: by a path or the end of one, or as modules to run or to use.
-        No tests: where a text names these it is for people. A program at the root, such as
-        train.py, is named behind an interpreter alone: launchers pass the word on.
+        """Returns the files that a string names: by a path or its end, or as modules.
+
+        Tests are left out, since strings that name tests are for people. A program at the root,
+        such as train.py, counts only behind an interpreter, because launchers pass its name on.
         """
-        found = set()
+        files = set()
         is_command = bool(INTERPRETERS & set(text.split()))
         for word in re.findall(r'[\w./-]+', text):
             word = word.strip('/').removesuffix('.')
             if word not in self.python or '/' in word or is_command:
-                found |= self._by_ending.get(word, set())
+                files |= self._by_ending.get(word, set())
             if '.' in word and '/' not in word and word.split('.')[0] in self.rooms:
-                found |= self.files_of(word) | self.program_of(word)
-        return {path for path in found if not is_test(path)}
+                files |= self.files_of(word) | self.find_program(word)
+        return {path for path in files if not is_test(path)}
 
 
 class Dependencies:
-    """Which files of a project read which."""
+    """The files that each file of a project reads."""
 
     def __init__(self, sources: Sources):
         self.sources = sources
-        read = {path: self.reads(path) for path in sources.python}
+        read_files = {path: self.reads(path) for path in sources.python}
         for path in sources.python:
             if path.endswith('conftest.py'):
-                read |= self._read_by_fixtures(path)
+                read_files |= self._read_by_fixtures(path)
         # {file: what reads it, directly}; '::name' follows a conftest.py for a fixture of it
         self.readers: dict[str, set[str]] = {}
-        for reader, files in read.items():
+        for reader, files in read_files.items():
             for file in files:
                 self.readers.setdefault(file, set()).add(reader)
 
-    def reached(self, paths: Iterable[str], but: Collection[tuple[str, str]] = ()) -> set[str]:
-        """The files themselves, and all that read them, directly or not.
+    def follow(self, paths: Iterable[str], but: Collection[tuple[str, str]] = ()) -> set[str]:
+        """Returns the files, and all files that read them, directly or indirectly.
 
         Args:
-            paths: Files.
-            but: Pairs (reader, file) that do not count.
+          paths: files.
+          but: pairs (reader, file) that do not count.
         """
-        found, left = set(), set(paths)
-        while left:
-            found |= left
-            pairs = [(reader, path) for path in left for reader in self.readers.get(path, ())]
-            left = {pair[0] for pair in pairs if pair not in but} - found
-        return found
+        reached, frontier = set(), set(paths)
+        while frontier:
+            reached |= frontier
+            pairs = [(reader, path) for path in frontier for reader in self.readers.get(path, ())]
+            frontier = {pair[0] for pair in pairs if pair not in but} - reached
+        return reached
 
     def reads(self, path: str) -> set[str]:
-        """What a file of Python reads."""
+        """Returns the files that a Python file reads."""
         text, nodes = self.sources.text(path), self.sources.tree(path).body
-        asked = arguments(nodes) | set(texts(nodes))
+        parameters = arguments(nodes) | set(texts(nodes))
         if path.endswith('conftest.py'):
             nodes = [node for node in nodes if not is_fixture(node)]
-            asked = arguments(node for node in nodes if _is_autouse(node))
-        found = self._read_by(path, nodes)
+            parameters = arguments(node for node in nodes if _is_autouse(node))
+        files = self._read_by(path, nodes)
         if '__file__' in text:  # a file that asks where it lies reads the data beside it
             folder = PurePosixPath(path).parent
-            found |= _data(one for one in self.sources.paths if PurePosixPath(one).parent == folder)
+            files |= _data(
+                file for file in self.sources.paths if PurePosixPath(file).parent == folder
+            )
         if is_test(path) or 'pytest.fixture' in text:
-            found |= self._fixtures(path, asked)
+            files |= self._fixtures(path, parameters)
         if 'runpy.' in text:  # the commands of the pages that it reads
-            pages = ' '.join(self.sources.text(one) for one in found if one.endswith('.md'))
+            pages = ' '.join(self.sources.text(file) for file in files if file.endswith('.md'))
             named = self.sources.named_in(f'python {pages}')
-            found |= {one for one in named if "'__main__'" in self.sources.text(one)}
-        return found - {path}
+            files |= {file for file in named if "'__main__'" in self.sources.text(file)}
+        return files - {path}
 
-    def _fixtures(self, path: str, asked: set[str]) -> set[str]:
-        """The conftest.py files above a file, and those of their fixtures that it asks for."""
+    def _fixtures(self, path: str, parameters: set[str]) -> set[str]:
+        """Returns the conftest.py files above a file, and the files of their fixtures that it
+        requests.
+        """
         above = {f'{folder}/conftest.py' for folder in PurePosixPath(path).parents}
-        found = set()
+        files = set()
         for conftest in above & set(self.sources.paths):
             tree = self.sources.tree(conftest)
             defined = {node.name for node in tree.body if is_fixture(node)}
-            found |= {conftest} | {f'{conftest}::{name}' for name in defined & asked}
-        return found
+            files |= {conftest} | {f'{conftest}::{name}' for name in defined & parameters}
+        return files
 
     def _read_by_fixtures(self, conftest: str) -> dict[str, set[str]]:
-        found = {}
+        by_fixture = {}
         for node in filter(is_fixture, self.sources.tree(conftest).body):
-            asked = arguments([node]) | set(texts([node]))
-            read = self._read_by(conftest, [node]) | self._fixtures(conftest, asked)
-            found[f'{conftest}::{node.name}'] = read - {f'{conftest}::{node.name}'}
-        return found
+            parameters = arguments([node]) | set(texts([node]))
+            files = self._read_by(conftest, [node]) | self._fixtures(conftest, parameters)
+            by_fixture[f'{conftest}::{node.name}'] = files - {f'{conftest}::{node.name}'}
+        return by_fixture
 
     def _read_by(self, path: str, nodes: Iterable[ast.AST]) -> set[str]:
-        """By imports and by texts; those of the product name data alone: it starts no program but
-        itself.
+        """Returns the files that nodes read by imports and strings.
+
+        Strings of the product name only data, since it starts no program but itself.
         """
-        found, meant = set(), self.sources.imported(path)
+        files, meant = set(), self.sources.imported(path)
         files_of = self.sources.files_of
         for node in within(nodes):
             if isinstance(node, ast.Import):
-                found |= {file for alias in node.names for file in files_of(alias.name)}
+                files |= {file for alias in node.names for file in files_of(alias.name)}
             elif isinstance(node, ast.ImportFrom):
                 names = [f'{node.module}.{alias.name}' for alias in node.names]
-                found |= {file for name in names for file in files_of(name)}
+                files |= {file for name in names for file in files_of(name)}
             elif isinstance(node, ast.Attribute):
-                first, _, rest = dotted(node).partition('.')
+                first, _, attributes = dotted_name(node).partition('.')
                 if first in meant:
-                    found |= files_of(f'{meant[first]}.{rest}')
+                    files |= files_of(f'{meant[first]}.{attributes}')
         named = self._named_by(nodes)
-        return found | (named if path.startswith(TESTS) else _data(named))
+        return files | (named if path.startswith(TESTS) else _data(named))
 
     def _named_by(self, nodes: Iterable[ast.AST]) -> set[str]:
-        """The files that texts name, alone, in paths and in commands."""
+        """Returns the files that strings name: alone, in paths and in commands."""
         sources, inner = self.sources, set()
-        found = {path for text in texts(nodes) for path in sources.named_in(text)}
+        files = {path for text in texts(nodes) for path in sources.named_in(text)}
         for text in set(texts(nodes)) & sources.rooms:  # -m eval
-            found |= sources.program_of(text)
+            files |= sources.find_program(text)
         for node in within(nodes):
             if isinstance(node, ast.BinOp) and id(node) not in inner:
-                found |= self._named_by_path(node, inner)
+                files |= self._named_by_path(node, inner)
             elif isinstance(node, ast.Dict | ast.List | ast.Set | ast.Tuple):
-                each = node.keys if isinstance(node, ast.Dict) else node.elts
-                said = {getattr(one, 'value', '') for one in each if isinstance(one, ast.Constant)}
-                said |= {dotted(one) for one in each if isinstance(one, ast.Attribute)}
-                if INTERPRETERS & said:
-                    found |= said & set(sources.python)
-                if len(sources.rooms & said) > 1:  # whole rooms, as of a copy of the project
-                    found |= {path for path in sources.paths if path.split('/')[0] in said}
-        return found
+                elements = node.keys if isinstance(node, ast.Dict) else node.elts
+                words = {
+                    getattr(element, 'value', '')
+                    for element in elements
+                    if isinstance(element, ast.Constant)
+                }
+                words |= {
+                    dotted_name(element)
+                    for element in elements
+                    if isinstance(element, ast.Attribute)
+                }
+                if INTERPRETERS & words:
+                    files |= words & set(sources.python)
+                if len(sources.rooms & words) > 1:  # whole rooms, as of a copy of the project
+                    files |= {path for path in sources.paths if path.split('/')[0] in words}
+        return files
 
     def _named_by_path(self, node: ast.BinOp, inner: set[int]) -> set[str]:
-        """By FOLDER / 'b' / 'c'; `inner` gets the expressions in it, which need no look.
+        """Returns the files that FOLDER / 'b' / 'c' names; `inner` gets its subexpressions.
 
-        A single 'b' is a program or a room of the project where FOLDER is a constant.
+        A single 'b' is a program or a package of the project if FOLDER is a constant.
         """
         sources, parts = self.sources, []
         while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
@@ -305,7 +328,7 @@ class Dependencies:
                 return set()
             parts.insert(0, str(node.right.value))
             node = node.left
-        if len(parts) == 1 and (dotted(node).isupper() or '__file__' in ast.unparse(node)):
+        if len(parts) == 1 and (dotted_name(node).isupper() or '__file__' in ast.unparse(node)):
             (name,) = parts
             return {path for path in sources.paths if name in (path, path.split('/')[0])}
         return sources.named_in('/'.join(parts))

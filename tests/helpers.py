@@ -75,13 +75,15 @@ NEEDS = {
 
 
 def with_needs(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The changes, and what their choices cannot do without."""
+    """Returns the changes, and the fields that their choices require."""
     needed = [NEEDS.get(item, {}) for item in changes.items()]
-    return {path: value for one in needed for path, value in one.items()} | dict(changes)
+    return {path: value for needs in needed for path, value in needs.items()} | dict(changes)
 
 
 def tiny_raw(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The default config made tiny, as nested dicts, with {'model.norm': 'none', ...} changed."""
+    """Returns the default config made tiny, as nested dicts, with {'model.norm': 'none', ...}
+    changed.
+    """
     raw = default.get_config().to_dict()
     for path, value in (TINY | dict(changes or {})).items():
         section, name = path.split('.')
@@ -94,7 +96,7 @@ def tiny_config(changes: Mapping[str, Any] | None = None) -> Config:
 
 
 def checked_config(changes: Mapping[str, Any] | None = None) -> Config:
-    """With what its choices cannot do without; refused where train.py would refuse it."""
+    """Returns a config with required fields; refuses what train.py would refuse."""
     config = tiny_config(with_needs(changes or {}))
     check(config)
     return config
@@ -110,13 +112,13 @@ def tiny_learner(config: Config) -> Learner:
 
 
 def tiny_batch(seed: int = 0, rows: int = 8, length: int = 8) -> dict[str, np.ndarray]:
-    """Random tokens without BOS; every row is one document."""
+    """Returns random tokens without BOS; every row is one document."""
     tokens = np.random.default_rng(seed).integers(1, VOCAB, (rows, length + 1), dtype=np.int32)
     return {'tokens': tokens, 'segments': np.ones_like(tokens)}
 
 
 def packed_batch(seed: int = 0, rows: int = 8, length: int = 8) -> dict[str, np.ndarray]:
-    """Two documents a row, the second of another length in each, then padding, more in the last."""
+    """Returns rows with two documents, the second with different lengths, then padding."""
     batch = tiny_batch(seed, rows, length)
     for row in range(rows):
         first = 2 + row % 3
@@ -129,14 +131,14 @@ def packed_batch(seed: int = 0, rows: int = 8, length: int = 8) -> dict[str, np.
 
 
 def program_of(config: Config) -> Config:
-    """The same for all configs that one program serves."""
+    """Returns a config that is the same for all configs of one program."""
     flat = flatten(config)
     return update_recipe(config, {p: flat[p] and 1 for p in RUN_PATHS if not is_off(p, flat[p])})
 
 
 @functools.cache
 def train_step(config: Config) -> Callable:
-    """jitted; it runs on one device and donates nothing."""
+    """Returns a jitted step; it runs on one device and donates nothing."""
     return jax.jit(make_train_step(tiny_learner(config)))
 
 
@@ -147,27 +149,29 @@ def _init(program: Config) -> Callable:
 
 
 def initial_state(config: Config, seed: int = 0) -> State:
-    """As `init_state` makes it, as numpy arrays: no test can change or donate them. One program
-    serves all numbers.
+    """Returns the state of `init_state` as NumPy arrays, which no test can change or donate.
+
+    One program serves all numeric options.
     """
-    made = _init(program_of(config))(jax.random.key(seed), make_hyper(config))
-    return jax.device_get(made)
+    state = _init(program_of(config))(jax.random.key(seed), make_hyper(config))
+    return jax.device_get(state)
 
 
 def trained(learner: Learner, runs: int | None = None) -> Callable:
-    """losses(keys, hypers, batches [steps, ...]) -> (losses [steps], last state), in one program.
+    """Returns losses(keys, hypers, batches [steps, ...]) -> (losses [steps], last state), as one
+    program.
 
-    runs: how many, mapped over a leading axis of keys and hypers, and over the second one of
+    runs: number of runs, mapped over a leading axis of keys and hypers, and over the second axis of
     batches; None: one run, without that axis.
     """
     step = make_train_step(learner)
 
     def run(key, hyper, batches):
-        def one(state, batch):
+        def scan_step(state, batch):
             state, metrics = step(state, batch, hyper)
             return state, metrics['loss']
 
-        last, losses = jax.lax.scan(one, init_state(learner, hyper, key), batches)
+        last, losses = jax.lax.scan(scan_step, init_state(learner, hyper, key), batches)
         return losses, last
 
     mapped = run if runs is None else jax.vmap(run, in_axes=(0, 0, 1), out_axes=(1, 0))
@@ -175,7 +179,9 @@ def trained(learner: Learner, runs: int | None = None) -> Callable:
 
 
 def trained_on_all_devices(learner: Learner, batches: Any, hyper: Hyper) -> State:
-    """The state after a step with each of the batches [steps, B, ...], rows over the devices."""
+    """Returns the state after a step with each of the batches [steps, B, ...], with rows over
+    devices.
+    """
     mesh, step = make_mesh(learner.recipe.mesh), make_train_step(learner)
     assert mesh.shape['data'] == len(jax.devices()) > 1
 
@@ -186,22 +192,22 @@ def trained_on_all_devices(learner: Learner, batches: Any, hyper: Hyper) -> Stat
         )[0]
 
     rows = NamedSharding(mesh, PartitionSpec(None, 'data'))
-    cut = jax.jit(
+    sharded = jax.jit(
         run,
         in_shardings=(rows, replicated_sharding(mesh)),
         out_shardings=replicated_sharding(mesh),
     )
-    return jax.device_get(cut(batches, hyper))
+    return jax.device_get(sharded(batches, hyper))
 
 
-def rows_of(paths: Sequence[str], taken: Config) -> list[dict[str, Any]]:
-    """{field: name} for every name that the fields can have, but for those that `taken` has."""
-    flat = flatten(taken)
+def rows_of(paths: Sequence[str], config: Config) -> list[dict[str, Any]]:
+    """Returns {field: name} for every name of the fields, except the names in `config`."""
+    flat = flatten(config)
     return [{path: name} for path in paths for name in CHOICES[path].table if name != flat[path]]
 
 
 def another(option: Option, value: float) -> float:
-    """A value within the bounds of an option, far enough from `value` to show."""
+    """Returns a value within the bounds of an option, far enough from `value` to have an effect."""
     span = max(min(option.maximum, 1.0) - max(option.minimum, 0.0), 0.0) or option.minimum
     step = 0.1 * span if value >= 0.1 * span else 0.01 * span
     if int(value) == value and option.maximum == math.inf:  # a number of steps
@@ -210,12 +216,12 @@ def another(option: Option, value: float) -> float:
 
 
 def stack(trees: list[Any]) -> Any:
-    """Runs as one tree with a leading axis, to be mapped over."""
+    """Stacks runs as one tree with a leading axis."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
-def assert_trees_close(actual: Any, wanted: Any, rtol: float, atol: float) -> None:
-    """Every leaf, named where it differs."""
+def assert_trees_close(actual: Any, expected: Any, rtol: float, atol: float) -> None:
+    """Compares every leaf, and names a leaf that differs."""
     jax.tree_util.tree_map_with_path(
         lambda path, a, b: np.testing.assert_allclose(
             np.asarray(a, np.float64),
@@ -225,12 +231,12 @@ def assert_trees_close(actual: Any, wanted: Any, rtol: float, atol: float) -> No
             err_msg=jax.tree_util.keystr(path),
         ),
         actual,
-        wanted,
+        expected,
     )
 
 
 def jit_train_step(learner: Learner, mesh: Mesh) -> Callable:
-    """Returns the jitted step: state donated, batch cut by rows, metrics replicated."""
+    """Returns the jitted step: state donated, batch sharded by rows, metrics replicated."""
     state = state_shardings(learner, mesh)
     return jax.jit(
         trace_on_mesh(mesh, make_train_step(learner)),
@@ -242,7 +248,7 @@ def jit_train_step(learner: Learner, mesh: Mesh) -> Callable:
 
 
 def jit_eval_step(learner: Learner, mesh: Mesh) -> Callable:
-    """Returns the jitted evaluation step: batch cut by rows, sums replicated."""
+    """Returns the jitted evaluation step: batch sharded by rows, sums replicated."""
     return jax.jit(
         trace_on_mesh(mesh, make_eval_step(learner)),
         in_shardings=(

@@ -1,7 +1,8 @@
-"""Folders of models as a stranger might give them: a sound one, and some 1,500 ways to spoil it.
+"""Model folders as a stranger might give them: a valid one, and some 1,500 ways to spoil it.
 
-A kind changes one thing of a folder that imports: a field of config.json, a header of safetensors,
-the index, a tokenizer's file, or what a name leads to. It says which words a refusal must have.
+Each kind changes one thing of a folder that imports: a field of config.json, a header of
+safetensors, the index, a tokenizer's file, or the target of a name. It lists words that the refusal
+must have.
 """
 
 import dataclasses
@@ -31,10 +32,13 @@ RAW = '@raw@'  # a string that begins so stands for JSON text that json.dumps wo
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """One way to spoil a folder.
+    """A way to spoil a folder.
 
-    case: the family of `CASES`. spoil: changes the folder. words: a refusal must have all of them.
-    imports: whether the folder may be imported all the same, as what was changed changes no number.
+    Attributes:
+      case: the family in `CASES`.
+      spoil: changes the folder.
+      words: words that a refusal must have.
+      imports: whether the folder may still be imported, because the change affects no number.
     """
 
     case: str
@@ -44,11 +48,11 @@ class Kind:
 
 
 def write_model(folder: Path, case: str) -> None:
-    """Writes a sound folder: config.json, one file of weights, a tokenizer, and its settings."""
+    """Writes a valid folder: config.json, one file of weights, a tokenizer, and its settings."""
     folder.mkdir(parents=True)
     config = CASES[case]['config']
     (folder / 'config.json').write_text(json.dumps(config))
-    safetensors.write_file(folder / ONE_FILE, tensors_of(case))
+    safetensors.write_file(folder / ONE_FILE, read_tensors(case))
     vocab = {word: i + 3 for i, word in enumerate(WORDS)} | {'<unk>': 0, '<s>': 1, '</s>': 2}
     words = library.Tokenizer(library.models.WordLevel(vocab, '<unk>'))
     words.pre_tokenizer = library.pre_tokenizers.Whitespace()
@@ -60,16 +64,16 @@ def write_model(folder: Path, case: str) -> None:
     (folder / 'chat_template.jinja').write_text('{{ messages }}')
 
 
-def tensors_of(case: str) -> dict[str, safetensors.Tensor]:
+def read_tensors(case: str) -> dict[str, safetensors.Tensor]:
     arrays = {name: weight(name, shape) for name, shape in CASES[case]['tensors'].items()}
     return {n: safetensors.Tensor(x.dtype, x.shape, lambda x=x: x) for n, x in arrays.items()}
 
 
 def in_shards(folder: Path, case: str) -> None:
-    """Writes the weights as several files and their index."""
+    """Writes the weights as several files with their index."""
     (folder / ONE_FILE).unlink()
     names = [*CASES[case]['tensors']]
-    tensors, half = tensors_of(case), len(names) // 2
+    tensors, half = read_tensors(case), len(names) // 2
     parts = (names[:half], names[half:])
     for file, part in zip(SHARDS, parts, strict=True):
         safetensors.write_file(folder / file, {name: tensors[name] for name in part})
@@ -92,13 +96,13 @@ def directory(path: Path) -> None:
 
 def unix_socket(path: Path) -> None:
     path.unlink(missing_ok=True)
-    here = os.getcwd()
+    folder = os.getcwd()
     os.chdir(path.parent)  # the path of a socket has 107 bytes at most
     try:
-        with socket.socket(socket.AF_UNIX) as one:
-            one.bind(path.name)
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
     finally:
-        os.chdir(here)
+        os.chdir(folder)
 
 
 def link_to(target: str) -> Callable[[Path], None]:
@@ -157,7 +161,7 @@ OTHERS = (*NUMBERS, *ANY, '[16, 16]', '{"a": NaN}', '""', '"\\u0000"', '[' * 200
 
 
 def with_field(name: str, text: str) -> Callable[[Path], None]:
-    """Sets a field of config.json, which may lie below others ('a/b'), to JSON text."""
+    """Sets a field of config.json, which may be nested ('a/b'), to JSON text."""
 
     def spoil(folder: Path) -> None:
         config = json.loads((folder / 'config.json').read_text())
@@ -182,7 +186,7 @@ def without_field(name: str) -> Callable[[Path], None]:
 
 
 def paths_in(value: Any, above: str = '') -> Iterator[str]:
-    """Yields the path of each field, and of those below it."""
+    """Yields the path of each field, and of nested fields."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for name, inner in items:
         yield f'{above}{name}'
@@ -191,7 +195,7 @@ def paths_in(value: Any, above: str = '') -> Iterator[str]:
 
 
 def config_fields(per_field: int) -> Iterator[tuple[str, Kind]]:
-    """Yields `per_field` other values for each field of each family, and each field left out."""
+    """Yields `per_field` other values for each field of each family, and each field removed."""
     rng = random.Random(0)
     for case in FAMILIES:
         for path in paths_in(CASES[case]['config']):
@@ -353,8 +357,8 @@ def longer_configs() -> Iterator[tuple[str, Kind]]:
     for what, inner in INNER.items():
 
         def wrap(folder: Path, inner: Any = inner) -> None:
-            own = CASES['gemma3']['config']
-            inner = own | inner if isinstance(inner, dict) and inner else inner
+            config = CASES['gemma3']['config']
+            inner = config | inner if isinstance(inner, dict) and inner else inner
             whole = {'model_type': 'gemma3', 'text_config': inner}
             (folder / 'config.json').write_text(json.dumps(whole))
 
@@ -370,7 +374,7 @@ def raw_file(header: Any, data: bytes = b'', length: int | None = None) -> bytes
 
 
 def edited_header(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    """Writes the file of weights with another header, before the same data."""
+    """Writes the file of weights with another header before the same data."""
 
     def spoil(folder: Path) -> None:
         content = (folder / ONE_FILE).read_bytes()
@@ -474,14 +478,14 @@ RAW_FILES = {
 
 
 def many_names(folder: Path) -> None:
-    """A header of 300,000 empty tensors."""
+    """Returns a header of 300,000 empty tensors."""
     of = {'dtype': 'F32', 'shape': [0], 'data_offsets': [0, 0]}
     text = json.dumps({f'model.layers.{i}.x': of for i in range(300_000)}).encode()
     (folder / ONE_FILE).write_bytes(raw_file(text))
 
 
 def names_twice(folder: Path) -> None:
-    """A header of 200,000 names, the last one twice."""
+    """Returns a header of 200,000 names, the last one twice."""
     names = [*range(200_000), 199_999]
     of = '{"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}'
     text = '{' + ', '.join(f'"{i}": {of}' for i in names) + '}'
@@ -497,12 +501,12 @@ def weights() -> Iterator[tuple[str, Kind]]:
     yield f'{ONE_FILE}: 300,000 names', Kind('llama3', many_names, ())
     yield f'{ONE_FILE}: a name of many twice', Kind('llama3', names_twice, (ONE_FILE,))
     yield f'{ONE_FILE}: 8 GB of zeros', Kind('llama3', sparse(ONE_FILE, 8 << 30), (ONE_FILE,))
-    cut = old_text(ONE_FILE, lambda content: content[:-100])
-    yield f'{ONE_FILE}: cut', Kind('llama3', cut, (ONE_FILE,))
+    truncate = old_text(ONE_FILE, lambda content: content[:-100])
+    yield f'{ONE_FILE}: cut', Kind('llama3', truncate, (ONE_FILE,))
     longer = old_text(ONE_FILE, lambda content: content + bytes(100))
     yield f'{ONE_FILE}: longer', Kind('llama3', longer, (ONE_FILE,))
-    gone = lambda folder: (folder / ONE_FILE).unlink()  # noqa: E731
-    yield f'{ONE_FILE}: gone', Kind('llama3', gone, (ONE_FILE,))
+    delete = lambda folder: (folder / ONE_FILE).unlink()  # noqa: E731
+    yield f'{ONE_FILE}: gone', Kind('llama3', delete, (ONE_FILE,))
 
 
 def weight_maps() -> dict[str, Callable[[dict[str, Any]], Any]]:
@@ -558,11 +562,11 @@ def indexes() -> Iterator[tuple[str, Kind]]:
 
     yield f'{INDEX}: beside one file, a shard is gone', Kind('llama3', beside, (), imports=True)
 
-    def both(folder: Path) -> None:
+    def name_twice(folder: Path) -> None:
         in_shards(folder, 'llama3')
         (folder / SHARDS[1]).write_bytes((folder / SHARDS[0]).read_bytes())
 
-    yield f'{INDEX}: one shard twice', Kind('llama3', both, (SHARDS[1],))
+    yield f'{INDEX}: one shard twice', Kind('llama3', name_twice, (SHARDS[1],))
 
 
 # The tokenizer and its settings

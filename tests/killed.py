@@ -1,7 +1,7 @@
 """Kills within the process of a test: from a file event below a folder on, nothing is written.
 
-What lies in the folder then is what SIGKILL would have left, as no `finally` of the command can
-write or remove anything either. Writes of TensorStore, which is C++, are no events.
+The folder then holds what SIGKILL would have left, since no `finally` of the command can write or
+remove anything either. Writes of TensorStore, which is C++, are no events.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 class Killed(BaseException):
-    """A process ends where it stands."""
+    """The process ends at this point."""
 
 
 class _Death:
@@ -37,8 +37,8 @@ class _Death:
     events: list[str]  # so far
 
 
-def _path_of(event: str, arguments: tuple) -> str | None:
-    """Returns the path that an event writes; None where it only reads."""
+def _event_path(event: str, arguments: tuple) -> str | None:
+    """Returns the path that an event writes; None if it only reads."""
     if event == 'open':
         path, mode, flags = arguments
         writes = any(c in mode for c in 'wax+') if isinstance(mode, str) else flags & WRITES
@@ -56,7 +56,7 @@ def _path_of(event: str, arguments: tuple) -> str | None:
 def _watch(event: str, arguments: tuple) -> None:
     if not _Death.folder or (event != 'open' and event not in EVENTS):
         return
-    path = _path_of(event, arguments)
+    path = _event_path(event, arguments)
     if path is None or not path.startswith(_Death.folder):
         return
     _Death.events.append(f'{event} {path.removeprefix(_Death.folder)}')
@@ -66,7 +66,9 @@ def _watch(event: str, arguments: tuple) -> None:
 
 @contextlib.contextmanager
 def dying(folder: Path, at: int) -> Iterator[list[str]]:
-    """Raises Killed at the event number `at` of the block, and at each after it; yields the events.
+    """Raises Killed at the event number `at` of the block, and at each later event; yields the
+    events.
+
     at: from 1; 0 only counts.
     """
     if not hasattr(_Death, 'is_watching'):

@@ -1,4 +1,4 @@
-"""Commands out of the habits of other programs, and what is to be written here instead."""
+"""Commands in the style of other programs, and the commands to use here instead."""
 
 # {program: {what is given: the flags that the answer ends with}}
 ANSWERED = {

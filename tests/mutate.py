@@ -1,16 +1,16 @@
-"""How many small faults, put into a file one by one, its tests see.
+"""Measures how many small faults, put into a file one at a time, its tests detect.
 
     uv run python -m tests.mutate modules/mlp.py [...] [--sample=20] [--seed=0]
     uv run python -m tests.mutate --since=HEAD~1
 
-Works in copies of the project. Each fault is put in alone, and the tests that `tests.touched --of`
-names for the file are run: those of the default tier, with --full those of the full one where they
-pass. Prints every fault that no test saw with its lines, then a table. With --since, faults are
-those of lines that differ from a commit, in the files named or in all that differ.
+Works in copies of the project. Each fault is put in alone, followed by the tests that
+`tests.touched --of` names for the file: the default tier and, with --full, the full tier if they
+pass. Prints every undetected fault with its lines, then a table. With --since, faults are in lines
+that differ from a commit, in the given files or in all that differ.
 
-A survivor is a place to look, no verdict: some faults change nothing that anyone may notice.
-Mutation tools were tried: mutmut forks the process that runs tests, which JAX does not survive, and
-cosmic-ray's operators swap no arguments and remove no statement, term or keyword.
+A survivor is a place to look at, not a verdict: some faults have no visible effect. Mutation tools
+were tried: mutmut forks the process that runs tests, which JAX does not survive, and cosmic-ray's
+operators swap no arguments and remove no statement, term or keyword.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.touched import Selector, changed, files_of, git
+from tests.touched import Selector, changed, git, list_files
 
 LEFT_OUT = shutil.ignore_patterns('.git', '.venv', 'runs', '__pycache__', '*.egg-info')
 PASSED = pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED
@@ -72,20 +72,20 @@ COMPOUND = ast.BinOp | ast.BoolOp | ast.Compare | ast.IfExp | ast.Lambda | ast.U
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """A text with one fault. line: where it begins. kind: one of `faults`."""
+    """A text with one fault. line: first line of the fault. kind: a kind of `faults`."""
 
     kind: str
     line: int
     text: str
 
     def diff(self, text: str) -> list[str]:
-        """The lines that differ from those of the text without the fault."""
+        """Returns the lines that differ from the text without the fault."""
         lines = difflib.unified_diff(text.splitlines(), self.text.splitlines(), n=0, lineterm='')
         return [line for line in list(lines)[2:] if not line.startswith('@@')]
 
 
 def faults(node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
-    """(kind, a node, what would stand in its place) of each fault of a node, or of its test."""
+    """Yields (kind, node, replacement) for each fault of a node, or of its test."""
     match node:
         case ast.Compare(ops=[op]) if type(op) in OPERATORS:
             yield 'comparison', node, _with(node, ops=[OPERATORS[type(op)]()])
@@ -102,7 +102,7 @@ def faults(node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
         case ast.Constant(value=int() | float()):
             yield 'constant', node, ast.Constant(node.value + 1)
         case ast.Call():
-            yield from _faults_of_call(node)
+            yield from _call_faults(node)
         case ast.If() | ast.IfExp():
             yield 'condition', node.test, ast.UnaryOp(ast.Not(), node.test)
             yield 'guard', node.test, ast.Constant(False)
@@ -116,7 +116,7 @@ def faults(node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
             yield 'statement', node, ast.Pass()
 
 
-def _faults_of_call(node: ast.Call) -> Iterator[tuple[str, ast.AST, ast.AST]]:
+def _call_faults(node: ast.Call) -> Iterator[tuple[str, ast.AST, ast.AST]]:
     if any(isinstance(value, ast.Starred) for value in node.args):
         return
     if len(node.args) == 1 and not node.keywords:
@@ -124,8 +124,8 @@ def _faults_of_call(node: ast.Call) -> Iterator[tuple[str, ast.AST, ast.AST]]:
     if len(node.args) > 1 and ast.dump(node.args[0]) != ast.dump(node.args[1]):
         yield 'arguments', node, _with(node, args=[node.args[1], node.args[0], *node.args[2:]])
     for keyword in node.keywords:
-        rest = [one for one in node.keywords if one is not keyword]
-        yield 'keyword', node, _with(node, keywords=rest)
+        remaining = [argument for argument in node.keywords if argument is not keyword]
+        yield 'keyword', node, _with(node, keywords=remaining)
 
 
 def _with(node: ast.AST, **fields) -> ast.AST:
@@ -144,57 +144,60 @@ def _is_none(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def code_of(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and all below it, without what does not run: annotations, and words of errors."""
+def find_code(node: ast.AST) -> Iterator[ast.AST]:
+    """Returns a node and all nodes below it, without code that does not run: annotations, and words
+    of errors.
+    """
     yield node
     for name, value in ast.iter_fields(node):
         if name in ('annotation', 'returns', 'exc'):
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
-                yield from code_of(child)
+                yield from find_code(child)
 
 
 def mutants(text: str, lines: set[int] | None = None) -> list[Mutant]:
-    """All that differ from the text by one fault, of some lines where these are given.
+    """Returns all texts that differ by one fault, in some lines if these are given.
 
-    Nothing but the text of the node changes, so that comments and other lines stay as they are.
+    Only the text of the node changes, so that comments and other lines remain.
     """
     starts, encoded = [0], text.encode()
     for line in encoded.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    found = {}
-    for node in code_of(ast.parse(text)):
-        for kind, place, other in faults(node):
+    by_text = {}
+    for node in find_code(ast.parse(text)):
+        for kind, place, replacement in faults(node):
             if lines is not None and place.lineno not in lines:
                 continue
             start = starts[place.lineno - 1] + place.col_offset
             stop = starts[place.end_lineno - 1] + place.end_col_offset
-            words = ast.unparse(ast.fix_missing_locations(other))
-            words = f'({words})' if isinstance(other, COMPOUND) else words
-            made = (encoded[:start] + words.encode() + encoded[stop:]).decode()
+            words = ast.unparse(ast.fix_missing_locations(replacement))
+            words = f'({words})' if isinstance(replacement, COMPOUND) else words
+            mutated = (encoded[:start] + words.encode() + encoded[stop:]).decode()
             with contextlib.suppress(SyntaxError):
-                ast.parse(made)
-                found.setdefault(made, Mutant(kind, place.lineno, made))
-    return sorted(found.values(), key=lambda mutant: mutant.line)
+                ast.parse(mutated)
+                by_text.setdefault(mutated, Mutant(kind, place.lineno, mutated))
+    return sorted(by_text.values(), key=lambda mutant: mutant.line)
 
 
-def sampled(mutants: Sequence[Mutant], number: int, seed: str) -> list[Mutant]:
-    """Some of them, the same for the same seed, in the order of lines."""
+def sample_mutants(mutants: Sequence[Mutant], number: int, seed: str) -> list[Mutant]:
+    """Returns a sample of the mutants, the same for the same seed, in the order of lines."""
     chosen = random.Random(seed).sample(range(len(mutants)), min(number, len(mutants)))
     return [mutants[i] for i in sorted(chosen)]
 
 
 class Project:
-    """A copy of a project in which one file at a time is changed."""
+    """A copy of a project with one changed file at a time."""
 
     def __init__(self, root: Path, folder: Path):
         self.folder = folder
         shutil.copytree(root, folder, ignore=LEFT_OUT, symlinks=True)
 
     def outcome(self, file: str, text: str, commands: Sequence[Sequence[str]], seconds=None) -> str:
-        """'killed', 'survived' or 'timeout': of commands that test the project with another text
-        in a file, which has its own again afterwards.
+        """Returns 'killed', 'survived' or 'timeout' for test commands with another text in a file.
+
+        The file is restored afterwards.
         """
         path = self.folder / file
         before = path.read_text()
@@ -209,7 +212,9 @@ class Project:
         return 'survived'
 
     def status(self, command: Sequence[str], seconds: float | None) -> int | None:
-        """The exit status of a command; None where it takes longer, and all it began has ended."""
+        """Returns the exit status of a command; None if it times out, after killing all it has
+        started.
+        """
         quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}
         process = subprocess.Popen(command, cwd=self.folder, start_new_session=True, **quiet)
         try:
@@ -223,27 +228,28 @@ class Project:
 
 
 def commands(tests: Sequence[str], full: bool) -> list[list[str]]:
-    """Of pytest: the default tier, and the full one too."""
+    """Returns the pytest commands of the default tier, and of the full tier if requested."""
     start = [sys.executable, '-m', 'pytest', '-q', '-x', '-n', '0', '-p', 'no:cacheprovider']
     return [[*start, *tests], *([[*start, '-m', 'full', *tests]] if full else [])]
 
 
 def differing_lines(root: Path, file: str, commit: str) -> set[int] | None:
-    """Numbers of the lines that a commit has not; None, for all, of a file that git has not."""
+    """Returns the numbers of lines that a commit lacks; None, for all, if git lacks the file."""
     if not git(root, 'ls-files', file):
         return None
-    found = set()
+    lines = set()
     for line in git(root, 'diff', '--unified=0', commit, '--', file):
         if hunk := re.match(r'@@ -\S+ \+(\d+)(?:,(\d+))? @@', line):
-            found |= set(range(int(hunk[1]), int(hunk[1]) + int(hunk[2] or 1)))
-    return found
+            lines |= set(range(int(hunk[1]), int(hunk[1]) + int(hunk[2] or 1)))
+    return lines
 
 
 def run(
     root: Path, chosen: dict[str, tuple[list[str], list[Mutant]]], jobs: int, full: bool
 ) -> int:
-    """Prints what becomes of the mutants of each file, {file: (its tests, mutants)}; returns how
-    many survived. SystemExit where tests fail without a fault.
+    """Prints the outcome of the mutants of each file, {file: (its tests, mutants)}.
+
+    Returns the number of survivors. Raises SystemExit if tests fail without a fault.
     """
     rows = []
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -253,32 +259,40 @@ def run(
         for i in range(jobs):
             projects.put(Project(root, Path(folder) / f'project_{i}'))
 
-        def outcome(file, text, asked, seconds=None):
+        def outcome(file, text, pytest_commands, seconds=None):
             project = projects.get()
             try:
-                return project.outcome(file, text, asked, seconds)
+                return project.outcome(file, text, pytest_commands, seconds)
             finally:
                 projects.put(project)
 
         for file, (tests, faulty) in chosen.items():
-            text, asked, start = (root / file).read_text(), commands(tests, full), time.monotonic()
-            if outcome(file, text, asked) != 'survived':
-                raise SystemExit(f'{file}: tests fail without a fault: {shlex.join(asked[-1])}')
-            most = SECONDS + 5 * (time.monotonic() - start)
-            found = collections.Counter()
-            each = functools.partial(outcome, file, asked=asked, seconds=most)
-            results = pool.map(each, [mutant.text for mutant in faulty])
+            text, pytest_commands, start = (
+                (root / file).read_text(),
+                commands(tests, full),
+                time.monotonic(),
+            )
+            if outcome(file, text, pytest_commands) != 'survived':
+                raise SystemExit(
+                    f'{file}: tests fail without a fault: {shlex.join(pytest_commands[-1])}'
+                )
+            limit = SECONDS + 5 * (time.monotonic() - start)
+            counts = collections.Counter()
+            test_mutant = functools.partial(
+                outcome, file, pytest_commands=pytest_commands, seconds=limit
+            )
+            results = pool.map(test_mutant, [mutant.text for mutant in faulty])
             for mutant, result in zip(faulty, results, strict=True):
-                found[result] += 1
+                counts[result] += 1
                 if result == 'survived':
                     print(f'{file}:{mutant.line}: {mutant.kind}', *mutant.diff(text), sep='\n')
-            rows.append((file, len(faulty), found))
-            print(f'{file}: {dict(found)} by {" ".join(tests)}', flush=True)
+            rows.append((file, len(faulty), counts))
+            print(f'{file}: {dict(counts)} by {" ".join(tests)}', flush=True)
     print('\n| file | faults | seen | of these, by running too long | not seen |')
     print('|---|---|---|---|---|')
-    for file, number, found in rows:
-        print(f'| {file} | {number} | {number - found["survived"]} | {found["timeout"]} ', end='')
-        print(f'| {found["survived"]} |')
+    for file, number, counts in rows:
+        print(f'| {file} | {number} | {number - counts["survived"]} | {counts["timeout"]} ', end='')
+        print(f'| {counts["survived"]} |')
     survived, number = sum(row[2]['survived'] for row in rows), sum(row[1] for row in rows)
     print(f'\nof {number} faults in {len(rows)} files, {number - survived} were seen')
     return survived
@@ -293,23 +307,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('--full', action='store_true', help='the full tier too')
     parser.add_argument('--jobs', type=int, default=1, help='tests at once')
     parser.add_argument('--list', action='store_true', help='shows the faults and runs nothing')
-    asked = parser.parse_args(argv)
-    selector = Selector(ROOT, files_of(ROOT))
-    files = asked.files or (changed(ROOT, asked.since) if asked.since else [])
+    arguments = parser.parse_args(argv)
+    selector = Selector(ROOT, list_files(ROOT))
+    files = arguments.files or (changed(ROOT, arguments.since) if arguments.since else [])
     files = [file for file in files if file in selector.nearest.product]
     if not files:
         parser.error('names no file of the product that is Python; give some, or --since=COMMIT')
     chosen = {}
     for file in files:
-        lines = differing_lines(ROOT, file, asked.since) if asked.since else None
+        lines = differing_lines(ROOT, file, arguments.since) if arguments.since else None
         text = (ROOT / file).read_text()
-        faulty = sampled(mutants(text, lines), asked.sample, f'{asked.seed} {file}')
+        faulty = sample_mutants(mutants(text, lines), arguments.sample, f'{arguments.seed} {file}')
         if faulty:
-            chosen[file] = (selector.nearest.tests_of(file), faulty)
-        if asked.list:
+            chosen[file] = (selector.nearest.rank_tests(file), faulty)
+        if arguments.list:
             for mutant in faulty:
                 print(f'{file}:{mutant.line}: {mutant.kind}', *mutant.diff(text), sep='\n')
-    return 0 if asked.list else bool(run(ROOT, chosen, asked.jobs, asked.full))
+    return 0 if arguments.list else bool(run(ROOT, chosen, arguments.jobs, arguments.full))
 
 
 if __name__ == '__main__':

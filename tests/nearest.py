@@ -1,11 +1,13 @@
-"""The tests of a file of the product: its own by name, or those that use it most directly."""
+"""The tests of a product file: the file's own test by name, or the tests that use it most
+directly.
+"""
 
 import collections
 import functools
 import re
 from pathlib import PurePosixPath
 
-from tests.dependencies import Dependencies, dotted, within
+from tests.dependencies import Dependencies, dotted_name, within
 
 ROOMS = ('eval', 'lm', 'modules', 'tpu', 'train.py')
 MOST = 4  # tests of a file that has none of its own name
@@ -13,35 +15,43 @@ SHARE = 0.25  # of the best one's score, below which a test is another file's
 
 
 class Nearest:
-    """Which tests of a project are those of a file."""
+    """Finds the tests of a file in a project."""
 
     def __init__(self, dependencies: Dependencies, tests: frozenset[str]):
         self.sources, self.readers, self.tests = dependencies.sources, dependencies.readers, tests
         self.product = {path for path in self.sources.python if path.split('/')[0] in ROOMS}
 
-    def tests_of(self, file: str) -> list[str]:
-        """Files of tests, the nearest first: that of the file's name in its folder; otherwise those
-        that use what it defines, or what a file that uses it defines, and so on; otherwise those
-        that read it, as by a command, and least besides. Empty where no test does.
+    def rank_tests(self, file: str) -> list[str]:
+        """Returns test files, the nearest first.
+
+        These are the test with the file's name in its folder; otherwise the tests that use the
+        file's definitions, or the definitions of a file that uses it, and so on; otherwise the
+        tests that read it, as by a command, and read the fewest other files. Empty if no test does.
         """
-        if (own := own_test(file)) in self.tests:
-            return [own]
-        left, seen = {file}, {file}
-        while left:
-            if scores := {test: score for test in self.tests if (score := self.score(test, left))}:
+        if (test_file := own_test(file)) in self.tests:
+            return [test_file]
+        frontier, visited = {file}, {file}
+        while frontier:
+            if scores := {
+                test: score for test in self.tests if (score := self.score(test, frontier))
+            }:
                 return self.best(scores, file)
-            left = {user for user in self.product for used in left if self.uses[user][used]} - seen
-            seen |= left
+            frontier = {
+                user for user in self.product for used in frontier if self.uses[user][used]
+            } - visited
+            visited |= frontier
         reading = {path.partition('::')[0] for path in self.readers.get(file, ())} & self.tests
         return self.best({test: 1 / self.read_by[test] for test in reading}, file)
 
     def score(self, test: str, files: set[str]) -> float:
-        """The share that files have in all names of the product that a test uses."""
+        """Returns the share of the files in all product names that a test uses."""
         uses = self.uses[test]
         return sum(uses[file] for file in files) / max(1, uses.total())
 
     def best(self, scores: dict[str, float], file: str) -> list[str]:
-        """Tests by score, and by how many words their path and that of a file have in common."""
+        """Returns the tests by score, then by the number of words that their path shares with a
+        file's.
+        """
         words, by_words = set(re.findall(r'[a-z]+', file)) - {'py'}, {}
         for test, score in scores.items():
             by_words[test] = score * (1 + len(words & set(re.findall(r'[a-z]+', test)))) ** 2
@@ -50,13 +60,15 @@ class Nearest:
 
     @functools.cached_property
     def uses(self) -> dict[str, collections.Counter]:
-        """{file: {file of the product: how often the first names what the second defines}}"""
+        """Returns {file: {product file: how often the first uses a name that the second
+        defines}}.
+        """
         return {path: self._used_in(path) for path in self.product | self.tests}
 
     @functools.cached_property
     def read_by(self) -> collections.Counter:
-        """{file: how many files of the product it reads}"""
-        pairs = [(reader, path) for path, them in self.readers.items() for reader in them]
+        """Returns {file: number of product files that it reads}."""
+        pairs = [(reader, path) for path, paths in self.readers.items() for reader in paths]
         return collections.Counter(
             reader.partition('::')[0] for reader, path in pairs if path in self.product
         )
@@ -65,14 +77,14 @@ class Nearest:
         meant = self.sources.imported(path)
         names = list(meant.values())
         for node in within(self.sources.tree(path).body):
-            first, _, rest = dotted(node).partition('.')
+            first, _, attributes = dotted_name(node).partition('.')
             if first in meant:
-                names.append(f'{meant[first]}.{rest}' if rest else meant[first])
-        found = collections.Counter(self.sources.origin(name)[0] for name in names)
-        return collections.Counter({file: n for file, n in found.items() if file in self.product})
+                names.append(f'{meant[first]}.{attributes}' if attributes else meant[first])
+        uses = collections.Counter(self.sources.origin(name)[0] for name in names)
+        return collections.Counter({file: n for file, n in uses.items() if file in self.product})
 
 
 def own_test(file: str) -> str:
-    """The path that a test of a file's name has: tests/lm/run/test_wave.py of lm/run/wave.py."""
+    """Returns the path of a file's test by name: tests/lm/run/test_wave.py for lm/run/wave.py."""
     path = PurePosixPath('tests') / file
     return str(path.with_name(f'test_{path.stem.strip("_")}.py'))

@@ -1,8 +1,8 @@
-"""An S3 server on this machine (moto's, in a process of its own), a line to it that can be cut, and
-as much of Google's interface as is used.
+"""An S3 server on this machine (moto's, in a separate process), a connection to it that can be cut,
+and the used part of Google's interface.
 
-What a program does with it is real: its requests, its conditions and its errors. The server keeps
-objects in memory, and takes any credentials.
+The programs under test make real requests, with real conditions and errors. The server keeps
+objects in memory, and accepts any credentials.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ QUICK = {  # in place of 15 s, 180 s and 60 s
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(('127.0.0.1', 0))
-        return one.getsockname()[1]
+    with socket.socket() as server:
+        server.bind(('127.0.0.1', 0))
+        return server.getsockname()[1]
 
 
 @contextlib.contextmanager
 def server() -> Iterator[int]:
-    """The port of a server with BUCKET in it."""
+    """Yields the port of a server with BUCKET in it."""
     port = free_port()
     command = [sys.executable, '-m', 'moto.server', '-H', '127.0.0.1', '-p', str(port)]
     quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}
@@ -63,7 +63,7 @@ def _answers(port: int) -> bool:
 
 
 def client(port: int):
-    """The AWS SDK's, for what only an administrator does."""
+    """Returns the AWS SDK's client, for administration."""
     import boto3
 
     keys = {'aws_access_key_id': 'testing', 'aws_secret_access_key': 'testing'}
@@ -72,8 +72,8 @@ def client(port: int):
 
 
 class Gcs(http.server.BaseHTTPRequestHandler):
-    """As much of Google's XML interface as the library uses, in memory. Its conditions are of the
-    number of an object's generation, where S3 has those of its tag.
+    """The part of Google's XML interface that the library uses, in memory. Its conditions refer to
+    an object's generation, where S3 has tags.
     """
 
     objects: ClassVar[dict[str, tuple[bytes, int]]] = {}
@@ -82,15 +82,15 @@ class Gcs(http.server.BaseHTTPRequestHandler):
 
     @property
     def _name(self) -> str:
-        """/BUCKET/NAME."""
+        """Returns NAME of /BUCKET/NAME."""
         return urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
 
     def do_GET(self):
         query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
         if 'list-type' in query:
             return self._list(self._name, query.get('prefix', ''))
-        found = self.objects.get(self._name)
-        return self._answer(404, b'') if found is None else self._answer(200, *found)
+        stored = self.objects.get(self._name)
+        return self._answer(404, b'') if stored is None else self._answer(200, *stored)
 
     def _list(self, bucket: str, prefix: str) -> None:
         start = f'{bucket.rstrip("/")}/'
@@ -112,8 +112,8 @@ class Gcs(http.server.BaseHTTPRequestHandler):
         return self._answer(200, b'', self.objects[self._name][1])
 
     def do_DELETE(self):
-        found = self.objects.pop(self._name, None)
-        self._answer(404 if found is None else 204, b'')
+        stored = self.objects.pop(self._name, None)
+        self._answer(404 if stored is None else 204, b'')
 
     def _answer(self, status: int, body: bytes, generation: int = 0) -> None:
         self.send_response(status)
@@ -125,12 +125,12 @@ class Gcs(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_):
-        """Quietly."""
+        """Logs nothing."""
 
 
 @contextlib.contextmanager
 def serving(handler: type) -> Iterator[str]:
-    """Its URL, from a thread."""
+    """Yields its URL, served from a thread."""
     with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
         yield f'http://127.0.0.1:{running.server_port}'
@@ -138,7 +138,7 @@ def serving(handler: type) -> Iterator[str]:
 
 
 class Line:
-    """Passes connections on to a port of this machine, until it is cut."""
+    """Forwards connections to a port of this machine, until it is cut."""
 
     def __init__(self, to: int):
         self.port, self._to = free_port(), to
@@ -151,25 +151,25 @@ class Line:
         threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
 
     def cut(self) -> None:
-        """Connections are reset, and new ones refused."""
+        """Resets connections, and refuses new ones."""
         listener, self._listener = self._listener, None
         if listener is not None:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
-        for one in self._open:
+        for connection in self._open:
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
         self._open.clear()
 
     def _serve(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
-                one, _ = listener.accept()
-                other = socket.create_connection(('127.0.0.1', self._to))
-                self._open += [one, other]
-                for ends in ((one, other), (other, one)):
+                client, _ = listener.accept()
+                server = socket.create_connection(('127.0.0.1', self._to))
+                self._open += [client, server]
+                for ends in ((client, server), (server, client)):
                     threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
 
     @staticmethod
@@ -182,7 +182,7 @@ class Line:
 
 
 def environment(port: int, cache) -> dict[str, str]:
-    """For a program: where the server is, and a cache of its own."""
+    """Returns variables for a program: the server's address, and a cache of its own."""
     return {
         **CREDENTIALS,
         **QUICK,
@@ -192,6 +192,6 @@ def environment(port: int, cache) -> dict[str, str]:
 
 
 def variables() -> list[str]:
-    """Those that are set here, and must not reach a test."""
+    """Returns the variables that are set here, and must not reach a test."""
     kinds = ('AWS_', 'GOOGLE_', 'EVENKEEL_BUCKET_', 'EVENKEEL_CACHE')
     return [name for name in os.environ if name.startswith(kinds)]

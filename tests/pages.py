@@ -1,4 +1,4 @@
-"""What there is to read of the project, and what its pages tell to type."""
+"""The pages of the project, and the commands in them."""
 
 import re
 import shlex
@@ -8,7 +8,7 @@ from tests import ROOT
 FENCED = re.compile(r'(^```.*?^```$)', re.DOTALL | re.MULTILINE)
 
 
-def lowered(page: str) -> str:
+def shrink_options(page: str) -> str:
     """Returns a page with its headings one level lower: it is a section then."""
     parts = FENCED.split(page)
     return ''.join(
@@ -19,7 +19,7 @@ def lowered(page: str) -> str:
 
 FRONT_PAGE = (ROOT / 'README.md').read_text()
 GUIDE = [path.read_text() for path in sorted((ROOT / 'docs' / 'guide').glob('*.md'))]
-TEXT = '\n'.join([FRONT_PAGE, *map(lowered, GUIDE)])
+TEXT = '\n'.join([FRONT_PAGE, *map(shrink_options, GUIDE)])
 TUTORIALS = {path.stem: path for path in sorted((ROOT / 'docs' / 'tutorials').glob('*.md'))}
 SMALL = {  # flags of train.py, where the line has no value of its own
     'config.model.d_model': 16,
@@ -40,8 +40,9 @@ MORE = {  # flags for the lines with these words
 
 
 def arguments(line: str, small: bool = True) -> list[str]:
-    """Returns [program, argument, ...] of a line, in which the program is a path or a module;
-    small: with the sizes of tests.
+    """Returns [program, argument, ...] of a line; the program is a path or a module.
+
+    small: whether to add the small sizes of tests.
     """
     words = shlex.split(line, comments=True)
     for word in ('uv', 'run', 'python', '-m'):
@@ -51,22 +52,22 @@ def arguments(line: str, small: bool = True) -> list[str]:
     added = SMALL if words[0] == 'train.py' and '--config' in line else {}
     for part, flags in MORE.items():
         added = added | (flags if part in line else {})
-    given = {word.lstrip('-').split('=')[0] for word in words}
-    return words + [f'--{name}={value}' for name, value in added.items() if name not in given]
+    names = {word.lstrip('-').split('=')[0] for word in words}
+    return words + [f'--{name}={value}' for name, value in added.items() if name not in names]
 
 
 def add_lines(text: str, diff: list[str]) -> str:
-    """Returns a text with each line of +, behind the line without + before it; imports go to the
+    """Returns a text with each line of + after the line without + before it; imports go to the
     top.
     """
     lines, at = text.splitlines(), 0
     for line in diff:
         if line.startswith('+from '):
-            at = next(i for i, known in enumerate(lines) if known.startswith('from '))
+            at = next(i for i, existing in enumerate(lines) if existing.startswith('from '))
             lines.insert(at, line[1:])
         elif line.startswith('+'):
             at += 1
             lines.insert(at, line[1:])
         else:
-            at = next(i for i, known in enumerate(lines) if known.startswith(line[1:]))
+            at = next(i for i, existing in enumerate(lines) if existing.startswith(line[1:]))
     return '\n'.join(lines) + '\n'

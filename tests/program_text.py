@@ -1,5 +1,5 @@
-"""Reads two things from a compiled program: what it moves through the chip's large memory, and what
-a GPU computes while its devices exchange arrays.
+"""Reads two things from a compiled program: its traffic in the chip's large memory, and the
+computations of a GPU while its devices exchange arrays.
 """
 
 import itertools
@@ -21,7 +21,7 @@ UPDATE = 'dynamic-update-slice'  # writes its second operand into its first, in 
 
 
 class Move(NamedTuple):
-    """Bytes that one instruction reads and writes in the chip's large memory, in all rounds of a
+    """Bytes that an instruction reads and writes in the chip's large memory, in all iterations of a
     loop together.
     """
 
@@ -31,66 +31,80 @@ class Move(NamedTuple):
 
 
 def moves(program: jax.stages.Compiled) -> list[Move]:
-    """Returns the moves of the instructions that the program schedules: arrays of SMALL bytes and
-    more that do not lie in a TPU's fast memory.
+    """Returns the moves of the scheduled instructions: arrays of SMALL bytes and more outside a
+    TPU's fast memory.
 
-    Each operand and each result counts once. A product reads its operands more often than that
-    where no cache holds them, and what a GPU's cache holds until the next instruction is not moved.
+    Each operand and each result counts once. A product reads its operands more often if no cache
+    holds them, and arrays that a GPU's cache holds until the next instruction do not move.
     """
     module = Module(program.as_text())
     assert not module.unknown_loops, module.unknown_loops
-    found = []
-    for name, one, times in module.instructions():
-        if one.opcode not in MOVES_NOTHING + CALLERS and not one.opcode.endswith('-done'):
-            moved = _moved(module, module.computations[name], one)
-            found.append(Move(one.name, one.opcode, times * moved))
-    return [move for move in found if move.bytes]
+    transfers = []
+    for name, instruction, times in module.instructions():
+        if instruction.opcode not in MOVES_NOTHING + CALLERS and not instruction.opcode.endswith(
+            '-done'
+        ):
+            moved = _count_bytes(module, module.computations[name], instruction)
+            transfers.append(Move(instruction.name, instruction.opcode, times * moved))
+    return [move for move in transfers if move.bytes]
 
 
-def _moved(module: Module, computation: Computation, one: Instruction) -> int:
-    written = _bytes(_results(one))
-    if one.opcode.endswith(('-start', '-update')):  # their results include the operands
+def _count_bytes(module: Module, computation: Computation, instruction: Instruction) -> int:
+    written = _bytes(_results(instruction))
+    if instruction.opcode.endswith(('-start', '-update')):  # their results include the operands
         return written
-    if one.opcode in PARTS:
+    if instruction.opcode in PARTS:
         return 2 * written
-    read = [_bytes(_results(computation[operand])) for operand in one.operands]
-    if one.opcode == UPDATE:
-        return 2 * read[1]
-    if one.opcode == 'fusion':
-        read, written = _with_parts(module.computations[one.callee], read, written)
-    return sum(read) + written
+    operand_bytes = [_bytes(_results(computation[operand])) for operand in instruction.operands]
+    if instruction.opcode == UPDATE:
+        return 2 * operand_bytes[1]
+    if instruction.opcode == 'fusion':
+        operand_bytes, written = _with_parts(
+            module.computations[instruction.callee], operand_bytes, written
+        )
+    return sum(operand_bytes) + written
 
 
-def _with_parts(inside: Computation, read: list[int], written: int) -> tuple[list[int], int]:
-    """Returns what a fusion with these instructions reads and writes, where it reads only parts of
-    arrays, or writes only parts of one in place.
+def _with_parts(
+    inside: Computation, operand_bytes: list[int], written: int
+) -> tuple[list[int], int]:
+    """Returns the bytes that a fusion of these instructions reads and writes.
+
+    The fusion may read only parts of arrays, or write only parts of an array in place.
     """
     uses = {}  # number of the operand: the instructions that take it, and as which of theirs
-    for one in inside.values():
-        for place, operand in enumerate(one.operands if one.opcode != 'bitcast' else ()):
+    for instruction in inside.values():
+        for place, operand in enumerate(
+            instruction.operands if instruction.opcode != 'bitcast' else ()
+        ):
             source = skip_opcode(inside, inside[operand], 'bitcast')
             if source.opcode == 'parameter':
-                uses.setdefault(int(source.argument), []).append((one, place))
+                uses.setdefault(int(source.argument), []).append((instruction, place))
     for number, users in uses.items():
-        if all(one.opcode in PARTS and place == 0 for one, place in users):
-            read[number] = min(read[number], sum(_bytes(one.arrays, True) for one, _ in users))
-        elif written and all(one.opcode == UPDATE and place == 0 for one, place in users):
-            read[number] = 0
-            for one, _ in users:
-                part = _bytes(inside[one.operands[1]].arrays, True)
-                written = max(written - _bytes(one.arrays, True), 0) + part
-    return read, written
+        if all(instruction.opcode in PARTS and place == 0 for instruction, place in users):
+            operand_bytes[number] = min(
+                operand_bytes[number],
+                sum(_bytes(instruction.arrays, True) for instruction, _ in users),
+            )
+        elif written and all(
+            instruction.opcode == UPDATE and place == 0 for instruction, place in users
+        ):
+            operand_bytes[number] = 0
+            for instruction, _ in users:
+                part = _bytes(inside[instruction.operands[1]].arrays, True)
+                written = max(written - _bytes(instruction.arrays, True), 0) + part
+    return operand_bytes, written
 
 
-def _results(one: Instruction) -> Iterable[Array]:
+def _results(instruction: Instruction) -> Iterable[Array]:
     """Returns the results, without the workspace that a product of cuBLAS also returns."""
-    if '"__cublas$' not in one.attributes:
-        return one.arrays
-    return itertools.takewhile(lambda array: array.dtype != 's8', one.arrays)
+    if '"__cublas$' not in instruction.attributes:
+        return instruction.arrays
+    return itertools.takewhile(lambda array: array.dtype != 's8', instruction.arrays)
 
 
 def _bytes(arrays: Iterable[Array], of_fast_memory: bool = False) -> int:
-    """Returns the bytes of arrays; where a layout has tiles, of whole ones."""
+    """Returns the bytes of arrays; with a tiled layout, of whole tiles."""
     total = 0
     for array in arrays:
         lengths = list(array.shape)
@@ -105,22 +119,22 @@ def _bytes(arrays: Iterable[Array], of_fast_memory: bool = False) -> int:
 
 
 def hidden(program: jax.stages.Compiled) -> list[tuple[str, int]]:
-    """Returns (kind, computations that a GPU starts during it) of each collective, in the scheduled
-    order of the program; 0 where everything waits for it.
+    """Returns (kind, computations that a GPU starts during it) for each collective, in scheduled
+    order; 0 if everything waits for it.
     """
-    found = []
+    intervals = []
     for computation in Module(program.as_text()).computations.values():
         order = list(computation.values())
-        for start, one in enumerate(order):
-            kind = OPCODE.match(one.opcode)
+        for start, instruction in enumerate(order):
+            kind = OPCODE.match(instruction.opcode)
             if not kind:
                 continue
-            ends = [i for i, other in enumerate(order) if _ends(other, one.name)]
+            ends = [i for i, later in enumerate(order) if _ends(later, instruction.name)]
             between = order[start + 1 : ends[0]] if ends else []
-            work = sum(other.opcode in ('fusion', 'custom-call', 'while') for other in between)
-            found.append((kind[1], work))
-    return found
+            work = sum(later.opcode in ('fusion', 'custom-call', 'while') for later in between)
+            intervals.append((kind[1], work))
+    return intervals
 
 
-def _ends(other: Instruction, name: str) -> bool:
-    return other.opcode.endswith('-done') and name in other.operands
+def _ends(instruction: Instruction, name: str) -> bool:
+    return instruction.opcode.endswith('-done') and name in instruction.operands

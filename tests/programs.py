@@ -1,8 +1,8 @@
-"""Programs compiled for chips that are not here, by their own compilers: libtpu's, and XLA's for
-GPUs with Mosaic's for kernels and NVIDIA's assembler.
+"""Programs compiled for absent chips by their own compilers: libtpu's, and XLA's for GPUs with
+Mosaic's for kernels and NVIDIA's assembler.
 
-A process that compiles has to be one of its own (`printed_by`): libtpu is loaded once, and Mosaic
-compiles for one kind of GPU in a process.
+Each compilation needs a separate process (`printed_by`): libtpu is loaded once, and Mosaic compiles
+for one kind of GPU in a process.
 """
 
 import dataclasses
@@ -33,7 +33,9 @@ ENVIRONMENT = COMPILE_ONLY_ENV | {'MOSAIC_GPU_DUMP_PTXAS': '1', 'XLA_FLAGS': ''}
 
 
 def printed_by(module: str, *arguments: str, seconds: float = 300) -> list[Any]:
-    """The lines of JSON that a module prints which compiles for chips, in a process of its own."""
+    """Returns the JSON lines that a module prints which compiles for chips, in a separate
+    process.
+    """
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, '-m', module, *arguments],
@@ -49,7 +51,9 @@ def printed_by(module: str, *arguments: str, seconds: float = 300) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Device(jax.sharding.AbstractDevice):
-    """With what Mosaic asks a GPU for; without it, it takes each for a Hopper."""
+    """A device with the attributes that Mosaic reads from a GPU; without them it assumes a
+    Hopper.
+    """
 
     compute_capability: str = '9.0'
 
@@ -61,32 +65,35 @@ def compiled(
     donated: tuple[int, ...] = (),
     options: Mapping[str, Any] | None = None,
 ) -> jax.stages.Compiled:
-    """`function` for one device of `chip`, of arrays of these shapes and types; matrices and what
-    has more axes come and go by rows, as they lie inside a model. donated: arguments whose memory
-    the program may write to. options: the compiler's.
+    """Compiles `function` for one device of `chip`, for arrays of these shapes and types.
+
+    Matrices and larger arrays enter and leave in row-major order, as they lie inside a model.
+    donated: arguments with memory that the program may overwrite. options: the compiler's.
     """
     device = CHIPS[chip].make_host_devices()[0]
     mesh = Mesh(np.array([device]), ('data',))
     described = mesh.abstract_mesh
     if CHIPS[chip].platform == 'gpu':
-        known = dataclasses.asdict(described.abstract_device)
-        known |= {'compute_capability': device.compute_capability}
-        described = described.update(abstract_device=_Device(**known))
+        fields = dataclasses.asdict(described.abstract_device)
+        fields |= {'compute_capability': device.compute_capability}
+        described = described.update(abstract_device=_Device(**fields))
 
     def placed(shape):
         whole = NamedSharding(mesh, PartitionSpec())
         return Format(Layout(tuple(range(len(shape)))), whole) if len(shape) > 1 else whole
 
-    given = [jax.ShapeDtypeStruct(s, jnp.dtype(t), sharding=placed(s)) for s, t in shapes]
+    arguments = [jax.ShapeDtypeStruct(s, jnp.dtype(t), sharding=placed(s)) for s, t in shapes]
     with jax.sharding.use_abstract_mesh(described):
-        made = jax.tree.map(lambda one: placed(one.shape), jax.eval_shape(function, *given))
-        program = jax.jit(function, out_shardings=made, donate_argnums=donated)
-        return program.lower(*given).compile(compiler_options=dict(options or {}))
+        shardings = jax.tree.map(
+            lambda leaf: placed(leaf.shape), jax.eval_shape(function, *arguments)
+        )
+        program = jax.jit(function, out_shardings=shardings, donate_argnums=donated)
+        return program.lower(*arguments).compile(compiler_options=dict(options or {}))
 
 
 class Resources(NamedTuple):
-    """What one thread of a GPU kernel takes: registers, and bytes of local memory, which lies in
-    the device's: its stack, and what is written to and read from where registers did not do.
+    """Resources of one thread of a GPU kernel: registers, and bytes of local memory, which is in
+    device memory: its stack, and spilled registers written and read.
     """
 
     kernel: str
@@ -96,15 +103,17 @@ class Resources(NamedTuple):
 
 
 def kernels_compiled() -> list[Resources]:
-    """Of the Mosaic kernels that this process has compiled for GPUs since it was last asked, as the
-    assembler says. One that it had compiled before, for whatever program, is not compiled again.
+    """Returns the assembler's numbers for the Mosaic kernels that this process has compiled since
+    the last call.
+
+    A kernel that any program had compiled before is not compiled again.
     """
-    found = []
+    kernels = []
     for path in sorted(Path(os.environ[DUMPED]).glob('*.ptxas')):
         text = path.read_text()
         registers = re.search(r'[Uu]sed (\d+) registers', text)
         memory = re.search(r'(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+)', text)
         stack, stores, loads = (int(n) for n in memory.groups())
-        found.append(Resources(path.stem, int(registers[1]), stack, stores + loads))
+        kernels.append(Resources(path.stem, int(registers[1]), stack, stores + loads))
         path.unlink()
-    return found
+    return kernels

@@ -1,7 +1,7 @@
-"""Programs of runs that train in the process of the tests: made once, whoever asks again.
+"""Builds the programs of runs in the process of the tests once.
 
-To trace, lower and load the program of a tiny run takes two CPU-seconds, and its steps none. That a
-process which makes them anew computes the same is what runs that were killed show.
+Tracing, lowering and loading the program of a tiny run takes two CPU-seconds, and its steps none.
+Tests with killed runs show that a process which builds them anew computes the same.
 """
 
 import contextlib
@@ -20,32 +20,32 @@ ASK = ('train', 'lm.study.train.groups')  # modules that make programs
 
 
 @functools.lru_cache(maxsize=8)  # each has memory mapped
-def _made(recipe: Recipe, digest: str, runs: int) -> dict[str, Any]:
-    """What there is of the programs of a recipe and text."""
+def _cached_programs(recipe: Recipe, digest: str, runs: int) -> dict[str, Any]:
+    """Returns the programs of a recipe and text so far."""
     return {}
 
 
 def experiment(
     recipe: Recipe, dataset: Dataset, say: Callable[[str], None], runs: int = 1
 ) -> Experiment:
-    made = _made(recipe, dataset.digest, runs)
-    if 'experiment' not in made:
-        made['experiment'] = Experiment(recipe, dataset, say, runs)
-        made['experiment'].programs = made
-    made['experiment'].dataset = dataset
-    return made['experiment']
+    programs = _cached_programs(recipe, dataset.digest, runs)
+    if 'experiment' not in programs:
+        programs['experiment'] = Experiment(recipe, dataset, say, runs)
+        programs['experiment'].programs = programs
+    programs['experiment'].dataset = dataset
+    return programs['experiment']
 
 
-def program(made_for: Experiment, how: str = SINGLE) -> Program:
+def program(made_for: Experiment, axis_name: str = SINGLE) -> Program:
     programs = made_for.programs
-    if how not in programs:
-        programs[how] = Program(made_for, how)
-    return programs[how]
+    if axis_name not in programs:
+        programs[axis_name] = Program(made_for, axis_name)
+    return programs[axis_name]
 
 
 @contextlib.contextmanager
 def programs_once() -> Iterator[None]:
-    """Runs and sweeps that train in this process take the programs that there are."""
+    """Lets runs and sweeps that train in this process share programs."""
     with pytest.MonkeyPatch.context() as patch:
         for module in ASK:
             patch.setattr(f'{module}.Experiment', experiment)

@@ -1,9 +1,9 @@
-"""Rows of tables: which files they come from, and which tests are about which.
+"""Rows of tables: the files they come from, and the tests about them.
 
-Almost every file reads every part, through the package that builds the table of the parts. What a
-change of one part can break is, beside what reads its file by name, the tests of its rows: a test
-is of a row that its id or a value of its parameters names, that it or a helper of it names, and of
-every row where it goes through a whole table.
+Almost every file reads every part, through the package with the table of the parts. A change of one
+part can break the tests of its rows, besides the files that read its file by name. A test is about
+a row if its id or a parameter names the row, if it or one of its helpers names the row, and about
+all rows if it iterates over a whole table.
 """
 
 import ast
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Set
 from pathlib import PurePosixPath
 from typing import Any
 
-from tests.dependencies import Sources, arguments, dotted, is_test, texts, within
+from tests.dependencies import Sources, arguments, dotted_name, is_test, texts, within
 
 DEFAULT_CONFIG = 'configs/default.py'
 # What holds all tables: who goes through it goes through each of them.
@@ -23,14 +23,19 @@ OF_TABLES = {'CHOICES', 'FIELDS', 'rows_of'}
 
 
 def words_in(text: str) -> set[str]:
-    """The names in a text: of 'model.norm=batchnorm:eps=1' model.norm, batchnorm, eps and 1."""
+    """Returns the names in a text: for 'model.norm=batchnorm:eps=1' model.norm, batchnorm, eps and
+    1.
+    """
     return set(re.findall(r'\w+(?:\.\w+)*', text))
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A dict that fields of the config choose from. rows: the files that each comes from, beside
-    that of the table. words: the texts that stand in each row, such as the names of other rows.
+    """A dict that fields of the config choose from.
+
+    Attributes:
+      rows: files that each row comes from, besides the table's file.
+      words: strings in each row, such as the names of other rows.
     """
 
     name: str
@@ -40,7 +45,7 @@ class Table:
 
 
 class Tables:
-    """Those that a `Choice(TABLE, ...)` of the product names, where each row is written out."""
+    """The tables in `Choice(TABLE, ...)` of the product with all rows written out."""
 
     def __init__(self, sources: Sources):
         self.sources = sources
@@ -49,14 +54,14 @@ class Tables:
         names = set()
         for path, nodes in self.trees.items():
             for node in within(nodes) if 'Choice(' in sources.text(path) else ():
-                if isinstance(node, ast.Call) and dotted(node.func) == 'Choice' and node.args:
-                    meant = sources.imported(path).get(dotted(node.args[0]), '')
+                if isinstance(node, ast.Call) and dotted_name(node.func) == 'Choice' and node.args:
+                    meant = sources.imported(path).get(dotted_name(node.args[0]), '')
                     names.add(sources.origin(meant))
-        found = [self._table(path, name) for path, name in sorted(names) if path]
-        self.all = [table for table in found if table]
+        tables = [self._table(path, name) for path, name in sorted(names) if path]
+        self.all = [table for table in tables if table]
 
     def _table(self, path: str, name: str) -> Table | None:
-        assigned, imported = _assigned(self.trees[path]), self.sources.imported(path)
+        assigned, imported = _assigned_values(self.trees[path]), self.sources.imported(path)
         value = assigned.get(name)
         keys = value.keys if isinstance(value, ast.Dict) else [None]
         if not all(isinstance(key, ast.Constant) for key in keys):
@@ -64,71 +69,88 @@ class Tables:
         rows, words = {}, {}
         for key, row in zip(keys, value.values, strict=True):
             used = {node.id for node in within([row]) if isinstance(node, ast.Name)}
-            files = {self.sources.origin(imported[one])[0] for one in used & imported.keys()}
+            files = {
+                self.sources.origin(imported[import_name])[0]
+                for import_name in used & imported.keys()
+            }
             rows[key.value] = frozenset(files - {'', path})
             words[key.value] = frozenset(
-                texts([row, *(assigned[one] for one in used & assigned.keys())])
+                texts([row, *(assigned[import_name] for import_name in used & assigned.keys())])
             )
         return Table(name, path, rows, words)
 
     @functools.cached_property
     def readings(self) -> set[tuple[str, str]]:
-        """(file of tables, file that it needs for rows alone)."""
-        found = set()
+        """Returns pairs (file of tables, file that it needs only for rows)."""
+        pairs = set()
         for path in {table.file for table in self.all}:
-            here = [table for table in self.all if table.file == path]
-            dicts = [_assigned(self.trees[path])[table.name] for table in here]
+            tables = [table for table in self.all if table.file == path]
+            dicts = [_assigned_values(self.trees[path])[table.name] for table in tables]
             inside = {id(node) for node in within(dicts)}
             nodes = [node for node in within(self.trees[path]) if id(node) not in inside]
             used = {node.id for node in nodes if isinstance(node, ast.Name)}
             imported = self.sources.imported(path)
-            needed = {self.sources.origin(imported[one])[0] for one in used & imported.keys()}
-            rows = {file for table in here for files in table.rows.values() for file in files}
-            found |= {(path, file) for file in rows - needed}
-        return found
+            needed = {self.sources.origin(imported[name])[0] for name in used & imported.keys()}
+            rows = {file for table in tables for files in table.rows.values() for file in files}
+            pairs |= {(path, file) for file in rows - needed}
+        return pairs
 
     @functools.cached_property
     def defaults(self) -> set[str]:
-        """The rows that a run has unasked: in the default config, as a default of a field, in place
-        of 'auto', or as another such row says.
+        """Returns the rows of a run without options: in the default config, as a default of a
+        field, in place of 'auto', or named by another such row.
         """
-        found = set(texts(self.trees[DEFAULT_CONFIG]))
+        default_words = set(texts(self.trees[DEFAULT_CONFIG]))
         for nodes in self.trees.values():
             for node in within(nodes):
                 if isinstance(node, ast.ClassDef):
-                    fields = [one.value for one in node.body if isinstance(one, ast.AnnAssign)]
-                    found |= {one.value for one in fields if isinstance(one, ast.Constant)}
+                    fields = [
+                        statement.value
+                        for statement in node.body
+                        if isinstance(statement, ast.AnnAssign)
+                    ]
+                    default_words |= {
+                        statement.value
+                        for statement in fields
+                        if isinstance(statement, ast.Constant)
+                    }
                 elif isinstance(node, ast.If | ast.IfExp) and _asks_for_auto(node.test):
-                    found |= set(texts(node.body if isinstance(node, ast.If) else [node.body]))
-        return self._closed(found, lambda name, words: words if name in found else ())
+                    default_words |= set(
+                        texts(node.body if isinstance(node, ast.If) else [node.body])
+                    )
+        return self._close_over(
+            default_words, lambda name, words: words if name in default_words else ()
+        )
 
     def with_users(self, names: Iterable[str]) -> set[str]:
-        """The rows, and those that ask for one of them."""
-        found = set(names)
-        return self._closed(found, lambda name, words: [name] if words & found else ())
+        """Returns the rows, and the rows that need them."""
+        reached = set(names)
+        return self._close_over(reached, lambda name, words: [name] if words & reached else ())
 
-    def _closed(self, found: set[str], more) -> set[str]:
+    def _close_over(self, closure: set[str], expand) -> set[str]:
         size = -1
-        while size < len(found):
-            size = len(found)
+        while size < len(closure):
+            size = len(closure)
             for table in self.all:
-                found |= {new for item in table.words.items() for new in more(*item)}
-        return found
+                closure |= {new for item in table.words.items() for new in expand(*item)}
+        return closure
 
 
-def _assigned(nodes: Iterable[ast.stmt]) -> dict[str, ast.expr]:
-    """{name: value} of what stands at the top of a file."""
-    found = {}
+def _assigned_values(nodes: Iterable[ast.stmt]) -> dict[str, ast.expr]:
+    """Returns {name: value} of the assignments at the top of a file."""
+    values = {}
     for node in nodes:
         if isinstance(node, ast.Assign):
-            found |= {one.id: node.value for one in node.targets if isinstance(one, ast.Name)}
+            values |= {
+                target.id: node.value for target in node.targets if isinstance(target, ast.Name)
+            }
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
-            found[node.target.id] = node.value
-    return found
+            values[node.target.id] = node.value
+    return values
 
 
 def _asks_for_auto(test: ast.expr) -> bool:
-    return 'AUTO' in {dotted(node) for node in within([test])} or 'auto' in set(texts([test]))
+    return 'AUTO' in {dotted_name(node) for node in within([test])} or 'auto' in set(texts([test]))
 
 
 Definition = tuple[str, str]  # (file, name in it)
@@ -136,8 +158,12 @@ Definition = tuple[str, str]  # (file, name in it)
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """What definitions say. words: in their texts. whole: what they use other than as `name[...]`,
-    so that they may go through it. used: all that they use.
+    """Names in definitions.
+
+    Attributes:
+      words: names in their strings.
+      whole: objects that they use other than as `name[...]`, so that they may iterate over them.
+      used: all objects that they use.
     """
 
     words: frozenset[str]
@@ -146,121 +172,135 @@ class Said:
 
 
 class Definitions:
-    """What tests and their helpers say, each definition for itself."""
+    """Names that tests and their helpers mention, for each definition."""
 
     def __init__(self, sources: Sources):
         self.sources = sources
-        self.of = functools.cache(self._of)
-        self.said = functools.cache(self._said)
+        self.of = functools.cache(self._list_definitions)
+        self.said = functools.cache(self._summarize)
         self.meant = functools.cache(self._meant)
         self.with_helpers = functools.cache(self._with_helpers)
 
-    def _of(self, path: str) -> dict[str, tuple[ast.AST, ...]]:
-        """{name: its nodes} of the top of a file, without decorators; 'Class.test' of methods."""
-        values = _assigned(self.sources.tree(path).body)
-        found = {name: (value,) for name, value in values.items()}
+    def _list_definitions(self, path: str) -> dict[str, tuple[ast.AST, ...]]:
+        """Returns {name: its nodes} of the top of a file, without decorators; 'Class.test' for
+        methods.
+        """
+        values = _assigned_values(self.sources.tree(path).body)
+        bodies = {name: (value,) for name, value in values.items()}
         for node in self.sources.tree(path).body:
             if isinstance(node, ast.FunctionDef):
-                found[node.name] = (node.args, *node.body)
+                bodies[node.name] = (node.args, *node.body)
             elif isinstance(node, ast.ClassDef):
-                found[node.name] = tuple(node.body)
-                for one in node.body:
-                    if isinstance(one, ast.FunctionDef):
-                        found[f'{node.name}.{one.name}'] = (one.args, *one.body)
-        return found
+                bodies[node.name] = tuple(node.body)
+                for statement in node.body:
+                    if isinstance(statement, ast.FunctionDef):
+                        bodies[f'{node.name}.{statement.name}'] = (statement.args, *statement.body)
+        return bodies
 
-    def _said(self, path: str, name: str) -> Said:
+    def _summarize(self, path: str, name: str) -> Said:
         return self.said_by(path, self.of(path).get(name, ()))
 
     def said_by(self, path: str, nodes: Iterable[ast.AST]) -> Said:
-        """What nodes of a file say by themselves."""
+        """Returns the names in nodes of a file."""
         nodes = list(nodes)
-        named = (dotted(one) for one in within(nodes) if isinstance(one, ast.Name | ast.Attribute))
-        items = (dotted(one.value) for one in within(nodes) if isinstance(one, ast.Subscript))
-        every, looked_up = collections.Counter(named), collections.Counter(items)
-        whole = {one for name in every - looked_up for one in self.meant(path, name)}
-        used = {one for name in {*every, *arguments(nodes)} for one in self.meant(path, name)}
+        named = (
+            dotted_name(node)
+            for node in within(nodes)
+            if isinstance(node, ast.Name | ast.Attribute)
+        )
+        items = (
+            dotted_name(node.value) for node in within(nodes) if isinstance(node, ast.Subscript)
+        )
+        counts, looked_up = collections.Counter(named), collections.Counter(items)
+        whole = {origin for name in counts - looked_up for origin in self.meant(path, name)}
+        used = {
+            origin for name in {*counts, *arguments(nodes)} for origin in self.meant(path, name)
+        }
         words = {word for text in texts(nodes) for word in words_in(text)}
         return Said(frozenset(words), frozenset(whole), frozenset(used))
 
     def _with_helpers(self, start: Definition) -> Said:
-        """What a definition says, with those that it uses, of tests and configs."""
-        seen, left = set(), {start}
-        while left:
-            seen |= left
-            left = {used for one in left for used in self.said(*one).used} - seen
-            left = {one for one in left if one[0].startswith(('tests/', 'configs/'))}
-        said = [self.said(*one) for one in seen]
+        """Returns the names in a definition, and in the test and config definitions it uses."""
+        visited, frontier = set(), {start}
+        while frontier:
+            visited |= frontier
+            frontier = {used for helper in frontier for used in self.said(*helper).used} - visited
+            frontier = {
+                helper for helper in frontier if helper[0].startswith(('tests/', 'configs/'))
+            }
+        summaries = [self.said(*helper) for helper in visited]
         return Said(
-            frozenset().union(*(one.words for one in said)),
-            frozenset().union(*(one.whole for one in said)),
-            frozenset(seen),
+            frozenset().union(*(summary.words for summary in summaries)),
+            frozenset().union(*(summary.whole for summary in summaries)),
+            frozenset(visited),
         )
 
     def _meant(self, path: str, name: str) -> list[Definition]:
-        """The definitions that a name in a file stands for, or as a fixture may."""
-        first, _, rest = name.partition('.')
+        """Returns the definitions that a name in a file may stand for, including fixtures."""
+        first, _, attributes = name.partition('.')
         if name in self.of(path):
             return [(path, name)]
         if first in self.sources.imported(path):
             meant = self.sources.imported(path)[first]
-            found = self.sources.origin(f'{meant}.{rest}' if rest else meant)
-            return [found] if found[0] else []
+            origin = self.sources.origin(f'{meant}.{attributes}' if attributes else meant)
+            return [origin] if origin[0] else []
         above = [f'{folder}/conftest.py' for folder in PurePosixPath(path).parents]
-        files = [one for one in above if one in self.sources.modules.values()]
-        return [(one, name) for one in files if name in self.of(one)]
+        files = [file for file in above if file in self.sources.modules.values()]
+        return [(file, name) for file in files if name in self.of(file)]
 
     def may_name(self, path: str, rows: Set[str], tables: Iterable[Table]) -> bool:
-        """Whether a test in a file may be of one of the rows, as far as the source says."""
-        said = [self.with_helpers((path, name)) for name in self.of(path)]
-        said.append(self.said_by(path, self.sources.tree(path).body))
+        """Whether a test in a file may be about one of the rows, according to the source."""
+        summaries = [self.with_helpers((path, name)) for name in self.of(path)]
+        summaries.append(self.said_by(path, self.sources.tree(path).body))
         names = '.'.join([path, *self.of(path)])
-        return any(rows & one.words or goes_through(tables, one.whole) for one in said) or any(
-            in_name(row, names) for row in rows
-        )
+        return any(
+            rows & summary.words or goes_through(tables, summary.whole) for summary in summaries
+        ) or any(in_name(row, names) for row in rows)
 
-    def is_of(
-        self, nodeid: str, given: Iterable[str], rows: Set[str], tables: Iterable[Table]
+    def is_touched(
+        self, nodeid: str, parameter_texts: Iterable[str], rows: Set[str], tables: Iterable[Table]
     ) -> bool:
-        """Whether a test is of one of the rows of these tables.
+        """Whether a test is about one of the rows of these tables.
 
         Args:
-            nodeid: What pytest calls it.
-            given: The texts in its parameters.
-            rows: Names of rows, of `tables`.
-            tables: The tables.
+          nodeid: pytest's id of the test.
+          parameter_texts: strings in its parameters.
+          rows: names of rows in `tables`.
+          tables: the tables.
         """
         path, _, called = nodeid.partition('::')
         plain, _, parameters = called.partition('[')
-        words = {word for text in (parameters, *given) for word in words_in(text)}
+        words = {word for text in (parameters, *parameter_texts) for word in words_in(text)}
         if rows & words or any(in_name(row, f'{path}.{plain}') for row in rows):
             return True
         test = (path, plain.replace('::', '.'))
         if words & {row for table in tables for row in table.rows}:  # of another row
             return bool(rows & self.said(*test).words)
-        said = self.with_helpers(test)
-        return bool(rows & said.words) or goes_through(tables, said.whole)
+        summary = self.with_helpers(test)
+        return bool(rows & summary.words) or goes_through(tables, summary.whole)
 
 
 def goes_through(tables: Iterable[Table], used: Iterable[Definition]) -> bool:
-    """Whether one of the tables is used whole, or what holds all tables."""
+    """Whether a table, or the object that holds all tables, is used as a whole."""
     names = {(table.file, table.name) for table in tables}
-    return any(one in names or (one[1] in OF_TABLES and not is_test(one[0])) for one in used)
+    return any(
+        origin in names or (origin[1] in OF_TABLES and not is_test(origin[0])) for origin in used
+    )
 
 
 def in_name(row: str, name: str) -> bool:
-    """Whether a row stands in a name, between others: 'sophia' does in test_optim_sophia.py."""
+    """Whether a row's name is a part of a name: 'sophia' is in test_optim_sophia.py."""
     return f'_{row}_' in f'_{re.sub(r"[^a-zA-Z0-9]", "_", name)}_'
 
 
 def texts_in(value: Any, depth: int = 4) -> list[str]:
-    """The texts in a parameter of a test: in containers, in what has fields, as names."""
+    """Returns the strings in a parameter of a test: in containers, in fields, as names."""
     if isinstance(value, str):
         return [value]
     if depth and isinstance(value, Mapping):
         return texts_in([*value, *value.values()], depth - 1)
     if depth and isinstance(value, list | tuple | set | frozenset):
-        return [text for one in value for text in texts_in(one, depth - 1)]
+        return [text for element in value for text in texts_in(element, depth - 1)]
     if depth and dataclasses.is_dataclass(value) and not isinstance(value, type):
         return texts_in(list(vars(value).values()), depth - 1)
     return [getattr(value, '__name__', '')]

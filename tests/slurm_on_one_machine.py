@@ -1,10 +1,10 @@
-"""Trainings under SLURM itself, on a cluster of this one machine that is started here.
+"""Trains under SLURM itself, on a cluster of this one machine that is started here.
 
     apt-get install slurmctld slurmd slurm-client munge
     uv run pytest tests/slurm_on_one_machine.py -n 0
 
-Not part of `uv run pytest`: it needs these programs and root, and takes minutes. Nothing of the
-machine's own SLURM is used or changed: all files are in a folder of pytest.
+Not part of `uv run pytest`: it needs these programs and root, and takes minutes. It neither uses
+nor changes the machine's own SLURM: all files are in a folder of pytest.
 """
 
 import os
@@ -80,7 +80,7 @@ def free_ports(n):
 
 @pytest.fixture(scope='module')
 def cluster(tmp_path_factory):
-    """The folder of a SLURM cluster; SLURM_CONF names its configuration."""
+    """Returns the folder of a SLURM cluster; SLURM_CONF names its configuration."""
     folder = tmp_path_factory.mktemp('slurm')
     for name in ('state', 'spool', 'logs'):
         (folder / name).mkdir()
@@ -103,8 +103,8 @@ def cluster(tmp_path_factory):
         patch.setenv('PATH', f'/usr/sbin:/usr/bin:{os.environ["PATH"]}')
         try:
             for command in (munge, ['slurmctld', '-D', '-c'], ['slurmd', '-D']):
-                said = (folder / f'{command[0]}.said').open('w')
-                daemons.append(subprocess.Popen(command, stdout=said, stderr=said))
+                log = (folder / f'{command[0]}.said').open('w')
+                daemons.append(subprocess.Popen(command, stdout=log, stderr=log))
                 time.sleep(1)
             wait_for(lambda: 'idle' in run('sinfo', '--noheader', '--format=%T'), folder)
             yield folder
@@ -127,7 +127,7 @@ def wait_for(happened, what):
 
 
 class Launched:
-    """The launch command in a process of its own."""
+    """The launch command in a separate process."""
 
     def __init__(self, cluster: Path, workdir: Path, corpus: dict, *flags, **changes):
         overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **RUN | changes).items()]
@@ -144,19 +144,19 @@ class Launched:
             )
 
     def wait_for_step(self, step: int) -> None:
-        """Until it has trained this one, or has ended."""
+        """Waits until it has trained this step, or has ended."""
 
-        def there():
+        def has_step():
             rows = read_rows(self.workdir / 'metrics.jsonl')
             return self.process.poll() is not None or (rows and rows[-1]['step'] >= step)
 
-        wait_for(there, self.log)
-        assert self.process.poll() is None, self.said()
+        wait_for(has_step, self.log)
+        assert self.process.poll() is None, self.read_log()
 
     def end(self) -> int:
         return self.process.wait(MOST_SEC)
 
-    def said(self) -> str:
+    def read_log(self) -> str:
         return self.log.read_text()
 
     @property
@@ -166,7 +166,9 @@ class Launched:
 
 @pytest.fixture
 def start(cluster, corpus, tmp_path):
-    """start(NAME, *flags, **changes) -> Launched; what is left in the end is cancelled."""
+    """start(NAME, *flags, **changes) returns a Launched; remaining jobs are cancelled at the
+    end.
+    """
     begun = []
 
     def start(name, *flags, **changes):
@@ -182,47 +184,49 @@ def start(cluster, corpus, tmp_path):
 
 
 def assert_trained(launched, restarts):
-    assert launched.end() == DONE, launched.said()
-    said = launched.said()
+    assert launched.end() == DONE, launched.read_log()
+    log = launched.read_log()
     steps = sorted({row['step'] for row in read_rows(launched.workdir / 'metrics.jsonl')})
     assert steps == list(range(1, RUN['train_steps'] + 1))
-    assert said.count('resuming after step') == restarts and 'done: ' in said
-    assert f'is COMPLETED, {restarts} restarts' in said
+    assert log.count('resuming after step') == restarts and 'done: ' in log
+    assert f'is COMPLETED, {restarts} restarts' in log
 
 
 def test_two_tasks_train(start):
     assert_trained(start('plain'), 0)
 
 
-def test_a_preempted_job_goes_on(start):
+def test_preempted_job_resumes(start):
     """As SLURM preempts it (PreemptMode=REQUEUE): SIGTERM, time to save, and the queue."""
     launched = start('preempted')
     launched.wait_for_step(60)
     run('scontrol', 'requeue', launched.number)
     assert_trained(launched, 1)
-    assert 'SIGTERM: saved step' in launched.said()
+    assert 'SIGTERM: saved step' in launched.read_log()
 
 
-def test_tasks_that_a_signal_ended_are_queued_again_by_their_script(start):
-    """As before the time limit (--signal), and as an operator may."""
+def test_signalled_tasks_are_requeued(start):
+    """As before the time limit (--signal), and as an operator may do."""
     launched = start('signalled')
     launched.wait_for_step(60)
     run('scancel', '--signal=TERM', launched.number)
     assert_trained(launched, 1)
-    assert 'status 143: queued again' in launched.said()
+    assert 'status 143: queued again' in launched.read_log()
 
 
-def test_a_lost_host_is_queued_again_by_its_script(start):
+def test_lost_host_is_requeued(start):
     launched = start('lost')
     launched.wait_for_step(60)
-    found = run('pgrep', '--full', f'^{sys.executable} train.py .*--workdir={launched.workdir} ')
-    os.kill(max(map(int, found.split())), signal.SIGKILL)
+    process_ids = run(
+        'pgrep', '--full', f'^{sys.executable} train.py .*--workdir={launched.workdir} '
+    )
+    os.kill(max(map(int, process_ids.split())), signal.SIGKILL)
     assert_trained(launched, 1)
-    assert 'was ended by SIGKILL; all hosts end with status 42' in launched.said()
-    assert 'status 42: queued again' in launched.said()
+    assert 'was ended by SIGKILL; all hosts end with status 42' in launched.read_log()
+    assert 'status 42: queued again' in launched.read_log()
 
 
-def test_no_more_than_max_restarts(start):
+def test_restarts_are_limited(start):
     launched = start('limited', '--max_restarts=1')
     for step in (60, 120):
         launched.wait_for_step(step)
@@ -231,33 +235,33 @@ def test_no_more_than_max_restarts(start):
             lambda step=step: list_steps(launched.workdir / 'checkpoints')[-1] >= step, 'saved'
         )
     assert launched.end() == SIGNALLED + signal.SIGTERM
-    assert launched.said().count(': queued again') == 1
+    assert launched.read_log().count(': queued again') == 1
 
 
-def test_sigterm_to_the_launcher_stops_the_job_for_good(start):
+def test_sigterm_to_launcher_stops_job(start):
     launched = start('stopped')
     launched.wait_for_step(60)
     number = launched.number
     launched.process.terminate()
     assert launched.end() == SIGNALLED + signal.SIGTERM
-    assert 'SIGTERM: saved step' in launched.said()
-    assert ': queued again' not in launched.said()
+    assert 'SIGTERM: saved step' in launched.read_log()
+    assert ': queued again' not in launched.read_log()
     fields = slurm.parse_fields(run(*slurm.show_command(number)))
     assert (fields['JobState'], fields['ExitCode'], fields['Restarts']) == ('FAILED', '143:0', '0')
 
 
-def test_the_launcher_may_go_away(start):
-    """Given again, the same command shows all that the job says, and returns its status."""
+def test_launcher_may_exit(start):
+    """The same command, given again, shows all output of the job, and returns its status."""
     launched = start('left')
     launched.wait_for_step(60)
     launched.process.kill()
     launched.process.wait()
     again = start('left')
     assert_trained(again, 0)
-    assert 'is there already' in again.said()
+    assert 'is there already' in again.read_log()
 
 
 def test_bad_input_is_final(start):
     launched = start('bad', model_n_heads=3)
     assert launched.end() == BAD_INPUT
-    assert 'n_heads' in launched.said() and ': queued again' not in launched.said()
+    assert 'n_heads' in launched.read_log() and ': queued again' not in launched.read_log()

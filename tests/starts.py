@@ -1,11 +1,11 @@
-"""Every pair of choices at the published start: is what one step computes a number?
+"""Every pair of choices at the published start: are all numbers of one step finite?
 
     python -m tests.starts [--seconds=600] [--seed=0]
 
-Draws configs such that each has many pairs of rows of two tables that none has had before, and
-trains each for two steps at a constant rate. A config with a number that is not finite is taken
-apart: the pairs of its rows are tried alone. Prints how many pairs were tried, how many are
-refused, and by which words, and which were not finite.
+Draws configs with many untested pairs of rows of two tables, and trains each for two steps at a
+constant rate. If a config gives a number that is not finite, the pairs of its rows are tried alone.
+Prints how many pairs were tried, how many are refused, and with which words, and which were not
+finite.
 """
 
 import collections
@@ -67,10 +67,10 @@ Choice = tuple[str, object]  # (field, value)
 
 
 def choices() -> list[Choice]:
-    """All rows, and two reparametrisations one after the other."""
+    """Returns all rows, and pairs of reparametrisations."""
     rows = [(path, name) for path in PATHS for name in CHOICES[path].table]
-    both = itertools.permutations([n for n in CHOICES['model.reparam'].table if n != 'none'], 2)
-    chains = ({'model.reparam': '+'.join(names)} for names in both)
+    pairs = itertools.permutations([n for n in CHOICES['model.reparam'].table if n != 'none'], 2)
+    chains = ({'model.reparam': '+'.join(names)} for names in pairs)
     rows += [('model.reparam', chain['model.reparam']) for chain in chains if builds(chain)]
     return rows + [(path, value) for path, values in MORE.items() for value in values]
 
@@ -84,7 +84,7 @@ def fits(config: dict) -> bool:
 
 
 def builds(config: dict) -> bool:
-    """Whether its parameters can be described, which `fits` does not ask."""
+    """Whether its parameters can be described, which `fits` does not check."""
     try:
         tiny_learner(checked_config(BASE | config))
     except ValueError:
@@ -93,7 +93,7 @@ def builds(config: dict) -> bool:
 
 
 def not_finite(config: dict, steps: int = 2) -> str:
-    """What of the run is no number: the paths of the first metric and leaf; '' for none."""
+    """Returns the paths of the first metric and leaf that are not finite; '' for none."""
     recipe = checked_config(BASE | config)
     learner = tiny_learner(recipe)
     step, hyper = jax.jit(make_train_step(learner)), make_hyper(recipe)
@@ -101,8 +101,8 @@ def not_finite(config: dict, steps: int = 2) -> str:
     for i in range(steps):
         batch = tiny_batch(i)
         state, metrics = step(state, batch, hyper)
-        found = {'metrics': metrics, 'params': state.params, 'optimizer': state.opt_state}
-        for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(found)):
+        trees = {'metrics': metrics, 'params': state.params, 'optimizer': state.opt_state}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(trees)):
             is_number = jnp.issubdtype(np.asarray(leaf).dtype, jnp.floating)
             if is_number and not np.isfinite(np.asarray(leaf, np.float64)).all():
                 return f'step {i + 1}: {jax.tree_util.keystr(path)}'
@@ -110,7 +110,7 @@ def not_finite(config: dict, steps: int = 2) -> str:
 
 
 class Search:
-    """Pairs of choices: tried, refused (by which words) and not finite (where)."""
+    """Pairs of choices: tried, refused (with which words) and not finite (where)."""
 
     def __init__(self, seed: int):
         self.rng, self.all = random.Random(seed), choices()
@@ -125,11 +125,11 @@ class Search:
         return self.all[pair[0]][0] != self.all[pair[1]][0]
 
     def next(self) -> dict[str, object] | None:
-        """A config of pairs that are left; refused pairs are taken out on the way."""
+        """Returns a config of remaining pairs, and removes refused pairs."""
         order = self.rng.sample(sorted(self.left), min(len(self.left), 50))
         for pair in order:
             config = dict(self.all[i] for i in pair)
-            if not self._accepted(config, pair):
+            if not self._is_accepted(config, pair):
                 continue
             chosen = set(pair)
             for i in self.rng.sample(range(len(self.all)), len(self.all)):
@@ -141,7 +141,7 @@ class Search:
             return config
         return None
 
-    def _accepted(self, config: dict, pair: tuple[int, int]) -> bool:
+    def _is_accepted(self, config: dict, pair: tuple[int, int]) -> bool:
         try:
             checked_config(BASE | config)
             return True
@@ -159,7 +159,7 @@ class Search:
             self.left -= pairs
             return None
         self._alone(pairs)
-        if not any(known in pairs for known in self.wrong):
+        if not any(pair in pairs for pair in self.wrong):
             print(f'NOT FINITE, and no pair of it alone: {config}', flush=True)
 
     def _numbers(self, config: dict) -> list[int]:
@@ -167,11 +167,13 @@ class Search:
         return sorted(numbers[choice] for choice in config.items())
 
     def _built(self, config: dict) -> dict:
-        """`config` less what keeps it from being built; a pair that does so alone is refused."""
+        """Returns `config` without the fields that prevent building it; a pair that does so alone
+        is refused.
+        """
         while not builds(config):
             fewest = config
             for path in config:
-                less = {other: value for other, value in fewest.items() if other != path}
+                less = {field: value for field, value in fewest.items() if field != path}
                 if fits(less) and not builds(less):
                     fewest = less
             refused = {pair for pair in self.left if {*self._numbers(fewest)} <= {*pair}}
@@ -182,18 +184,18 @@ class Search:
 
     def _alone(self, pairs: set[tuple[int, int]]) -> None:
         for pair in sorted(pairs & self.left):
-            alone = dict(self.all[i] for i in pair)
-            if not self._accepted(alone, pair):
+            changes = dict(self.all[i] for i in pair)
+            if not self._is_accepted(changes, pair):
                 continue
             self.left.discard(pair)
-            if not builds(alone):
+            if not builds(changes):
                 self.refused['when it is built'] += 1
                 continue
             self.tried.add(pair)
             self.programs += 1
-            if found := not_finite(alone):
-                self.wrong[pair] = found
-                print(f'NOT FINITE {alone}: {found}', flush=True)
+            if paths := not_finite(changes):
+                self.wrong[pair] = paths
+                print(f'NOT FINITE {changes}: {paths}', flush=True)
 
     def report(self) -> str:
         refused = sum(self.refused.values())

@@ -1,4 +1,4 @@
-"""What strangers send to a port: fifty kinds of messages, none of a host of the job."""
+"""Messages that strangers send to a port: fifty kinds, none from a host of the job."""
 
 import contextlib
 import itertools
@@ -72,8 +72,10 @@ KINDS = {
 
 
 def send(address: tuple[str, int], kinds: Iterator[str], rng: random.Random) -> int:
-    """Connects once for each kind and sends it; some stay, some hang up at once, and some break the
-    connection. Returns how many connections were accepted.
+    """Connects once for each kind and sends it; some stay, some hang up, and some reset the
+    connection.
+
+    Returns the number of accepted connections.
     """
     stay: list[socket.socket] = []
     accepted = 0

@@ -1,4 +1,6 @@
-"""Tiny runs and sweeps that several tests train, and what is left of one that must not differ."""
+"""Tiny runs and sweeps that several tests train, and the parts of their records that must not
+differ.
+"""
 
 import json
 import os
@@ -53,7 +55,7 @@ RTOL = 1e-5  # of float32 sums in another order, over some steps
 
 
 def settings(corpus: dict, **changes) -> dict[str, Any]:
-    """{'train.steps': 8, ...}; changes are given as train_steps=8."""
+    """Returns {'train.steps': 8, ...}; changes are given as train_steps=8."""
     return TINY | corpus | {k.replace('_', '.', 1): v for k, v in changes.items()}
 
 
@@ -64,7 +66,7 @@ def base(corpus: dict, **changes) -> dict[str, Any]:
 
 
 def changed(tree: dict[str, Any], changes: dict[str, Any]) -> Config:
-    """The config of a cell."""
+    """Returns the config of a cell."""
     flat = flatten(tree) | changes
     nested: dict[str, dict] = {}
     for path, value in flat.items():
@@ -74,31 +76,31 @@ def changed(tree: dict[str, Any], changes: dict[str, Any]) -> Config:
 
 
 def silent_experiment(config: Config, runs: int = 1) -> Experiment:
-    """The experiment of a run, with its text; nothing is said."""
+    """Returns the experiment of a run, with its text, without printing."""
     return Experiment(config, open_text(config, lambda text: None), lambda text: None, runs)
 
 
 def timeless(workdir: Path) -> list[dict[str, Any]]:
-    """The rows of a run without the fields that are times."""
+    """Returns the rows of a run without the fields that are times."""
     rows = read_rows(workdir / 'metrics.jsonl')
     return [{k: v for k, v in row.items() if k not in TIME_FIELDS} for row in rows]
 
 
 def cell_folders(workdir: Path) -> dict[str, Path]:
-    """By the changes of the cell, as a text."""
+    """Returns the folders by the changes of the cell, as text."""
     listed = read_json(workdir / 'sweep.json')['cells']
-    return {json.dumps(one['changes']): workdir / one['cell'] for one in listed}
+    return {json.dumps(cell['changes']): workdir / cell['cell'] for cell in listed}
 
 
 def curves(workdir: Path) -> dict[str, list[dict[str, Any]]]:
-    """What every cell recorded, without times."""
+    """Returns the records of every cell, without times."""
     return {changes: timeless(folder) for changes, folder in cell_folders(workdir).items()}
 
 
 def table(workdir: Path) -> list[dict[str, Any]]:
-    """The results of a sweep without times, and without the commit, which may come in between."""
+    """Returns the results of a sweep without times and commit."""
     left_out = {*TIMES, 'git_commit'}
-    return [{k: v for k, v in one.items() if k not in left_out} for one in gather(workdir)]
+    return [{k: v for k, v in record.items() if k not in left_out} for record in gather(workdir)]
 
 
 def statuses(workdir: Path) -> list[str]:
@@ -109,17 +111,17 @@ def summary(workdir: Path, changes: dict[str, Any]) -> dict[str, Any]:
     return read_json(cell_folders(workdir)[json.dumps(changes)] / 'summary.json')
 
 
-def assert_close(actual: list[dict], wanted: list[dict], rtol: float = RTOL) -> None:
-    """Rows with the same fields, and numbers that differ by rounding alone."""
-    assert [list(row) for row in actual] == [list(row) for row in wanted]
-    for got, row in zip(actual, wanted, strict=True):
+def assert_close(actual: list[dict], expected: list[dict], rtol: float = RTOL) -> None:
+    """Asserts rows with the same fields, and numbers equal up to rounding."""
+    assert [list(row) for row in actual] == [list(row) for row in expected]
+    for got, row in zip(actual, expected, strict=True):
         for name, value in row.items():
             np.testing.assert_allclose(got[name], value, rtol, err_msg=f'{name} of {row["step"]}')
 
 
-def assert_same_curves(actual: Path, wanted: Path, rtol: float = 0.0) -> None:
-    """Exactly, or to `rtol`."""
-    got, expected = curves(actual), curves(wanted)
+def assert_same_curves(actual: Path, expected_workdir: Path, rtol: float = 0.0) -> None:
+    """Asserts exact equality, or equality up to `rtol`."""
+    got, expected = curves(actual), curves(expected_workdir)
     assert got.keys() == expected.keys()
     for changes, rows in expected.items():
         assert rows, changes
@@ -127,7 +129,7 @@ def assert_same_curves(actual: Path, wanted: Path, rtol: float = 0.0) -> None:
 
 
 def before_step(monkeypatch: pytest.MonkeyPatch, act: Callable[[Wave], None]) -> None:
-    """Has `act` called before each step that a wave dispatches."""
+    """Calls `act` before each step that a wave dispatches."""
     original = Wave.dispatch
 
     def dispatch(wave):
@@ -138,7 +140,7 @@ def before_step(monkeypatch: pytest.MonkeyPatch, act: Callable[[Wave], None]) ->
 
 
 def terminate_at(step: int) -> Callable[[Wave], None]:
-    """SIGTERM while the first run makes that step, for `before_step`."""
+    """Sends SIGTERM while the first run makes that step, for `before_step`."""
 
     def act(wave):
         if wave.slots[0].journal.step == step - 1:
@@ -151,12 +153,12 @@ def poison_at(step: int, slot: int = 0, times: int = 1) -> Callable[[Wave], None
     """Makes the parameters of one run infinite before that step, the first `times`, for
     `before_step`.
     """
-    left = [times]
+    remaining = [times]
 
     def act(wave):
-        if left[0] and wave.slots[slot].journal.step == step - 1:
-            left[0] -= 1
-            state = wave.state(slot)
+        if remaining[0] and wave.slots[slot].journal.step == step - 1:
+            remaining[0] -= 1
+            state = wave.take_state(slot)
             infinite = jax.tree.map(lambda weight: weight * np.inf, state.params)
             spoilt = state.replace(params=infinite)
             wave.states = wave.program.put(wave.states, spoilt, slot)
@@ -164,5 +166,5 @@ def poison_at(step: int, slot: int = 0, times: int = 1) -> Callable[[Wave], None
     return act
 
 
-def copied(workdir: Path, to: Path) -> Path:
+def copy_workdir(workdir: Path, to: Path) -> Path:
     return Path(shutil.copytree(workdir, to))

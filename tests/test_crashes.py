@@ -1,4 +1,4 @@
-"""A process of the tests that dies costs a test, and not the run."""
+"""A crashed process of the tests costs one test, and not the run."""
 
 import os
 import subprocess
@@ -26,11 +26,11 @@ def test_last():
 
 
 def session(folder: Path, processes: int) -> subprocess.CompletedProcess:
-    """Runs the tests of a folder with the plugin alone, whatever PYTEST_ADDOPTS adds to others."""
+    """Runs the tests of a folder with the plugin alone, independent of PYTEST_ADDOPTS."""
     words = ['-n', str(processes), '--dist', 'loadgroup', '--max-worker-restart=2']
-    alone = ['-c', '/dev/null', '-p', 'tests.crashes', '-p', 'no:cacheprovider']
+    options = ['-c', '/dev/null', '-p', 'tests.crashes', '-p', 'no:cacheprovider']
     return subprocess.run(
-        [sys.executable, '-m', 'pytest', *words, *alone, str(folder)],
+        [sys.executable, '-m', 'pytest', *words, *options, str(folder)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -40,14 +40,14 @@ def session(folder: Path, processes: int) -> subprocess.CompletedProcess:
 
 @pytest.mark.default_rows('1-0-3 passed, 1 rerun')
 @pytest.mark.parametrize(
-    ('times', 'status', 'said'),
+    ('times', 'status', 'message'),
     [(1, 0, '3 passed, 1 rerun'), (2, 1, '1 failed, 3 passed, 1 rerun')],
 )
-def test_a_test_has_two_lives(tmp_path, times, status, said):
-    """Dropping the hook fails the first case; one that always forgives fails the second."""
+def test_crashed_test_is_retried_once(tmp_path, times, status, message):
+    """Dropping the hook fails the first case; always forgiving fails the second."""
     (tmp_path / 'test_dies.py').write_text(DIES.format(times=times))
     ran = session(tmp_path, 1)
-    assert said in ran.stdout, ran.stdout
+    assert message in ran.stdout, ran.stdout
     assert ran.returncode == status
     assert f'{times} x the process of a test died' in ran.stdout
 
@@ -67,8 +67,8 @@ def test_one(number):
 
 
 @pytest.mark.full
-def test_what_has_passed_is_not_waited_for(tmp_path):
-    """Each test is a group: those that have passed are given to no other process."""
+def test_passed_tests_are_not_repeated(tmp_path):
+    """Each test is a group: passed tests are given to no other process."""
     (tmp_path / 'test_many.py').write_text(MANY)
     ran = session(tmp_path, 2)
     assert '200 passed, 1 rerun' in ran.stdout, ran.stdout

@@ -31,7 +31,7 @@ FILES = sorted(p for room in MAY_IMPORT for p in [ROOT / room, *(ROOT / room).rg
 
 
 class Trees(Mapping):
-    """Syntax trees by path. Each is parsed when it is first asked for: who collects asks none."""
+    """Syntax trees by path. Each is parsed at its first use, since collection uses none."""
 
     def __init__(self, paths):
         self.paths = tuple(paths)
@@ -43,18 +43,18 @@ class Trees(Mapping):
         return len(self.paths)
 
     def __getitem__(self, path):
-        return parsed(path)
+        return parse_file(path)
 
 
 @functools.cache
-def parsed(path):
+def parse_file(path):
     return ast.parse((ROOT / path).read_text())
 
 
 @functools.cache
 def nodes(path) -> tuple[ast.AST, ...]:
-    """All nodes of a file: to walk a tree takes longer than to parse it."""
-    return tuple(ast.walk(parsed(path)))
+    """Returns all nodes of a file, cached: walking a tree takes longer than parsing it."""
+    return tuple(ast.walk(parse_file(path)))
 
 
 TREES = Trees(p.relative_to(ROOT) for p in FILES if p.is_file())
@@ -71,9 +71,9 @@ LM = [path for path in TREES if path.parts[0] == 'lm']
 PRODUCT = Trees(path for path in TREES if path.parts[0] != 'tests')
 
 
-def imports(found):
-    """Dotted names of nodes: `from a import b` gives a.b."""
-    for node in found:
+def imports(tree_nodes):
+    """Yields the dotted names of nodes: `from a import b` gives a.b."""
+    for node in tree_nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -82,7 +82,7 @@ def imports(found):
 
 
 def test_imports_follow_the_arrows():
-    """All files in one test: as a test each they would cost 8 CPU-seconds more."""
+    """All files are in one test: separate tests would cost 8 CPU-seconds more."""
     ours = {Path(room).stem for room in MAY_IMPORT}
     for path in TREES:
         names = [name for name in imports(nodes(path)) if (str(path), name[:12]) not in ONE_LOOK]
@@ -112,17 +112,19 @@ ROOMS = {
 
 
 def imported_rooms() -> dict[str, set[str]]:
-    """{room of lm/: the other rooms that its files import}; '' for files at its root."""
-    found = {path.parts[1] if len(path.parts) > 2 else '': set() for path in LM}
+    """Returns {package of lm/: the other packages that its files import}; '' for files at its
+    root.
+    """
+    imported = {path.parts[1] if len(path.parts) > 2 else '': set() for path in LM}
     for path in LM:
-        own = path.parts[1] if len(path.parts) > 2 else ''
+        room = path.parts[1] if len(path.parts) > 2 else ''
         names = [name.split('.') for name in imports(nodes(path)) if name.startswith('lm.')]
-        found[own] |= {name[1] for name in names} - {own}
-    return found
+        imported[room] |= {name[1] for name in names} - {room}
+    return imported
 
 
-def test_rooms_of_lm_import_downwards_and_in_no_circle():
-    """Sizes are for a reader alone: -s shows them."""
+def test_lm_packages_import_downwards():
+    """Prints sizes for a reader, with -s."""
     arrows = imported_rooms()
     assert arrows.pop('') == set()  # __init__ alone
     assert arrows.keys() == ROOMS.keys()
@@ -136,18 +138,18 @@ def test_rooms_of_lm_import_downwards_and_in_no_circle():
     print(f'train.py: {len((ROOT / "train.py").read_text().splitlines())} lines')
 
 
-def test_a_folder_is_recorded_without_a_word_about_buckets():
+def test_record_does_not_import_buckets():
     for path in LM:
         if path.parts[1] == 'record' and path.parts[2] != 'remote':
             assert not any(n.startswith('lm.record.remote') for n in imports(nodes(path))), path
 
 
-def test_each_room_of_lm_says_what_it_is():
+def test_lm_packages_have_docstrings():
     for room in ROOMS:
         assert ast.get_docstring(TREES[Path('lm') / room / '__init__.py']), room
 
 
-def test_linen_stays_in_modules_and_the_model():
+def test_linen_is_imported_only_by_modules_and_model():
     users = {p for p in PRODUCT if any('flax.linen' in name for name in imports(nodes(p)))}
     assert users  # the scan sees what it looks for
     model = Path('lm/model/transformer.py')
@@ -155,40 +157,47 @@ def test_linen_stays_in_modules_and_the_model():
 
 
 def imported_at_the_top(tree):
-    """Dotted names of the imports that come with the module: not of those inside functions."""
+    """Returns the dotted names of a module's imports outside functions."""
     return imports(tree.body)
 
 
-def test_a_single_run_waits_for_no_library_of_tables_or_figures():
-    """Arrow and DuckDB were 0.4 s of the 1.6 s that imports took; sweeps have use for them."""
-    ours, others = imported_at_the_start_of('train')
-    assert {'jax', 'flax', 'absl'} <= others and {'lm.run.wave', 'lm.study.train.engines'} <= ours
+def test_train_imports_no_table_or_figure_library():
+    """Arrow and DuckDB took 0.4 s of the 1.6 s of imports; only sweeps use them."""
+    ours, libraries = imports_at_start('train')
+    assert {'jax', 'flax', 'absl'} <= libraries and {
+        'lm.run.wave',
+        'lm.study.train.engines',
+    } <= ours
     slow = {'altair', 'duckdb', 'jinja2', 'pandas', 'pyarrow', 'scipy', 'vl_convert'}
-    assert not others & slow
+    assert not libraries & slow
 
 
-def test_flags_of_suites_wait_for_no_package_that_a_suite_needs():
-    """`python -m eval --help` has the options of all suites."""
-    ours, others = imported_at_the_start_of('eval.__main__')
-    assert 'jax' in others and {'eval.suites.perplexity', 'eval.evaluation.suite_flags'} <= ours
-    assert not others & {'altair', 'datasets', 'lm_eval', 'pyarrow', 'torch'}
+def test_suite_flags_import_no_suite_packages():
+    """`python -m eval --help` lists the options of all suites."""
+    ours, libraries = imports_at_start('eval.__main__')
+    assert 'jax' in libraries and {'eval.suites.perplexity', 'eval.evaluation.suite_flags'} <= ours
+    assert not libraries & {'altair', 'datasets', 'lm_eval', 'pyarrow', 'torch'}
 
 
-def imported_at_the_start_of(module: str) -> tuple[set[str], set[str]]:
+def imports_at_start(module: str) -> tuple[set[str], set[str]]:
     """Returns (the project's modules, other packages) that importing a module imports."""
-    known = {'.'.join(path.with_suffix('').parts).removesuffix('.__init__'): path for path in TREES}
-    left, seen, others = {module}, set(), set()
-    while left:
-        seen |= left
-        found = {name for one in left for name in imported_at_the_top(TREES[known[one]])}
-        parts = [name.split('.') for name in found]
+    modules = {
+        '.'.join(path.with_suffix('').parts).removesuffix('.__init__'): path for path in TREES
+    }
+    frontier, visited, libraries = {module}, set(), set()
+    while frontier:
+        visited |= frontier
+        names = {
+            name for module in frontier for name in imported_at_the_top(TREES[modules[module]])
+        }
+        parts = [name.split('.') for name in names]
         ours = {'.'.join(part[:n]) for part in parts for n in range(1, len(part) + 1)}
-        left = (ours & known.keys()) - seen
-        others |= {part[0] for part in parts}
-    return seen, others
+        frontier = (ours & modules.keys()) - visited
+        libraries |= {part[0] for part in parts}
+    return visited, libraries
 
 
-def test_nothing_touches_sys_path_or_shadows_eval():
+def test_sys_path_and_eval_are_untouched():
     for path in TREES:
         assert 'sys.path' not in imports(nodes(path)), path
         for node in nodes(path):
@@ -212,24 +221,24 @@ KNOW_ROWS = (
 ALSO_WORDS = {*OPERATIONS, 'mlp', 'spectral', 'prefix', 'none'}
 
 
-def test_no_part_is_named_outside_its_row():
-    """The language model decides by what a row says of itself. A row that a test of a name treats
-    apart would have to be known there, and so would the next one like it.
+def test_parts_are_named_only_in_tables():
+    """The language model decides by the fields of a row. A row that is treated by its name would
+    have to be known there, and so would the next row like it.
     """
     rows = {name for choice in CHOICES.values() for name in choice.table} - ALSO_WORDS
     assert len(rows) > 100
-    found = {
+    names = {
         (str(path), node.value)
         for path in LM
         if str(path) not in KNOW_ROWS
         for node in nodes(path)
         if isinstance(node, ast.Constant) and node.value in rows
     }
-    assert not found
+    assert not names
 
 
-def test_what_a_row_can_do_is_not_probed():
-    """`getattr(part.row, ...)` has a default that no table knows of."""
+def test_rows_are_not_probed():
+    """`getattr(part.row, ...)` has a default that no table knows."""
     for path in PRODUCT:
         for node in nodes(path):
             is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
@@ -249,14 +258,14 @@ def test_every_config_field_is_read():
     and check fields do not count, nor the columns of a table. Options of parts are handed on by
     name, and refused where no part reads them.
     """
-    read, paths = set(), set()
+    read_attributes, paths = set(), set()
     for path in PRODUCT:
         if path.parts[0] == 'configs' or str(path) in NO_READERS:
             continue
         for node in nodes(path):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute | ast.Name):
                 owner = node.value.attr if isinstance(node.value, ast.Attribute) else node.value.id
-                read.add((owner, node.attr))
+                read_attributes.add((owner, node.attr))
             if isinstance(node, ast.Constant):
                 paths.add(node.value)
     paths |= {f'optim.{option}' for stage in STAGES.values() for option in stage_inputs(stage)[1]}
@@ -264,8 +273,8 @@ def test_every_config_field_is_read():
     for path, field in FIELDS.items():
         section, name = path.split('.')
         owners = (section, 'config', 'cfg', 'every', 'fields', 'names')
-        by_attribute = any((owner, name) in read for owner in owners)
-        as_part = ('recipe', PARTS.get(path)) in read
+        by_attribute = any((owner, name) in read_attributes for owner in owners)
+        as_part = ('recipe', PARTS.get(path)) in read_attributes
         assert field.is_part_option or path in paths or by_attribute or as_part, path
 
 
@@ -281,5 +290,5 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
     for path in PRODUCT:
         if path.parts[0] == 'configs':
             continue
-        found = [ast.get_docstring(n) for n in nodes(path) if isinstance(n, documented)]
-        assert not [text for text in found if text and text.split()[0] in NO_BEGINNINGS], path
+        docstrings = [ast.get_docstring(n) for n in nodes(path) if isinstance(n, documented)]
+        assert not [text for text in docstrings if text and text.split()[0] in NO_BEGINNINGS], path

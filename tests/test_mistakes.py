@@ -1,4 +1,4 @@
-"""Contract: a command of another program is answered in one line, with a next try that works."""
+"""Contract: a command of another program is answered in one line, with a command that works."""
 
 import shlex
 import subprocess
@@ -24,76 +24,76 @@ ABSENT = {given: words for program in NOT_HERE.values() for given, words in prog
 
 
 @pytest.fixture(autouse=True)
-def flags_of_train(monkeypatch):
-    """No flags of programs that other tests have imported."""
-    for module, found in flags.FLAGS.flags_by_module_dict().items():
-        for flag in found if module.startswith(('eval.', 'tpu.', 'tests.')) else ():
+def train_flags(monkeypatch):
+    """Removes flags of programs that other tests have imported."""
+    for module, module_flags in flags.FLAGS.flags_by_module_dict().items():
+        for flag in module_flags if module.startswith(('eval.', 'tpu.', 'tests.')) else ():
             monkeypatch.delitem(flags.FLAGS._flags(), flag.name, raising=False)
 
 
 @pytest.fixture
 def answer(monkeypatch, capsys):
-    """answer(flags): the one line that they are refused with."""
+    """answer(flags) returns the one line of the refusal."""
     monkeypatch.chdir(ROOT)
 
-    def of(given: str) -> str:
+    def find_refusal(arguments: str) -> str:
         with pytest.raises(SystemExit) as stopped, flagsaver.flagsaver():
-            parse(CONFIG, *shlex.split(given))
+            parse(CONFIG, *shlex.split(arguments))
         assert stopped.value.code == BAD_INPUT
         (line,) = capsys.readouterr().err.splitlines()
         return line
 
-    def parse(*given: str) -> None:
-        monkeypatch.setattr(sys, 'argv', ['train.py', *given])
+    def parse(*arguments: str) -> None:
+        monkeypatch.setattr(sys, 'argv', ['train.py', *arguments])
         parse_flags(sys.argv)
 
-    return of
+    return find_refusal
 
 
 def assert_works(command: str) -> None:
-    """The flags are read, and the config that they give is one that can be trained."""
-    given = shlex.split(command)
-    if not any(flag.startswith('--config=') for flag in given):
-        given.insert(0, CONFIG)
+    """Asserts that the flags parse, and that their config can be trained."""
+    arguments = shlex.split(command)
+    if not any(flag.startswith('--config=') for flag in arguments):
+        arguments.insert(0, CONFIG)
     with flagsaver.flagsaver(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, 'argv', ['train.py', *given])
+        patch.setattr(sys, 'argv', ['train.py', *arguments])
         assert parse_flags(sys.argv) == ['train.py']
         check(resolve(split_sweep(train.CONFIG.value)[0]))
 
 
-@pytest.mark.parametrize('given', OF_ALL)
-def test_a_flag_of_another_program_is_answered_with_the_one_here(given, answer):
-    said, _, command = answer(given).rpartition('Write ')
-    words = [word for word in shlex.split(given) if word.startswith('--') or '=' in word]
+@pytest.mark.parametrize('command_line', OF_ALL)
+def test_foreign_flag_suggests_ours(command_line, answer):
+    message, _, command = answer(command_line).rpartition('Write ')
+    words = [word for word in shlex.split(command_line) if word.startswith('--') or '=' in word]
     names = [word.partition('=')[0] for word in words]
-    assert command == OF_ALL[given] and all(name in said for name in names)
+    assert command == OF_ALL[command_line] and all(name in message for name in names)
     assert_works(command)
 
 
-@pytest.mark.parametrize('given', ABSENT)
-def test_what_is_not_here_is_answered_with_what_there_is(given, answer):
-    (words, command), said = ABSENT[given], answer(given)
-    assert words in said and 'Did you mean' not in said
+@pytest.mark.parametrize('command_line', ABSENT)
+def test_absent_feature_suggests_alternative(command_line, answer):
+    (words, command), message = ABSENT[command_line], answer(command_line)
+    assert words in message and 'Did you mean' not in message
     for flag in shlex.split(command):
-        assert flag.partition('=')[0].removeprefix('--').removeprefix('config.') in said
+        assert flag.partition('=')[0].removeprefix('--').removeprefix('config.') in message
     assert_works(command)
 
 
-def test_a_field_without_config_before_it_is_answered_with_itself(answer):
+def test_bare_field_suggests_config_flag(answer):
     assert answer('--data.seed=3').endswith('Write --config.data.seed=3')  # seed alone: train.seed
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ('program', 'said'),
+    ('program', 'message'),
     [
         ('eval --checkpoint=runs/x', '--suite is needed; without arguments the suites are listed'),
         ('eval.generate --checkpoint=runs/x --max_new_tokens=50', 'Write --tokens=50'),
         ('eval.generate --model_name_or_path=runs/x', '--model_name_or_path is no flag here.'),
     ],
 )
-def test_programs_without_a_config_answer_too(program, said):
+def test_programs_without_config_suggest_too(program, message):
     command = [sys.executable, '-m', *shlex.split(program)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC)
     (line,) = done.stderr.splitlines()
-    assert done.returncode == BAD_INPUT and said in line
+    assert done.returncode == BAD_INPUT and message in line

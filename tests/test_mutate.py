@@ -1,4 +1,4 @@
-"""Property: which faults are put into a text, and what becomes of each in an invented project."""
+"""Property: the faults that are put into a text, and their outcomes in an invented project."""
 
 import subprocess
 
@@ -51,26 +51,26 @@ FAULTS = {
 HALF = 'def half(n):\n    return n / 2\n'
 
 
-def test_every_fault_of_a_text():
-    """None of annotations, docstrings, words of errors, texts that are added."""
-    made = {}
+def test_mutants_cover_every_fault():
+    """There are no faults in annotations, docstrings, words of errors, and concatenated strings."""
+    faults = {}
     for mutant in mutate.mutants(SOURCE):
         _, after = mutant.diff(SOURCE)
-        made.setdefault(mutant.line, []).append(f'{mutant.kind} {after[1:].strip()}')
-    assert {line: sorted(them) for line, them in made.items()} == FAULTS
-    assert [one.line for one in mutate.mutants(SOURCE, {9})] == [9, 9]
+        faults.setdefault(mutant.line, []).append(f'{mutant.kind} {after[1:].strip()}')
+    assert {line: sorted(texts) for line, texts in faults.items()} == FAULTS
+    assert [mutant.line for mutant in mutate.mutants(SOURCE, {9})] == [9, 9]
 
 
-def test_a_sample_is_that_of_its_seed():
+def test_sample_depends_on_seed():
     mutants = mutate.mutants(SOURCE)
-    some = mutate.sampled(mutants, 5, '0')
-    assert some == mutate.sampled(mutants, 5, '0') != mutate.sampled(mutants, 5, '1')
-    assert mutate.sampled(mutants, 99, '0') == mutants
+    some = mutate.sample_mutants(mutants, 5, '0')
+    assert some == mutate.sample_mutants(mutants, 5, '0') != mutate.sample_mutants(mutants, 5, '1')
+    assert mutate.sample_mutants(mutants, 99, '0') == mutants
 
 
 @pytest.fixture
 def project(tmp_path):
-    """Of a function, and of a test that does not see much."""
+    """Returns a project of a function, and of a test that checks little."""
     root = tmp_path / 'invented'
     root.mkdir()
     (root / 'half.py').write_text(HALF)
@@ -80,7 +80,7 @@ def project(tmp_path):
     return root
 
 
-def test_what_becomes_of_a_fault(project, capsys, monkeypatch):
+def test_mutant_outcomes(project, capsys, monkeypatch):
     monkeypatch.setattr(mutate, 'SECONDS', 2)  # and five times what the tests take
     texts = ['    return n / 3\n', '    return 1\n', "    __import__('time').sleep(600)\n"]
     faulty = [mutate.Mutant('any', 2, f'def half(n):\n{text}') for text in texts]
@@ -92,13 +92,13 @@ def test_what_becomes_of_a_fault(project, capsys, monkeypatch):
     assert (project / 'half.py').read_text() == HALF
 
 
-def test_tests_that_fail_without_a_fault(project):
+def test_failing_tests_without_fault_raise(project):
     (project / 'half.py').write_text('def half(n):\n    return n + 1\n')
     with pytest.raises(SystemExit, match=r'^half.py: tests fail without a fault: .* test_half.py$'):
         mutate.run(project, {'half.py': (['test_half.py'], [])}, jobs=1, full=False)
 
 
-def test_lines_that_differ_from_a_commit(project):
+def test_differing_lines_from_commit(project):
     git = ['git', '-c', 'user.name=A', '-c', 'user.email=a@b', '-C', str(project)]
     for words in (['init', '--quiet'], ['add', '.'], ['commit', '--quiet', '-m', 'Begins']):
         subprocess.run([*git, *words], check=True)

@@ -1,4 +1,4 @@
-"""Contract: pages that are not of the guide say what there is."""
+"""Contract: pages outside the guide list everything."""
 
 import json
 import re
@@ -29,12 +29,12 @@ PLACES |= {'NAME': '[a-z_]+', 'OPTIONS': '[0-9a-f]{8}'}
 
 
 class TestStatuses:
-    def test_are_listed_by_number_with_what_a_launcher_does(self):
+    def test_statuses_are_listed_with_launcher_behaviour(self):
         lines = generate.statuses().splitlines()
         rows = [[cell.strip() for cell in line.split('|')[1:-1]] for line in lines if '`' in line]
-        found = {name.strip('`'): (number, does) for number, name, _, does, _ in rows[1:]}
+        statuses = {name.strip('`'): (number, does) for number, name, _, does, _ in rows[1:]}
         again, final = 'starts the command again', 'ends with it'
-        assert found == {
+        assert statuses == {
             'DONE': (str(exit_status.DONE), final),
             'BAD_INPUT': (str(exit_status.BAD_INPUT), final),
             'DIVERGED': (str(exit_status.DIVERGED), final),
@@ -43,7 +43,7 @@ class TestStatuses:
             'SIGNALLED': (f'{exit_status.SIGNALLED} + n', again),
         }
 
-    def test_without_words_is_an_error(self, monkeypatch):
+    def test_status_without_description_is_an_error(self, monkeypatch):
         path = 'lm/launch/exit_status.py'
         words = {k: v for k, v in generate.STATUSES[path].items() if k != 'RESUME'}
         monkeypatch.setitem(generate.STATUSES, path, words)
@@ -51,7 +51,7 @@ class TestStatuses:
             generate.statuses()
 
 
-def test_stages_are_listed_in_their_order_with_their_fields():
+def test_stages_are_listed_in_order():
     sections = generate.stages().split('\n## ')[1:]
     named = {text.split()[0]: re.findall(r'`(optim\.\w+)` \|', text) for text in sections}
     assert list(named) == list(STAGES) and named['optimize'] == []
@@ -59,22 +59,22 @@ def test_stages_are_listed_in_their_order_with_their_fields():
 
 
 @pytest.mark.parametrize('patterns', [(), ('modules/test_positions.py',)])
-def test_a_part_that_no_test_names_is_an_error(monkeypatch, patterns):
-    """A table without files, and files that do not name the row. Catches a file that stands for
-    rows that it does not hold.
+def test_part_without_test_is_an_error(monkeypatch, patterns):
+    """A table without files, and files that do not name the row. Catches a file that counts for
+    rows it does not have.
     """
     monkeypatch.setitem(cards.TESTS, 'model.norm', patterns)
     with pytest.raises(ValueError, match=r'no file of TESTS .* names model\.norm=dyt'):
         cards.find_tests('model.norm', 'dyt')
 
 
-def test_what_does_not_go_together_is_said_in_the_words_of_the_check():
+def test_conflicts_are_listed_with_check_messages():
     assert cards.find_refusal(('model.norm', 'layernorm')) == ''
     words = cards.find_refusal(('optim.name', 'sophia'), ('model.norm', 'powernorm'))
     assert words.startswith('optim.name=sophia differentiates the gradient in forward mode')
 
 
-def test_the_citation_is_of_this_version():
+def test_citation_has_this_version():
     project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
     cited = yaml.safe_load((ROOT / 'docs' / 'CITATION.cff').read_text())
     page = (ROOT / 'docs' / 'cite.md').read_text()
@@ -86,7 +86,7 @@ def test_the_citation_is_of_this_version():
 
 
 def section(title: str) -> list[str]:
-    """The lines of tables of a section of the page of files."""
+    """Returns the table lines in a section of the page on files."""
     text = (ROOT / 'docs' / 'files.md').read_text().split(f'\n## {title}\n')[1]
     return [line for line in text.split('\n## ')[0].splitlines() if line.startswith('| ')]
 
@@ -95,8 +95,8 @@ def quoted(lines: list[str], cell: int) -> set[str]:
     return {name for line in lines for name in re.findall('`([^`]+)`', line.split('|')[cell])}
 
 
-def unlisted(files: list[str], *titles: str) -> tuple[set[str], set[str]]:
-    """(files that no table of the sections names, names that no file has)."""
+def find_unlisted(files: list[str], *titles: str) -> tuple[set[str], set[str]]:
+    """Returns (files that no table of the sections names, names without a file)."""
     names = {name for title in titles for name in quoted(section(title), 1)}
     patterns = {}
     for name in names:
@@ -104,8 +104,12 @@ def unlisted(files: list[str], *titles: str) -> tuple[set[str], set[str]]:
         for place, digits in PLACES.items():
             text = text.replace(place, digits)
         patterns[name] = re.compile(text)
-    found = {name: [f for f in files if one.fullmatch(f)] for name, one in patterns.items()}
-    return {*files} - {f for fs in found.values() for f in fs}, {n for n in names if not found[n]}
+    files_by_name = {
+        name: [f for f in files if pattern.fullmatch(f)] for name, pattern in patterns.items()
+    }
+    return {*files} - {f for fs in files_by_name.values() for f in fs}, {
+        n for n in names if not files_by_name[n]
+    }
 
 
 def files_in(folder: Path) -> list[str]:
@@ -114,38 +118,38 @@ def files_in(folder: Path) -> list[str]:
 
 @pytest.mark.full
 class TestFiles:
-    """What real runs leave is what the page lists."""
+    """The page lists the files that real runs leave."""
 
-    def test_of_a_run(self, whole):
-        assert unlisted(files_in(whole), 'A run') == (set(), set())
+    def test_files_in_a_run(self, whole):
+        assert find_unlisted(files_in(whole), 'A run') == (set(), set())
 
-    def test_of_a_run_that_was_evaluated(self, whole, tmp_path):
+    def test_files_in_an_evaluated_run(self, whole, tmp_path):
         workdir = shutil.copytree(whole, tmp_path / 'run')
         targets = find_targets([str(workdir)], 'all', print)
         assert list(evaluate_all(targets, read_suites('perplexity:4', {}), False, print))
-        assert unlisted(files_in(workdir), 'A run', 'Evaluations') == (set(), set())
+        assert find_unlisted(files_in(workdir), 'A run', 'Evaluations') == (set(), set())
         (path, *_) = workdir.glob('evaluations/*/*')
         assert read_json(path).keys() | {'sha256'} == quoted(section('Evaluations'), 3)
 
-    def test_columns_of_a_run_and_fields_of_its_summary(self, whole):
+    def test_run_columns_and_summary_fields(self, whole):
         columns = quoted(section('metrics.jsonl'), 2)
         assert columns == {name for row in read_rows(whole / 'metrics.jsonl') for name in row}
         summary = json.loads((whole / 'summary.json').read_text()).keys()
         listed = quoted(section('summary.json'), 1) - {'metrics.jsonl'}
         assert summary - columns == listed - columns
 
-    def test_of_a_sweep(self, corpus, tmp_path):
+    def test_files_in_a_sweep(self, corpus, tmp_path):
         cells = ({'optim.lr': 0.01}, {'optim.lr': 0.003})
         assert train_sweep(base(corpus), cells, tmp_path) == DONE
         write_report([tmp_path])
-        assert unlisted(files_in(tmp_path), 'A sweep') == (set(), set())
+        assert find_unlisted(files_in(tmp_path), 'A sweep') == (set(), set())
 
-    def test_of_a_bucket(self, corpus, bucket_url):
+    def test_files_in_a_bucket(self, corpus, bucket_url):
         with mirror_workdir(bucket_url) as workdir:
             assert train(tiny(corpus), workdir) == DONE
         objects = [*open_bucket(bucket_url).list()]
-        assert unlisted(objects, 'A run', 'A bucket') == (set(), {'.lock'})
+        assert find_unlisted(objects, 'A run', 'A bucket') == (set(), {'.lock'})
 
-    def test_of_prepared_data(self, whole, corpus):
+    def test_files_in_prepared_data(self, whole, corpus):
         cache = Path(corpus['data.cache_dir'])
-        assert unlisted(files_in(cache), 'Prepared data') == (set(), set())
+        assert find_unlisted(files_in(cache), 'Prepared data') == (set(), set())

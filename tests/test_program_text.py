@@ -1,4 +1,4 @@
-"""Reference: what programs move, where it can be counted by hand; as XLA compiles them for CPUs."""
+"""Reference: traffic of programs that can be counted by hand, as XLA compiles them for CPUs."""
 
 import jax
 import jax.numpy as jnp
@@ -9,19 +9,21 @@ ROWS, WIDTH = 16, SMALL
 ARRAY = 4 * ROWS * WIDTH  # bytes
 
 
-def moved(function, *shapes):
-    given = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    return sum(move.bytes for move in moves(jax.jit(function).lower(*given).compile()))
+def count_moved_bytes(function, *shapes):
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return sum(move.bytes for move in moves(jax.jit(function).lower(*arguments).compile()))
 
 
 def test_each_array_counts_once():
-    """The operands are more than a line of the program's text has without a comment in it."""
-    assert moved(lambda *arrays: sum(arrays), *[(ROWS, WIDTH)] * 8) == 9 * ARRAY
+    """The program's text without a comment has more operands than fit in a line."""
+    assert count_moved_bytes(lambda *arrays: sum(arrays), *[(ROWS, WIDTH)] * 8) == 9 * ARRAY
 
 
-def test_rounds_of_a_loop_move_their_rows():
-    """Each row is read and written once at least, and between the three operations that there may
-    be. Catches a loop that counts once, and rounds that count the whole arrays.
+def test_loop_iterations_move_their_rows():
+    """Each row is read and written at least once, and at most between three operations. Catches a
+    loop that counts once, and iterations that count the whole arrays.
     """
-    found = moved(lambda x: jax.lax.map(lambda row: jnp.sort(2 * row), x), (ROWS, WIDTH))
-    assert 2 * ARRAY <= found <= 8 * ARRAY < ROWS * ARRAY
+    bytes_moved = count_moved_bytes(
+        lambda x: jax.lax.map(lambda row: jnp.sort(2 * row), x), (ROWS, WIDTH)
+    )
+    assert 2 * ARRAY <= bytes_moved <= 8 * ARRAY < ROWS * ARRAY

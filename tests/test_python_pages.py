@@ -1,4 +1,4 @@
-"""Property: every public name of the Python API says what it takes, returns and raises."""
+"""Property: every public name of the Python API documents its arguments, values and errors."""
 
 import importlib
 import types
@@ -9,7 +9,7 @@ from docs import python_pages
 
 
 @pytest.mark.parametrize('room', python_pages.ROOMS)
-def test_docstrings_are_whole(room):
+def test_docstrings_are_complete(room):
     assert not list(python_pages.faults(importlib.import_module(room)))
 
 
@@ -62,7 +62,7 @@ class Partly:
         return x
 
 
-def test_a_whole_docstring_lacks_nothing():
+def test_complete_docstring_has_no_faults():
     assert not list(python_pages.lacks(whole))
 
 
@@ -76,7 +76,7 @@ def test_a_whole_docstring_lacks_nothing():
         ('Raises:\n', 'does not say in Raises what it raises'),
     ],
 )
-def test_each_lack_is_named(line, fault, monkeypatch):
+def test_each_fault_is_named(line, fault, monkeypatch):
     text = '\n'.join(row.removeprefix('    ') for row in whole.__doc__.split('\n'))
     assert line in text
     monkeypatch.setattr(whole, '__doc__', text.replace(line, ''))
@@ -98,13 +98,13 @@ def test_faults_name_the_function_or_constant():
     ]
 
 
-def test_the_build_stops_at_a_fault(monkeypatch):
+def test_build_stops_at_a_fault(monkeypatch):
     monkeypatch.setattr(python_pages, 'lacks', lambda function: ['lacks words'])
-    with pytest.raises(ValueError, match=r'modules\.optim\.unboxed lacks words'):
+    with pytest.raises(ValueError, match=r'modules\.optim\.unbox_state lacks words'):
         python_pages.pages()
 
 
-def test_a_table_leads_to_its_cards_and_a_constant_has_its_comment():
+def test_tables_link_to_cards_and_constants_have_comments():
     page = python_pages.page(importlib.import_module('modules.kernels'))
     assert '``kernels.softmax``, by name: :doc:`cards <../parts/kernels.softmax>`' in page
     assert 'OPERATIONS\n\n   The table of kernels of each operation.\n' in page

@@ -1,4 +1,4 @@
-"""Contract: the pages list what there is, and nothing else."""
+"""Contract: the pages list every part, and nothing else."""
 
 import re
 
@@ -27,39 +27,41 @@ def quoted(cell):
 
 
 def tables():
-    """{field: (header cells, rows of cells)} of the tables whose first header cell is a choice."""
-    found = {}
+    """Returns {field: (header cells, rows of cells)} of the tables with a choice as first header
+    cell.
+    """
+    by_field = {}
     for block in TEXT.split('\n\n'):
         lines = block.splitlines()
         header = cells(lines[0]) if lines and lines[0].startswith('| `') else []
         field = next(iter(quoted(header[0])), '') if header else ''
         if field in CHOICES:
-            assert field not in found, field
-            found[field] = header, [cells(line) for line in lines[2:]]
-    return found
+            assert field not in by_field, field
+            by_field[field] = header, [cells(line) for line in lines[2:]]
+    return by_field
 
 
 TABLES = tables()
 
 
-def test_the_front_page_is_short():
+def test_readme_is_short():
     assert len(FRONT_PAGE.splitlines()) <= 200
 
 
-def test_the_tables_are_found():
+def test_tables_are_found():
     assert {'model.norm', 'model.placement'} <= TABLES.keys()
 
 
 @pytest.mark.parametrize('field', TABLES)
-def test_a_table_has_each_name_once(field):
+def test_tables_have_unique_names(field):
     _, rows = TABLES[field]
     names = [name for row in rows for name in quoted(row[0])]
     assert sorted(names) == sorted(row.name for row in part_rows(field))
 
 
 @pytest.mark.parametrize('field', TABLES)
-def test_a_table_has_exactly_the_options_that_each_part_declares(field):
-    """In the column `options`; without one, as config paths in any column."""
+def test_tables_match_declared_options(field):
+    """Options are in the column `options`; without it, in config paths of any column."""
     header, rows = TABLES[field]
     declared = {row.name: {path.split('.')[1] for path in row.options} for row in part_rows(field)}
     left_out, _ = LEFT_OUT.get(field, ('', ''))
@@ -75,8 +77,8 @@ def test_a_table_has_exactly_the_options_that_each_part_declares(field):
 
 
 @pytest.mark.parametrize('field', LEFT_OUT)
-def test_an_option_that_is_left_out_is_named_above_the_table(field):
-    """With the rows that do not have it."""
+def test_omitted_options_are_named_above_the_table(field):
+    """They are named with the rows that lack them."""
     option, sentence = LEFT_OUT[field]
     above = TEXT.split(f'\n| `{field}` |')[0].split('\n## ')[-1]
     assert sentence in ' '.join(above.split())

@@ -1,6 +1,6 @@
-"""What the pages tell to type, typed in their order in one folder: as printed, with small sizes.
+"""The commands in the pages, run in order in one folder: as printed, with small sizes.
 
-A line that is new in them fails until it runs here, or `LEFT_OUT` says why it does not.
+A new line in the pages fails until it runs here, or `LEFT_OUT` gives a reason.
 """
 
 import contextlib
@@ -161,31 +161,37 @@ PRELOADED = [  # before each command: most of what importing takes
 
 
 def commands() -> list[str]:
-    """The lines that are indented or behind a $, and what is quoted in a text, once each."""
-    found = re.findall(
+    """Returns the lines that are indented or behind a $, and commands quoted in a text, once
+    each.
+    """
+    matches = re.findall(
         r'^(?:    |\$ )(uv .*|python .*|train\.py.*)$|`((?:uv|train\.py) [^`]+)`',
         TEXT,
         re.MULTILINE,
     )
-    lines = [re.sub(r'\s+# .*', '', line or inline) for line, inline in found]
+    lines = [re.sub(r'\s+# .*', '', line or inline) for line, inline in matches]
     return list(dict.fromkeys(lines))
 
 
 def blocks(language: str) -> list[str]:
-    """But for files of modules/, which tests/test_readme_parts.py writes."""
-    found = re.findall(rf'^```{language}\n(.*?)^```$', TEXT, re.DOTALL | re.MULTILINE)
-    return [block for block in found if not block.startswith('# modules/')]
+    """Returns the blocks of a language, except files of modules/, which tests/test_readme_parts.py
+    writes.
+    """
+    code_blocks = re.findall(rf'^```{language}\n(.*?)^```$', TEXT, re.DOTALL | re.MULTILINE)
+    return [block for block in code_blocks if not block.startswith('# modules/')]
 
 
 def lower(program: Program, *_, **__) -> None:
-    """Takes the place of the wave that would train: lowers the step, and ends the process."""
+    """Replaces the wave that would train: lowers the step, and ends the process."""
     jax.stages.Lowered.compile = lambda lowered: sys.exit(DONE)
     program.compile_step(1)
 
 
 def run(words: list[str], code: str, folder: Path, log: Path, is_lowered: bool) -> None:
-    """In a process of its own: the program `words`, or else `code`. The rate of a product, of which
-    a page shows nothing, is given: to measure it takes 0.55 CPU-seconds a program.
+    """Runs the program `words`, or else `code`, in a separate process.
+
+    The speed of a matrix product, which no page shows, is given: measuring it takes 0.55
+    CPU-seconds for each program.
     """
     flops.cached_gemm_flops = functools.cache(lambda: 1e12)
     if is_lowered:
@@ -204,13 +210,15 @@ def run(words: list[str], code: str, folder: Path, log: Path, is_lowered: bool) 
 
 @pytest.fixture
 def outcome(tmp_path, monkeypatch):
-    """outcome(words, code='', is_lowered=False) -> (exit status, what it printed), in tmp_path."""
+    """Returns a function (words, code='', is_lowered=False) -> (exit status, output), in
+    tmp_path.
+    """
     monkeypatch.setenv('GLIBC_TUNABLES', '')  # set: the program does not start itself again
     monkeypatch.setenv('XLA_FLAGS', ONE_DEVICE)  # one device, as a user has
     processes = multiprocessing.get_context('forkserver')
     processes.set_forkserver_preload([*PRELOADED, __name__])
 
-    def of(words: list[str], code: str = '', is_lowered: bool = False) -> tuple[int, str]:
+    def run_program(words: list[str], code: str = '', is_lowered: bool = False) -> tuple[int, str]:
         log = tmp_path / 'log'
         process = processes.Process(target=run, args=(words, code, tmp_path, log, is_lowered))
         process.start()
@@ -218,10 +226,10 @@ def outcome(tmp_path, monkeypatch):
         process.kill()
         return process.exitcode, log.read_text()
 
-    return of
+    return run_program
 
 
-def test_the_lines_are_found():
+def test_commands_are_found():
     lines = commands()
     assert lines[0] == 'uv run train.py --config=configs/default.py'
     assert len(lines) > 15 and LEFT_OUT.keys() | {*LOWERED} <= {*lines}
@@ -230,8 +238,8 @@ def test_the_lines_are_found():
 
 @pytest.mark.full  # minutes of programs
 def test_every_command_works_as_printed(outcome, tmp_path):
-    """In the order of the pages: later lines read what earlier ones wrote. One that is printed with
-    an error ends with it.
+    """In the order of the pages, since later lines read files of earlier ones. A command that is
+    printed with an error ends with it.
     """
     (tmp_path / 'configs').mkdir()
     for file in (ROOT / 'configs').glob('*.py'):
@@ -244,9 +252,13 @@ def test_every_command_works_as_printed(outcome, tmp_path):
         if line in LEFT_OUT:
             continue
         status, printed = outcome(arguments(line), is_lowered=line in LOWERED)
-        wanted = expected_error(line)
-        said = ' '.join(printed.split())
-        if (status != 0) if wanted is None else (status != 1 or not wanted.search(said)):
+        expected = expected_error(line)
+        printed_text = ' '.join(printed.split())
+        if (
+            (status != 0)
+            if expected is None
+            else (status != 1 or not expected.search(printed_text))
+        ):
             failed[line] = printed[-2000:]
     codes = [block for block in blocks('python') if not block.startswith('# configs/')]
     for code, checked in zip(codes, ('', '', CHECKED, ''), strict=True):
@@ -269,19 +281,21 @@ assert len(runs) == 18 and set(runs.status) == {'done'}
 
 
 def expected_error(line: str) -> re.Pattern | None:
-    """What a page shows below a line with a $, where ... stands for any text."""
+    """Returns the error that a page shows below a line with a $, with ... for any text; None
+    without one.
+    """
     match = re.search(rf'^\$ {re.escape(line)}\n((?:.+\n)*?)```', TEXT, re.MULTILINE)
     if match is None:
         return None
     return re.compile(re.escape(' '.join(match[1].split())).replace(r'\.\.\.', '.*'))
 
 
-def test_the_printed_folder_is_that_of_the_default_config():
+def test_printed_folder_matches_default_config():
     name = f'runs/default-{digest(resolve(default.get_config()))}'
     assert f'{name} on ' in FRONT_PAGE and f'done: {name},' in FRONT_PAGE
 
 
-def test_the_table_has_the_columns_of_a_frame():
+def test_printed_table_matches_frame_columns():
     section = TEXT.split('\n## From Python\n')[1].split('\n## ')[0]
     rows = [line.split('|')[1] for line in section.splitlines() if line.startswith('| `')]
     listed = [name for row in rows for name in re.findall(r'`(\w+)`', row)]

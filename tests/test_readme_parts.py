@@ -1,4 +1,4 @@
-"""What the pages say of adding a part, done word for word in a copy of the project."""
+"""The pages' instructions on adding a part, followed word for word in a copy of the project."""
 
 import os
 import re
@@ -18,13 +18,13 @@ START = '# modules/'  # of blocks that are or change a file there
 
 
 def blocks(language: str) -> list[str]:
-    found = re.findall(rf'^```{language}\n(.*?)^```$', TEXT, re.DOTALL | re.MULTILINE)
-    return [block for block in found if block.startswith(START)]
+    code_blocks = re.findall(rf'^```{language}\n(.*?)^```$', TEXT, re.DOTALL | re.MULTILINE)
+    return [block for block in code_blocks if block.startswith(START)]
 
 
 @pytest.fixture(scope='module')
 def project(tmp_path_factory) -> Path:
-    """A copy with the parts of the pages."""
+    """Returns a copy with the parts of the pages."""
     folder = tmp_path_factory.mktemp('project')
     for room in ROOMS:
         shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns('__pycache__'))
@@ -55,15 +55,15 @@ def command(project: Path, *arguments: str) -> str:
 
 
 @pytest.mark.full
-def test_the_parts_are_listed_with_their_options(project):
+def test_parts_are_listed_with_options(project):
     assert 'length' in command(project, '--choices=model.norm').split('scalenorm')[1]
     listed = command(project, '--choices=optim.name').split('signum')[1]
     assert 'nesterov' in listed and 'arXiv:1802.04434' in listed
 
 
 @pytest.mark.full
-def test_the_parts_sweep_in_one_program(project, tmp_path):
-    """Traced options of an optimizer and of a loss: four runs, one program, other losses."""
+def test_parts_sweep_in_one_program(project, tmp_path):
+    """Traced options of an optimizer and of a loss: four runs, one program, different losses."""
     sweep = "{'optim.beta': (0.5, 0.9), 'loss.more': (1.0, 3.0)}"
     changes = {
         'model.norm': 'scalenorm',
@@ -83,9 +83,9 @@ def test_the_parts_sweep_in_one_program(project, tmp_path):
         'data.seq_len': 16,
         'train.steps': 4,
     }
-    given = [f'--config.{path}={value}' for path, value in changes.items()]
+    overrides = [f'--config.{path}={value}' for path, value in changes.items()]
     config = ['--config=configs/default.py', f'--workdir={tmp_path}/sweep']
-    out = command(project, *config, *given, f'--config.sweep={sweep}')
+    out = command(project, *config, *overrides, f'--config.sweep={sweep}')
     assert '4 cells, 1 program,' in out
     assert '4 of 4 done' in out
     metrics = [path.read_text() for path in (tmp_path / 'sweep').glob('*/metrics.jsonl')]

@@ -1,4 +1,6 @@
-"""Shares of the tests: each test is in one of them, and rows of a test go to each in turn."""
+"""Shares of the tests: each test is in one share, and the rows of a test go to each share in
+turn.
+"""
 
 import types
 
@@ -16,28 +18,33 @@ class Item:
         return self.group and types.SimpleNamespace(args=(self.group,))
 
 
-def shared(items, share):
-    """(items that are left, items that are said to be left out)."""
-    out, left = [], list(items)
+def split_shares(items, share):
+    """Returns (items that are kept, items that are reported as deselected)."""
+    out, kept_items = [], list(items)
     config = types.SimpleNamespace(
         hook=types.SimpleNamespace(pytest_deselected=lambda items: out.extend(items))
     )
-    Share(share).pytest_collection_modifyitems(config, left)
-    return left, out
+    Share(share).pytest_collection_modifyitems(config, kept_items)
+    return kept_items, out
 
 
-def test_each_test_is_in_one_share_and_a_group_is_in_it_whole():
-    """Catches a share by files, which gives all rows of a test to one, and a group in parts."""
+def test_shares_partition_tests_and_keep_groups():
+    """Catches a share by files, which gets all rows of a test, and a divided group."""
     rows = [Item(f'tests/a.py::test_rows[{i}]') for i in range(6)]
     items = [Item('tests/b.py::test_one', 'g'), *rows, Item('tests/c.py::test_two', 'g')]
-    shares = [shared(items, f'{i}/3') for i in (1, 2, 3)]
-    assert sorted(x.nodeid for left, _ in shares for x in left) == sorted(x.nodeid for x in items)
-    assert all({*left} | {*out} == {*items} and not {*left} & {*out} for left, out in shares)
-    assert [len({*left} & {*rows}) for left, _ in shares] == [2, 2, 2]
-    assert sorted(sum(x.group == 'g' for x in left) for left, _ in shares) == [0, 0, 2]
+    shares = [split_shares(items, f'{i}/3') for i in (1, 2, 3)]
+    assert sorted(x.nodeid for kept_items, _ in shares for x in kept_items) == sorted(
+        x.nodeid for x in items
+    )
+    assert all(
+        {*kept_items} | {*out} == {*items} and not {*kept_items} & {*out}
+        for kept_items, out in shares
+    )
+    assert [len({*kept_items} & {*rows}) for kept_items, _ in shares] == [2, 2, 2]
+    assert sorted(sum(x.group == 'g' for x in kept_items) for kept_items, _ in shares) == [0, 0, 2]
 
 
 @pytest.mark.parametrize('share', ['0/3', '4/3', '1', 'a/b'])
-def test_a_share_that_is_none_is_refused(share):
+def test_invalid_share_is_refused(share):
     with pytest.raises(pytest.UsageError, match='--share'):
         Share(share)

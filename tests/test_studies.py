@@ -1,4 +1,4 @@
-"""Every study's sweep, as it stands in configs/studies: its cells, and that each can be trained."""
+"""The sweep of every study in configs/studies: its cells, and that each can be trained."""
 
 import importlib
 import inspect
@@ -26,19 +26,19 @@ def study(name):
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_cells_can_be_trained(name):
-    """Catches a study that an option, a name or a check has left behind."""
-    for given in [(), *((variant,) for variant in VARIANTS.get(name, ()))]:
-        base, sweep, tune = split_sweep(study(name).get_config(*given))
-        found = expand_sweep(base, sweep) if sweep else []
-        found = found if tune is None else ArmPlan(base, sweep, tune).first_cells
-        assert len({cell.name for cell in found}) == len(found)
-        for cell in itertools.islice(found, 0, None, max(1, len(found) // 6)):
+def test_study_cells_resolve(name):
+    """Catches a study with outdated options, names or checks."""
+    for arguments in [(), *((variant,) for variant in VARIANTS.get(name, ()))]:
+        base, sweep, tune = split_sweep(study(name).get_config(*arguments))
+        cells = expand_sweep(base, sweep) if sweep else []
+        cells = cells if tune is None else ArmPlan(base, sweep, tune).first_cells
+        assert len({cell.name for cell in cells}) == len(cells)
+        for cell in itertools.islice(cells, 0, None, max(1, len(cells) // 6)):
             check(cell.recipe)
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_says_what_it_asks_and_found(name):
+def test_study_docstring_has_question_and_finding(name):
     text = inspect.getdoc(study(name))
     for heading in ('Question:', 'Command:', 'Cost:', 'Result:'):
         assert f'\n{heading}' in text

@@ -1,7 +1,7 @@
-"""Sweeps through train.train_sweep and through the command: what they leave, refuse and survive.
+"""Sweeps through train.train_sweep and through the command: their files, refusals and recovery.
 
-Equivalence: a cell of a sweep = the same run alone; a sweep that was interrupted anywhere = one
-that was not.
+Equivalence: a cell of a sweep equals the same run alone; an interrupted sweep equals an
+uninterrupted one.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from tests.sweep_helpers import (
     before_step,
     cell_folders,
     changed,
-    copied,
+    copy_workdir,
     curves,
     statuses,
     table,
@@ -61,8 +61,10 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def alone(corpus, tmp_path_factory):
-    """The rows of each cell trained by itself. How runs share a device is nothing to one run."""
+def single_run_curves(corpus, tmp_path_factory):
+    """Returns the rows of each cell trained by itself. How runs share a device does not affect one
+    run.
+    """
     folder = tmp_path_factory.mktemp('alone')
     tree = base(corpus)
     for i, changes in enumerate(CELLS):
@@ -71,56 +73,57 @@ def alone(corpus, tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def swept(corpus, tmp_path_factory):
-    """swept(how): the workdir of CELLS, undisturbed. Not to be written to."""
+def sweep_workdir(corpus, tmp_path_factory):
+    """Returns a function from a run axis to the workdir of CELLS, which must not be written to."""
 
     @functools.cache
-    def workdir(how):
+    def workdir(axis):
         folder = tmp_path_factory.mktemp('swept')
-        assert train_sweep(base(corpus, kernels_run_axis=how), CELLS, folder) == DONE
+        assert train_sweep(base(corpus, kernels_run_axis=axis), CELLS, folder) == DONE
         return folder
 
     return workdir
 
 
 def contents(workdir: Path) -> dict[Path, bytes]:
-    """Every file of the cells."""
+    """Returns the content of every file of the cells."""
     return {p: p.read_bytes() for p in sorted(workdir.glob('*/**/*')) if p.is_file()}
 
 
 class TestACell:
     @pytest.mark.full
-    def test_records_exactly_what_the_run_alone_does_in_a_loop(self, swept, alone):
-        assert curves(swept('loop')) == alone
+    def test_loop_cell_equals_single_run(self, sweep_workdir, single_run_curves):
+        assert curves(sweep_workdir('loop')) == single_run_curves
 
     @pytest.mark.full
-    def test_records_what_the_run_alone_does_under_vmap(self, swept, alone):
-        found = curves(swept('vmap'))
-        assert found.keys() == alone.keys()
-        for changes, rows in alone.items():
-            assert_close(found[changes], rows)
+    def test_vmap_cell_matches_single_run(self, sweep_workdir, single_run_curves):
+        cell_curves = curves(sweep_workdir('vmap'))
+        assert cell_curves.keys() == single_run_curves.keys()
+        for changes, rows in single_run_curves.items():
+            assert_close(cell_curves[changes], rows)
 
     @pytest.mark.full
-    @pytest.mark.parametrize('how', MODES)
-    def test_loads_and_evaluates_to_what_was_recorded(self, how, swept):
-        """Each checkpoint holds the weights of its own run: the first's, and the last's."""
-        first, *_, last = cell_folders(swept(how)).values()
+    @pytest.mark.parametrize('axis', MODES)
+    def test_cell_evaluates_to_recorded_loss(self, axis, sweep_workdir):
+        """Each checkpoint holds the weights of its own run: tests the first and the last."""
+        first, *_, last = cell_folders(sweep_workdir(axis)).values()
         for folder in (first, last):
             recorded = json.loads((folder / 'summary.json').read_text())
-            found = perplexity(load(folder)).numbers['validation_ce']
-            assert found == pytest.approx(recorded['validation_ce'], rel=1e-6)
+            validation_ce = perplexity(load(folder)).numbers['validation_ce']
+            assert validation_ce == pytest.approx(recorded['validation_ce'], rel=1e-6)
 
     @pytest.mark.default_rows('loop')
-    @pytest.mark.parametrize('how', MODES)
-    def test_runs_to_its_own_last_step(self, how, swept):
-        assert [(one['status'], one['step'], one['ce'] > 0) for one in table(swept(how))] == [
-            ('done', steps, True) for steps in (8, 12, 8, 8)
-        ]
+    @pytest.mark.parametrize('axis', MODES)
+    def test_cell_stops_at_its_last_step(self, axis, sweep_workdir):
+        assert [
+            (record['status'], record['step'], record['ce'] > 0)
+            for record in table(sweep_workdir(axis))
+        ] == [('done', steps, True) for steps in (8, 12, 8, 8)]
 
 
 class TestTheSameCommandAgain:
-    def test_trains_nothing(self, swept, corpus, tmp_path, monkeypatch):
-        workdir = copied(swept('loop'), tmp_path / 'again')
+    def test_trains_nothing(self, sweep_workdir, corpus, tmp_path, monkeypatch):
+        workdir = copy_workdir(sweep_workdir('loop'), tmp_path / 'again')
         before, results = contents(workdir), table(workdir)
         monkeypatch.setattr(groups, 'Program', lambda *_: pytest.fail('made a program'))
         (workdir / TABLE).unlink()
@@ -128,21 +131,21 @@ class TestTheSameCommandAgain:
         assert contents(workdir) == before and table(workdir) == results
         assert (workdir / TABLE).exists()
 
-    def test_says_once_how_many_cells_other_code_trained(
-        self, swept, corpus, tmp_path, capsys, request
+    def test_cells_from_other_code_are_counted_once(
+        self, sweep_workdir, corpus, tmp_path, capsys, request
     ):
-        workdir = copied(swept('loop'), tmp_path / 'again')
+        workdir = copy_workdir(sweep_workdir('loop'), tmp_path / 'again')
         edited = request.getfixturevalue('edited_sources')  # from now on
         capsys.readouterr()
         assert train_sweep(base(corpus), CELLS, workdir) == DONE
-        said = ' '.join(capsys.readouterr().out.split())
+        printed = ' '.join(capsys.readouterr().out.split())
         note = 'NOTE: of 4 cells that have ended, other code has trained 4 by '
-        assert said.count('other code') == 1 == said.count(note)
-        assert f'this is {edited}. ' in said
+        assert printed.count('other code') == 1 == printed.count(note)
+        assert f'this is {edited}. ' in printed
 
     @pytest.mark.full
-    def test_says_how_many_cells_go_on_that_other_code_has_begun(
-        self, swept, corpus, tmp_path, monkeypatch, capsys, request
+    def test_resumed_cells_from_other_code_are_counted(
+        self, sweep_workdir, corpus, tmp_path, monkeypatch, capsys, request
     ):
         with monkeypatch.context() as patch:
             before_step(patch, fail_at(7))
@@ -150,33 +153,33 @@ class TestTheSameCommandAgain:
         request.getfixturevalue('edited_sources')
         capsys.readouterr()
         assert train_sweep(base(corpus), CELLS, tmp_path) == DONE
-        said = ' '.join(capsys.readouterr().out.split())
-        assert said.count('NOTE: runs go on that other code has begun: 2 by ') == 1
-        assert said.count('NOTE: of 2 cells that have ended, other code has trained 2 by ') == 1
-        assert said.count('other code') == 2
-        assert curves(tmp_path) == curves(swept('loop'))
+        printed = ' '.join(capsys.readouterr().out.split())
+        assert printed.count('NOTE: runs go on that other code has begun: 2 by ') == 1
+        assert printed.count('NOTE: of 2 cells that have ended, other code has trained 2 by ') == 1
+        assert printed.count('other code') == 2
+        assert curves(tmp_path) == curves(sweep_workdir('loop'))
 
     @pytest.mark.full
-    def test_with_other_axes_trains_the_new_cells_and_keeps_the_old(
-        self, swept, alone, corpus, tmp_path, monkeypatch
+    def test_other_axes_train_only_new_cells(
+        self, sweep_workdir, single_run_curves, corpus, tmp_path, monkeypatch
     ):
-        workdir = copied(swept('loop'), tmp_path / 'extended')
+        workdir = copy_workdir(sweep_workdir('loop'), tmp_path / 'extended')
         before, trained = contents(workdir), []
         before_step(monkeypatch, lambda wave: trained.append([s.recipe for s in wave.slots]))
         new = [{'optim.lr': 0.02}, {'optim.lr': 0.04}]
         assert train_sweep(base(corpus), [*new, CELLS[1]], workdir) == DONE
-        assert trained == [[changed(base(corpus), one) for one in new]] * 8
+        assert trained == [[changed(base(corpus), changes) for changes in new]] * 8
         assert before.items() <= contents(workdir).items()
-        assert curves(workdir).items() > alone.items()
-        groups = {one['cell']: one['group'] for one in table(workdir)}
+        assert curves(workdir).items() > single_run_curves.items()
+        groups = {record['cell']: record['group'] for record in table(workdir)}
         folders = cell_folders(workdir)
-        found = [groups[folders[json.dumps(one)].name] for one in (*new, *CELLS)]
-        assert found == [0, 0, None, 0, None, None]
+        cell_groups = [groups[folders[json.dumps(changes)].name] for changes in (*new, *CELLS)]
+        assert cell_groups == [0, 0, None, 0, None, None]
         assert statuses(workdir) == ['done'] * 6
 
     @pytest.mark.full
-    def test_tries_failed_cells_again(self, swept, corpus, tmp_path, monkeypatch, capsys):
-        """From their checkpoints, and to the results of a sweep that did not fail."""
+    def test_tries_failed_cells_again(self, sweep_workdir, corpus, tmp_path, monkeypatch, capsys):
+        """They resume from their checkpoints, with the results of a sweep that did not fail."""
         with monkeypatch.context() as patch:
             before_step(patch, fail_at(7))
             assert train_sweep(base(corpus), CELLS, tmp_path) == BAD_INPUT
@@ -184,12 +187,12 @@ class TestTheSameCommandAgain:
         assert statuses(tmp_path) == ['failed', 'failed', 'done', 'done']
         assert train_sweep(base(corpus), CELLS, tmp_path) == DONE
         assert capsys.readouterr().out.count('resuming after step 4') == 2
-        assert table(tmp_path) == table(swept('loop'))
-        assert curves(tmp_path) == curves(swept('loop'))
+        assert table(tmp_path) == table(sweep_workdir('loop'))
+        assert curves(tmp_path) == curves(sweep_workdir('loop'))
 
 
 def fail_at(step: int):
-    """In the first group alone."""
+    """Raises an error at a step, only in the first group."""
 
     def act(wave: Wave) -> None:
         log_every = wave.experiment.recipe.train.log_every
@@ -200,21 +203,23 @@ def fail_at(step: int):
 
 
 class TestAFailure:
-    def test_of_a_group_leaves_the_others(self, swept, corpus, tmp_path, capsys):
-        """One group asks for more text than there is."""
+    def test_failed_group_leaves_the_others(self, sweep_workdir, corpus, tmp_path, capsys):
+        """One group needs more text than there is."""
         short = [{'data.epochs': 1, 'train.steps': steps} for steps in (8, 5000)]
         assert train_sweep(base(corpus), [*short, *CELLS[2:]], tmp_path) == BAD_INPUT
-        found = table(tmp_path)
-        assert [one['status'] for one in found] == ['failed', 'failed', 'done', 'done']
-        assert all('Set data.epochs=' in one['reason'] for one in found[:2])
-        assert [one['ce'] for one in found[2:]] == [one['ce'] for one in table(swept('loop'))[2:]]
+        records = table(tmp_path)
+        assert [record['status'] for record in records] == ['failed', 'failed', 'done', 'done']
+        assert all('Set data.epochs=' in record['reason'] for record in records[:2])
+        assert [record['ce'] for record in records[2:]] == [
+            record['ce'] for record in table(sweep_workdir('loop'))[2:]
+        ]
         output = capsys.readouterr().out
         assert 'FAILED: ValueError' in output and '2 of 4 done, 2 failed' in output
 
     @pytest.mark.full
-    def test_to_open_a_cell_leaves_the_others_of_its_group(self, swept, corpus, tmp_path, capsys):
-        """A file is where the folder of a cell has to be."""
-        name = cell_folders(swept('loop'))[json.dumps(CELLS[0])].name
+    def test_unopenable_cell_leaves_its_group(self, sweep_workdir, corpus, tmp_path, capsys):
+        """A file has the name of a cell's folder."""
+        name = cell_folders(sweep_workdir('loop'))[json.dumps(CELLS[0])].name
         (tmp_path / name).write_text('in the way')
         assert train_sweep(base(corpus), CELLS, tmp_path) == BAD_INPUT
         assert f'workdir {tmp_path / name} cannot be written' in capsys.readouterr().out
@@ -222,11 +227,11 @@ class TestAFailure:
         assert (tmp_path / name).read_text() == 'in the way'
 
     @pytest.mark.full
-    def test_a_cell_that_another_process_trains_is_left_to_it(
-        self, swept, corpus, tmp_path, capsys, monkeypatch
+    def test_cell_held_by_another_process_is_skipped(
+        self, sweep_workdir, corpus, tmp_path, capsys, monkeypatch
     ):
         monkeypatch.setattr('lm.record.workdir.PATIENCE_SEC', 0.0)
-        workdir, cell = copied(swept('loop'), tmp_path / 'shared'), CELLS[0]
+        workdir, cell = copy_workdir(sweep_workdir('loop'), tmp_path / 'shared'), CELLS[0]
         folder = cell_folders(workdir)[json.dumps(cell)]
         (folder / 'summary.json').unlink()
         before = contents(workdir)
@@ -235,12 +240,12 @@ class TestAFailure:
         assert f'{folder.name} left out: another process trains in' in capsys.readouterr().out
         assert contents(workdir) == before
         assert train_sweep(base(corpus), CELLS, workdir) == DONE
-        assert table(workdir) == table(swept('loop'))
+        assert table(workdir) == table(sweep_workdir('loop'))
 
-    def test_a_cell_that_another_process_ends_meanwhile_is_not_trained_again(
-        self, swept, corpus, tmp_path, monkeypatch
+    def test_cell_ended_elsewhere_is_not_retrained(
+        self, sweep_workdir, corpus, tmp_path, monkeypatch
     ):
-        workdir, cell = copied(swept('loop'), tmp_path / 'shared'), CELLS[0]
+        workdir, cell = copy_workdir(sweep_workdir('loop'), tmp_path / 'shared'), CELLS[0]
         summary = cell_folders(workdir)[json.dumps(cell)] / 'summary.json'
         text = summary.read_text()
         summary.unlink()
@@ -251,50 +256,50 @@ class TestAFailure:
         monkeypatch.setattr(groups, 'Program', lambda *setting: programs.append(setting))
         threading.Timer(1.0, held.close).start()
         assert train_sweep(base(corpus), CELLS, workdir) == DONE and not programs
-        assert table(workdir) == table(swept('loop'))
+        assert table(workdir) == table(sweep_workdir('loop'))
 
 
 class TestRefused:
-    def test_workdir_of_a_single_run(self, corpus, tmp_path):
+    def test_single_run_workdir(self, corpus, tmp_path):
         tree = base(corpus, train_steps=1)
         assert train.train(changed(tree, {}), tmp_path) == DONE
         with pytest.raises(ValueError, match='holds a single run; give another --workdir'):
             train_sweep(tree, {'optim.lr': (0.1, 0.2)}, tmp_path)
 
-    def test_workdir_of_a_sweep_for_a_single_run(self, swept, corpus):
+    def test_sweep_workdir_for_single_run(self, sweep_workdir, corpus):
         with pytest.raises(ValueError, match='holds a sweep; give another --workdir'):
-            train.train(changed(base(corpus), {}), swept('loop'))
+            train.train(changed(base(corpus), {}), sweep_workdir('loop'))
 
-    def test_another_base_config_with_the_fields_that_differ(self, swept, corpus):
-        other = base(corpus, optim_weight_decay=0.2, data_batch_size=16)
-        before = contents(swept('loop'))
+    def test_another_base_config_with_the_fields_that_differ(self, sweep_workdir, corpus):
+        other_base = base(corpus, optim_weight_decay=0.2, data_batch_size=16)
+        before = contents(sweep_workdir('loop'))
         with pytest.raises(ValueError, match=r'optim\.weight_decay: 0\.1 -> 0\.2') as error:
-            train_sweep(other, {'optim.lr': (0.1, 0.2)}, swept('loop'))
+            train_sweep(other_base, {'optim.lr': (0.1, 0.2)}, sweep_workdir('loop'))
         assert 'data.batch_size: 8 -> 16' in str(error.value)
         assert 'model.' not in str(error.value) and '--continue_changed' in str(error.value)
-        assert contents(swept('loop')) == before
+        assert contents(sweep_workdir('loop')) == before
 
     def test_unknown_engine_with_the_nearest(self, corpus, tmp_path):
         with pytest.raises(ValueError, match=r"--engine must be one of .*Did you mean 'local'"):
             train_sweep(base(corpus), {'optim.lr': (0.1,)}, tmp_path / 'x', engine='locla')
         assert not (tmp_path / 'x').exists()
 
-    def test_an_axis_that_measures_nothing(self, corpus, tmp_path):
+    def test_axis_without_effect(self, corpus, tmp_path):
         with pytest.raises(ValueError, match=r'decay_fraction=0\.1 is read by no part'):
             train_sweep(base(corpus), {'optim.decay_fraction': (0.1, 0.2)}, tmp_path / 'x')
         assert not (tmp_path / 'x').exists()
 
-    def test_batches_that_do_not_spread_over_the_devices(self, corpus, tmp_path):
+    def test_batch_not_divisible_by_devices(self, corpus, tmp_path):
         with pytest.raises(ValueError, match=r'data\.batch_size must be a multiple'):
             train_sweep(base(corpus, mesh_data=8), {'data.batch_size': (8, 12)}, tmp_path / 'x')
 
     @pytest.mark.parametrize('text', ['GPU', 'GPU=one', 'GPU=1=2', ''])
-    def test_resources_that_are_no_numbers(self, text):
+    def test_nonnumeric_resources(self, text):
         with pytest.raises(ValueError, match='--resources must be such as CPU=2,GPU=1'):
             parse_resources(['CPU=2', text])
         assert parse_resources(['CPU=2', 'GPU=0.5']) == {'CPU': 2, 'GPU': 0.5}
 
-    def test_fewer_than_no_runs_at_once(self, capsys):
+    def test_negative_runs_at_once(self, capsys):
         with flagsaver.flagsaver(), pytest.raises(SystemExit) as stopped:
             parse_flags(['train.py', '--runs_at_once=-1'])
         assert stopped.value.code == BAD_INPUT
@@ -303,9 +308,7 @@ class TestRefused:
 
 
 @pytest.mark.full
-def test_sigterm_saves_all_runs_and_the_same_command_goes_on(
-    swept, corpus, tmp_path, monkeypatch, capsys
-):
+def test_sigterm_saves_all_runs_for_resuming(sweep_workdir, corpus, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         before_step(patch, terminate_at(7))
         assert train_sweep(base(corpus), CELLS, tmp_path) == SIGNALLED + signal.SIGTERM
@@ -317,11 +320,11 @@ def test_sigterm_saves_all_runs_and_the_same_command_goes_on(
     assert statuses(tmp_path) == ['stopped', 'stopped', 'waiting', 'waiting']
     assert train_sweep(base(corpus), CELLS, tmp_path) == DONE
     assert capsys.readouterr().out.count('resuming after step 7') == 2
-    assert table(tmp_path) == table(swept('loop'))
-    assert curves(tmp_path) == curves(swept('loop'))
+    assert table(tmp_path) == table(sweep_workdir('loop'))
+    assert curves(tmp_path) == curves(sweep_workdir('loop'))
 
 
-def test_the_command_answers_bad_input_in_one_line(corpus, tmp_path):
+def test_bad_input_gives_one_line(corpus, tmp_path):
     sweep = {'optim.lrr': (0.003, 0.01)}
     process = start_sweep(tmp_path / 'x', corpus, sweep)
     assert process.wait(timeout=PATIENCE_SEC) == BAD_INPUT and not (tmp_path / 'x').exists()
@@ -334,21 +337,21 @@ FOR_SWEEPS = '--engine, --runs_at_once and --resources are for'
 
 
 @pytest.mark.parametrize(
-    'given', [{'engine': 'ray'}, {'runs_at_once': 2}, {'resources': ['CPU=1']}]
+    'flag_values', [{'engine': 'ray'}, {'runs_at_once': 2}, {'resources': ['CPU=1']}]
 )
-def test_flags_of_a_sweep_are_refused_for_a_single_run(given):
-    """They would be lost in silence."""
+def test_sweep_flags_are_refused_for_single_run(flag_values):
+    """They would be ignored silently."""
     with flagsaver.flagsaver():
         parse_flags(['train.py'])
         assert engines.read_sweep_flags(False)
-        for name, value in given.items():
+        for name, value in flag_values.items():
             flags.FLAGS[name].value = value
         with pytest.raises(ValueError, match=FOR_SWEEPS):
             engines.read_sweep_flags(False)
 
 
 @pytest.mark.full
-def test_the_command_refuses_flags_of_a_sweep_for_a_single_run(tmp_path):
+def test_command_refuses_sweep_flags_for_single_run(tmp_path):
     command = [sys.executable, 'train.py', '--config=configs/default.py', '--runs_at_once=2']
     done = subprocess.run(
         [*command, f'--workdir={tmp_path}/x'], cwd=ROOT, capture_output=True, text=True, timeout=60

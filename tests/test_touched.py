@@ -1,4 +1,4 @@
-"""Property: what a change touches, in a small invented project and in this one."""
+"""Property: the tests that a change touches, in a small invented project and in this one."""
 
 import dataclasses
 import functools
@@ -95,7 +95,7 @@ EVERY = {path[11:-3] for path in INVENTED if path.startswith('tests/test_')}
 
 
 @pytest.fixture(scope='module')
-def invented(tmp_path_factory):
+def invented_project(tmp_path_factory):
     root = tmp_path_factory.mktemp('invented')
     for path, text in INVENTED.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -104,8 +104,8 @@ def invented(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def selector(invented):
-    return touched.Selector(invented, INVENTED)
+def selector(invented_project):
+    return touched.Selector(invented_project, INVENTED)
 
 
 def short(paths):
@@ -138,8 +138,8 @@ def short(paths):
     ],
 )
 def test_files_touched_whole(selector, file, whole):
-    found = selector.touched_by(file)
-    assert (short(found.files), found.rows) == (whole, frozenset())
+    touched_tests = selector.touched_by(file)
+    assert (short(touched_tests.files), touched_tests.rows) == (whole, frozenset())
 
 
 @pytest.mark.parametrize(
@@ -161,9 +161,13 @@ def test_files_touched_whole(selector, file, whole):
     ],
 )
 def test_files_touched_by_the_rows_of_a_table(selector, file, rows, whole, named):
-    """Whole: what names the class, or reads a config, a page or data that name the row."""
-    found = selector.touched_by(file)
-    assert (found.rows, short(found.files), short(found.named)) == (rows, whole, named)
+    """Whole files name the class, or read a config, a page or data that name the row."""
+    touched_tests = selector.touched_by(file)
+    assert (touched_tests.rows, short(touched_tests.files), short(touched_tests.named)) == (
+        rows,
+        whole,
+        named,
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,12 +181,12 @@ def test_files_touched_by_the_rows_of_a_table(selector, file, rows, whole, named
         ('eval/__main__.py', ['eval']),  # which runs it; one that reads all rooms reads more
     ],
 )
-def test_the_tests_of_a_file(selector, file, tests):
-    assert [short([test]).pop() for test in selector.nearest.tests_of(file)] == tests
+def test_tests_named_for_a_file(selector, file, tests):
+    assert [short([test]).pop() for test in selector.nearest.rank_tests(file)] == tests
 
 
 @pytest.mark.parametrize(
-    ('test', 'given', 'wanted'),
+    ('test', 'parameters', 'expected'),
     [
         ('rows.py::test_norm[batch]', ['batch'], True),
         ('rows.py::test_norm[plain]', ['plain'], False),
@@ -195,23 +199,25 @@ def test_the_tests_of_a_file(selector, file, tests):
         ('plain.py::test_batches', [], False),
     ],
 )
-def test_single_tests_touched_by_a_row(selector, test, given, wanted):
+def test_single_tests_touched_by_a_row(selector, test, parameters, expected):
     tables = selector.touched_by('modules/norms/batch.py').tables
-    found = selector.definitions.is_of(f'tests/test_{test}', given, {'batch', 'ghost'}, tables)
-    assert found == wanted
+    is_touched = selector.definitions.is_touched(
+        f'tests/test_{test}', parameters, {'batch', 'ghost'}, tables
+    )
+    assert is_touched == expected
 
 
-def test_a_file_that_is_gone_touches_who_still_imports_it(tmp_path):
-    there = {'configs/default.py': '', 'tests/test_left.py': 'from lm.gone import name\n'}
-    for path, text in there.items():
+def test_deleted_file_touches_its_importers(tmp_path):
+    contents = {'configs/default.py': '', 'tests/test_left.py': 'from lm.gone import name\n'}
+    for path, text in contents.items():
         (tmp_path / path).parent.mkdir()
         (tmp_path / path).write_text(text)
-    selector = touched.Selector(tmp_path, [*there, 'lm/gone.py', 'tests/test_gone.py'])
+    selector = touched.Selector(tmp_path, [*contents, 'lm/gone.py', 'tests/test_gone.py'])
     assert selector.touched_by('lm/gone.py').files == {'tests/test_left.py'}
     assert not selector.touched_by('tests/test_gone.py').files  # pytest would not find it
 
 
-def test_a_file_that_does_not_parse_is_named(tmp_path):
+def test_unparsable_file_is_named(tmp_path):
     (tmp_path / 'lm.py').write_text('def (')
     with pytest.raises(SystemExit, match=r'^lm.py:1 is no Python: '):
         touched.Selector(tmp_path, ['lm.py'])
@@ -223,7 +229,7 @@ def commit_all(root):
         subprocess.run([*git, *words], check=True)
 
 
-def test_a_change_is_what_differs_and_what_is_new(tmp_path):
+def test_changes_include_untracked_files(tmp_path):
     for name in ('kept', 'edited', 'removed', 'before'):
         (tmp_path / name).write_text(f'{name}\n' * 9)
     (tmp_path / '.gitignore').write_text('ignored\n')
@@ -233,33 +239,33 @@ def test_a_change_is_what_differs_and_what_is_new(tmp_path):
     subprocess.run(['git', '-C', str(tmp_path), 'mv', 'before', 'after'], check=True)
     for name in ('new', 'ignored'):
         (tmp_path / name).write_text('')
-    wanted = ['after', 'before', 'edited', 'new', 'removed']
-    assert touched.changed(tmp_path, 'HEAD') == wanted
+    expected = ['after', 'before', 'edited', 'new', 'removed']
+    assert touched.changed(tmp_path, 'HEAD') == expected
     with pytest.raises(SystemExit, match=r'^nothing is no commit of this project; '):
         touched.changed(tmp_path, 'nothing')
 
 
 @pytest.fixture
-def commands(invented, monkeypatch):
-    """The commands of pytest that `main` starts, in place of which `statuses` come."""
+def commands(invented_project, monkeypatch):
+    """Returns the commands of pytest that `main` starts; `statuses` replace their exit statuses."""
     begun, statuses, real = [], [], subprocess.run
 
-    def run(command, **given):
+    def run(command, **options):
         if command[0] != sys.executable:
-            return real(command, **given)
+            return real(command, **options)
         ids = Path(command[3][1:]).read_text().splitlines()
         begun.append((ids, command[command.index('-m', 4) + 1], command[6:]))
         return SimpleNamespace(returncode=statuses.pop(0))
 
-    if not (invented / '.git').exists():
-        commit_all(invented)
-    monkeypatch.setattr(touched, 'ROOT', invented)
+    if not (invented_project / '.git').exists():
+        commit_all(invented_project)
+    monkeypatch.setattr(touched, 'ROOT', invented_project)
     monkeypatch.setattr(touched.subprocess, 'run', run)
     yield SimpleNamespace(begun=begun, statuses=statuses)
     gc.enable()
 
 
-def test_the_tiers_run_one_after_the_other(commands, capsys):
+def test_tiers_run_in_order(commands, capsys):
     commands.statuses += [5, 0]  # no test of the default tier
     assert touched.main(['--files', 'eval/page.js', '--run', '--pytest=-x']) == 0
     (first, second), ids = commands.begun, ['tests/test_page.py', 'tests/test_rooms.py']
@@ -269,7 +275,7 @@ def test_the_tiers_run_one_after_the_other(commands, capsys):
     assert printed[:3] == ['eval/page.js: read by 2 test files', *ids]
 
 
-def test_a_tier_that_fails_ends_it(commands):
+def test_failing_tier_stops(commands):
     commands.statuses += [1]
     assert touched.main(['--files', 'eval/page.js', '--run']) == 1
     commands.statuses += [0]
@@ -292,12 +298,12 @@ def test_no_test_is_touched(commands, capsys):
 @pytest.fixture(scope='module')
 def project():
     gc.disable()
-    yield touched.Selector(ROOT, touched.files_of(ROOT))
+    yield touched.Selector(ROOT, touched.list_files(ROOT))
     gc.enable()
 
 
-def test_every_file_of_the_product_has_tests(project):
-    nearest = {file: project.nearest.tests_of(file) for file in project.nearest.product}
+def test_every_product_file_has_tests(project):
+    nearest = {file: project.nearest.rank_tests(file) for file in project.nearest.product}
     assert [file for file, tests in nearest.items() if not tests] == []
     assert nearest['lm/run/wave.py'] == ['tests/lm/run/test_wave.py']
     assert nearest['modules/norms/batchnorm.py'][0] == 'tests/modules/test_norms.py'  # by its table
@@ -305,19 +311,19 @@ def test_every_file_of_the_product_has_tests(project):
 
 
 @pytest.mark.full  # looks for what each file touches
-def test_a_file_touches_its_first_test(project):
-    """The others may be of a table, and of other rows."""
+def test_file_touches_its_first_test(project):
+    """The others may be about a table, and about other rows."""
     missed = {}
     for file in sorted(project.nearest.product):
-        found, first = project.touched_by(file), project.nearest.tests_of(file)[0]
-        if first not in found.files | found.named:
+        touched_tests, first = project.touched_by(file), project.nearest.rank_tests(file)[0]
+        if first not in touched_tests.files | touched_tests.named:
             missed[file] = first
     assert not missed
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ('file', 'most'),
+    ('file', 'max_share'),
     [
         ('tpu/hlo.py', 0.1),
         ('lm/study/tables/comparison.py', 0.3),
@@ -328,46 +334,46 @@ def test_a_file_touches_its_first_test(project):
         ('modules/losses/label_probability.py', 0.2),
     ],
 )
-def test_a_change_touches_few_files(project, file, most):
-    """Catches an import, at the top of a shared helper, of what most tests do not need."""
-    found = project.touched_by(file)
-    assert 1 < len(found.files | found.named) < most * len(project.tests)
+def test_change_touches_few_files(project, file, max_share):
+    """Catches an import at the top of a shared helper that most tests do not need."""
+    touched_tests = project.touched_by(file)
+    assert 1 < len(touched_tests.files | touched_tests.named) < max_share * len(project.tests)
 
 
-def test_every_table_is_read_as_it_is(project):
-    """What the sources say of the rows is what Python makes of them: names, and where from."""
-    known = {id(choice.table) for choice in CHOICES.values()}
-    found = {}
+def test_tables_match_runtime(project):
+    """The rows read from sources equal those in Python: names, and files."""
+    ids = {id(choice.table) for choice in CHOICES.values()}
+    by_id = {}
     for table in project.tables.all:
-        made = getattr(importlib.import_module(module_of(table.file)), table.name)
-        found[id(made)] = table
-        assert made.keys() == table.rows.keys()
-        for name, row in made.items():
-            files = {path_of(held.__module__) for held in held_by(row)}
+        table_object = getattr(importlib.import_module(module_name(table.file)), table.name)
+        by_id[id(table_object)] = table
+        assert table_object.keys() == table.rows.keys()
+        for name, row in table_object.items():
+            files = {module_path(held.__module__) for held in held_by(row)}
             of_all = {table.file, 'modules/facts.py'}  # which has the rule of a row without one
             assert files & set(project.sources.paths) <= table.rows[name] | of_all, name
-    assert found.keys() == known
+    assert by_id.keys() == ids
 
 
-def module_of(path):
+def module_name(path):
     return path.removesuffix('.py').removesuffix('/__init__').replace('/', '.')
 
 
-def path_of(module):
+def module_path(module):
     path = module.replace('.', '/')
     return f'{path}/__init__.py' if (ROOT / path).is_dir() else f'{path}.py'
 
 
 def held_by(row):
-    """The functions and classes of a row: it, or those that a record has."""
+    """Returns the functions and classes of a row: itself, or the fields of a record."""
     if isinstance(row, functools.partial):
         return held_by(row.func)
     if dataclasses.is_dataclass(row) and not isinstance(row, type):
-        return [one for value in vars(row).values() for one in held_by(value)]
+        return [function for value in vars(row).values() for function in held_by(value)]
     return [row] if callable(row) and hasattr(row, '__qualname__') else []
 
 
-def test_the_rows_of_the_default_run_are_known(project):
+def test_default_rows_are_known(project):
     values = flatten(resolve(default.get_config()))
     chosen = {name for path in CHOICES for name in str(values[path]).split('+')} - {'auto'}
     kernels = {word.partition('=')[2] for word in str(kernels_for('cpu')).split()}

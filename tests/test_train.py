@@ -1,4 +1,4 @@
-"""The training program: what it writes, how it stops, diverges and refuses."""
+"""The training program: its files, and how it stops, diverges and refuses."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from train import BAD_INPUT, DIVERGED, DONE, train
 pytestmark = pytest.mark.usefixtures('programs_once')
 
 
-def test_workdir_holds_what_is_promised(whole):
+def test_workdir_has_documented_files(whole):
     assert {'config.json', 'metrics.jsonl', 'summary.json', 'checkpoints', 'tensorboard'} <= {
         path.name for path in whole.iterdir()
     }
@@ -40,7 +40,7 @@ def test_workdir_holds_what_is_promised(whole):
     assert any((whole / 'tensorboard').iterdir())
 
 
-def test_summary_names_versions_device_time_and_memory(whole):
+def test_summary_has_versions_device_time_and_memory(whole):
     summary = json.loads((whole / 'summary.json').read_text())
     assert summary['status'] == 'done' and summary['step'] == 12
     assert summary['versions']['jax'] and summary['git_commit'] and summary['device']
@@ -55,8 +55,8 @@ def test_tokens_accumulate_over_steps(whole):
     assert np.all(np.diff(tokens) > 0) and tokens[-1] <= 12 * 8 * 16
 
 
-def test_bits_per_byte_of_bytes_is_loss_over_ln2_but_for_ends(whole):
-    """A byte tokenizer has one token a byte, and an EOS a document beside."""
+def test_byte_bits_per_byte_is_loss_over_ln2_up_to_ends(whole):
+    """A byte tokenizer has one token for each byte, and an EOS for each document."""
     row = [row for row in read_rows(whole / 'metrics.jsonl') if 'bits_per_byte' in row][-1]
     plain = row['validation_ce'] / np.log(2)
     assert plain < row['bits_per_byte'] < 1.01 * plain
@@ -73,7 +73,7 @@ def test_keep_last_and_keep_best(whole):
 
 
 @pytest.mark.full
-def test_rows_are_synced_before_the_checkpoint_that_covers_them(corpus, tmp_path, monkeypatch):
+def test_rows_are_synced_before_their_checkpoint(corpus, tmp_path, monkeypatch):
     done = []
     monkeypatch.setattr(Recorder, 'sync', lambda recorder: done.append(('synced', recorder.rows)))
     monkeypatch.setattr(
@@ -85,9 +85,9 @@ def test_rows_are_synced_before_the_checkpoint_that_covers_them(corpus, tmp_path
 
 
 class TestDivergence:
-    """Parameters that are not finite. `tests/lm/run/test_wave.py` has what goes for any run."""
+    """Parameters that are not finite. `tests/lm/run/test_wave.py` tests properties of any run."""
 
-    def test_stop_says_what_was_seen_and_where_the_last_good_one_is(
+    def test_stop_reports_loss_and_last_good_checkpoint(
         self, corpus, tmp_path, monkeypatch, capsys
     ):
         before_step(monkeypatch, poison_at(6))
@@ -100,9 +100,7 @@ class TestDivergence:
         assert not {'6', '7', '8'} & saved
 
     @pytest.mark.full
-    def test_rollback_returns_to_the_checkpoint_and_leaves_out_the_batches(
-        self, whole, corpus, tmp_path, monkeypatch, capsys
-    ):
+    def test_rollback_skips_batches(self, whole, corpus, tmp_path, monkeypatch, capsys):
         before_step(monkeypatch, poison_at(6))
         assert train(tiny(corpus, train_on_divergence='rollback'), tmp_path) == DONE
         assert 'back to step 4' in capsys.readouterr().out
@@ -113,14 +111,14 @@ class TestDivergence:
         assert [event['kind'] for event in events] == ['rollback']
 
     @pytest.mark.full
-    def test_rollback_gives_up_in_the_end(self, corpus, tmp_path, monkeypatch, capsys):
+    def test_rollback_gives_up_eventually(self, corpus, tmp_path, monkeypatch, capsys):
         before_step(monkeypatch, poison_at(6, times=100))
         assert train(tiny(corpus, train_on_divergence='rollback'), tmp_path) == DIVERGED
         assert '5 rollbacks did not help' in capsys.readouterr().out
 
 
-def test_full_disk_names_what_is_complete(corpus, tmp_path, monkeypatch):
-    """Orbax raises in the next save or wait, whatever the write met."""
+def test_full_disk_names_last_complete_step(corpus, tmp_path, monkeypatch):
+    """Orbax raises the error of a write at the next save or wait."""
     from lm.record.checkpoint import ocp
 
     original = ocp.CheckpointManager.save
@@ -138,7 +136,7 @@ def test_full_disk_names_what_is_complete(corpus, tmp_path, monkeypatch):
         train(tiny(corpus), tmp_path)
 
 
-def test_a_run_notes_that_its_output_is_gone(corpus, tmp_path, monkeypatch):
+def test_lost_output_is_recorded(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(streams, '_loss_reason', 'Broken pipe')
     assert train(tiny(corpus), tmp_path) == DONE
     (event,) = json.loads((tmp_path / 'summary.json').read_text())['events']
@@ -152,13 +150,13 @@ def test_unwritable_workdir(corpus, tmp_path):
         train(tiny(corpus), tmp_path / 'file' / 'run')
 
 
-def test_more_steps_than_epochs_allow(corpus, tmp_path):
+def test_too_many_steps_for_epochs(corpus, tmp_path):
     with pytest.raises(ValueError, match=r'Set data\.epochs='):
         train(tiny(corpus, data_epochs=1, train_steps=10_000), tmp_path)
 
 
 @pytest.mark.full
-def test_going_past_one_epoch_is_said_aloud(whole, corpus, tmp_path, capsys):
+def test_repeated_epochs_are_reported(whole, corpus, tmp_path, capsys):
     assert (
         train(tiny(corpus, train_steps=70, train_checkpoint_every=0, train_eval_every=0), tmp_path)
         == DONE
@@ -167,33 +165,31 @@ def test_going_past_one_epoch_is_said_aloud(whole, corpus, tmp_path, capsys):
 
 
 @pytest.mark.full
-def test_the_size_of_the_state_and_a_warmup_longer_than_the_run_are_said_aloud(
-    corpus, tmp_path, capsys
-):
+def test_state_size_and_long_warmup_are_reported(corpus, tmp_path, capsys):
     assert train(tiny(corpus, train_steps=3), tmp_path) == DONE
-    said = capsys.readouterr().out
-    assert 'needs more than 5 steps and the run has 3: warmup_steps=5' in said
+    printed = capsys.readouterr().out
+    assert 'needs more than 5 steps and the run has 3: warmup_steps=5' in printed
     size = r'parameters, optimizer state 0\.\d\d MB \(8\.00 bytes a parameter\); mesh'
-    assert re.search(size, ' '.join(said.split()))
+    assert re.search(size, ' '.join(printed.split()))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('norm', ['batchnorm', 'rmsnorm'])
-def test_a_norm_that_shows_later_tokens_in_training_says_so(norm, corpus, tmp_path, capsys):
+def test_leaking_norm_is_reported(norm, corpus, tmp_path, capsys):
     assert train(tiny(corpus, model_norm=norm, train_steps=2), tmp_path) == DONE
-    said = 'NOTE: in training batchnorm shows each token statistics over all tokens of the batch'
-    assert (said in capsys.readouterr().out) == (norm == 'batchnorm')
+    note = 'NOTE: in training batchnorm shows each token statistics over all tokens of the batch'
+    assert (note in capsys.readouterr().out) == (norm == 'batchnorm')
 
 
 @pytest.mark.full
-def test_an_unknown_field_is_answered_with_the_nearest(corpus, tmp_path):
-    """What an unknown value is answered with stands on a page, whose commands run."""
+def test_unknown_field_suggests_nearest(corpus, tmp_path):
+    """A page shows the answer to an unknown value, and its commands are tested."""
     code, output = finished(start_run(tmp_path, corpus, '--config.model.nrom=none'))
     assert code == BAD_INPUT and "Did you mean 'model.norm'" in output
     assert 'Traceback' not in output
 
 
-def test_the_resolved_config_and_the_learning_rates_are_printed_alone(corpus, tmp_path):
+def test_config_and_schedule_are_printed(corpus, tmp_path):
     flags = ('--print_config', '--print_schedule')
     code, output = finished(start_run(tmp_path / 'run', corpus, *flags))
     config, end = json.JSONDecoder().raw_decode(output)

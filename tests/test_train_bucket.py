@@ -1,7 +1,7 @@
-"""The training program with a workdir in object storage: how it goes on, and when it refuses.
+"""The training program with a workdir in object storage: resuming, and refusals.
 
-Equivalence: a run there writes the numbers of one on a disk, wherever it was killed, on whatever
-machine it goes on.
+Equivalence: a run in a bucket writes the numbers of a run on a disk, wherever it was killed, and on
+whatever machine it resumes.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ from train import DONE, SIGNALLED, train, train_sweep
 pytestmark = [pytest.mark.xdist_group('buckets'), pytest.mark.usefixtures('programs_once')]
 
 
-def checkpoints_of(url: str) -> set[int]:
-    """Returns the steps of the checkpoints that are whole."""
+def list_checkpoints(url: str) -> set[int]:
+    """Returns the steps of the complete checkpoints."""
     bucket = open_bucket(url)
     return {
         int(n.split('/')[-1]) for n in complete_folders.list_complete_folders(bucket, bucket.list())
@@ -47,7 +47,7 @@ def train_there(config, url: str) -> int:
 
 @pytest.fixture
 def elsewhere(monkeypatch, tmp_path):
-    """elsewhere(): from now on this process is on a machine that holds nothing yet."""
+    """elsewhere() puts this process on a machine with an empty disk."""
     machines = iter(range(100))
 
     def move():
@@ -57,24 +57,24 @@ def elsewhere(monkeypatch, tmp_path):
 
 
 @pytest.mark.full
-def test_a_run_there_is_the_run_on_a_disk(
+def test_bucket_run_equals_disk_run(
     whole, corpus, bucket_url, s3_port, elsewhere, monkeypatch, capsys
 ):
-    """Also over a short outage; and so is what reads it: suites, generation, tables, a page."""
-    line, said = Line(s3_port), ['']
+    """Also over a short outage; and so do its readers: suites, generation, tables, a page."""
+    line, output = Line(s3_port), ['']
 
-    def cut(wave):
+    def cut_line(wave):
         if wave.slots[0].journal.step == 6:
             line.cut()
-            while 'tried again for 60 s' not in said[-1]:
+            while 'tried again for 60 s' not in output[-1]:
                 time.sleep(0.1)
-                said.append(said[-1] + capsys.readouterr().out)
+                output.append(output[-1] + capsys.readouterr().out)
             line.mend()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('AWS_ENDPOINT_URL', f'http://127.0.0.1:{line.port}')
         patch.setenv('EVENKEEL_BUCKET_RETRY_SEC', '60')
-        before_step(patch, cut)
+        before_step(patch, cut_line)
         assert train_there(tiny(corpus), bucket_url) == DONE
     line.cut()
     assert f'{bucket_url} holds all of it' in capsys.readouterr().out
@@ -83,10 +83,10 @@ def test_a_run_there_is_the_run_on_a_disk(
         assert timeless(workdir) == timeless(whole)
         assert train(tiny(corpus), workdir) == DONE
     assert 'nothing left to do' in capsys.readouterr().out
-    here, there = load(whole), load(bucket_url)
-    assert here.step == there.step == 12
-    assert hash_arrays(here.weights) == hash_arrays(there.weights)
-    assert generate(here, ['norm'], 4) == generate(there, ['norm'], 4)
+    on_disk, in_bucket = load(whole), load(bucket_url)
+    assert on_disk.step == in_bucket.step == 12
+    assert hash_arrays(on_disk.weights) == hash_arrays(in_bucket.weights)
+    assert generate(on_disk, ['norm'], 4) == generate(in_bucket, ['norm'], 4)
     older = f'{bucket_url}/checkpoints/8'
     assert load(older).step == 8 and list_candidates(older) == [older]
     check_init_from(tiny(corpus, train_init_from=bucket_url))
@@ -102,35 +102,35 @@ def test_a_run_there_is_the_run_on_a_disk(
     elsewhere()
     bucket = open_bucket(bucket_url)
     bucket.write('checkpoints/12/meta/metadata', b'x' * bucket.list()[METADATA].size)
-    said = []
-    assert load(bucket_url, said.append).step == 8 and 'taking the one before' in said[0]
+    output = []
+    assert load(bucket_url, output.append).step == 8 and 'taking the one before' in output[0]
 
 
 METADATA = 'checkpoints/12/meta/metadata'
 
 
 @pytest.mark.full
-def test_kill_9_and_another_machine_goes_on(whole, corpus, bucket_url, elsewhere):
-    """Killed with all of checkpoint 8 there but its mark: the one before counts."""
-    where = [corpus['data.source'], corpus['data.cache_dir']]
-    command = [sys.executable, '-m', 'tests.victims', bucket_url, *where]
+def test_killed_run_resumes_on_another_machine(whole, corpus, bucket_url, elsewhere):
+    """It was killed with all of checkpoint 8 written except its mark, so the one before counts."""
+    data_paths = [corpus['data.source'], corpus['data.cache_dir']]
+    command = [sys.executable, '-m', 'tests.victims', bucket_url, *data_paths]
     killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert 'checkpoints/8/meta/metadata' in open_bucket(bucket_url).list()
-    assert checkpoints_of(bucket_url) == {4}
+    assert list_checkpoints(bucket_url) == {4}
     elsewhere()
-    said = []
-    with mirror_workdir(bucket_url, said.append) as workdir:
-        assert 'waiting for it to end' in said[0]  # until the lease has run out
+    lines = []
+    with mirror_workdir(bucket_url, lines.append) as workdir:
+        assert 'waiting for it to end' in lines[0]  # until the lease has run out
         assert [path.name for path in (workdir / 'checkpoints').iterdir()] == ['4']
         assert train(tiny(corpus), workdir) == DONE
         assert timeless(workdir) == timeless(whole)
-    assert checkpoints_of(bucket_url) == {8, 12}
+    assert list_checkpoints(bucket_url) == {8, 12}
 
 
 @pytest.mark.full
-def test_the_command_and_one_that_is_refused(whole, corpus, bucket_url, monkeypatch, elsewhere):
-    """The first is stopped by SIGTERM, and the same command goes on at once."""
+def test_command_with_bucket_and_refusal(whole, corpus, bucket_url, monkeypatch, elsewhere):
+    """SIGTERM stops the first, and the same command resumes at once."""
     monkeypatch.setattr('lm.record.remote.mirror.PATIENCE_SEC', 0.5)
     process = start_run(bucket_url, corpus, train_steps=50_000, train_checkpoint_every=25_000)
     deadline = time.monotonic() + PATIENCE_SEC
@@ -151,19 +151,19 @@ def test_the_command_and_one_that_is_refused(whole, corpus, bucket_url, monkeypa
     process.terminate()
     code, output = finished(process)
     assert code == SIGNALLED + signal.SIGTERM and f'{bucket_url} holds all of it' in output
-    (step,) = checkpoints_of(bucket_url)
+    (step,) = list_checkpoints(bucket_url)
     with mirror_workdir(bucket_url) as workdir:
         assert timeless(workdir)[-1]['step'] == step
 
 
 @pytest.mark.full
-def test_a_sweep_goes_on_on_another_machine(corpus, bucket_url, elsewhere, tmp_path):
+def test_sweep_resumes_on_another_machine(corpus, bucket_url, elsewhere, tmp_path):
     sweep = {'optim.lr': (0.003, 0.01)}
     assert train_sweep(base(corpus), sweep, tmp_path / 'disk') == DONE
     with pytest.MonkeyPatch.context() as patch:
         before_step(patch, terminate_at(6))
         assert train_sweep(base(corpus), sweep, bucket_url) == SIGNALLED + signal.SIGTERM
-    assert len(checkpoints_of_cells(bucket_url)) == 2
+    assert len(list_cell_checkpoints(bucket_url)) == 2
     elsewhere()
     assert train_sweep(base(corpus), sweep, bucket_url) == DONE
     assert curves(fetch_records(bucket_url)) == curves(tmp_path / 'disk')
@@ -177,19 +177,19 @@ def test_a_sweep_goes_on_on_another_machine(corpus, bucket_url, elsewhere, tmp_p
         load(bucket_url)
     with pytest.raises(ValueError, match=f'{bucket_url} holds a sweep; give another --workdir'):
         train_there(tiny(corpus), bucket_url)
-    (cell, *_) = {name.split('/')[0] for name in checkpoints_of_cells(bucket_url)}
+    (cell, *_) = {name.split('/')[0] for name in list_cell_checkpoints(bucket_url)}
     assert load(f'{bucket_url}/{cell}').step == 8
 
 
-def checkpoints_of_cells(url: str) -> list[str]:
-    """The newest of each."""
+def list_cell_checkpoints(url: str) -> list[str]:
+    """Returns the newest checkpoint of each cell."""
     bucket = open_bucket(url)
-    found = sorted(complete_folders.list_complete_folders(bucket, bucket.list()))
-    return list({name.split('/')[0]: name for name in found}.values())
+    folders = sorted(complete_folders.list_complete_folders(bucket, bucket.list()))
+    return list({name.split('/')[0]: name for name in folders}.values())
 
 
 def until_stopped(from_step: int):
-    """For `before_step`: the run waits at that step until it is asked to stop."""
+    """Lets the run wait at that step until it receives a signal, for `before_step`."""
 
     def act(wave):
         deadline = time.monotonic() + 60
@@ -201,24 +201,24 @@ def until_stopped(from_step: int):
 
 
 @pytest.mark.full
-def test_a_bucket_that_goes_away_stops_the_run_and_nothing_is_lost(
+def test_lost_bucket_stops_the_run_without_loss(
     whole, corpus, bucket_url, s3_port, monkeypatch, capsys
 ):
     line = Line(s3_port)
     monkeypatch.setenv('AWS_ENDPOINT_URL', f'http://127.0.0.1:{line.port}')
     wait = until_stopped(6)
 
-    def cut(wave):
+    def cut_line(wave):
         if wave.slots[0].journal.step == 6:
             line.cut()
         wait(wave)
 
     with pytest.MonkeyPatch.context() as patch:
-        before_step(patch, cut)
+        before_step(patch, cut_line)
         with pytest.raises(OSError) as error:
             train_there(tiny(corpus), bucket_url)
-    said = capsys.readouterr().out
-    assert 'tried again for 2.5 s' in said and 'the run is stopped' in said
+    printed = capsys.readouterr().out
+    assert 'tried again for 2.5 s' in printed and 'the run is stopped' in printed
     text = str(error.value)
     assert f'{bucket_url} could not be written' in text and 'the same command' in text
     assert 'up to the checkpoint of step 7 is in ' in text or 'step 6 is in ' in text
@@ -229,28 +229,26 @@ def test_a_bucket_that_goes_away_stops_the_run_and_nothing_is_lost(
         assert train(tiny(corpus), workdir) == DONE
         assert timeless(workdir) == timeless(whole)
     assert 'resuming after step ' in capsys.readouterr().out
-    assert checkpoints_of(bucket_url) == {8, 12}
+    assert list_checkpoints(bucket_url) == {8, 12}
     line.cut()
 
 
 @pytest.mark.full
-def test_a_process_that_has_lost_its_lease_ends_and_writes_nothing_more(
-    corpus, bucket_url, monkeypatch, tmp_path, capsys
-):
-    bucket, taken, after = open_bucket(bucket_url), {}, {}
+def test_lost_lease_ends_the_process(corpus, bucket_url, monkeypatch, tmp_path, capsys):
+    bucket, replaced, after = open_bucket(bucket_url), {}, {}
     wait = until_stopped(6)
 
     def steal(wave):
         if wave.slots[0].journal.step == 6:
-            other = Lease(bucket, 'of another machine', 1000.0)
-            other.written_by = other.folder
-            while LEASE not in taken:
+            other_lease = Lease(bucket, 'of another machine', 1000.0)
+            other_lease.written_by = other_lease.folder
+            while LEASE not in replaced:
                 with contextlib.suppress(PreconditionFailed):  # renewed between the two
                     stored = bucket.list()[LEASE]
-                    taken[LEASE] = bucket.replace(LEASE, other._encode(), stored)
-            while after != (now := bucket.list()):  # what was on its way comes
+                    replaced[LEASE] = bucket.replace(LEASE, other_lease._encode(), stored)
+            while after != (listing := bucket.list()):  # what was on its way comes
                 after.clear()
-                after.update(now)
+                after.update(listing)
                 time.sleep(1.5)
         wait(wave)
 
@@ -262,7 +260,7 @@ def test_a_process_that_has_lost_its_lease_ends_and_writes_nothing_more(
 
 
 @pytest.mark.parametrize('kind', ['bucket', 'scheme', 'store'])
-def test_what_cannot_work_is_refused_before_anything_is_compiled(
+def test_impossible_bucket_is_refused_before_compiling(
     kind, corpus, bucket_url, monkeypatch, nothing_is_traced
 ):
     url, words = {

@@ -1,4 +1,4 @@
-"""The training program on a mixture: what it records of each source, and what it says.
+"""The training program on a mixture: its records and output for each source.
 
 Equivalence: resumed = uninterrupted, a sweep's cell = the run alone, evaluated later = recorded.
 """
@@ -27,7 +27,7 @@ SHARES = {'first': 0.75, 'again': 0.25}  # whose names, sorted, are in another o
 
 @pytest.fixture(scope='module')
 def corpus(tmp_path_factory):
-    """The fields of config.data that name two folders of text and their cache."""
+    """Returns the fields of config.data that name two folders of text and their cache."""
     folder = tmp_path_factory.mktemp('corpus')
     words = {'first': ['norm', 'layer', 'head'], 'again': ['token', 'scale', 'depth', 'width']}
     for name, of_source in words.items():
@@ -43,7 +43,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def whole(corpus, tmp_path_factory):
-    """A run of the program, and what it said."""
+    """Returns a run of the program, and its output."""
     folder = tmp_path_factory.mktemp('runs') / 'whole'
     process = start_run(folder, corpus, train_eval_objectives='causal+infill')
     code, output = finished(process)
@@ -51,20 +51,22 @@ def whole(corpus, tmp_path_factory):
     return folder, output
 
 
-def test_reference_the_loss_is_the_mean_of_the_sources(whole):
-    """By their shares; of each evaluation. Catches the share of one source on another's loss."""
+def test_reference_loss_is_mean_over_sources(whole):
+    """Weighted by their shares; in each evaluation. Catches the share of one source on another's
+    loss.
+    """
     rows = [row for row in read_rows(whole[0] / 'metrics.jsonl') if 'validation_ce' in row]
     assert len(rows) == 3
     for row in rows:
-        own = {name: row[f'validation_{name}_ce'] for name in SHARES}
-        mean = sum(SHARES[name] * own[name] for name in SHARES)
-        assert abs(own['first'] - own['again']) > 1e-3
+        losses = {name: row[f'validation_{name}_ce'] for name in SHARES}
+        mean = sum(SHARES[name] * losses[name] for name in SHARES)
+        assert abs(losses['first'] - losses['again']) > 1e-3
         assert row['validation_ce'] == pytest.approx(mean, rel=1e-12)
         assert row['perplexity'] == pytest.approx(math.exp(mean))
         assert 'validation_infill_ce' in row
 
 
-def test_reference_bits_per_byte_are_the_mean_of_the_sources(whole):
+def test_reference_bits_per_byte_is_mean_over_sources(whole):
     summary = json.loads((whole[0] / 'summary.json').read_text())
     bits = 0
     for name, share in SHARES.items():
@@ -75,7 +77,7 @@ def test_reference_bits_per_byte_are_the_mean_of_the_sources(whole):
     assert summary['bits_per_byte'] == pytest.approx(bits, rel=1e-12)
 
 
-def test_it_says_of_each_source_what_it_is_and_how_it_does(whole):
+def test_each_source_is_described_and_evaluated(whole):
     output = whole[1]
     for name, share in SHARES.items():
         assert f'  {name}: {share} of the sequences; ' in output
@@ -84,7 +86,7 @@ def test_it_says_of_each_source_what_it_is_and_how_it_does(whole):
     assert 'before a source repeats' in output
 
 
-def test_equivalence_a_run_gone_on_with_is_the_run(whole, corpus, tmp_path):
+def test_equivalence_resumed_run(whole, corpus, tmp_path):
     config = tiny(corpus, train_eval_objectives='causal+infill', optim_schedule='constant')
     assert train(config, tmp_path / 'whole') == DONE
     assert train(update_recipe(config, {'train.steps': 8}), tmp_path / 'parts') == DONE
@@ -92,20 +94,20 @@ def test_equivalence_a_run_gone_on_with_is_the_run(whole, corpus, tmp_path):
     assert timeless(tmp_path / 'parts') == timeless(tmp_path / 'whole')
 
 
-def test_the_same_command_again_finds_its_run_and_its_data(whole, corpus):
+def test_repeated_command_finds_run_and_data(whole, corpus):
     code, output = finished(start_run(whole[0], corpus, train_eval_objectives='causal+infill'))
     assert code == DONE and 'nothing left to do' in output and 'preparing' not in output
 
 
-def test_other_shares_are_other_data(whole, corpus):
-    """A folder is not gone on with where its mixture changed."""
+def test_different_shares_are_different_data(whole, corpus):
+    """A run does not resume with another mixture."""
     changed = corpus | {'data.mixture': corpus['data.mixture'].replace('0.75', '0.5')}
     code, output = finished(start_run(whole[0], changed, train_eval_objectives='causal+infill'))
     assert code != DONE and 'data.mixture' in output
 
 
 def test_equivalence_evaluated_later(whole):
-    """`python -m eval`, from nothing but the folder."""
+    """`python -m eval` needs only the folder."""
     out = subprocess.run(
         [sys.executable, '-m', 'eval', f'--checkpoint={whole[0]}', '--suite=perplexity,ngram'],
         cwd=ROOT,
@@ -114,28 +116,28 @@ def test_equivalence_evaluated_later(whole):
         capture_output=True,
         check=True,
     )
-    found = json.loads(out.stdout)
+    evaluated = json.loads(out.stdout)
     recorded = json.loads((whole[0] / 'summary.json').read_text())
     names = ['validation_ce', 'bits_per_byte', *(f'validation_{name}_ce' for name in SHARES)]
     for name in names:
-        assert found['perplexity'][name] == pytest.approx(recorded[name], rel=1e-6)
+        assert evaluated['perplexity'][name] == pytest.approx(recorded[name], rel=1e-6)
     counts = recorded['data']['validation']
-    assert found['ngram']['bytes'] == found['perplexity']['bytes'] == counts['bytes']
-    assert 0 < found['ngram']['ngram5_bits_per_byte'] < 8
+    assert evaluated['ngram']['bytes'] == evaluated['perplexity']['bytes'] == counts['bytes']
+    assert 0 < evaluated['ngram']['ngram5_bits_per_byte'] < 8
 
 
-def test_equivalence_cells_of_a_sweep_over_mixtures_are_the_runs_alone(corpus, tmp_path):
+def test_equivalence_sweep_cells_and_single_runs(corpus, tmp_path):
     mixtures = tuple(corpus['data.mixture'].replace('0.75', weight) for weight in ('0.75', '0.5'))
     raw = base(corpus)
     assert train_sweep(raw, {'data.mixture': mixtures}, tmp_path / 'sweep') == DONE
     for changes, folder in cell_folders(tmp_path / 'sweep').items():
         raw['data']['mixture'] = json.loads(changes)['data.mixture']
-        alone = tmp_path / folder.name
-        assert train(resolve(raw), alone) == DONE
-        assert timeless(folder) == timeless(alone)
+        workdir = tmp_path / folder.name
+        assert train(resolve(raw), workdir) == DONE
+        assert timeless(folder) == timeless(workdir)
 
 
-def test_a_source_that_would_repeat_stops_the_command(corpus, tmp_path):
+def test_repeating_source_is_refused(corpus, tmp_path):
     line = command(tmp_path, corpus, data_epochs=1, train_steps=5000)
     out = subprocess.run(line, cwd=ROOT, text=True, capture_output=True, check=False)
     assert out.returncode == 1 and 'Traceback' not in out.stderr

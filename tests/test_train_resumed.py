@@ -1,6 +1,6 @@
-"""The training program in a folder that holds a run: how it goes on, and when it refuses.
+"""The training program in the folder of a run: resuming, and refusals.
 
-Equivalence: a run that was interrupted anywhere writes the same numbers as one that was not.
+Equivalence: a run that was interrupted anywhere writes the numbers of an uninterrupted run.
 """
 
 import json
@@ -37,19 +37,18 @@ def test_finished_run_has_nothing_left_to_do(whole, corpus, capsys):
     assert timeless(whole) == before
 
 
-def test_a_finished_run_says_that_other_code_trained_it(whole, corpus, capsys, edited_sources):
+def test_finished_run_reports_other_code(whole, corpus, capsys, edited_sources):
     assert train(tiny(corpus), whole) == DONE
-    (then,) = read_json(whole / 'summary.json')['code']
+    (recorded_code,) = read_json(whole / 'summary.json')['code']
     words = (
-        f'NOTE: other code has trained this run: {describe_code(then)}; this is {edited_sources}. '
+        f'NOTE: other code has trained this run: {describe_code(recorded_code)}; '
+        f'this is {edited_sources}. '
     )
     assert words in said(capsys)
     assert edited_sources == 'commit dddddddd with uncommitted changes (sources eeeeeeee)'
 
 
-def test_a_run_that_goes_on_with_other_code_says_so_and_keeps_both(
-    whole, corpus, tmp_path, capsys, request
-):
+def test_resumed_run_records_both_codes(whole, corpus, tmp_path, capsys, request):
     stop_after(6, tiny(corpus), tmp_path)
     began = running_code()
     edited = request.getfixturevalue('edited_sources')
@@ -65,9 +64,9 @@ def test_a_run_that_goes_on_with_other_code_says_so_and_keeps_both(
     assert timeless(tmp_path) == timeless(whole)
 
 
-def test_a_run_of_before_says_a_commit_alone_and_only_another_one(whole, corpus, tmp_path, capsys):
-    """Its checkpoints and its summary do not say which sources it had."""
-    workdir = sweep_helpers.copied(whole, tmp_path / 'run')
+def test_old_run_reports_another_commit(whole, corpus, tmp_path, capsys):
+    """Its checkpoints and its summary do not record the sources."""
+    workdir = sweep_helpers.copy_workdir(whole, tmp_path / 'run')
     summary = read_json(workdir / 'summary.json')
     restore = Checkpoints.restore
 
@@ -89,7 +88,7 @@ def said(capsys) -> str:
     return ' '.join(capsys.readouterr().out.split())
 
 
-def test_a_run_that_another_process_trains_is_refused(whole, corpus, monkeypatch):
+def test_run_held_by_another_process_is_refused(whole, corpus, monkeypatch):
     monkeypatch.setattr('lm.record.workdir.PATIENCE_SEC', 0.0)
     before = timeless(whole)
     with (
@@ -102,7 +101,7 @@ def test_a_run_that_another_process_trains_is_refused(whole, corpus, monkeypatch
 
 
 @pytest.mark.full  # by SIGTERM between two, and by SIGKILL, in the default tier
-def test_stopping_at_a_checkpoint_and_going_on_is_bitwise_equal(whole, corpus, tmp_path):
+def test_resuming_is_bitwise_equal(whole, corpus, tmp_path):
     """The same steps of the same schedule, in two processes' worth of state."""
     config = tiny(corpus)
     stop_after(8, config, tmp_path)
@@ -129,25 +128,25 @@ train(tiny({'data.source': sys.argv[1], 'data.cache_dir': sys.argv[2]}), Path(sy
 
 
 @pytest.mark.full
-def test_a_run_that_was_killed_is_gone_on_with(whole, corpus, tmp_path):
-    """By SIGKILL before step 11, so that it goes on from step 8 at most."""
-    given = [corpus['data.source'], corpus['data.cache_dir'], str(tmp_path)]
-    done = subprocess.run([sys.executable, '-c', KILLED, *given], cwd=ROOT, timeout=PATIENCE_SEC)
+def test_killed_run_resumes(whole, corpus, tmp_path):
+    """SIGKILL comes before step 11, so that it resumes from step 8 at most."""
+    arguments = [corpus['data.source'], corpus['data.cache_dir'], str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, '-c', KILLED, *arguments], cwd=ROOT, timeout=PATIENCE_SEC
+    )
     assert done.returncode == -signal.SIGKILL and timeless(tmp_path)
     assert train(tiny(corpus), tmp_path) == DONE
     assert timeless(tmp_path) == timeless(whole)
 
 
 def stop_after(step: int, config: Config, workdir: Path) -> None:
-    """A run that gets SIGTERM while it makes that step."""
+    """Trains a run that receives SIGTERM while it makes that step."""
     with pytest.MonkeyPatch.context() as patch:
         before_step(patch, terminate_at(step))
         assert train(config, workdir) == SIGNALLED + signal.SIGTERM
 
 
-def test_sigterm_between_checkpoints_saves_and_a_second_run_goes_on(
-    whole, corpus, tmp_path, capsys
-):
+def test_sigterm_saves_between_checkpoints(whole, corpus, tmp_path, capsys):
     stop_after(6, tiny(corpus), tmp_path)
     assert 'SIGTERM: saved step 6' in capsys.readouterr().out
     assert json.loads((tmp_path / 'summary.json').read_text())['status'] == 'stopped'
@@ -164,20 +163,20 @@ def test_sigterm_between_checkpoints_saves_and_a_second_run_goes_on(
         {'model_reparam': 'lora', 'train_trainable': 'lora', 'optim_average': 'ema'},
     ],
 )
-def test_what_a_run_carries_beside_its_weights_is_gone_on_with(changes, corpus, tmp_path):
-    """Keys of dropout, and an average of what is trained alone. Catches masks that begin anew."""
+def test_auxiliary_state_is_resumed(changes, corpus, tmp_path):
+    """Keys of dropout, and an average of trained parameters only. Catches masks that start anew."""
     config = tiny(corpus, **changes)
     assert train(config, tmp_path / 'whole') == DONE
     stop_after(6, config, tmp_path / 'cut')
     assert train(config, tmp_path / 'cut') == DONE
     assert timeless(tmp_path / 'cut') == timeless(tmp_path / 'whole')
     folders = (tmp_path / name / 'checkpoints' for name in ('cut', 'whole'))
-    cut, whole = (read_meta(folder, list_steps(folder)[-1])['digests'] for folder in folders)
-    assert cut == whole
+    resumed, whole = (read_meta(folder, list_steps(folder)[-1])['digests'] for folder in folders)
+    assert resumed == whole
 
 
 @pytest.mark.full
-def test_sigterm_to_the_program_saves_and_says_so(corpus, tmp_path):
+def test_sigterm_saves_and_reports(corpus, tmp_path):
     process = start_run(tmp_path, corpus, train_steps=50_000)
     wait_for_step(tmp_path, 3, process)
     process.terminate()
@@ -191,7 +190,7 @@ def test_sigterm_to_the_program_saves_and_says_so(corpus, tmp_path):
 @pytest.mark.parametrize(
     'victim', ['meta/metadata', 'weights/_METADATA', 'training/manifest.ocdbt']
 )
-def test_damaged_last_checkpoint_falls_back_and_says_so(victim, whole, corpus, tmp_path, capsys):
+def test_damaged_checkpoint_falls_back_with_note(victim, whole, corpus, tmp_path, capsys):
     stop_after(8, tiny(corpus), tmp_path)
     os.truncate(tmp_path / 'checkpoints' / '8' / victim, 3)
     assert train(tiny(corpus), tmp_path) == DONE
@@ -202,7 +201,7 @@ def test_damaged_last_checkpoint_falls_back_and_says_so(victim, whole, corpus, t
 
 
 @pytest.mark.full
-def test_unfinished_checkpoint_folder_is_not_taken(whole, corpus, tmp_path, capsys):
+def test_unfinished_checkpoint_is_ignored(whole, corpus, tmp_path, capsys):
     stop_after(4, tiny(corpus), tmp_path)
     (tmp_path / 'checkpoints' / '6.orbax-checkpoint-tmp').mkdir()
     assert train(tiny(corpus), tmp_path) == DONE
@@ -211,9 +210,7 @@ def test_unfinished_checkpoint_folder_is_not_taken(whole, corpus, tmp_path, caps
 
 
 @pytest.mark.full
-def test_without_a_readable_checkpoint_nothing_is_written_over_unless_asked_for(
-    whole, corpus, tmp_path
-):
+def test_unreadable_run_is_overwritten_only_on_request(whole, corpus, tmp_path):
     stop_after(4, tiny(corpus), tmp_path)
     recorded = (tmp_path / 'metrics.jsonl').read_bytes()
     os.truncate(tmp_path / 'checkpoints' / '4' / 'meta' / 'metadata', 3)
@@ -227,47 +224,47 @@ def test_without_a_readable_checkpoint_nothing_is_written_over_unless_asked_for(
     assert timeless(tmp_path) == timeless(whole)
 
 
-def test_a_workdir_that_is_moved_away_is_named_and_goes_on_where_it_is(whole, corpus, tmp_path):
-    """Nothing is made in its old place, to which it may come back."""
-    there, here = tmp_path / 'there', tmp_path / 'here'
+def test_moved_workdir_is_named_and_resumes(whole, corpus, tmp_path):
+    """Nothing is created in its old place, to which it may return."""
+    original, moved = tmp_path / 'there', tmp_path / 'here'
 
     def move(wave):
         journal = wave.slots[0].journal
         if journal.step == 6:
             journal.checkpoints.wait()
-            there.rename(here)
+            original.rename(moved)
 
     with pytest.MonkeyPatch.context() as patch:
         before_step(patch, move)
         with pytest.raises(
             OSError, match=r'there is not there any more .* moved .* of step 4'
         ) as e:
-            train(tiny(corpus), there)
+            train(tiny(corpus), original)
     assert 'no checkpoint' not in str(e.value) and 'by --workdir' in str(e.value)
-    assert not there.exists()
-    assert train(tiny(corpus), here) == DONE
-    assert timeless(here) == timeless(whole)
+    assert not original.exists()
+    assert train(tiny(corpus), moved) == DONE
+    assert timeless(moved) == timeless(whole)
 
 
-def test_other_config_is_refused_with_the_fields_that_differ(whole, corpus):
+def test_other_config_is_refused_with_differences(whole, corpus):
     with pytest.raises(ValueError, match=r'optim\.lr: 0\.003 -> 0\.1') as error:
         train(tiny(corpus, optim_lr=0.1), whole)
     assert 'model.' not in str(error.value)
 
 
 @pytest.mark.full
-def test_other_config_goes_on_with_the_flag(corpus, tmp_path):
+def test_other_config_continues_with_flag(corpus, tmp_path):
     stop_after(4, tiny(corpus), tmp_path)
     assert train(tiny(corpus, optim_lr=0.0), tmp_path, continue_changed=True) == DONE
     assert timeless(tmp_path)[-2]['lr'] == 0.0
 
 
 @pytest.mark.full
-def test_checkpoint_of_another_model_lists_the_paths(corpus, tmp_path):
+def test_checkpoint_mismatch_lists_paths(corpus, tmp_path):
     stop_after(4, tiny(corpus), tmp_path)
-    other = tiny(corpus, model_d_ff=64, model_activation='swiglu', model_placement='post')
+    other_model = tiny(corpus, model_d_ff=64, model_activation='swiglu', model_placement='post')
     with pytest.raises(ValueError) as error:
-        train(other, tmp_path, continue_changed=True)
+        train(other_model, tmp_path, continue_changed=True)
     fields, text = str(error.value).split('does not fit')
     assert 'model.d_ff: 32 -> 64\n' in fields and "model.placement: 'pre' -> 'post'\n" in fields
     assert 'optim.' not in fields and 'train.' not in fields
@@ -278,31 +275,31 @@ def test_checkpoint_of_another_model_lists_the_paths(corpus, tmp_path):
 
 
 @pytest.mark.full
-def test_a_start_that_fails_leaves_the_folder_to_the_corrected_command(corpus, tmp_path):
+def test_failed_start_leaves_folder_usable(corpus, tmp_path):
     with pytest.raises(ValueError, match=r'Set data\.epochs='):
         train(tiny(corpus, data_epochs=1, train_steps=10_000), tmp_path)
     assert train(tiny(corpus, train_steps=2), tmp_path) == DONE
 
 
-def test_a_finished_run_whose_checkpoints_are_gone_is_not_trained_again(whole, corpus, tmp_path):
-    workdir = sweep_helpers.copied(whole, tmp_path / 'run')
+def test_finished_run_without_checkpoints_is_not_retrained(whole, corpus, tmp_path):
+    workdir = sweep_helpers.copy_workdir(whole, tmp_path / 'run')
     shutil.rmtree(workdir / 'checkpoints')
     with pytest.raises(CheckpointsLost, match=r'trained to step 12, .*/checkpoints holds none'):
         train(tiny(corpus), workdir)
     assert timeless(workdir) == timeless(whole)
 
 
-def test_loading_takes_the_newest_checkpoint_that_can_be_read(whole, tmp_path):
-    workdir, said = sweep_helpers.copied(whole, tmp_path / 'run'), []
+def test_load_uses_newest_readable_checkpoint(whole, tmp_path):
+    workdir, lines = sweep_helpers.copy_workdir(whole, tmp_path / 'run'), []
     (workdir / 'checkpoints' / '12' / 'weights' / 'manifest.ocdbt').unlink()
-    assert load(workdir, said.append).step == 8
-    assert len(said) == 1 and 'checkpoints/12 cannot be read' in said[0]
+    assert load(workdir, lines.append).step == 8
+    assert len(lines) == 1 and 'checkpoints/12 cannot be read' in lines[0]
     with pytest.raises(ValueError, match='checkpoints/12 cannot be read'):
         load(workdir / 'checkpoints' / '12')
     for step in ('4', '8'):
         shutil.rmtree(workdir / 'checkpoints' / step / 'meta', ignore_errors=True)
     with pytest.raises(ValueError, match='none of the checkpoints'):
-        load(workdir, said.append)
+        load(workdir, lines.append)
 
 
 @pytest.mark.full

@@ -1,4 +1,4 @@
-"""Contract: tutorials work as they are written, in a small way; a notebook of one is one."""
+"""Contract: tutorials work as written, at small sizes; a tutorial's notebook is valid."""
 
 import json
 
@@ -44,11 +44,11 @@ older
         for tier in ['product' if name in ('first_ablation', 'transferred_rate') else 'full']
     ],
 )
-def test_a_tutorial_works(name):
+def test_tutorial_works(name):
     tutorials.renew(name, small=True)
 
 
-def test_what_is_printed_replaces_what_stood_there(monkeypatch, tmp_path):
+def test_printed_output_replaces_old_output(monkeypatch, tmp_path):
     ran = []
 
     def command(words, folder, status):
@@ -61,19 +61,19 @@ def test_what_is_printed_replaces_what_stood_there(monkeypatch, tmp_path):
     assert page == PAGE.replace('old\n', '...\nab\n...\nb\n', 1).replace('older', '...\n2 b')
 
 
-def test_a_page_that_shows_no_line_is_an_error(tmp_path):
+def test_page_without_output_is_an_error(tmp_path):
     with pytest.raises(AssertionError, match='never finds no line of\nhere'):
         tutorials.carry_out(
             "```python\nprint('here')\n```\n\n<!-- shows: never -->\n```text\n```", tmp_path
         )
 
 
-def test_every_page_says_how_long_it_takes():
+def test_every_page_states_its_duration():
     for path in TUTORIALS.values():
         assert tutorials.MINUTES.search(path.read_text()), path
 
 
-def test_a_notebook_has_the_steps_and_what_they_printed():
+def test_notebook_has_steps_and_output():
     cells = json.loads(json.dumps(notebooks.notebook(PAGE)))['cells']
     assert [(c['cell_type'], c['source'].splitlines()[0]) for c in cells] == [
         ('markdown', '# A page'),

@@ -1,6 +1,6 @@
-"""What commit 0447279 has written (tests/fixtures/v0) is read, gone on with, and means the same.
+"""Files of commit 0447279 (tests/fixtures/v0) can be read and resumed, with the same meaning.
 
-Equivalence: logits, losses, rows of metrics and columns are those that its own code gave.
+Equivalence: logits, losses, rows of metrics and columns equal those of its own code.
 """
 
 import json
@@ -42,17 +42,19 @@ SWEPT = {'optim.lr': (1e-3, 3e-3), 'train.seed': (0, 1), 'model.norm': ('rmsnorm
 
 
 @pytest.fixture
-def copied(tmp_path, monkeypatch):
-    """copied(name): the path of a copy, to be changed at will; prepared text lies beside it."""
+def copy_fixture(tmp_path, monkeypatch):
+    """Returns a function that copies a folder for the test to change; prepared text lies beside the
+    copy.
+    """
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
     return lambda name: shutil.copytree(V0 / name, tmp_path / name)
 
 
 @pytest.mark.default_rows('run')
 @pytest.mark.parametrize('name', RUNS)
-def test_a_checkpoint_computes_what_it_did(name, copied):
+def test_checkpoint_computes_equal_outputs(name, copy_fixture):
     """Catches an option that is lost, or read by another part, on the way to the present form."""
-    expected, checkpoint = EXPECTED[name], load(copied(name))
+    expected, checkpoint = EXPECTED[name], load(copy_fixture(name))
     assert checkpoint.step == expected['step']
     logits = checkpoint.model.apply(checkpoint.variables, np.array(expected['tokens']))
     logits = np.asarray(logits, np.float64).reshape(-1, logits.shape[-1])
@@ -61,39 +63,41 @@ def test_a_checkpoint_computes_what_it_did(name, copied):
     np.testing.assert_allclose(np.abs(logits).sum(), expected['sum_abs_logits'], RTOL)
 
 
-def test_a_checkpoint_is_evaluated_to_what_it_was(copied):
-    found = perplexity(load(copied('run'))).numbers
-    assert found == pytest.approx(EXPECTED['run']['perplexity'], rel=RTOL)
+def test_checkpoint_evaluates_to_equal_numbers(copy_fixture):
+    numbers = perplexity(load(copy_fixture('run'))).numbers
+    assert numbers == pytest.approx(EXPECTED['run']['perplexity'], rel=RTOL)
 
 
 @pytest.mark.full
-def test_a_run_goes_on_to_the_rows_it_would_have_had(copied):
-    """Catches moments, counters or a schedule that start anew, and a config said to differ."""
-    folder = copied('run')
+def test_run_resumes_to_expected_rows(copy_fixture):
+    """Catches moments, counters or a schedule that start anew, and a config that seems to
+    differ.
+    """
+    folder = copy_fixture('run')
     assert train(Run(folder).read_recipe(), folder) == DONE
     rows = list(read_rows(folder / FILE))
-    wanted = EXPECTED['run']['metrics']
-    assert [row['step'] for row in rows] == [row['step'] for row in wanted]
-    for row, then in zip(rows, wanted, strict=True):
-        found = {name: value for name, value in row.items() if name not in TIME_FIELDS}
-        assert found.keys() == then.keys()
-        for field, value in then.items():
+    expected = EXPECTED['run']['metrics']
+    assert [row['step'] for row in rows] == [row['step'] for row in expected]
+    for row, expected_row in zip(rows, expected, strict=True):
+        numbers = {name: value for name, value in row.items() if name not in TIME_FIELDS}
+        assert numbers.keys() == expected_row.keys()
+        for field, value in expected_row.items():
             np.testing.assert_allclose(
-                found[field], value, RTOL, err_msg=f'{field}, {then["step"]}'
+                numbers[field], value, RTOL, err_msg=f'{field}, {expected_row["step"]}'
             )
 
 
 @pytest.mark.full
-def test_a_sweep_goes_on(copied):
-    """The cells that were done stay as they are, under their names; the others are trained."""
-    folder, raw = copied('sweep'), default.get_config()
+def test_sweep_resumes(copy_fixture):
+    """Finished cells keep their names and results; the others are trained."""
+    folder, raw = copy_fixture('sweep'), default.get_config()
     raw.update_from_flattened_dict(TINY)
     before = {path: path.read_bytes() for path in folder.glob('*/*') if path.is_file()}
     done = {record['cell']: record for record in gather(folder) if record['status'] == 'done'}
     assert train_sweep(raw.to_dict(), SWEPT, folder) == DONE
-    found = gather(folder)
-    assert [record['status'] for record in found] == ['done'] * 8
-    for record in found:
+    records = gather(folder)
+    assert [record['status'] for record in records] == ['done'] * 8
+    for record in records:
         if record['norm'] == 'rmsnorm':
             assert record == done.pop(record['cell'])
         else:
@@ -102,8 +106,8 @@ def test_a_sweep_goes_on(copied):
     assert before == {path: path.read_bytes() for path in before}
 
 
-def test_options_of_then_and_now_are_one_run():
-    """As its user would ask for it now, the checkpoint `options` is this config."""
+def test_old_and_new_options_are_one_run():
+    """The checkpoint `options` has this config, as its user would write it now."""
     raw = default.get_config()
     raw.update_from_flattened_dict(
         TINY

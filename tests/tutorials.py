@@ -1,10 +1,10 @@
-"""Tutorials, carried out as they are written: python -m tests.tutorials [NAME...]
+"""Carries out tutorials as they are written: python -m tests.tutorials [NAME...]
 
 Each page of docs/tutorials is done in a copy of the project. A Python block that begins with a path
 is a file and a diff changes files; other Python runs in one process, as in a notebook; indented
-lines are commands. What is printed replaces the block of text behind it; a comment above the block,
-`<!-- shows: PATTERN -->`, says which lines. Pictures come from runs/; minutes stand in a page's
-first lines. All of them take half an hour on two cores.
+lines are commands. Their output replaces the block of text that follows; a comment above the block,
+`<!-- shows: PATTERN -->`, selects its lines. Pictures come from runs/; a page's first lines state
+its minutes. All pages take half an hour on two cores.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ LEFT_OUT = {  # of a small way: why
 
 
 def copy_project(folder: Path) -> None:
-    """Copies what git tracks."""
+    """Copies the files that git tracks."""
     listed = subprocess.check_output(['git', 'ls-files', '-z'], cwd=ROOT, text=True)
     for name in filter(None, listed.split('\0')):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def copy_project(folder: Path) -> None:
 
 
 def command(words: list[str], folder: Path, status: int) -> str:
-    """Runs a program in the copy; its output and errors."""
+    """Runs a program in the copy; returns its output and errors."""
     program = words if words[0].endswith('.py') else ['-m', *words]
     done = subprocess.run(
         [sys.executable, *program],
@@ -78,7 +78,7 @@ def command(words: list[str], folder: Path, status: int) -> str:
 
 
 def python(code: str, names: dict) -> str:
-    """Runs a block with the names that blocks before it have made; what it prints."""
+    """Runs a block with the names of earlier blocks; returns its output."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         exec(compile(code, 'tutorial', 'exec'), names)
@@ -86,7 +86,7 @@ def python(code: str, names: dict) -> str:
 
 
 def change(folder: Path, language: str, code: str) -> None:
-    """Writes the file that a block of Python is, or changes those that a diff names."""
+    """Writes the file of a Python block, or changes the files of a diff."""
     if language == 'python':
         path, text = code.split('\n', 1)
         (folder / path.removeprefix('# ')).write_text(text)
@@ -95,24 +95,23 @@ def change(folder: Path, language: str, code: str) -> None:
         (folder / path).write_text(add_lines((folder / path).read_text(), lines.splitlines()))
 
 
-def shown(printed: str, pattern: str | None) -> str:
-    """Leaves of what was printed the lines that a pattern finds, with ... for others."""
+def select_lines(printed: str, pattern: str | None) -> str:
+    """Returns the printed lines that match a pattern, with ... for others."""
     if pattern is None:
         return printed
     lines = []
     for line in printed.splitlines():
-        kept = line if re.search(pattern, line) else '...'
-        if kept != '...' or lines[-1:] != ['...']:
-            lines.append(kept)
+        shown_line = line if re.search(pattern, line) else '...'
+        if shown_line != '...' or lines[-1:] != ['...']:
+            lines.append(shown_line)
     return '\n'.join(lines) + '\n'
 
 
 def carry_out(page: str, folder: Path, small: bool = False) -> str:
-    """Does what a page says, in a copy of the project; small: with the sizes of tests.
+    """Carries out a page in a copy of the project. small: whether to use the sizes of tests.
 
-    Returns the page with what was printed. Raises RuntimeError with the output of a command that
-    fails, AssertionError where no line is found of those that the page wants shown, and what a
-    block of Python raises.
+    Returns the page with the new output. Raises RuntimeError with the output of a command that
+    fails, AssertionError if no line matches a pattern of the page, and any error of a Python block.
     """
     names, parts, at = {'__name__': 'tutorial'}, [], 0
     for step in STEP.finditer(page):
@@ -132,7 +131,7 @@ def carry_out(page: str, folder: Path, small: bool = False) -> str:
         else:
             printed = python(code, names)
         if block and printed:
-            text = shown(printed.rstrip('\n') + '\n', block['shows'])
+            text = select_lines(printed.rstrip('\n') + '\n', block['shows'])
             assert small or text.strip('.\n'), f'{block["shows"]} finds no line of\n{printed}'
             parts += [page[at : block.start('text')], text]
             at = block.end('text')
@@ -140,8 +139,9 @@ def carry_out(page: str, folder: Path, small: bool = False) -> str:
 
 
 def renew(name: str, small: bool = False) -> None:
-    """Carries out a page in a copy of the project, and writes here what came out; small: in a small
-    way, to see whether it works.
+    """Carries out a page in a copy of the project, and writes the page with its output here.
+
+    small: whether to use small sizes, to test whether it works.
     """
     with tempfile.TemporaryDirectory() as scratch:
         folder, started = Path(scratch), time.monotonic()
@@ -156,12 +156,12 @@ def renew(name: str, small: bool = False) -> None:
             return
         minutes = max(1, round((time.monotonic() - started) / 60))
         page = (folder / TUTORIALS[name].relative_to(ROOT)).read_text()
-        said = f'*Takes {minutes} minute{"s" * (minutes > 1)} on two CPU cores.*'
-        TUTORIALS[name].write_text(MINUTES.sub(said, page))
+        note = f'*Takes {minutes} minute{"s" * (minutes > 1)} on two CPU cores.*'
+        TUTORIALS[name].write_text(MINUTES.sub(note, page))
         PICTURES.mkdir(parents=True, exist_ok=True)
         for picture in PICTURE.findall(page):
             shutil.copy(next(folder.glob(f'runs/**/{picture}')), PICTURES)
-    print(f'{name}: {said}', flush=True)
+    print(f'{name}: {note}', flush=True)
 
 
 def main(arguments: list[str]) -> None:

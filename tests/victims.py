@@ -1,5 +1,5 @@
-"""A run in a bucket that is killed by SIGKILL when it is about to write the mark of the checkpoint
-of step 8, whose data are all there, while that of step 4 is there whole:
+"""A run in a bucket that is killed by SIGKILL before it writes the mark of the checkpoint of step
+8, with all its data written, and with the checkpoint of step 4 complete:
 
     python -m tests.victims URL SOURCE CACHE_DIR
 """
@@ -18,20 +18,20 @@ from train import train
 
 
 def main(url: str, source: str, cache_dir: str) -> None:
-    write, dispatch, there = Bucket.write, Wave.dispatch, []
+    write, dispatch, written = Bucket.write, Wave.dispatch, []
 
     def killing(bucket, name, content):
         if name == f'checkpoints/8/{MARK}':
             os.kill(os.getpid(), signal.SIGKILL)
-        found = write(bucket, name, content)
-        there.append(name)
-        return found
+        stored = write(bucket, name, content)
+        written.append(name)
+        return stored
 
     def waiting(wave):
-        """So tiny a model is faster than the bucket."""
+        """Waits, since a tiny model is faster than the bucket."""
         for step in (4, 8):
             mark = f'checkpoints/{step}/{MARK}'
-            while wave.slots[0].journal.step == step + 1 and mark not in there:
+            while wave.slots[0].journal.step == step + 1 and mark not in written:
                 time.sleep(0.02)
         dispatch(wave)
 

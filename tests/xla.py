@@ -1,7 +1,7 @@
 """XLA's flags in tests. Importing this imports nothing: JAX reads the flags when it starts.
 
 Nothing is optimised, as nearly every program runs once. All processes of a test have the same
-level, so that their numbers agree to the bit.
+level, so that their numbers are bitwise equal.
 """
 
 ONE_DEVICE = '--xla_backend_optimization_level=0'

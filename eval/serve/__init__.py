@@ -1,5 +1,6 @@
-"""A server of completions: a checkpoint behind the HTTP interface that OpenAI's clients speak.
+"""A server of completions: a checkpoint behind the HTTP interface of OpenAI's clients.
 
-Called by `python -m eval.serve` and tests. Calls eval.load and lm.inference; of the extra `serve`
-pydantic in requests.py, starlette and uvicorn in answers.py, app.py and connections.py alone.
+Called by `python -m eval.serve` and tests. Calls eval.load and lm.inference. Of the extra `serve`,
+only requests.py imports pydantic, and only answers.py, app.py and connections.py import starlette
+and uvicorn.
 """

@@ -39,15 +39,16 @@ PACKAGES = ('pydantic', 'starlette', 'uvicorn')
 
 def main(_) -> None:
     streams.ignore_output_loss()
-    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
-        raise ValueError(f'{" and ".join(missing)} must be installed: uv sync --extra serve')
+    if missing_packages := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+        raise ValueError(
+            f'{" and ".join(missing_packages)} must be installed: uv sync --extra serve'
+        )
     from eval.serve import connections
     from eval.serve.server import Server, read_key
 
     key = read_key(KEY.value)
-    sock = connections.bind_socket(
-        HOST.value, PORT.value
-    )  # before a checkpoint is loaded for nothing
+    # Before the checkpoint is loaded, which would be in vain if the address is in use.
+    sock = connections.bind_socket(HOST.value, PORT.value)
     if key is None and not connections.is_loopback(HOST.value):
         print(
             f'WARNING: --host={HOST.value} without --key: whoever reaches this machine may ask',
@@ -63,16 +64,16 @@ def main(_) -> None:
         TIMEOUT.value,
         key,
     )
-    served, (host, port) = server.model, sock.getsockname()[:2]
-    words = (
-        f'serving {served.name!r} (step {served.step}, {served.fingerprint}) at '
+    model, (host, port) = server.model, sock.getsockname()[:2]
+    message = (
+        f'serving {model.name!r} (step {model.step}, {model.fingerprint}) at '
         f'http://{f"[{host}]" if ":" in host else host}:{port}/v1 with {SLOTS.value} slots of '
-        f'{served.capacity:,} tokens'
+        f'{model.capacity:,} tokens'
     )
-    ended_by = server.run(sock, lambda: print(words, flush=True))
-    if ended_by is not None:
-        print(f'{signal.Signals(ended_by).name}: the server has ended', file=sys.stderr)
-        sys.exit(128 + ended_by)
+    end_signal = server.run(sock, lambda: print(message, flush=True))
+    if end_signal is not None:
+        print(f'{signal.Signals(end_signal).name}: the server has ended', file=sys.stderr)
+        sys.exit(128 + end_signal)
 
 
 if __name__ == '__main__':

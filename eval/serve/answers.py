@@ -1,4 +1,4 @@
-"""One answer as it is sent: whole or streamed, to a client that may leave, read slowly, or wait."""
+"""Sends one answer, whole or streamed, to a client that may leave, read slowly, or wait."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,16 +10,17 @@ from eval.serve.replies import Reply, error_body, format_event
 from eval.serve.requests import Refusal
 from eval.serve.scheduler import Chunk, Scheduler
 
-BACKLOG = 64  # chunks of each text that wait for a slow reader, before it is dropped
+BACKLOG = 64  # chunks of each text that wait for a slow client before it is disconnected
 
 
 class ClientLeft(Exception):
-    """The client has left, or was dropped."""
+    """The client has left, or was disconnected."""
 
 
 class Answer:
-    """The response of an endpoint: lets a generation wait, sends what comes of it, and gives it up
-    as soon as nobody waits for it.
+    """The response of an endpoint.
+
+    It queues a generation, sends its chunks, and cancels it as soon as the client is gone.
     """
 
     def __init__(
@@ -32,9 +33,9 @@ class Answer:
     ):
         """Args:
         scheduler: does the work.
-        reply: makes records of chunks.
-        timeout_sec: from now to the end of the answer.
-        listed: holds the answers that are under way.
+        reply: turns chunks into records.
+        timeout_sec: time limit from now to the end of the answer.
+        active_answers: the running answers; this one adds and removes itself.
         abort: cuts the connection of a client.
         """
         self._scheduler, self._reply, self._active_answers, self._abort = (
@@ -45,16 +46,16 @@ class Answer:
         )
         self._generation, self._timeout_sec = reply.generation, timeout_sec
         self._deadline = asyncio.get_running_loop().time() + timeout_sec
-        # What waits for the client, in the thread of the event loop; None wakes who waits for it.
+        # Used by the event loop's thread alone. None wakes `_next_chunk` when the client leaves.
         self._inbox: asyncio.Queue[Chunk | Refusal | None] = asyncio.Queue()
         self._has_left = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope = scope
-        in_loop = asyncio.get_running_loop().call_soon_threadsafe
-        self._scheduler.submit(self._generation, lambda item: in_loop(self.put, item))
+        run_in_loop = asyncio.get_running_loop().call_soon_threadsafe
+        self._scheduler.submit(self._generation, lambda message: run_in_loop(self.put, message))
         self._active_answers.add(self)
-        watching = asyncio.create_task(self._watch_disconnect(receive))
+        watch_task = asyncio.create_task(self._watch_disconnect(receive))
         try:
             if self._reply.body.stream:
                 await self._send_stream(send)
@@ -63,13 +64,14 @@ class Answer:
         except ClientLeft:
             pass
         finally:
-            watching.cancel()
+            watch_task.cancel()
             self._active_answers.discard(self)
             self._scheduler.cancel(self._generation)
 
     def put(self, message: Chunk | Refusal) -> None:
-        """Takes what comes for the client. Cuts one off that reads too slowly; its slots are free
-        at once.
+        """Queues a chunk or refusal for the client.
+
+        Disconnects a client that reads too slowly, so that its slots are free at once.
         """
         if self._has_left:
             return
@@ -90,7 +92,7 @@ class Answer:
         """Returns the next chunk. Raises the Refusal that ends the texts, or ClientLeft."""
         try:
             async with asyncio.timeout_at(self._deadline):
-                item = await self._inbox.get()
+                message = await self._inbox.get()
         except TimeoutError:
             is_started = self._generation.is_started
             raise Refusal(
@@ -102,19 +104,20 @@ class Answer:
             ) from None
         if self._has_left:
             raise ClientLeft
-        if isinstance(item, Refusal):
-            raise item
-        return item
+        if isinstance(message, Refusal):
+            raise message
+        assert message is not None  # None only wakes this method when the client has left
+        return message
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        chunks, left = [], len(self._generation.rows)
-        while left:
+        chunks, n_running = [], len(self._generation.rows)
+        while n_running:
             chunks.append(await self._next_chunk())
-            left -= bool(chunks[-1].finish)
+            n_running -= bool(chunks[-1].finish)
         await JSONResponse(self._reply.build_response(chunks))(scope, receive, send)
 
     async def _send_stream(self, send: Send) -> None:
-        chunk = await self._next_chunk()  # a refusal until here has a status of its own
+        chunk = await self._next_chunk()  # until here a refusal can still set the HTTP status
         headers = [
             (b'content-type', b'text/event-stream; charset=utf-8'),
             (b'cache-control', b'no-cache'),
@@ -128,11 +131,11 @@ class Answer:
                 await send({'type': 'http.response.body', 'body': body, 'more_body': more_body})
 
         try:
-            left = len(self._generation.rows)
+            n_running = len(self._generation.rows)
             while True:
                 await write(*self._reply.stream_records(chunk))
-                left -= bool(chunk.finish)
-                if not left:
+                n_running -= bool(chunk.finish)
+                if not n_running:
                     break
                 chunk = await self._next_chunk()
             await write(*self._reply.final_records())

@@ -1,4 +1,6 @@
-"""The routes: what comes in is checked, what goes out is JSON, and each mistake is an error."""
+"""The routes: requests are validated, responses are JSON, and every failure is an error
+response.
+"""
 
 import asyncio
 import concurrent.futures
@@ -7,7 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import hmac
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -22,7 +24,7 @@ from eval.serve.chat import PlainChat, TemplateChat
 from eval.serve.replies import ChatReply, CompletionReply, Reply, ServedModel, error_body
 from eval.serve.replies import special_names as specials
 from eval.serve.requests import (
-    Body,
+    AnyBody,
     ChatBody,
     CompletionBody,
     Refusal,
@@ -37,14 +39,19 @@ from lm.data.tokenizers import Tokenizer
 from lm.inference.engine import Request as Row
 
 READERS = 2  # threads that turn prompts into tokens
-CHAT_READERS = 2  # threads of chats alone: a template may take seconds, and prompts do not wait
-LONGEST_TOKEN = 256  # characters; a text with more for each token that fits is not even read
+CHAT_READERS = 2  # of their own, since a template may take seconds and other prompts must not wait
+LONGEST_TOKEN = 256  # characters; a text of more, times the capacity, is refused without encoding
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Bounds of one request. timeout_sec: from its arrival to the end of its answer. body_sec:
-    until its body is there. longest_scored: tokens of a prompt whose log-probabilities are given.
+    """Bounds of one request.
+
+    Attributes:
+      timeout_sec: time limit from its arrival to the end of its answer.
+      longest_scored: tokens of a prompt that can have log-probabilities.
+      body_sec: time limit for the arrival of its body.
+      body_bytes: largest size of its body.
     """
 
     timeout_sec: float
@@ -68,13 +75,13 @@ class Service:
         abort: Callable[[Scope], None],
     ):
         """Args:
-        served: what is said of the model.
+        served: the model as clients see it.
         tokenizer: the run's.
         chat: turns messages into tokens.
         scheduler: does the work; started and closed with the routes.
-        check: raises ValueError for a row that the engine never takes.
-        limits: of each request.
-        key: that clients must send; None: any may ask.
+        check: raises ValueError for a row that the engine can never accept.
+        limits: bounds of each request.
+        key: the key that clients must send; None: no key is needed.
         abort: cuts the connection of a client.
         """
         self._served, self._tokenizer, self._chat = served, tokenizer, chat
@@ -86,8 +93,16 @@ class Service:
 
     def app(self) -> Starlette:
         """Returns the ASGI application."""
-        completions = functools.partial(self._answer, kind=CompletionBody, shape=CompletionReply)
-        chats = functools.partial(self._answer, kind=ChatBody, shape=ChatReply)
+        completions = functools.partial(
+            self._answer, body_type=CompletionBody, reply_type=CompletionReply
+        )
+        chats = functools.partial(self._answer, body_type=ChatBody, reply_type=ChatReply)
+        handlers: dict[Any, Any] = {
+            Refusal: handle_refusal,
+            HTTPException: handle_http_error,
+            ClientDisconnect: handle_disconnect,
+            Exception: handle_crash,
+        }
         return Starlette(
             routes=[
                 Route('/v1/completions', completions, methods=['POST']),
@@ -99,17 +114,12 @@ class Service:
                 Route('/tokenize', self.tokenize, methods=['POST']),
                 Route('/detokenize', self.detokenize, methods=['POST']),
             ],
-            exception_handlers={
-                Refusal: handle_refusal,
-                HTTPException: handle_http_error,
-                ClientDisconnect: handle_disconnect,
-                Exception: handle_crash,
-            },
+            exception_handlers=handlers,
             lifespan=self._lifespan,
         )
 
     @contextlib.asynccontextmanager
-    async def _lifespan(self, app: Starlette) -> Iterator[None]:
+    async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
         del app
         self._scheduler.start()
         yield
@@ -119,7 +129,7 @@ class Service:
         self._chat.close()
 
     def refuse_active(self) -> None:
-        """Refuses the answers that are under way."""
+        """Refuses the answers that are still running."""
         for answer in {*self._answers}:
             answer.put(server_closed())
 
@@ -144,8 +154,9 @@ class Service:
         return JSONResponse({'tokenizer_class': kind, 'bos_token': bos, 'eos_token': eos})
 
     async def tokenize(self, request: Request) -> JSONResponse:
-        """Answers {prompt, add_special_tokens} with {tokens}; a prompt that is a special token's
-        spelling is that token.
+        """Answers {prompt, add_special_tokens} with {tokens}.
+
+        A prompt that equals the spelling of a special token becomes that token.
         """
         raw = await self._read_json(request)
         text = raw.get('prompt')
@@ -172,28 +183,30 @@ class Service:
     def _special_ids(self) -> tuple[int, int]:
         return self._tokenizer.bos_id, self._tokenizer.eos_id
 
-    async def _answer(self, request: Request, kind: type[Body], shape: type[Reply]) -> Answer:
-        body = kind.parse(await self._read_json(request))
+    async def _answer(
+        self, request: Request, body_type: type[AnyBody], reply_type: type[Reply]
+    ) -> Answer:
+        body = body_type.parse(await self._read_json(request))
         self._check_model(body.model)
-        pool = self._chat_readers if kind is ChatBody else self._readers
+        pool = self._chat_readers if body_type is ChatBody else self._readers
         generation = await self._run_in_thread(pool, self.prepare_generation, body)
-        reply = shape(self._served, self._tokenizer, body, generation)
+        reply = reply_type(self._served, self._tokenizer, body, generation)
         timeout_sec = self._limits.timeout_sec
         return Answer(self._scheduler, reply, timeout_sec, self._answers, self._abort)
 
     async def _run_in_thread(
         self, pool: concurrent.futures.Executor, function: Callable, *arguments: Any
     ) -> Any:
-        """Calls a function that may take long with text, while others are answered."""
-        waiting = asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
+        """Calls a possibly slow function on text in a thread, while other requests are answered."""
+        future = asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
         try:
-            return await asyncio.wait_for(waiting, self._limits.timeout_sec)
+            return await asyncio.wait_for(future, self._limits.timeout_sec)
         except TimeoutError:
             message = f'the prompt was not read within {self._limits.timeout_sec:g} seconds'
             raise Refusal(504, 'queue_timeout', message) from None
 
-    def prepare_generation(self, body: CompletionBody | ChatBody) -> Generation:
-        """Returns the texts that a request wants, prompt by prompt. Raises Refusal."""
+    def prepare_generation(self, body: AnyBody) -> Generation:
+        """Returns the texts that a request asks for, grouped by prompt. Raises Refusal."""
         if isinstance(body, ChatBody):
             prompts, stops = [self._read_chat(body)], (*body.stops, *self._chat.stops)
         else:
@@ -204,19 +217,20 @@ class Service:
             self._check_length(body, tokens, is_scored)
             for _ in range(body.n):
                 rows.append(self._build_row(body, tokens, len(rows)))
-        echoes = [echo for echo, _ in prompts for _ in range(body.n)]
+        echoes = [echo_text for echo_text, _ in prompts for _ in range(body.n)]
         return Generation(rows, self._tokenizer, stops, self._chat.end_tokens, is_scored, echoes)
 
     def _read_chat(self, body: ChatBody) -> tuple[tuple[str, list[int]], list[int]]:
-        """Returns as `_read` the prompt that the messages of a chat make."""
+        """Returns the prompt that the messages of a chat make, in the form of `_read_prompt`."""
+        assert body.messages is not None  # `ChatBody.parse` refuses it
         self._check_characters(sum(len(message['content']) for message in body.messages))
         text = self._chat.format_prompt(body.messages)
-        self._check_characters(len(text))  # which a template may add
+        self._check_characters(len(text))  # again, because a template may add text
         tokens = self._encode_text(text, self._chat.encode)
         return (text, tokens), tokens
 
     def _read_prompt(self, prompt: str | list[int]) -> tuple[tuple[str, list[int]], list[int]]:
-        """Returns ((text, ids), tokens) of a prompt; the tokens begin with BOS in any case."""
+        """Returns ((text, ids), tokens) of a prompt; the tokens always begin with BOS."""
         if isinstance(prompt, str):
             self._check_characters(len(prompt))
             ids, text = self._encode_text(prompt, self._tokenizer.encode), prompt
@@ -226,43 +240,43 @@ class Service:
         bos = self._tokenizer.bos_id
         return (text, ids), ids if prompt[:1] == [bos] else [bos, *ids]
 
-    def _build_row(self, body: Body, tokens: list[int], index: int) -> Row:
-        most = body.max_tokens
-        if most is None:
-            most = max(1, self._served.capacity - len(tokens))
-        row = Row(tuple(tokens), most, body.make_sampling(index), body.top or 0)
+    def _build_row(self, body: AnyBody, tokens: list[int], index: int) -> Row:
+        max_tokens = body.max_tokens
+        if max_tokens is None:
+            max_tokens = max(1, self._served.capacity - len(tokens))
+        row = Row(tuple(tokens), max_tokens, body.make_sampling(index), body.top or 0)
         try:
-            self._check(dataclasses.replace(row, max_tokens=max(1, most)))
-        except ValueError as wrong:
-            raise Refusal(400, 'invalid_value', str(wrong)) from None
+            self._check(dataclasses.replace(row, max_tokens=max(1, max_tokens)))
+        except ValueError as error:
+            raise Refusal(400, 'invalid_value', str(error)) from None
         return row
 
     def _encode_text(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
         try:
             return encode(text)
-        except ValueError as wrong:
-            raise Refusal(400, 'invalid_value', f'prompt: {wrong}') from None
+        except ValueError as error:
+            raise Refusal(400, 'invalid_value', f'prompt: {error}') from None
 
-    def _check_length(self, body: Body, tokens: list[int], is_scored: bool) -> None:
-        most, what = self._served.capacity, 'the model takes prompts'
-        if is_scored and self._limits.longest_scored < most:
-            most, what = self._limits.longest_scored, 'log-probabilities are given of prompts'
-        if len(tokens) > most:
-            raise prompt_too_long(f'{len(tokens):,}', most, what)
+    def _check_length(self, body: AnyBody, tokens: list[int], is_scored: bool) -> None:
+        limit, subject = self._served.capacity, 'the model takes prompts'
+        if is_scored and self._limits.longest_scored < limit:
+            limit, subject = self._limits.longest_scored, 'log-probabilities are given of prompts'
+        if len(tokens) > limit:
+            raise prompt_too_long(f'{len(tokens):,}', limit, subject)
         if body.max_tokens is not None and body.max_tokens > self._served.capacity:
-            words = f'at most {self._served.capacity:,}, the tokens that a text may have here'
-            raise invalid_value('max_tokens', body.max_tokens, words)
+            expected = f'at most {self._served.capacity:,}, the tokens that a text may have here'
+            raise invalid_value('max_tokens', body.max_tokens, expected)
 
     def _check_characters(self, count: int) -> None:
         if count > LONGEST_TOKEN * self._served.capacity:
-            what = 'the model takes prompts'
-            raise prompt_too_long(f'{count:,} characters', self._served.capacity, what)
+            subject = 'the model takes prompts'
+            raise prompt_too_long(f'{count:,} characters', self._served.capacity, subject)
 
     def _check_ids(self, ids: list[int]) -> None:
         size = self._tokenizer.vocab_size
-        wrong = next((one for one in ids if not 0 <= one < size), None)
-        if wrong is not None:
-            raise invalid_value('a token id', wrong, f'from 0 to {size - 1:,}')
+        invalid_id = next((token for token in ids if not 0 <= token < size), None)
+        if invalid_id is not None:
+            raise invalid_value('a token id', invalid_id, f'from 0 to {size - 1:,}')
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self._served.name):
@@ -275,28 +289,34 @@ class Service:
     def _authorise(self, request: Request) -> None:
         if self._key is None:
             return
-        kind, _, given = request.headers.get('authorization', '').partition(' ')
-        if kind.lower() != 'bearer' or not hmac.compare_digest(digest_key(given), self._key):
+        kind, _, key = request.headers.get('authorization', '').partition(' ')
+        if kind.lower() != 'bearer' or not hmac.compare_digest(digest_key(key), self._key):
             message = 'the header "Authorization: Bearer KEY" is missing, or has another key'
             raise Refusal(401, 'invalid_api_key', message)
 
     async def _read_json(self, request: Request) -> dict[str, Any]:
-        """Returns the JSON object that a client sends who may. Raises Refusal."""
+        """Returns the JSON object that an authorised client sends. Raises Refusal."""
         self._authorise(request)
         return parse_body(await read_body(request, self._limits))
 
 
 def prompt_too_long(length: str, limit: int, subject: str) -> Refusal:
-    """Returns the refusal of a prompt that does not fit."""
+    """Returns the refusal of a prompt that does not fit.
+
+    Args:
+      length: the length of the prompt, for the message.
+      limit: tokens that fit.
+      subject: begins the message.
+    """
     message = (
-        f'{subject} of at most {limit:,} tokens, the one that begins them included; got {length}. Leave '
-        'out its beginning.'
+        f'{subject} of at most {limit:,} tokens, the one that begins them included; got {length}. '
+        'Leave out its beginning.'
     )
     return Refusal(400, 'context_length_exceeded', message)
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    """Returns a body. Raises Refusal where it is too large, or comes too slowly."""
+    """Returns the body of a request. Raises Refusal if it is too large, or arrives too slowly."""
     too_large = Refusal(
         413, 'body_too_large', f'a request has at most {limits.body_bytes:,} bytes; send less'
     )
@@ -307,21 +327,23 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         )
     if len(length) > len(str(limits.body_bytes)) or int(length) > limits.body_bytes:
         raise too_large
-    found = bytearray()
+    body = bytearray()
     try:
         async with asyncio.timeout(limits.body_sec):
             async for part in request.stream():
-                found += part
-                if len(found) > limits.body_bytes:
+                body += part
+                if len(body) > limits.body_bytes:
                     raise too_large
     except TimeoutError:
         message = f'the body did not come within {limits.body_sec:g} seconds'
         raise Refusal(408, 'request_timeout', message) from None
-    return bytes(found)
+    return bytes(body)
 
 
 def digest_key(key: str) -> bytes:
-    """Returns a digest of a key: two are compared in a time that tells nothing of their length."""
+    """Returns a digest of a key, so that the time of a comparison reveals nothing about its
+    length.
+    """
     return hashlib.sha256(key.encode(errors='replace')).digest()
 
 
@@ -343,7 +365,7 @@ async def handle_http_error(request: Request, exception: HTTPException) -> Respo
         methods = {*headers['allow'].split(', '), 'OPTIONS'}
         headers['allow'] = ', '.join(sorted(methods))
         if request.method == 'OPTIONS':
-            # Without further headers a browser does not let pages of other sites ask.
+            # Without further headers, a browser does not let pages of other sites send requests.
             return Response(status_code=204, headers=headers)
     code = {404: 'not_found', 405: 'method_not_allowed'}.get(exception.status_code, 'http_error')
     message = f'{request.method} {request.url.path}: {exception.detail}'
@@ -353,12 +375,12 @@ async def handle_http_error(request: Request, exception: HTTPException) -> Respo
 
 
 async def handle_crash(request: Request, error: Exception) -> JSONResponse:
-    """Answers a request at which a route has failed; the server of the routes logs the error."""
+    """Answers a request whose route has failed; the server of the routes logs the error."""
     del error
     return await handle_refusal(request, request_failed())
 
 
 async def handle_disconnect(request: Request, exception: ClientDisconnect) -> Response:
-    """Answers a client that has left, which nobody reads."""
+    """Answers a client that has left; nobody reads the response."""
     del request, exception
     return Response(status_code=400)

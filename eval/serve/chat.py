@@ -1,4 +1,4 @@
-"""Chats as prompts: by the template that came with the model, or else as lines of roles."""
+"""Chats as prompts: by the model's chat template, or else as lines of roles."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,25 +19,19 @@ from lm.storage.files import UnreadableFile, open_regular, read_json
 
 TEMPLATE_FILE = 'chat_template.jinja'
 MAX_TEMPLATE_BYTES = 1 << 20  # bytes; long ones have 20,000
-SPECIAL_TOKENS = (
-    'bos',
-    'eos',
-    'unk',
-    'sep',
-    'pad',
-    'cls',
-    'mask',
-)  # of tokens that a template may spell
-PLAIN_STOP = '\nuser:'  # where a model without template begins to speak for the user
+SPECIAL_TOKENS = ('bos', 'eos', 'unk', 'sep', 'pad', 'cls', 'mask')  # that a template may spell
+PLAIN_STOP = '\nuser:'  # a model without template begins to speak for the user
 
 Messages = Sequence[dict[str, str]]
 
 
 class PlainChat:
-    """Lines 'role: content', then 'assistant:', for a model that has no template.
+    """Lines 'role: content', then 'assistant:', for a model without template.
 
-    The answer ends where the model begins a line of the user. ends: tokens that end a text, beside
-    EOS.
+    The answer ends when the model begins a line of the user.
+
+    Attributes:
+      end_tokens: tokens that end a text, besides EOS.
     """
 
     stops = (PLAIN_STOP,)
@@ -51,7 +45,7 @@ class PlainChat:
         return ''.join([*lines, 'assistant:'])
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a prompt, behind BOS."""
+        """Returns the tokens of a prompt, after BOS."""
         return [self._tokenizer.bos_id, *self._tokenizer.encode(text)]
 
     def close(self) -> None:
@@ -59,28 +53,31 @@ class PlainChat:
 
 
 class TemplateChat:
-    """The Jinja template of an imported model, which also says where BOS stands.
+    """The Jinja template of an imported model, which also places BOS.
 
-    The template's own special tokens are read as tokens. A message that spells one is refused: it
-    could end its turn and begin another's. ends: tokens that end a text, beside EOS.
+    The template's special tokens are encoded as tokens. A message that spells one is refused,
+    because it could end its turn and begin another.
+
+    Attributes:
+      end_tokens: tokens that end a text, besides EOS.
     """
 
     stops = ()
 
     def __init__(self, template: str, folder: Path, names: dict[str, str]):
         """Args:
-          template: its text.
-          folder: of the tokenizer's files.
+          template: the text of the template.
+          folder: holds the tokenizer's files.
           names: the spelling of special tokens, as `bos_token` and `eos_token`.
 
         Raises:
-          ValueError: where the template is none.
+          ValueError: if the template is invalid.
         """
         import tokenizers as library
 
         self._template = compile_template(template)
         self._names = names
-        # The run's own tokenizer reads the spelling of a special token as text.
+        # A second tokenizer, because the run's encodes the spelling of a special token as text.
         self._library = library.Tokenizer.from_file(str(folder / LIBRARY_FILE))
         self._library.no_truncation()
         self._library.no_padding()
@@ -89,7 +86,7 @@ class TemplateChat:
         self.end_tokens = read_end_tokens(folder)
 
     def format_prompt(self, messages: Messages) -> str:
-        """Returns the prompt. Raises Refusal where the template takes no such messages."""
+        """Returns the prompt. Raises Refusal if the template refuses the messages."""
         for i, message in enumerate(messages):
             for special in self._specials:
                 if special in message['content']:
@@ -114,7 +111,7 @@ class TemplateChat:
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a prompt."""
-        # A batch lets other threads run meanwhile.
+        # Encoding a batch releases the GIL, so that other threads run meanwhile.
         (encoded,) = self._library.encode_batch_fast([text], add_special_tokens=False)
         return encoded.ids
 
@@ -127,7 +124,7 @@ def compile_template(template: str) -> Template:
     """Returns a template that can be rendered.
 
     Raises:
-      ValueError: where it is no template.
+      ValueError: if it is invalid.
     """
     try:
         return Template(template)
@@ -136,14 +133,14 @@ def compile_template(template: str) -> Template:
 
 
 def build_chat(tokenizer: Tokenizer, folder: Path) -> PlainChat | TemplateChat:
-    """Returns how the model reads a chat.
+    """Returns the chat format of a model.
 
     Args:
       tokenizer: the run's.
       folder: WORKDIR/tokenizer, where an import keeps the files of its model.
 
     Raises:
-      ValueError: where there is a template that cannot be read.
+      ValueError: if there is an invalid template.
     """
     config = {}
     for file in (SPECIALS_FILE, CONFIG_FILE):
@@ -161,24 +158,24 @@ def build_chat(tokenizer: Tokenizer, folder: Path) -> PlainChat | TemplateChat:
 
 
 def read_template(folder: Path, config: dict[str, Any]) -> str | None:
-    """Returns the text of a model's template; of several that have names, the default one.
+    """Returns the text of a model's template; the default one, if several are named.
 
     Args:
-      folder: of the tokenizer's files.
+      folder: holds the tokenizer's files.
       config: the content of tokenizer_config.json.
 
     Raises:
-      ValueError: where the template is no text.
+      ValueError: if the template is no text.
     """
     if (path := folder / TEMPLATE_FILE).is_file():
         with open_regular(path) as file:
-            data = file.read(MAX_TEMPLATE_BYTES + 1)
-        if len(data) > MAX_TEMPLATE_BYTES:
+            content = file.read(MAX_TEMPLATE_BYTES + 1)
+        if len(content) > MAX_TEMPLATE_BYTES:
             raise UnreadableFile(
                 f'{path} is no chat template: it has more than {MAX_TEMPLATE_BYTES:,} bytes'
             )
         try:
-            return data.decode()
+            return content.decode()
         except UnicodeDecodeError as error:
             raise UnreadableFile(f'{path} is no chat template: {error}') from None
     match config.get('chat_template'):
@@ -189,15 +186,15 @@ def read_template(folder: Path, config: dict[str, Any]) -> str | None:
         case [*entries] if all(map(is_named_template, entries)):
             templates = {entry['name']: entry['template'] for entry in entries}
             return templates.get('default')
-        case other:
+        case template:
             raise ValueError(
                 f'chat_template of {folder / CONFIG_FILE} must be a text, or a list of '
-                f'{{"name", "template"}}; got {type(other).__name__} {str(other)[:60]}'
+                f'{{"name", "template"}}; got {type(template).__name__} {str(template)[:60]}'
             )
 
 
 def is_named_template(value: Any) -> bool:
-    """Whether a value is one of several templates of a model."""
+    """Returns whether a value is one of several named templates."""
     match value:
         case {'name': str(), 'template': str()}:
             return True

@@ -1,4 +1,4 @@
-"""Connections of the server: those in which nothing moves are cut, and signals end it cleanly."""
+"""Connections of the server: idle ones are cut, and signals end the server cleanly."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import h11
@@ -20,12 +20,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 CHECK_SEC = 15  # a connection in which nothing moves between two checks is cut
 MAX_CONNECTIONS = 1000
 FILES_BESIDE = 100  # open files that are no connections
-DRAIN_SEC = 20  # for answers under way when the server is told to end
+DRAIN_SEC = 20  # for running answers when the server is told to end
 
 
 class Connection(H11Protocol):
-    """One that does not let a client hold it by silence, whether it sends no request or reads no
-    answer. The scope of its requests has `abort` in its state.
+    """A connection that a client cannot hold by silence: by sending no request, or reading no
+    response.
+
+    The scope of its requests has `abort` in its state.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -41,7 +43,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is no HTTP; where an answer is under way, it cuts the connection."""
+        """Answers invalid HTTP; while a response is being sent, it cuts the connection instead."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:
@@ -51,30 +53,36 @@ class Connection(H11Protocol):
         self._check_timer = self.loop.call_later(CHECK_SEC, self._check)
 
     def _check(self) -> None:
-        """Cuts the connection where nothing has moved since the last check: neither a request that
-        is awaited, nor bytes that wait to be read.
+        """Cuts the connection if nothing has moved since the last check.
+
+        That is, the same request is awaited, or the same bytes wait to be read by the client.
         """
-        unread = self.transport.get_write_buffer_size()
+        unsent_bytes = self.transport.get_write_buffer_size()
         is_idle = self.cycle is None or self.cycle.response_complete
-        seen = (self.cycle, unread) if is_idle or unread else None
-        if seen is not None and seen == self._last_activity:
+        # A connection whose response is being computed, with nothing left to send, is busy.
+        activity = (self.cycle, unsent_bytes) if is_idle or unsent_bytes else None
+        if activity is not None and activity == self._last_activity:
             self.transport.abort()
         else:
-            self._last_activity = seen
+            self._last_activity = activity
             self._check_later()
 
 
 class HttpServer(uvicorn.Server):
-    """Ends the answers that are under way DRAIN_SEC after a signal, and then itself.
+    """A server that, after a signal, gives running answers DRAIN_SEC and then ends.
 
-    The second signal ends it at once. began: called when it listens.
+    A second signal ends it at once.
+
+    Attributes:
+      on_start: called when it listens.
+      end_signal: the signal that ended it.
     """
 
     def __init__(self, config: uvicorn.Config, refuse_active: Callable[[], None]):
         super().__init__(config)
         self._refuse_active = refuse_active
         self.on_start: Callable[[], None] = lambda: None
-        self.end_signal: int | None = None  # the signal
+        self.end_signal: int | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -92,24 +100,25 @@ class HttpServer(uvicorn.Server):
         self.should_exit, self.end_signal = True, sig
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Catches the signals that end the server while it serves; in the main thread alone, which
-        gets them.
+    def capture_signals(self) -> Generator[None]:
+        """Catches the signals that end the server while it serves.
+
+        Only the main thread receives signals; in others this does nothing.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        caught = (signal.SIGINT, signal.SIGTERM)
-        before = {one: signal.signal(one, self.handle_exit) for one in caught}
+        signals = (signal.SIGINT, signal.SIGTERM)
+        handlers = {number: signal.signal(number, self.handle_exit) for number in signals}
         try:
             yield
         finally:
-            for one, handler in before.items():
-                signal.signal(one, handler)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 def build_http_server(app: ASGIApp, refuse_active: Callable[[], None]) -> HttpServer:
-    """Returns the server of an application, which logs nothing but what is wrong with itself."""
+    """Returns the server of an application; it logs only its own errors."""
     config = uvicorn.Config(
         app,
         http=Connection,
@@ -125,15 +134,16 @@ def build_http_server(app: ASGIApp, refuse_active: Callable[[], None]) -> HttpSe
 
 
 def abort_connection(scope: Scope) -> None:
-    """Cuts the connection that a request came by."""
+    """Cuts the connection of a request."""
     scope['state']['abort']()
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Returns a socket at an address, which does not listen yet: who asks before is refused.
+    """Returns a socket bound to an address. It does not listen yet, so that early clients are
+    refused.
 
     Raises:
-      ValueError: where the address is in use, or is none.
+      ValueError: if the address is in use, or invalid.
     """
     try:
         family, _, protocol, _, address = socket.getaddrinfo(
@@ -141,23 +151,23 @@ def bind_socket(host: str, port: int) -> socket.socket:
         )[0]
     except socket.gaierror as error:
         raise ValueError(f'--host={host} is no address: {error.strerror}') from None
-    # asyncio sets TCP_NODELAY only on sockets whose protocol is given as that of TCP; without it a
-    # small answer waits some 40 ms for the acknowledgement of its head.
-    found = socket.socket(family, socket.SOCK_STREAM, protocol)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # asyncio sets TCP_NODELAY only on sockets that were created with the protocol number of TCP.
+    # Without it, a small response waits some 40 ms for the acknowledgement of its head.
+    sock = socket.socket(family, socket.SOCK_STREAM, protocol)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind(address)
+        sock.bind(address)
     except OSError as error:
-        found.close()
+        sock.close()
         raise ValueError(
             f'--port={port} of {host} cannot be had: {error.strerror}. Give another port, or '
             '--port=0 for any that is free.'
         ) from None
-    return found
+    return sock
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Returns whether only this machine can reach an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -165,13 +175,11 @@ def is_loopback(host: str) -> bool:
 
 
 def raise_file_limit() -> None:
-    """Raises the number of files that this process may open, where it is less than connections
-    need.
-    """
+    """Raises the limit of open files of this process to the number that the connections need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS + FILES_BESIDE
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        if most < wanted:
-            print(f'WARNING: only {most} files may be open here (ulimit -n)', file=sys.stderr)
+    needed = MAX_CONNECTIONS + FILES_BESIDE
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        if limit < needed:
+            print(f'WARNING: only {limit} files may be open here (ulimit -n)', file=sys.stderr)

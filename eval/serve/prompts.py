@@ -1,4 +1,6 @@
-"""Scores of prompts: the log-probability of each of their tokens, and the likeliest ones there."""
+"""Scores of prompts: the log-probability of each token, and the likeliest tokens at each
+position.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -15,9 +17,18 @@ from lm.inference.scoring import Scorer
 def score_alternatives(
     count: int, logits_BCV: jax.Array, next_BC: jax.Array
 ) -> dict[str, jax.Array]:
-    """Returns the log-probability of the next token, and the `count` likeliest with theirs.
+    """Computes the log-probability of the next token, and the `count` likeliest tokens.
 
-    Both are read from one array: a token that is the likeliest has exactly the first of these.
+    All values come from one array, so that a next token that is the likeliest has exactly the first
+    of the likeliest log-probabilities.
+
+    Args:
+      count: K, at most V.
+      logits_BCV: logits.
+      next_BC: ids of the next tokens.
+
+    Returns:
+      {'log_p': [B, C], 'top': log-probabilities [B, C, K], 'ids': of these tokens [B, C, K]}.
     """
     log_p_BCV = jax.nn.log_softmax(logits_BCV, -1)
     log_p_BC = jnp.take_along_axis(log_p_BCV, next_BC[..., None], -1)[..., 0]
@@ -26,35 +37,43 @@ def score_alternatives(
 
 
 class PromptScorer:
-    """Scores prompts as evaluation does, many in one program."""
+    """Scores prompts as the evaluation does, many in one program."""
 
     def __init__(self, checkpoint: Checkpoint):
-        # Few clients ask for more than the likeliest one, and many for that (lm-eval).
+        # Two programs: many clients (lm-eval) ask for the likeliest token alone, few for more.
         counts = (1, MAX_ALTERNATIVES)
         statistics = {count: functools.partial(score_alternatives, count) for count in counts}
         self._scorers = {n: Scorer(checkpoint, statistic) for n, statistic in statistics.items()}
         self.max_length = checkpoint.recipe.data.seq_len  # tokens of a prompt
 
     def __call__(self, rows: Sequence[Sequence[int]], top: int) -> list[list[Token]]:
-        """Returns the tokens behind the first of each row, and behind them the likeliest next one.
+        """Returns the tokens after the first of each row, and after them the likeliest next token.
 
         Args:
-          rows: token ids, at most `longest` in each.
-          top: how many of the likeliest tokens are wanted in each place.
+          rows: token ids, at most `max_length` in each.
+          top: number of likeliest tokens at each position.
         """
-        count = min(one for one in self._scorers if one >= top)
-        # What follows a row is scored too, in place of a token that is not read.
-        found = self._scorers[count]([[*row, 0] for row in rows])
-        return [build_tokens(row, scores, top) for row, scores in zip(rows, found, strict=True)]
+        count = min(n for n in self._scorers if n >= top)
+        # The appended 0 makes room for scores of the token after the row; its own is not used.
+        scores = self._scorers[count]([[*row, 0] for row in rows])
+        return [
+            build_tokens(row, row_scores, top) for row, row_scores in zip(rows, scores, strict=True)
+        ]
 
 
 def build_tokens(row: Sequence[int], scores: dict[str, np.ndarray], top: int) -> list[Token]:
-    """Returns the scored tokens of a row, and the likeliest one behind it."""
+    """Returns the scored tokens of a row, and the likeliest token after it.
+
+    Args:
+      row: token ids.
+      scores: `score_alternatives` of the row.
+      top: number of alternatives to keep.
+    """
     likeliest = zip(scores['ids'].tolist(), scores['top'].tolist(), strict=True)
     pairs = [tuple(zip(ids, values, strict=True)) for ids, values in likeliest]
     following = [*row[1:], pairs[-1][0][0]]
     log_ps = [*scores['log_p'][:-1].tolist(), pairs[-1][0][1]]
     return [
-        Token(token, log_p, one[:top])
-        for token, log_p, one in zip(following, log_ps, pairs, strict=True)
+        Token(token, log_p, alternatives[:top])
+        for token, log_p, alternatives in zip(following, log_ps, pairs, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Answers in the shapes of OpenAI's interface: whole ones, chunks of a stream, errors."""
+"""Answers in the format of OpenAI's interface: whole responses, stream chunks, errors."""
 
 import dataclasses
 import json
@@ -8,19 +8,25 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from eval.serve.requests import Body, Refusal
+from eval.serve.requests import AnyBody, Refusal
 from eval.serve.scheduler import Chunk, Generation
 from lm.data.tokenizers import BYTES, ByteTokenizer, Tokenizer
 from lm.inference.engine import Token
 from lm.inference.text import REPLACEMENT
 
-MIN_LOG_P = -9999.0  # in place of minus infinity, which JSON does not have
+MIN_LOG_P = -9999.0  # replaces minus infinity, which JSON lacks
 
 
 @dataclasses.dataclass(frozen=True)
 class ServedModel:
-    """The model as clients see it. digest: of its weights. created: Unix time of its checkpoint.
-    capacity: tokens of a prompt with its continuation.
+    """The model as clients see it.
+
+    Attributes:
+      name: the name of its workdir.
+      step: the step of its checkpoint.
+      digest: a hash of its weights.
+      created: Unix time of its checkpoint.
+      capacity: tokens of a prompt with its completion.
     """
 
     name: str
@@ -34,7 +40,7 @@ class ServedModel:
         return f'fp_{self.digest[:12]}'
 
     def to_record(self) -> dict[str, Any]:
-        """Returns the model as /v1/models lists it."""
+        """Returns the entry of the model in /v1/models."""
         return {
             'id': self.name,
             'object': 'model',
@@ -47,18 +53,18 @@ class ServedModel:
 
 
 class Reply:
-    """Makes the answer to one request from the chunks of its texts."""
+    """Builds the response to one request from the chunks of its texts."""
 
     prefix, whole_object, chunk_object = '', '', ''
 
     def __init__(
-        self, served: ServedModel, tokenizer: Tokenizer, body: Body, generation: Generation
+        self, served: ServedModel, tokenizer: Tokenizer, body: AnyBody, generation: Generation
     ):
         self.body, self.generation = body, generation
         self._tokenizer = tokenizer
         self._started: set[int] = set()
         self._offsets = [0] * len(generation.rows)  # characters of the tokens so far
-        self._n_sent = 0  # tokens that have been sent
+        self._n_sent = 0  # tokens
         self._head = {
             'id': f'{self.prefix}-{secrets.token_hex(12)}',
             'object': self.whole_object,
@@ -68,7 +74,7 @@ class Reply:
         }
 
     def build_response(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
-        """Returns the answer that is not streamed."""
+        """Returns the response without streaming."""
         self._n_sent = sum(len(chunk.tokens) for chunk in chunks)
         choices = [
             self.choice(join_chunks([chunk for chunk in chunks if chunk.text_index == place]))
@@ -77,40 +83,40 @@ class Reply:
         return self._head | {'choices': choices, 'usage': self.usage()}
 
     def stream_records(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        """Yields the records of a stream that a chunk makes."""
+        """Yields the stream records of a chunk."""
         self._n_sent += len(chunk.tokens)
         choice = self.delta(chunk)
         if chunk.text or chunk.finish or choice.get('logprobs') or choice.get('text'):
             yield self._build_record([choice])
 
     def final_records(self) -> Iterator[dict[str, Any]]:
-        """Yields the record behind the texts, if the client has asked for it."""
+        """Yields the record after the texts, if the client asked for it."""
         if self.body.stream_options.get('include_usage'):
             yield self._build_record([]) | {'usage': self.usage()}
 
     def _build_record(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        more = {'usage': None} if self.body.stream_options.get('include_usage') else {}
-        return self._head | {'object': self.chunk_object, 'choices': choices} | more
+        usage = {'usage': None} if self.body.stream_options.get('include_usage') else {}
+        return self._head | {'object': self.chunk_object, 'choices': choices} | usage
 
     def usage(self) -> dict[str, int]:
-        """Returns the tokens of the prompts, each counted once, and those made so far."""
-        read = sum(len(row.tokens) for row in self.generation.rows[:: self.body.n])
+        """Returns the tokens of the prompts, each counted once, and the tokens sent so far."""
+        n_prompt_tokens = sum(len(row.tokens) for row in self.generation.rows[:: self.body.n])
         return {
-            'prompt_tokens': read,
+            'prompt_tokens': n_prompt_tokens,
             'completion_tokens': self._n_sent,
-            'total_tokens': read + self._n_sent,
+            'total_tokens': n_prompt_tokens + self._n_sent,
         }
 
     def choice(self, chunk: Chunk) -> dict[str, Any]:
-        """Returns a text of an answer that is not streamed."""
+        """Returns a text of a response without streaming."""
         raise NotImplementedError
 
     def delta(self, chunk: Chunk) -> dict[str, Any]:
-        """Returns what a record of a stream adds to a text."""
+        """Returns the addition to a text in a stream record."""
         raise NotImplementedError
 
     def spell_token(self, token: int) -> str:
-        """Returns a token as a string: what it is decoded as, or the name of what is no text."""
+        """Returns a token as a string: its text, or a name for a token without text."""
         if token in (self._tokenizer.bos_id, self._tokenizer.eos_id):
             return special_names(self._tokenizer)[token == self._tokenizer.eos_id]
         if isinstance(self._tokenizer, ByteTokenizer) and 128 <= token < BYTES:
@@ -119,7 +125,7 @@ class Reply:
 
 
 class CompletionReply(Reply):
-    """Answers of /v1/completions."""
+    """Responses of /v1/completions."""
 
     prefix, whole_object, chunk_object = 'cmpl', 'text_completion', 'text_completion'
 
@@ -131,8 +137,8 @@ class CompletionReply(Reply):
             prompt, ids = self.generation.echoes[chunk.text_index]
             text = prompt + text
             scored = chunk.prompt or []
-            # A prompt that itself begins with BOS shows it, and nothing was there to predict it.
-            unscored = [Token(one, math.nan, ()) for one in ids[: len(ids) - len(scored)]]
+            # If the client's prompt begins with BOS, it is echoed too; no score predicts it.
+            unscored = [Token(token, math.nan, ()) for token in ids[: len(ids) - len(scored)]]
             entries = [*unscored, *scored, *entries] if chunk.prompt is not None else entries
         return {
             'index': chunk.text_index,
@@ -143,6 +149,7 @@ class CompletionReply(Reply):
             'finish_reason': chunk.finish or None,
         }
 
+    # A chunk of a stream has the same form as a whole choice.
     delta = choice
 
     def _build_logprobs(self, index: int, entries: Sequence[Token]) -> dict[str, Any] | None:
@@ -165,17 +172,18 @@ class CompletionReply(Reply):
         }
 
     def _top_logprobs(self, token: Token) -> dict[str, float]:
-        """Returns the likeliest tokens by their spelling, of equal ones the likelier; and the token
-        itself.
+        """Returns {spelling: log-probability} of the likeliest tokens and of the token itself.
+
+        The likeliest of several tokens with the same spelling counts.
         """
-        found: dict[str, float] = {}
-        for one, log_p in (*token.top, (token.id, token.log_p)):
-            found.setdefault(self.spell_token(one), clip_log_p(log_p))
-        return found
+        logprobs: dict[str, float] = {}
+        for token_id, log_p in (*token.top, (token.id, token.log_p)):
+            logprobs.setdefault(self.spell_token(token_id), clip_log_p(log_p))
+        return logprobs
 
 
 class ChatReply(Reply):
-    """Answers of /v1/chat/completions."""
+    """Responses of /v1/chat/completions."""
 
     prefix, whole_object = 'chatcmpl', 'chat.completion'
     chunk_object = 'chat.completion.chunk'
@@ -215,21 +223,21 @@ class ChatReply(Reply):
             return None
         content = [
             self._build_entry(token.id, token.log_p)
-            | {'top_logprobs': [self._build_entry(*one) for one in token.top]}
+            | {'top_logprobs': [self._build_entry(*alternative) for alternative in token.top]}
             for token in chunk.tokens
         ]
         return {'content': content, 'refusal': None}
 
     def _build_entry(self, token: int, log_p: float) -> dict[str, Any]:
         name = self.spell_token(token)
-        known = None if REPLACEMENT in name else [*name.encode()]
+        utf8 = None if REPLACEMENT in name else [*name.encode()]
         if isinstance(self._tokenizer, ByteTokenizer) and token < BYTES:
-            known = [token]
-        return {'token': name, 'logprob': clip_log_p(log_p), 'bytes': known}
+            utf8 = [token]
+        return {'token': name, 'logprob': clip_log_p(log_p), 'bytes': utf8}
 
 
 def join_chunks(chunks: Sequence[Chunk]) -> Chunk:
-    """Returns the chunks of one text as one."""
+    """Returns one chunk with the content of all chunks of a text."""
     prompts = [chunk.prompt for chunk in chunks if chunk.prompt is not None]
     return Chunk(
         chunks[0].text_index,
@@ -241,18 +249,19 @@ def join_chunks(chunks: Sequence[Chunk]) -> Chunk:
 
 
 def special_names(tokenizer: Tokenizer) -> tuple[str, str]:
-    """Returns how BOS and EOS are spelled to clients; text is never read as one of them."""
+    """Returns the spelling of BOS and EOS for clients; text is never encoded as one of them."""
     if tokenizer.bos_id == tokenizer.eos_id:
         return '<|endoftext|>', '<|endoftext|>'
     return '<|bos|>', '<|endoftext|>'
 
 
 def clip_log_p(log_p: float) -> float:
+    """Returns a log-probability that JSON can represent."""
     return max(log_p, MIN_LOG_P) if math.isfinite(log_p) else MIN_LOG_P
 
 
 def error_body(refusal: Refusal) -> dict[str, Any]:
-    """Returns the body of an error."""
+    """Returns the body of an error response."""
     return {
         'error': {
             'message': refusal.message,
@@ -264,6 +273,6 @@ def error_body(refusal: Refusal) -> dict[str, Any]:
 
 
 def format_event(record: dict[str, Any] | str) -> bytes:
-    """Returns a server-sent event of a record, or of a word."""
+    """Returns a server-sent event with a record, or with a word."""
     text = record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)
     return f'data: {text}\n\n'.encode()

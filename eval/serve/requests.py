@@ -1,7 +1,7 @@
-"""Requests of clients: JSON in the form of OpenAI's interface, checked.
+"""Requests of clients: JSON in the format of OpenAI's interface, validated.
 
-A field that would change the answer and is not served is refused by name, and one that is not known
-too; those that change nothing, or stand at the value that changes nothing, are taken.
+Unknown fields, and unsupported fields that would change the answer, are refused by name. Fields
+without effect, or with a neutral value, are accepted.
 """
 
 import itertools
@@ -9,7 +9,7 @@ import json
 import math
 import secrets
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypeGuard, cast
 
 from annotated_types import Len
 from pydantic import (
@@ -32,14 +32,14 @@ MAX_STOPS, MAX_STOP_LENGTH = 16, 1000  # stop strings of a request, characters o
 MAX_QUOTED = 60  # characters of what a client sent that an error repeats
 MAX_MESSAGE_LENGTH = 1000  # characters of an error
 
-KINDS = {  # of errors, by status; others are 'invalid_request_error'
+KINDS = {  # {status: kind of error}; others are 'invalid_request_error'
     401: 'authentication_error',
     429: 'rate_limit_error',
     500: 'server_error',
     503: 'server_error',
     504: 'timeout_error',
 }
-NEUTRAL = {  # fields that are not served, and what they may be all the same
+NEUTRAL = {  # {unsupported field: values without effect, which are accepted}
     'audio': (),
     'best_of': (1,),
     'frequency_penalty': (0,),
@@ -64,7 +64,7 @@ NEUTRAL = {  # fields that are not served, and what they may be all the same
     'verbosity': ('medium',),
     'web_search_options': (),
 }
-IGNORED = {  # they say who asks, or how it is billed and cached
+IGNORED = {  # fields about the user, billing and caching
     'metadata',
     'parallel_tool_calls',
     'prompt_cache_key',
@@ -76,7 +76,15 @@ ROLES = ('system', 'developer', 'user', 'assistant')
 
 
 class Refusal(Exception):
-    """An answer that is an error. code: a word that programs compare. retry_after: seconds."""
+    """An error response.
+
+    Attributes:
+      status: HTTP status.
+      code: a word that programs compare.
+      kind: the type of error.
+      message: for people.
+      retry_after: seconds.
+    """
 
     def __init__(self, status: int, code: str, message: str, retry_after: int | None = None):
         super().__init__(message)
@@ -87,17 +95,31 @@ class Refusal(Exception):
 
 
 def described_field(description: str, default: Any = None, **bounds: Any) -> Any:
-    """Returns a field; an error says in `words` what it may be."""
+    """Returns a pydantic field; errors use `description` for its valid values."""
     return Field(default, description=description, **bounds)
 
 
 def number_field(minimum: float, maximum: float, default: float) -> Any:
+    """Returns a field for a float.
+
+    Args:
+      minimum: smallest valid value.
+      maximum: largest valid value.
+      default: if the field is absent.
+    """
     return described_field(
         f'a number from {minimum:g} to {maximum:g}', default, ge=minimum, le=maximum
     )
 
 
 def integer_field(minimum: int, maximum: int, default: int | None = None) -> Any:
+    """Returns a field for an integer.
+
+    Args:
+      minimum: smallest valid value.
+      maximum: largest valid value.
+      default: if the field is absent.
+    """
     return described_field(
         f'a whole number from {minimum:,} to {maximum:,}', default, ge=minimum, le=maximum
     )
@@ -108,18 +130,19 @@ def flag_field() -> Any:
 
 
 def check_text(text: str) -> str:
-    """Returns a text. Raises ValueError for halves of characters, which have no UTF-8 form."""
+    """Returns a text. Raises ValueError for lone surrogates, which have no UTF-8 form."""
     text.encode()
     return text
 
 
 def check_options(raw: Any) -> Any:
+    """Returns stream options. Raises ValueError for an unknown one."""
     if isinstance(raw, dict) and not raw.keys() <= {'include_usage', 'include_obfuscation'}:
         raise ValueError('an option of streams that is not known')
     return raw
 
 
-# One error of a field is told. To make one for each entry of a megabyte takes seconds.
+# Lists fail at their first error, because an error for each entry of a megabyte takes seconds.
 type Text = Annotated[str, AfterValidator(check_text)]
 type Ids = Annotated[list[int], FailFast()]
 type Some[T] = Annotated[list[T], FailFast(), Len(1)]
@@ -130,9 +153,9 @@ type Stop = Annotated[Text, StringConstraints(min_length=1, max_length=MAX_STOP_
 
 
 class Body(BaseModel):
-    """Fields that both kinds of request have. A field that is null is one that is left out.
+    """Fields that both kinds of request have. null means that a field is absent.
 
-    Each kind has `top`, the likeliest tokens that are reported with each; None: no
+    Each kind has `top`: the number of likeliest tokens reported with each token, or None for no
     log-probabilities.
     """
 
@@ -159,24 +182,28 @@ class Body(BaseModel):
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Returns the request of a JSON object. Raises Refusal for the first field of it whose
-        value is not served, and for what is missing or does not fit together.
+        """Returns the request of a JSON object.
+
+        Raises Refusal for the first field with an unsupported value, and for fields that are
+        missing or inconsistent.
         """
-        given = {
+        fields = {
             name: value
             for name, value in raw.items()
             if not (value is None or name in IGNORED or value in NEUTRAL.get(name, ()))
         }
-        unknown = next((name for name in given if name not in cls.model_fields), None)
-        before = itertools.takewhile(lambda name: name != unknown, given)
+        unknown = next((name for name in fields if name not in cls.model_fields), None)
+        # Fields before the unknown one are validated first, so that the first error is reported.
+        known_fields = itertools.takewhile(lambda name: name != unknown, fields)
         try:
-            body = cls.model_validate({name: given[name] for name in before})
+            body = cls.model_validate({name: fields[name] for name in known_fields})
         except ValidationError as error:
-            wrong = {entry['loc'][0] for entry in error.errors(include_url=False)}
-            name = next(name for name in given if name in wrong)
-            raise invalid_value(name, given[name], cls.model_fields[name].description) from None
+            invalid_names = {entry['loc'][0] for entry in error.errors(include_url=False)}
+            name = next(name for name in fields if name in invalid_names)
+            expected = cls.model_fields[name].description or ''
+            raise invalid_value(name, fields[name], expected) from None
         if unknown in NEUTRAL:
-            raise unsupported_parameter(unknown, given[unknown])
+            raise unsupported_parameter(unknown, fields[unknown])
         if unknown is not None:
             hint = suggest_nearest(unknown, cls.model_fields) if len(unknown) <= MAX_QUOTED else ''
             message = f'there is no field {quote_value(unknown)} here.{hint}'
@@ -187,12 +214,13 @@ class Body(BaseModel):
         return body
 
     def _check_consistency(self) -> None:
-        """Raises Refusal where the fields do not fit together."""
+        """Raises Refusal if the fields are inconsistent."""
         if self.stream_options and not self.stream:
             raise invalid_value('stream_options', self.stream_options, 'left out without stream')
 
     def make_sampling(self, index: int) -> Sampling:
-        """Returns how the tokens of a text are drawn; each text of a request has another seed."""
+        """Returns the sampling options of a text; each text of a request has another seed."""
+        assert self.seed is not None  # `parse` sets it
         return Sampling(
             temperature=self.temperature,
             top_k=max(0, self.top_k),
@@ -203,7 +231,7 @@ class Body(BaseModel):
 
 
 class CompletionBody(Body):
-    """The body of /v1/completions: prompts to go on from; with `echo` the answer repeats them."""
+    """The body of /v1/completions: prompts to continue. With `echo` the answer repeats them."""
 
     prompt: Prompt | None = described_field(
         'a string, a list of strings, token ids, or a list of lists of them'
@@ -214,8 +242,9 @@ class CompletionBody(Body):
 
     @property
     def prompts(self) -> list[str | list[int]]:
+        assert self.prompt is not None  # `_check_consistency` refuses it
         is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        return [self.prompt] if is_one else self.prompt
+        return cast(list[str | list[int]], [self.prompt] if is_one else self.prompt)
 
     @property
     def top(self) -> int | None:
@@ -267,6 +296,9 @@ class ChatBody(Body):
         super()._check_consistency()
 
 
+type AnyBody = CompletionBody | ChatBody
+
+
 def parse_body(content: bytes) -> dict[str, Any]:
     """Returns the JSON object of a body. Raises Refusal for anything else."""
     try:
@@ -282,13 +314,13 @@ def parse_body(content: bytes) -> dict[str, Any]:
 
 
 def parse_message(raw: Any, index: int) -> dict[str, str]:
-    """Returns {'role', 'content'} of a message of a chat. Raises Refusal."""
+    """Returns {'role', 'content'} of a chat message. Raises Refusal."""
     name = f'messages[{index}]'
     if not isinstance(raw, dict):
         raise invalid_value(name, raw, '{"role": ..., "content": ...}')
-    extra = {key for key, value in raw.items() if value not in (None, [], '')}
-    if lacking := sorted(extra - {'role', 'content', 'name', 'type'}):
-        raise unsupported_parameter(f'{name}.{lacking[0]}', raw[lacking[0]])
+    used = {key for key, value in raw.items() if value not in (None, [], '')}
+    if unsupported := sorted(used - {'role', 'content', 'name', 'type'}):
+        raise unsupported_parameter(f'{name}.{unsupported[0]}', raw[unsupported[0]])
     role, content = raw.get('role'), raw.get('content')
     if role not in ROLES:
         raise invalid_value(f'{name}.role', role, f'one of {", ".join(ROLES)}')
@@ -302,16 +334,16 @@ def parse_message(raw: Any, index: int) -> dict[str, str]:
     return {'role': role, 'content': content}
 
 
-def is_text(value: Any) -> bool:
-    """Whether a value is a string, without halves of characters, which have no UTF-8 form."""
+def is_text(value: Any) -> TypeGuard[str]:
+    """Returns whether a value is a string without lone surrogates, which have no UTF-8 form."""
     try:
         return isinstance(value, str) and check_text(value) == value
     except UnicodeEncodeError:
         return False
 
 
-def is_token_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(one) is int for one in value)
+def is_token_ids(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(token) is int for token in value)
 
 
 def missing_parameter(message: str) -> Refusal:
@@ -319,6 +351,13 @@ def missing_parameter(message: str) -> Refusal:
 
 
 def invalid_value(name: str, value: Any, expected: str) -> Refusal:
+    """Returns the refusal of a field's value.
+
+    Args:
+      name: the field.
+      value: the value that the client sent.
+      expected: describes the valid values.
+    """
     return Refusal(400, 'invalid_value', f'{name} must be {expected}; got {quote_value(value)}')
 
 
@@ -328,7 +367,7 @@ def unsupported_parameter(name: str, value: Any) -> Refusal:
 
 
 def quote_value(value: Any) -> str:
-    """Returns a value as an error repeats it, cut to MOST_SHOWN characters."""
+    """Returns a value for an error message, cut to MAX_QUOTED characters."""
     if isinstance(value, list | dict):
         return f'a{"n object" if isinstance(value, dict) else " list"} of {len(value)}'
     if isinstance(value, float) and not math.isfinite(value):

@@ -4,7 +4,7 @@ import collections
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from eval.serve.requests import Refusal
@@ -13,7 +13,7 @@ from lm.inference.engine import Request, RowUpdate, Token
 from lm.inference.text import TextStream
 
 SCORED_AT_ONCE = 32  # prompts that are scored between two steps of the engine
-RETRY_SEC = 2  # after which a client is told to come again
+RETRY_SEC = 2  # after which a refused client may retry
 
 _logger = logging.getLogger(__name__)
 
@@ -21,18 +21,23 @@ _logger = logging.getLogger(__name__)
 class SlotEngine(Protocol):
     """The part of `lm.inference.engine.Engine` that a scheduler uses."""
 
-    free: int
+    @property
+    def n_free(self) -> int: ...
 
     def admit(self, request: Request) -> int: ...
-    def step(self, fail: Callable[[int, Exception], None]) -> dict[int, RowUpdate]: ...
+    def step(self, on_error: Callable[[int, Exception], None]) -> dict[int, RowUpdate]: ...
     def release(self, slot: int) -> None: ...
 
 
 class Chunk(NamedTuple):
     """The newest part of a text.
 
-    finish: '' while more is to come, else 'stop' or 'length'. prompt: the tokens of the prompt
-    behind the first, where they were to be scored.
+    Attributes:
+      text_index: index of the text in its generation.
+      text: new text.
+      tokens: new tokens.
+      finish: '' while the text continues, else 'stop' or 'length'.
+      prompt: the prompt's tokens after the first, if scores were requested.
     """
 
     text_index: int
@@ -43,13 +48,16 @@ class Chunk(NamedTuple):
 
 
 class Generation:
-    """The texts that one client wants together, and how far they are.
+    """The texts of one request, and their progress.
 
-    rows: what the engine continues for each text. streams: turn the tokens of each into text.
-    receive: gets their chunks, or the Refusal that ends them all; the scheduler's thread calls it.
+    Attributes:
+      rows: the engine's request for each text.
+      streams: turn the tokens of each text into characters.
+      receive: gets the chunks, or the Refusal that ends all texts; called in the scheduler's
+        thread.
     """
 
-    receive: Callable[[Chunk | Refusal], None]
+    receive: Callable[[Chunk | Refusal], object]
 
     def __init__(
         self,
@@ -61,12 +69,12 @@ class Generation:
         echoes: Sequence[tuple[str, Sequence[int]]] = (),
     ):
         """Args:
-        rows: of each text, prompt and sampling; their max_tokens may be 0.
+        rows: prompt and sampling options of each text; max_tokens may be 0.
         tokenizer: the run's.
         stops: strings that end a text.
-        ends: tokens that end a text, beside EOS.
-        is_scored: the tokens of the prompts are wanted with their log-probabilities.
-        echoes: text and token ids of each prompt, as the client gave them; (): none is repeated.
+        end_tokens: tokens that end a text, besides EOS.
+        is_scored: whether to compute log-probabilities of the prompts.
+        echoes: text and token ids of each prompt, as the client sent it; (): none is repeated.
         """
         self.rows, self.echoes, self._stops = rows, echoes, stops
         self._end_tokens, self._is_scored = end_tokens | {tokenizer.eos_id}, is_scored
@@ -79,54 +87,57 @@ class Generation:
         self.is_started = False
 
     def needs_slot(self, index: int) -> bool:
-        """Whether a text takes a slot: the likeliest next token alone is found by scoring."""
+        """Returns whether a text needs a slot. Scoring alone finds the likeliest next token."""
         row = self.rows[index]
         is_next_alone = row.sampling.temperature == 0 and row.max_tokens == 1
         return row.max_tokens > 0 and not (self._is_scored and is_next_alone)
 
     def extend(self, index: int, tokens: Sequence[Token], finish: str) -> Chunk:
-        """Returns what new tokens add to a text; nothing from a stop string or an ending token on.
+        """Returns the chunk of new tokens, up to a stop string or an end token.
 
-        finish: why the engine ends the text; '' where it goes on.
+        Args:
+          index: index of the text.
+          tokens: new tokens from the engine.
+          finish: the engine's reason to end the text; '' while it continues.
         """
-        stream, shown, text = self.streams[index], [], ''
+        stream, visible, text = self.streams[index], [], ''
         if not self._stops and self._end_tokens.isdisjoint(token.id for token in tokens):
-            shown, text = [*tokens], stream.feed(token.id for token in tokens)
-        else:  # where it ends is found token by token
+            visible, text = [*tokens], stream.feed(token.id for token in tokens)
+        else:  # token by token, to find the end
             for token in tokens:
                 if token.id in self._end_tokens:
                     finish = 'stop'
                     break
-                shown.append(token)
+                visible.append(token)
                 text += stream.feed([token.id])
                 if stream.is_stopped:
                     finish = 'stop'
                     break
         if finish:
             text += stream.finish()
-        return Chunk(index, text, shown, finish)
+        return Chunk(index, text, visible, finish)
 
     def finish_scored(self, index: int, tokens: list[Token]) -> Chunk:
-        """Returns a scored prompt, with the next token if that is all of the text.
+        """Returns the chunk of a scored prompt, with the next token if the text has no more.
 
-        An ending token is among the tokens here: who asks for one token behind a prompt counts on
-        it (lm-eval takes all but the last for the prompt's).
+        An end token is among the tokens here, because clients that ask for one token after a prompt
+        count on it (lm-eval takes all but the last for the prompt's).
         """
         stream = self.streams[index]
-        made = tokens[-1:] if self.rows[index].max_tokens else []
-        text = stream.feed(token.id for token in made) + stream.finish()
+        new_tokens = tokens[-1:] if self.rows[index].max_tokens else []
+        text = stream.feed(token.id for token in new_tokens) + stream.finish()
         is_stopped = stream.is_stopped or not self._end_tokens.isdisjoint(
-            token.id for token in made
+            token.id for token in new_tokens
         )
-        return Chunk(index, text, made, 'stop' if is_stopped else 'length', tokens[:-1])
+        return Chunk(index, text, new_tokens, 'stop' if is_stopped else 'length', tokens[:-1])
 
 
 class Scheduler:
-    """Lets generations wait, first come first served, and gives their texts the engine's slots in
-    turns: one of many texts holds up no other. All work is done in one thread.
+    """Queues generations, first come first served, and assigns the engine's slots to their texts.
 
-    An error in the work for a generation ends that one alone; one that `step` of the engine raises
-    ends the thread.
+    Generations take turns, so that a request for many texts does not block others. One thread does
+    all the work. An error in the work for a generation ends only that generation; an error that
+    `engine.step` raises ends the thread.
     """
 
     def __init__(
@@ -134,13 +145,13 @@ class Scheduler:
         engine: SlotEngine,
         score: Callable[[Sequence[Sequence[int]], int], list[list[Token]]],
         max_waiting: int,
-        on_failure: Callable[[BaseException], None] = lambda error: None,
+        on_failure: Callable[[Exception], None] = lambda error: None,
     ):
         """Args:
-        engine: nobody else may use it.
+        engine: used by this scheduler alone.
         score: as `eval.serve.prompts.PromptScorer`.
-        most_waiting: generations that may wait for their first turn.
-        failed: is called with the error that ends the thread: the engine's, never a client's.
+        max_waiting: generations that may wait for their first turn.
+        on_failure: called with the error that ends the thread, which is always the engine's.
         """
         self._engine, self._score, self._max_waiting = engine, score, max_waiting
         self._on_failure = on_failure
@@ -148,14 +159,14 @@ class Scheduler:
         self._queue: collections.deque[Generation] = collections.deque()  # with texts that wait
         self._cancelled: list[Generation] = []  # cancelled since the last turn
         self._is_open = True
-        self._running: dict[int, tuple[Generation, int]] = {}  # by slot, the text: with its place
+        self._running: dict[int, tuple[Generation, int]] = {}  # {slot: (generation, text index)}
         self._thread = threading.Thread(target=self._run, name='engine', daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, generation: Generation, receive: Callable[[Chunk | Refusal], None]) -> None:
-        """Lets a generation wait. Raises Refusal where too many do, or the thread has ended."""
+    def submit(self, generation: Generation, receive: Callable[[Chunk | Refusal], object]) -> None:
+        """Queues a generation. Raises Refusal if the queue is full, or the thread has ended."""
         generation.receive = receive
         with self._condition:
             if not self._is_open:
@@ -171,13 +182,13 @@ class Scheduler:
             self._condition.notify()
 
     def cancel(self, generation: Generation) -> None:
-        """Gives up what is left of a generation; its slots are free before the next step."""
+        """Cancels the rest of a generation; its slots are free before the next step."""
         with self._condition:
             self._cancelled.append(generation)
             self._condition.notify()
 
     def close(self) -> None:
-        """Ends the thread, and refuses what it has not done."""
+        """Ends the thread, and refuses unfinished work."""
         with self._condition:
             self._is_open = False
             self._condition.notify()
@@ -196,7 +207,7 @@ class Scheduler:
         return sum(not generation.is_started for generation in self._queue)
 
     def _run(self) -> None:
-        last = server_closed()
+        refusal = server_closed()
         try:
             while self._wait_for_work():
                 self._drop_cancelled()
@@ -205,25 +216,25 @@ class Scheduler:
                 self._admit_texts()
                 self._step()
         except Exception as error:
-            last = engine_failed()
+            refusal = engine_failed()
             self._on_failure(error)
         with self._condition:
             self._is_open = False
             running = {generation for generation, _ in self._running.values()}
         for generation in {*self._queue, *running} - {*self._cancelled}:
             with contextlib.suppress(Exception):  # an event loop that has ended
-                generation.receive(last)
+                generation.receive(refusal)
 
     @contextlib.contextmanager
-    def _contain_errors(self, generation: Generation) -> Iterator[None]:
-        """Lets an error of the block end one generation."""
+    def _contain_errors(self, generation: Generation) -> Generator[None]:
+        """Ends one generation, instead of the thread, if the block raises an error."""
         try:
             yield
         except Exception as error:
             self._refuse(generation, error)
 
     def _refuse(self, generation: Generation, error: Exception) -> None:
-        """Ends a generation by the error that the work for it has raised, and logs why."""
+        """Ends a generation with the error of its work, and logs it."""
         is_refused = isinstance(error, ValueError)
         _logger.error('a request has failed: %s', error, exc_info=None if is_refused else error)
         with contextlib.suppress(Exception):
@@ -233,7 +244,7 @@ class Scheduler:
         self.cancel(generation)
 
     def _wait_for_work(self) -> bool:
-        """Waits until there is something to do; returns whether the thread goes on."""
+        """Waits until there is work; returns False once the scheduler is closed."""
         with self._condition:
             while self._is_open and not (self._queue or self._cancelled or self._running):
                 self._condition.wait()
@@ -241,37 +252,42 @@ class Scheduler:
 
     def _drop_cancelled(self) -> None:
         with self._condition:
-            left, self._cancelled = {*self._cancelled}, []
+            cancelled, self._cancelled = {*self._cancelled}, []
             self._queue = collections.deque(
-                generation for generation in self._queue if generation not in left
+                generation for generation in self._queue if generation not in cancelled
             )
-        for slot in [slot for slot, (generation, _) in self._running.items() if generation in left]:
+        for slot in [
+            slot for slot, (generation, _) in self._running.items() if generation in cancelled
+        ]:
             self._engine.release(slot)
             del self._running[slot]
 
     def _finish_echoes(self) -> None:
-        """Ends texts of no tokens, whose answers repeat their prompts alone."""
-        for generation, place in self._take_texts(lambda texts: texts.to_echo, SCORED_AT_ONCE):
+        """Ends texts without tokens: their answers only repeat the prompts."""
+        for generation, index in self._take_texts(
+            lambda generation: generation.to_echo, SCORED_AT_ONCE
+        ):
             with self._contain_errors(generation):
-                generation.receive(Chunk(place, '', [], 'length'))
+                generation.receive(Chunk(index, '', [], 'length'))
 
     def _score_prompts(self) -> None:
-        taken = self._take_texts(lambda texts: texts.to_score, SCORED_AT_ONCE)
+        texts = self._take_texts(lambda generation: generation.to_score, SCORED_AT_ONCE)
         by_top: dict[int, list[tuple[Generation, int]]] = {}
-        for generation, place in taken:
-            by_top.setdefault(generation.rows[place].top, []).append((generation, place))
-        for top, texts in by_top.items():
-            for generation, place, tokens in self._compute_scores(texts, top):
+        for generation, index in texts:
+            by_top.setdefault(generation.rows[index].top, []).append((generation, index))
+        for top, group in by_top.items():
+            for generation, index, tokens in self._compute_scores(group, top):
                 with self._contain_errors(generation):
-                    generation.receive(self._finish_or_queue(generation, place, tokens))
+                    generation.receive(self._finish_or_queue(generation, index, tokens))
 
     def _compute_scores(
         self, texts: Sequence[tuple[Generation, int]], top: int
     ) -> Iterator[tuple[Generation, int, list[Token]]]:
-        """Yields generations and places with the tokens of their prompts; one by one if that fails,
-        so that the prompt to blame is the only one that ends.
+        """Yields generations and text indices with the tokens of their prompts.
+
+        If a batch fails, its prompts are scored one by one, so that only the faulty one ends.
         """
-        rows = [generation.rows[place].tokens for generation, place in texts]
+        rows = [generation.rows[index].tokens for generation, index in texts]
         try:
             scores = self._score(rows, top)
         except Exception as error:
@@ -294,38 +310,39 @@ class Scheduler:
         return Chunk(index, '', [], '', tokens[:-1])
 
     def _admit_texts(self) -> None:
-        for generation, place in self._take_texts(
-            lambda texts: texts.to_start, self._engine.n_free
+        for generation, index in self._take_texts(
+            lambda generation: generation.to_start, self._engine.n_free
         ):
             with self._contain_errors(generation):
-                self._running[self._engine.admit(generation.rows[place])] = (generation, place)
+                self._running[self._engine.admit(generation.rows[index])] = (generation, index)
 
     def _take_texts(
         self, select_texts: Callable[[Generation], collections.deque[int]], limit: int
     ) -> list[tuple[Generation, int]]:
-        """Takes up to `most` texts from their generations, one of each in turn."""
-        taken, passed = [], 0
+        """Takes up to `limit` texts from the generations, one from each in turn."""
+        selected, n_skipped = [], 0
         with self._condition:
-            while len(taken) < limit and passed < len(self._queue):
+            # A whole round of generations without such texts ends the loop.
+            while len(selected) < limit and n_skipped < len(self._queue):
                 generation = self._queue.popleft()
                 if texts := select_texts(generation):
-                    taken.append((generation, texts.popleft()))
-                    generation.is_started, passed = True, 0
+                    selected.append((generation, texts.popleft()))
+                    generation.is_started, n_skipped = True, 0
                 else:
-                    passed += 1
+                    n_skipped += 1
                 if generation.to_score or generation.to_start or generation.to_echo:
                     self._queue.append(generation)
-        return taken
+        return selected
 
     def _step(self) -> None:
         if not self._running:
             return
         for slot, update in self._engine.step(self._fail).items():
-            generation, place = self._running[slot]
+            generation, index = self._running[slot]
             if update.finish_reason:
                 del self._running[slot]
             with self._contain_errors(generation):
-                chunk = generation.extend(place, *update)
+                chunk = generation.extend(index, *update)
                 if chunk.finish and not update.finish_reason:  # the engine does not know yet
                     del self._running[slot]
                     self._engine.release(slot)

@@ -1,4 +1,4 @@
-"""A checkpoint made into a server: engine, scheduler, routes and connections put together."""
+"""A server for a checkpoint: engine, scheduler, routes and connections put together."""
 
 import os
 import re
@@ -23,32 +23,40 @@ KEY_VARIABLE = 'EVENKEEL_KEY'
 
 
 def read_key(flag_value: str | None) -> str | None:
-    """Returns the key that clients must send; None where any may ask.
+    """Returns the key that clients must send, or None if no key is needed.
 
     Args:
-      given: the key, or 'env' for that of KEY_VARIABLE.
+      flag_value: the key, or 'env' for the variable KEY_VARIABLE.
 
     Raises:
-      ValueError: where no header can hold it.
+      ValueError: if the key cannot stand in a header.
     """
     key = os.environ.get(KEY_VARIABLE, '') if flag_value == 'env' else flag_value
     if key is not None and not re.fullmatch('[!-~]+', key):
-        what = f'the variable {KEY_VARIABLE}' if flag_value == 'env' else '--key'
-        words = 'is empty' if key == '' else 'has other characters'
-        raise ValueError(f'{what} must be letters, digits or signs of ASCII; it {words}')
+        subject = f'the variable {KEY_VARIABLE}' if flag_value == 'env' else '--key'
+        problem = 'is empty' if key == '' else 'has other characters'
+        raise ValueError(f'{subject} must be letters, digits or signs of ASCII; it {problem}')
     return key
 
 
 def model_name(path: str, step: int) -> str:
-    """Returns the name of a workdir, which a path or a URL of it or of its checkpoint has."""
+    """Returns the name of a workdir. path: a path or URL of the workdir or its checkpoint."""
     workdir = path.rstrip('/').removesuffix(f'/{FOLDER}/{step}')
     return os.path.basename(workdir if is_url(path) else os.path.realpath(workdir))
 
 
 def describe_model(path: str, checkpoint: Checkpoint, capacity: int) -> ServedModel:
-    """Returns what clients are told of the checkpoint at a path."""
+    """Returns the public facts about a checkpoint.
+
+    Args:
+      path: the checkpoint or its workdir.
+      checkpoint: the loaded checkpoint.
+      capacity: tokens of a prompt with its completion.
+    """
     meta = checkpoint.meta
-    weights = meta['digests']['weights'] if 'digests' in meta else meta  # older ones lack them
+    weights = (
+        meta['digests']['weights'] if 'digests' in meta else meta
+    )  # older checkpoints lack digests
     return ServedModel(
         model_name(path, checkpoint.step),
         checkpoint.step,
@@ -72,21 +80,21 @@ class Server:
         key: str | None,
     ):
         """Args:
-          path: as the user gave it; the model's name is that of its workdir.
-          checkpoint: as `load` gives it.
+          path: as the user gave it; the model is named after its workdir.
+          checkpoint: as `load` returns it.
           slots: texts that are continued together.
           capacity: tokens of each; None: data.seq_len.
           queue: requests that may wait.
-          timeout_sec: from the arrival of a request to the end of its answer.
-          key: that clients must send; None: any may ask.
+          timeout_sec: time limit from the arrival of a request to the end of its answer.
+          key: the key that clients must send; None: no key is needed.
 
         Raises:
-          ValueError: where the positions of the model end before `capacity`, or its chat template
-            cannot be read.
+          ValueError: if the positions of the model end before `capacity`, or its chat template is
+            invalid.
         """
         engine, prompts = Engine(checkpoint, slots, capacity), PromptScorer(checkpoint)
         self.model = describe_model(path, checkpoint, engine.capacity)
-        self._failures: list[BaseException] = []
+        self._failures: list[Exception] = []
         self.service = Service(
             self.model,
             checkpoint.tokenizer,
@@ -99,7 +107,7 @@ class Server:
         )
         self._server = build_http_server(self.service.app(), self.service.refuse_active)
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: Exception) -> None:
         reason = f'{type(error).__name__}: {first_line(error)}'
         print(
             f'the engine has failed, and every text under way with it: {reason}. The server ends.',
@@ -109,11 +117,12 @@ class Server:
         self._server.should_exit = True
 
     def run(self, sock: socket.socket, on_start: Callable[[], None]) -> int | None:
-        """Serves until a signal comes, and returns which. Raises what the engine fails with.
+        """Serves until a signal comes, and returns the signal. Raises the engine's error if it
+        fails.
 
         Args:
           sock: bound to an address.
-          began: called when clients may come.
+          on_start: called when clients can connect.
         """
         self._server.on_start = on_start
         self._server.run(sockets=[sock])

@@ -1,9 +1,9 @@
-"""Renders one chat template, in a process of its own: what a stranger's template does stays here.
+"""Renders one chat template in a separate process, which contains the effects of a stranger's code.
 
-Started by eval/serve/templates.py as a script; standard library and Jinja alone, so that it starts
-in tens of milliseconds. It sends OK when it has started. The first message that it gets is the
-template's text, each later one the variables of a prompt as JSON. An answer is OK and the prompt,
-FAILED and why, or ENDED and why, behind which the process ends.
+eval/serve/templates.py starts it as a script. It imports only the standard library and Jinja, so
+that it starts in tens of milliseconds. It sends OK when it has started. The first message is the
+text of the template, and each later one the variables of a prompt as JSON. Each answer is OK and
+the prompt, FAILED and a reason, or ENDED and a reason, after which the process ends.
 """
 
 import datetime
@@ -21,23 +21,24 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 OK, FAILED, ENDED = b'+', b'-', b'!'
-CPU_SEC = 1.0  # of a compile, and of each prompt; those of real templates take milliseconds
-MEMORY_BYTES = 3 << 28  # of address space; an interpreter with Jinja takes some 40 MB of it
-MAX_CHARACTERS = 4 << 20  # of a prompt, as many as the body of a request has bytes
+CPU_SEC = 1.0  # to compile, and for each prompt; real templates take milliseconds
+MEMORY_BYTES = 3 << 28  # of address space; an interpreter with Jinja takes some 40 MB
+MAX_CHARACTERS = 4 << 20  # of a prompt; as many as a request body may have bytes
 MAX_REASON_LENGTH = 1000  # characters
 
 
 class GenerationTag(Extension):
-    """{% generation %}...{% endgeneration %}, by which templates for transformers mark answers: the
-    text between the tags is rendered as if they were not there.
+    """{% generation %}...{% endgeneration %}, which marks answers in templates for transformers.
+
+    The text between the tags is rendered as if they were absent.
     """
 
-    tags = frozenset({'generation'})
+    tags = frozenset({'generation'})  # ty: ignore[invalid-assignment]  # jinja2 only reads it
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(('name:endgeneration',), drop_needle=True)
-        # As transformers has it: what the block sets is not seen behind it.
+        # As in transformers, variables that the block sets are not visible after it.
         return nodes.CallBlock(self.call_method('_text'), [], [], body).set_lineno(line)
 
     def _text(self, caller: Any) -> str:
@@ -66,13 +67,14 @@ def build_environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
     environment.filters['tojson'] = to_json  # Jinja's own escapes HTML
-    environment.globals['raise_exception'] = raise_exception
-    environment.globals['strftime_now'] = strftime_now
+    functions: dict[str, Any] = environment.globals
+    functions['raise_exception'] = raise_exception
+    functions['strftime_now'] = strftime_now
     return environment
 
 
 def render(template: jinja2.Template, variables: dict[str, Any]) -> str:
-    """Returns a prompt. Raises ValueError where it is longer than MOST_CHARACTERS."""
+    """Returns a prompt. Raises ValueError if it is longer than MAX_CHARACTERS."""
     pieces, length = [], 0
     for piece in template.generate(**variables):
         length += len(piece)
@@ -92,6 +94,7 @@ def explain(error: BaseException) -> str:
 
 
 def main() -> None:
+    """Answers messages until the connection is closed or the process has to end."""
     connection = Connection(sys.stdin.fileno())
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -102,7 +105,7 @@ def main() -> None:
             message = connection.recv_bytes()
         except EOFError:  # the server has ended
             return
-        # SIGPROF kills the process, also in the middle of a function in C.
+        # SIGPROF kills the process, even during a function in C.
         signal.setitimer(signal.ITIMER_PROF, CPU_SEC)
         try:
             if template is None:

@@ -1,7 +1,7 @@
-"""Chat templates, each rendered by processes with limits of time, memory and output.
+"""Chat templates, rendered by processes with limits of time, memory and output.
 
-A template is a program that a stranger wrote: it may loop for ever, or ask for all memory. The
-process of the server, which holds JAX's threads and the devices, neither compiles nor renders it.
+A template is a program by a stranger: it may loop for ever, or allocate all memory. The server's
+process, which holds JAX's threads and the devices, neither compiles nor renders it.
 """
 
 import collections
@@ -23,7 +23,7 @@ START_SEC = 30.0  # for an interpreter to start, on a machine that is busy
 # For a compile, or a prompt. A process that computes is ended before, by worker.CPU_SEC.
 RENDER_SEC = 3.0
 MAX_ANSWER_BYTES = 4 * worker.MAX_CHARACTERS + 1  # bytes
-ENVIRONMENT = (  # what the interpreter needs: neither keys nor the malloc settings of a trainer
+ENVIRONMENT = (  # needed by the interpreter; without keys and the malloc settings of training
     'HOME',
     'LANG',
     'LC_ALL',
@@ -37,34 +37,35 @@ ENVIRONMENT = (  # what the interpreter needs: neither keys nor the malloc setti
 
 
 class TemplateFailure(ValueError):
-    """A template cannot be compiled or rendered within the limits; the text says why."""
+    """A template cannot be compiled or rendered within the limits; the text gives the reason."""
 
 
 class Template:
     """A Jinja template in the sandbox of `eval.serve.template_worker`. Any thread may render.
 
-    Prompts that are rendered at the same time have a process each, which is kept for later ones.
+    Prompts that are rendered at the same time use one process each, which is kept for later
+    prompts.
     """
 
     def __init__(self, text: str):
         """Compiles a template.
 
         Args:
-          text: of the template.
+          text: the template.
 
         Raises:
-          TemplateFailure: where it is none, or takes too long or too much memory.
+          TemplateFailure: if it is invalid, or takes too much time or memory.
         """
         self._text = text
         self._idle = collections.deque([_WorkerProcess(text)])
 
     def render(self, **variables: Any) -> str:
-        """Returns the text for variables that JSON can hold. Raises TemplateFailure."""
-        process, is_kept = self._take_process(), False
+        """Returns the text for variables that JSON can represent. Raises TemplateFailure."""
+        process, is_reusable = self._take_process(), False
         try:
-            answer, is_kept = process.ask(json.dumps(variables))
+            answer, is_reusable = process.ask(json.dumps(variables))
         finally:
-            if is_kept:
+            if is_reusable:
                 self._idle.append(process)
             else:
                 process.end()
@@ -78,34 +79,35 @@ class Template:
                 process = self._idle.pop()
             except IndexError:
                 return _WorkerProcess(self._text)
-            if process.is_alive():  # the system may have killed it meanwhile
+            if process.is_alive():  # unless the system has killed it meanwhile
                 return process
 
     def close(self) -> None:
-        """Ends the processes that are idle."""
+        """Ends the idle processes."""
         while self._idle:
             self._idle.pop().end()
 
 
 class _WorkerProcess:
-    """A worker that has compiled the template. Raises TemplateFailure where it cannot."""
+    """A worker that has compiled the template. Raises TemplateFailure if that fails."""
 
     def __init__(self, text: str):
-        self._connection, theirs = multiprocessing.Pipe()
-        with theirs:
+        self._connection, worker_connection = multiprocessing.Pipe()
+        with worker_connection:
             self._process = subprocess.Popen(
                 [sys.executable, '-P', str(Path(worker.__file__))],
-                stdin=theirs.fileno(),
+                stdin=worker_connection.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
-                start_new_session=True,  # Ctrl-C lets the server end what is under way
+                start_new_session=True,  # so that Ctrl-C reaches the server alone
             )
+        # A finalizer, so that the process also ends when its template is garbage-collected.
         self.end = weakref.finalize(self, _end_process, self._process, self._connection)
-        answer, is_kept = self._receive(START_SEC)
-        if is_kept:
-            answer, is_kept = self.ask(text)
-        if not is_kept:
+        answer, is_reusable = self._receive(START_SEC)
+        if is_reusable:
+            answer, is_reusable = self.ask(text)
+        if not is_reusable:
             self.end()
             raise TemplateFailure(answer[1:].decode())
 
@@ -113,8 +115,8 @@ class _WorkerProcess:
         return self._process.poll() is None
 
     def ask(self, message: str) -> tuple[bytes, bool]:
-        """Returns (the worker's answer, whether it can be asked again)."""
-        with contextlib.suppress(OSError):  # its end is read below
+        """Returns (the worker's answer, whether the worker can be asked again)."""
+        with contextlib.suppress(OSError):  # `_receive` reports a worker that has ended
             self._connection.send_bytes(message.encode(errors='surrogatepass'))
         return self._receive(RENDER_SEC)
 
@@ -129,7 +131,7 @@ class _WorkerProcess:
         return answer, not answer.startswith(worker.ENDED)
 
     def _describe_exit(self) -> str:
-        """Returns why the worker has ended."""
+        """Returns the reason for the end of the worker."""
         try:
             status = self._process.wait(timeout=1)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Configs: fields with their types and tables, and the Recipe that a ConfigDict is resolved into.
+"""Configs: their fields, types and tables, and the Recipe that a ConfigDict resolves to.
 
-Every room of lm/ may call it; it calls no other.
+Every room of lm/ may call this one; it calls no other.
 """

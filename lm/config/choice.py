@@ -1,4 +1,4 @@
-"""Fields of a config that name rows of tables of parts."""
+"""Config fields that name rows of tables of parts."""
 
 import dataclasses
 import math
@@ -14,11 +14,16 @@ AUTO = 'auto'
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A field that names a row of `table`; the row's options are fields of `section`.
+    """A field that names a row of `table`; the options of the row are fields of `section`.
 
-    inline: options for this place alone may follow the name, as in 'rmsnorm:scale=False'. several:
-    rows are joined by '+'. shares: each row has its share, as in 'causal:0.5+infill:0.5'. auto: the
-    name may be 'auto'. sows: rows name auxiliary losses, whose options are in `loss`.
+    Attributes:
+      table: {name: row}.
+      section: the config section of the row's options; '' if it has none.
+      inline: options for this use alone may follow the name, as in 'rmsnorm:scale=False'.
+      several: the value may join several rows by '+'.
+      shares: each row has a share, as in 'causal:0.5+infill:0.5'.
+      auto: the value may be 'auto'.
+      sows: the rows name auxiliary losses, whose options are in section `loss`.
     """
 
     table: Mapping[str, Any]
@@ -30,28 +35,34 @@ class Choice:
     sows: bool = False
 
     def parse_rows(self, path: str, value: str) -> list[tuple[str, Any, dict[str, Any]]]:
-        """Returns (name, row, options given behind the name) for each row that `value` names.
+        """Returns (name, row, inline options) for each row that `value` names.
 
         Raises ValueError for an unknown name or option.
         """
-        found = []
+        parsed = []
         if self.shares:
             value = '+'.join(parse_shares(path, value))
         for text in value.split('+') if self.several else [value]:
-            name, given = parse_part(path, text) if self.inline else (text, {})
-            known = {**({AUTO: None} if self.auto else {}), **self.table}
-            if name not in known:
-                self._refuse_list(path, value, name, known)
-            part = choose(known, name, path)
-            found.append(
-                (name, part, check_inline_options(path, part, name, given) if given else {})
+            name, inline_options = parse_part(path, text) if self.inline else (text, {})
+            rows = {**({AUTO: None} if self.auto else {}), **self.table}
+            if name not in rows:
+                self._refuse_list(path, value, name, rows)
+            part = choose(rows, name, path)
+            parsed.append(
+                (
+                    name,
+                    part,
+                    check_inline_options(path, part, name, inline_options)
+                    if inline_options
+                    else {},
+                )
             )
-        names = [name for name, *_ in found]
+        names = [name for name, *_ in parsed]
         if len(set(names)) < len(names):
             raise ValueError(f'{path}={value} names a row twice')
         if len(names) > 1 and {'none', AUTO} & set(names):
             raise ValueError(f'{path}={value} joins {names} by +, of which one stands alone')
-        return found
+        return parsed
 
     def _refuse_list(self, path: str, value: str, text: str, table_rows: Mapping[str, Any]) -> None:
         """Raises ValueError for several names with commas between them."""
@@ -67,34 +78,36 @@ class Choice:
 
 def parse_shares(path: str, value: str) -> dict[str, float]:
     """Returns {'causal': 0.5, 'infill': 0.5} for 'causal:0.5+infill:0.5', {'causal': 1.0} for
-    'causal'. Raises ValueError unless all shares are numbers above 0 that sum to 1.
+    'causal'.
+
+    Raises ValueError unless all shares are positive numbers that sum to 1.
     """
     if '+' not in value and ':' not in value:
         return {value: 1.0}
-    how = f'Such as {path}=causal:0.5+infill:0.5.'
-    found: dict[str, float] = {}
+    example = f'Such as {path}=causal:0.5+infill:0.5.'
+    shares: dict[str, float] = {}
     for text in value.split('+'):
         name, _, share = text.partition(':')
-        if name in found:
-            raise ValueError(f'{path}={value} names a row twice. {how}')
+        if name in shares:
+            raise ValueError(f'{path}={value} names a row twice. {example}')
         try:
-            found[name] = float(share)
+            shares[name] = float(share)
         except ValueError:
             raise ValueError(
                 f'{path}: each name of a mixture has its share behind it, a number; got {text!r} '
-                f'in {value!r}. {how}'
+                f'in {value!r}. {example}'
             ) from None
-    total = sum(found.values())
-    if not all(share > 0 for share in found.values()) or not math.isclose(total, 1, abs_tol=1e-6):
+    total = sum(shares.values())
+    if not all(share > 0 for share in shares.values()) or not math.isclose(total, 1, abs_tol=1e-6):
         raise ValueError(
             f'the shares of {path} must be above 0 and sum to 1; got {value!r}, which sums to '
-            f'{total:g}. {how}'
+            f'{total:g}. {example}'
         )
-    return found
+    return shares
 
 
 def join_hint(path: str, names: Sequence[Any]) -> str:
-    """Says how to spell several rows, for somebody who gave a list."""
+    """Returns the spelling of several rows, for an error about a list."""
     joined = '+'.join(map(str, names))
     return (
         f'{path}: several names are one text, joined by +, the nearest to the model first: '

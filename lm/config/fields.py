@@ -1,14 +1,15 @@
 """The fields of a config, by section: their types, bounds and tables.
 
 Fields that belong to no part are declared here; `configs/default.py` gives them values. A field
-added later may carry a dataclass default: what the code did before the field existed. The options
-of parts (`modules.options`) are further fields of their section, None where they are not given.
+that was added later may have a dataclass default, which reproduces the behaviour before the field
+existed. The options of parts (`modules.options`) are further fields of their section, None unless
+they are set.
 """
 
 import dataclasses
 import sys
 import typing
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from lm.config.choice import AUTO, Choice
 from modules.activations import ACTIVATIONS
@@ -44,6 +45,7 @@ Norm = Annotated[str, Choice(NORMS, 'norm', inline=True)]
 
 
 def dropout_option(description: str) -> Option:
+    """Returns the option of a dropout rate; `description` ends the sentence 'share that ...'."""
     return Option(f'share that training drops {description}', 0, 0.99, off_value=0.0, traced=True)
 
 
@@ -243,16 +245,17 @@ class KernelsConfig:
     run_axis: Annotated[str, Option(choices=(AUTO, 'loop', 'vmap'))] = AUTO
 
 
-ModelConfig = make_section(ModelConfig, PLACEMENTS, READOUTS)
-NormConfig = make_section(NormConfig, NORMS)
-AttentionConfig = make_section(AttentionConfig, ATTENTIONS, POSITIONS)
-MLPConfig = make_section(MLPConfig, MLPS, ACTIVATIONS)
-ReparamConfig = make_section(ReparamConfig, REPARAMS)
-LossConfig = make_section(LossConfig, LOSSES, AUXILIARIES)
-OptimConfig = make_section(OptimConfig, OPTIMIZERS, SCHEDULES, DECAY_RULES, AVERAGES)
-ScalingConfig = make_section(ScalingConfig, PARAMETRIZATIONS)
-DataConfig = make_section(DataConfig, OBJECTIVES)
-KernelsConfig = make_section(KernelsConfig, MATMUL_KERNELS, ATTENTION_KERNELS)
+if not TYPE_CHECKING:  # type checkers see the classes without the options of parts
+    ModelConfig = make_section(ModelConfig, PLACEMENTS, READOUTS)
+    NormConfig = make_section(NormConfig, NORMS)
+    AttentionConfig = make_section(AttentionConfig, ATTENTIONS, POSITIONS)
+    MLPConfig = make_section(MLPConfig, MLPS, ACTIVATIONS)
+    ReparamConfig = make_section(ReparamConfig, REPARAMS)
+    LossConfig = make_section(LossConfig, LOSSES, AUXILIARIES)
+    OptimConfig = make_section(OptimConfig, OPTIMIZERS, SCHEDULES, DECAY_RULES, AVERAGES)
+    ScalingConfig = make_section(ScalingConfig, PARAMETRIZATIONS)
+    DataConfig = make_section(DataConfig, OBJECTIVES)
+    KernelsConfig = make_section(KernelsConfig, MATMUL_KERNELS, ATTENTION_KERNELS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -273,31 +276,41 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """Facts about one field of the config. default: MISSING where there is none."""
+    """Static facts about a config field.
+
+    Attributes:
+      types: the Python types that the field accepts.
+      option: bounds and description, if it declares any.
+      choice: the table that it names a row of, if it does.
+      default: the dataclass default, or MISSING.
+      is_part_option: declared by a part instead of this file.
+    """
 
     types: tuple[type, ...]
     option: Option | None
     choice: Choice | None
     default: Any
-    is_part_option: bool  # declared by parts, not here
+    is_part_option: bool
 
 
 def _collect_fields() -> dict[str, Field]:
-    found = {}
+    """Returns {'section.name': Field} for every field of Config."""
+    collected = {}
     for name, cls in typing.get_type_hints(Config).items():
         hints = typing.get_type_hints(cls, include_extras=True)
+        # `make_section` derives a class with the options of parts; its base has the other fields.
         declared_here = cls.__mro__[1].__annotations__ if cls.__mro__[1] is not object else hints
         for field in dataclasses.fields(cls):
             hint = hints[field.name]
             metadata = getattr(hint, '__metadata__', ())
-            found[f'{name}.{field.name}'] = Field(
+            collected[f'{name}.{field.name}'] = Field(
                 annotation_types(hint),
                 next((m for m in metadata if isinstance(m, Option)), None),
                 next((m for m in metadata if isinstance(m, Choice)), None),
                 field.default,
                 field.name not in declared_here,
             )
-    return found
+    return collected
 
 
 FIELDS = _collect_fields()
@@ -305,18 +318,18 @@ CHOICES = {path: field.choice for path, field in FIELDS.items() if field.choice}
 
 
 def is_off(path: str, value: Any) -> bool:
-    """Whether a traced field is in no program at this value: it is None, or off."""
+    """Returns whether a traced field with this value (None or off) is absent from programs."""
     option = FIELDS[path].option
     return value is None or (option is not None and value == option.off_value)
 
 
 def is_passive(path: str) -> bool:
-    """Whether a field only looks at a run: what the run is does not depend on it."""
+    """Returns whether a field only observes a run, so that the training does not depend on it."""
     option = FIELDS[path].option
     return option is not None and option.is_observer
 
 
-# A compiled program takes these fields as data: runs that differ in them alone share it.
+# Traced fields are arguments of a compiled program, so runs that differ only in them share it.
 RUN_PATHS = (
     *(path for path, field in FIELDS.items() if field.option and field.option.traced),
     'train.seed',

@@ -1,9 +1,9 @@
-"""A mixture of sources of text: how `data.mixture` spells it, and which source each row is from.
+"""Mixtures of text sources: the syntax of `data.mixture`, and the assignment of rows to sources.
 
     {'wiki': (0.7, 'text:wiki/*.txt'), 'code': (0.3, 'text:code/**/*.txt')}
 
-is one text in the config: for each name its weight and its source, as data.source spells one. The
-loss of each is recorded as validation_NAME_ce.
+is a mixture in the config: each name has a weight and a source, spelt as in data.source. The loss
+of each source is recorded as validation_NAME_ce.
 """
 
 import ast
@@ -28,7 +28,7 @@ Row = Mapping[str, Any]
 
 
 class Ingredient(NamedTuple):
-    """A source of a mixture, spelt as data.source, with its weight, above 0."""
+    """A source of a mixture, spelt as in data.source, with its positive weight."""
 
     name: str
     weight: float
@@ -38,20 +38,23 @@ class Ingredient(NamedTuple):
 def parse_mixture(text: str) -> tuple[Ingredient, ...]:
     """Returns the sources that `text` names, in its order.
 
-    Raises ValueError for another form, a name that no record can have, a weight that is not above 0
-    and finite, and a source that is there twice.
+    Raises ValueError for another form, a name that no record can have, a weight that is not
+    positive and finite, and a duplicate source.
     """
-    how = f'Such as --config.data.mixture="{EXAMPLE}".'
+    example = f'Such as --config.data.mixture="{EXAMPLE}".'
     try:
         tree = ast.parse(text.strip(), mode='eval')
-        found = ast.literal_eval(tree)
+        mixture = ast.literal_eval(tree)
     except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not found:
-        raise ValueError(f'data.mixture must be a dict of names; got {text!r}. {how}')
-    if len(tree.body.keys) > len(found):
-        raise ValueError(f'data.mixture has a name twice: {text}. {how}')
-    return tuple(_parse_ingredient(name, value, found, how) for name, value in found.items())
+        mixture = None
+    if not isinstance(mixture, dict) or not mixture:
+        raise ValueError(f'data.mixture must be a dict of names; got {text!r}. {example}')
+    assert isinstance(tree.body, ast.Dict)
+    if len(tree.body.keys) > len(mixture):
+        raise ValueError(f'data.mixture has a name twice: {text}. {example}')
+    return tuple(
+        _parse_ingredient(name, value, mixture, example) for name, value in mixture.items()
+    )
 
 
 def _parse_ingredient(name: Any, value: Any, mixture: dict, example: str) -> Ingredient:
@@ -78,17 +81,20 @@ def _parse_ingredient(name: Any, value: Any, mixture: dict, example: str) -> Ing
             f'the weight of {name!r} in data.mixture must be above 0 and finite; got {weight}. '
             'Leave out what is to have no share.'
         )
-    if twice := [
-        other for other, (_, text) in _list_pairs(mixture) if text == source and other != name
+    if duplicates := [
+        other_name
+        for other_name, (_, text) in _list_pairs(mixture)
+        if text == source and other_name != name
     ]:
         raise ValueError(
-            f'data.mixture has {source!r} both as {name!r} and as {twice[0]!r}. Name it once, with '
-            'the sum of the weights.'
+            f'data.mixture has {source!r} both as {name!r} and as {duplicates[0]!r}. Name it once, '
+            'with the sum of the weights.'
         )
     return Ingredient(name, float(weight), source)
 
 
 def _list_pairs(mixture: dict) -> list[tuple[str, tuple]]:
+    """Returns (name, value) of the entries that have the form (weight, source)."""
     return [(name, value) for name, value in mixture.items() if _is_pair(value)]
 
 
@@ -106,23 +112,27 @@ def _is_finite(weight: float) -> bool:
 def normalize_mixture(mixture: str, source: str) -> dict[str, Any]:
     """Returns {config path: value} of the normal form: weights sum to 1, data.source is empty.
 
-    Raises ValueError as `parse` does, and where data.source was given too.
+    Raises ValueError as `parse_mixture` does, and if data.source was set too.
     """
-    found = parse_mixture(mixture)
+    ingredients = parse_mixture(mixture)
     if source not in ('', DEFAULT_SOURCE):
         raise ValueError(
             f'data.source={source} would not be read: data.mixture names the sources. Leave one of '
             f'them out, or add it to the mixture, as in {EXAMPLE}.'
         )
-    weights = [one.weight for one in found]
-    if abs(sum(map(_to_fraction, weights)) - 1) > SUM_TOLERANCE:  # or rounding would go on for ever
+    weights = [ingredient.weight for ingredient in ingredients]
+    # Weights near 1 stay as they are: normalizing them again would change the last digit each time.
+    if abs(sum(map(_to_fraction, weights)) - 1) > SUM_TOLERANCE:
         weights = Shares(weights).fractions
-    spelt = {one.name: (weight, one.source) for one, weight in zip(found, weights, strict=True)}
-    return {'data.mixture': repr(spelt), 'data.source': ''}
+    normal_form = {
+        ingredient.name: (weight, ingredient.source)
+        for ingredient, weight in zip(ingredients, weights, strict=True)
+    }
+    return {'data.mixture': repr(normal_form), 'data.source': ''}
 
 
 def source_flag(config: Any) -> str:
-    """Returns the flag that names the text, for messages."""
+    """Returns the flag that names the text, for messages. config: section `data`."""
     return (
         f'data.source={config.source}'
         if config.mixture is None
@@ -131,20 +141,24 @@ def source_flag(config: Any) -> str:
 
 
 class Shares:
-    """Deals rows 0, 1, 2, ... so that each source has its share of the first n, for any n.
+    """Deals rows 0, 1, 2, ... to sources so that each has its share of the first n, for any n.
 
-    In a binary tree over the sources, one side of a node gets round(m p) of the first m rows that
-    reach it, p being its part of the node's weight, in exact arithmetic. A row's source, and its
-    number among the rows of that source, therefore follow from the row's number alone. The two
-    lightest nodes are joined first, as in a Huffman code: each count is within two rows of n times
-    its share, and within half a row for two sources.
+    In a binary tree over the sources, one child of a node gets round(m p) of the first m rows that
+    reach the node, where p is its part of the node's weight in exact arithmetic. The source of a
+    row, and its number among the rows of that source, therefore depend only on the row's number. As
+    in a Huffman code, the two lightest nodes are joined first: each count is within two rows of n
+    times its share, and within half a row for two sources.
     """
 
     def __init__(self, weights: Sequence[float]):
+        """Builds the tree. `fractions` are the weights, normalized to sum 1."""
         exact = [_to_fraction(weight) for weight in weights]
         self.fractions = tuple(float(weight / sum(exact)) for weight in exact)
+        # The counter breaks ties between equal weights, so that nodes are never compared.
         ties = itertools.count()
-        heap = [(weight, next(ties), k) for k, weight in enumerate(exact)]
+        heap: list[tuple[Fraction, int, Any]] = [
+            (weight, next(ties), k) for k, weight in enumerate(exact)
+        ]
         heapq.heapify(heap)
         while len(heap) > 1:
             light, _, second = heapq.heappop(heap)
@@ -154,7 +168,7 @@ class Shares:
         self._root = heap[0][2]
 
     def locate_row(self, i: int) -> tuple[int, int]:
-        """Returns (source of row i, number of earlier rows of that source)."""
+        """Returns (source of row i, number of earlier rows from that source)."""
         node = self._root
         while isinstance(node, _Node):
             before = node.count_first(i)
@@ -163,42 +177,44 @@ class Shares:
         return node, i
 
     def count_rows(self, n: int) -> list[int]:
-        """Returns the number of rows of each source among the first n."""
-        found, waiting = [0] * len(self.fractions), [(self._root, n)]
-        while waiting:
-            node, m = waiting.pop()
+        """Returns the number of rows from each source among the first n."""
+        counts, pending = [0] * len(self.fractions), [(self._root, n)]
+        while pending:
+            node, m = pending.pop()
             if isinstance(node, _Node):
-                of_first = node.count_first(m)
-                waiting += [(node.first, of_first), (node.second, m - of_first)]
+                n_first = node.count_first(m)
+                pending += [(node.first, n_first), (node.second, m - n_first)]
             else:
-                found[node] = m
-        return found
+                counts[node] = m
+        return counts
 
 
 def _to_fraction(weight: float) -> Fraction:
-    """Returns 7/10 for 0.7, and not its nearest float."""
+    """Returns the decimal value of a float: 7/10 for 0.7 instead of its nearest binary fraction."""
     return Fraction(repr(weight))
 
 
 class _Node(NamedTuple):
-    """Two nodes, or numbers of sources; the first gets `part` of the rows."""
+    """An inner node. The first child gets `share` of the rows; children are nodes or source
+    indices.
+    """
 
     share: Fraction
     first: Any
     second: Any
 
     def count_first(self, m: int) -> int:
-        """Returns round(m part), halves up; with exact integers it grows by 0 or 1 a row."""
+        """Returns round(m share), halves up. With exact integers it grows by 0 or 1 per row."""
         numerator, denominator = self.share.as_integer_ratio()
         return (2 * m * numerator + denominator) // (2 * denominator)
 
 
 @dataclasses.dataclass(frozen=True)
 class MixedRows:
-    """Rows of several sources: parts[k] has the rows of names[k], and `shares` deals them.
+    """Rows of several sources: sources[k] has the rows of names[k], dealt by `shares`.
 
-    mixed[i] is row i of the mixture; each source is read in its own order and starts again at its
-    end. len(mixed), n_tokens and n_bytes are sums over the sources.
+    mixed[i] is row i of the mixture. Each source is read in its own order and restarts at its end.
+    len(mixed), n_tokens and n_bytes are sums over the sources.
     """
 
     names: tuple[str, ...]
@@ -223,16 +239,16 @@ class MixedRows:
         return sum(part.n_bytes for part in self.sources)
 
     def documents(self) -> Iterator[Any]:
-        """Iterates over the documents of every source, whatever its share."""
+        """Iterates over the documents of every source, regardless of its share."""
         return itertools.chain.from_iterable(part.documents() for part in self.sources)
 
     def map_sources(self, function: Callable[[Any], Any]) -> 'MixedRows':
-        """Returns the same mixture of function(rows of a source)."""
+        """Returns the same mixture with `function` applied to the rows of each source."""
         return dataclasses.replace(self, sources=tuple(map(function, self.sources)))
 
 
 def split_by_source(rows: Any) -> dict[str, Any]:
-    """Returns {name: rows of that source}; {'': rows} for one source alone."""
+    """Returns {name: rows of that source}, or {'': rows} for a single source."""
     return (
         dict(zip(rows.names, rows.sources, strict=True))
         if isinstance(rows, MixedRows)
@@ -241,7 +257,10 @@ def split_by_source(rows: Any) -> dict[str, Any]:
 
 
 def mean_by_share(values: Mapping[str, float], rows: Any) -> float:
-    """Returns sum_k share_k value_k, of values by the names of `split_by_source(rows)`."""
+    """Returns sum_k share_k value_k.
+
+    values: keyed like `split_by_source(rows)`.
+    """
     if not isinstance(rows, MixedRows):
         return values['']
     shares = zip(rows.names, rows.shares.fractions, strict=True)

@@ -1,5 +1,7 @@
-"""Names that nanoGPT, torchtitan, Hugging Face, MaxText, Levanter and NanoDO have for what is here,
-and for what is not. They are refused; the answer has the flags that work, with the values given.
+"""Names that nanoGPT, torchtitan, Hugging Face, MaxText, Levanter and NanoDO use.
+
+Flags with these names are refused; the answer lists the flags that work here, with the given
+values.
 """
 
 import functools
@@ -15,22 +17,22 @@ from modules.choices import ROWS_BY_ALIAS, closest_names
 
 
 class ForeignNames(NamedTuple):
-    """The content of other_programs.toml, by the names of other programs.
+    """The content of other_programs.toml, keyed by the names of other programs.
 
     Attributes:
       fields: {name: fields here}.
-      shares: {name: (field here, field whose value it is a share of)}.
+      shares: {name: (field here, field that the value is a share of)}.
       flags: {name: flag of a program here}.
       values: {name, or field: {word of the value there: value here}}.
-      also: {name, or word of a value: {field that is set as well: value}}.
+      implied: {name, or word of a value: {field that is set as well: value}}.
       forms: {name: form of the value here}.
       notes: {name: sentence}.
-      absent: {word: what is said of it}.
+      absent: {word: explanation}.
       presets: {name of a config: words of sizes}.
       corpora: {word: OWNER/NAME of a data set}.
-      batches_of_a_step: names of batches that microbatches are parts of.
-      models: names whose values name models.
-      hub: names whose values are OWNER/NAME of data sets.
+      step_batches: names of batch sizes that include gradient accumulation.
+      models: names with a model as value.
+      hub: names with OWNER/NAME of a data set as value.
     """
 
     fields: Mapping[str, Sequence[str]]
@@ -50,28 +52,28 @@ class ForeignNames(NamedTuple):
 
 @functools.cache
 def foreign_names() -> ForeignNames:
-    """Returns the names of other programs; they are read when the first one is looked up."""
-    data = tomllib.loads(Path(__file__).with_suffix('.toml').read_text(encoding='utf-8'))
-    fields = index_by_name(data['fields'].items())
+    """Returns the names of other programs, read from the file at the first call."""
+    table = tomllib.loads(Path(__file__).with_suffix('.toml').read_text(encoding='utf-8'))
+    fields = index_by_name(table['fields'].items())
     return ForeignNames(
         fields={name: path.split() for name, path in fields.items()},
-        shares={name: (row['field'], row['whole']) for name, row in data['shares'].items()},
-        flags=index_by_name(data['flags'].items()),
-        values=index_by_name((row['values'], row['names']) for row in data['values']),
-        implied=index_by_name((row['values'], row['names']) for row in data['also']),
-        forms=index_by_name(data['forms'].items()),
-        notes=index_by_name((row['say'], row['names']) for row in data['notes']),
-        absent=index_by_name((row['say'], row['words']) for row in data['absent']),
-        presets={config: sizes.split() for config, sizes in data['presets'].items()},
-        corpora=data['corpora'],
-        step_batches=data['batches_of_a_step'].split(),
-        models=data['models'].split(),
-        hub=data['hub'].split(),
+        shares={name: (row['field'], row['whole']) for name, row in table['shares'].items()},
+        flags=index_by_name(table['flags'].items()),
+        values=index_by_name((row['values'], row['names']) for row in table['values']),
+        implied=index_by_name((row['values'], row['names']) for row in table['also']),
+        forms=index_by_name(table['forms'].items()),
+        notes=index_by_name((row['say'], row['names']) for row in table['notes']),
+        absent=index_by_name((row['say'], row['words']) for row in table['absent']),
+        presets={config: sizes.split() for config, sizes in table['presets'].items()},
+        corpora=table['corpora'],
+        step_batches=table['batches_of_a_step'].split(),
+        models=table['models'].split(),
+        hub=table['hub'].split(),
     )
 
 
 def index_by_name(rows: Iterable[tuple[Any, str]]) -> dict[str, Any]:
-    """Returns {name: meaning} of rows (meaning, 'name name ...')."""
+    """Returns {name: meaning} for rows (meaning, 'name name ...')."""
     return {name: meaning for meaning, names in rows for name in names.split()}
 
 
@@ -85,16 +87,16 @@ def select_preset(text: str) -> str:
 
 
 def normalize_name(name: str) -> str:
-    """Returns a name in lower-case letters and digits, without what tells spellings apart."""
+    """Returns a name in lower-case letters and digits, without separators."""
     return re.sub(r'[^a-z0-9]', '', str(name).lower())
 
 
 def download_hint(dataset: str, folder: str) -> str:
-    """Says how the text of a data set OWNER/NAME is read, from the hub or from a folder."""
-    source = shlex.quote(f'--config.data.source=text:{folder}/**/*.parquet')
+    """Returns the flags that read a data set OWNER/NAME, from the hub or from a folder."""
+    files_flag = shlex.quote(f'--config.data.source=text:{folder}/**/*.parquet')
     return (
-        f'--config.data.source=hub:{dataset} is the parquet files of that data set, fetched with the '
-        f'extra hub; files of your own are {source} (or .txt, .jsonl)'
+        f'--config.data.source=hub:{dataset} is the parquet files of that data set, fetched with '
+        f'the extra hub; files of your own are {files_flag} (or .txt, .jsonl)'
     )
 
 
@@ -105,34 +107,35 @@ def suffixes(flag: str) -> list[str]:
 
 
 def spell_value(name: str, text: str) -> str:
-    """Returns the value of a name as it is written here, unless it is written so already."""
-    is_here = text.partition(':')[0] in ('bpe', 'byte', 'hf', 'hub', 'text', 'tfds')
-    if is_here or not text:
+    """Returns the value of a flag in the spelling of this program."""
+    is_native = text.partition(':')[0] in ('bpe', 'byte', 'hf', 'hub', 'text', 'tfds')
+    if is_native or not text:
         return text
     return foreign_names().forms.get(name, '{}').format(text.strip('[]"'))
 
 
 def replacement_hint(name: str) -> str:
-    """Says what there is instead of a name that stands for nothing here; '' for another name."""
-    for corpus, place in foreign_names().corpora.items():
+    """Explains the alternative to a name without counterpart here; '' for any other name."""
+    for corpus, dataset in foreign_names().corpora.items():
         if normalize_name(str(name).rpartition('/')[2]).startswith(corpus):
-            return download_hint(name if '/' in name else place, corpus)
+            return download_hint(name if '/' in name else dataset, corpus)
     return foreign_names().absent.get(normalize_name(name), '')
 
 
 def is_multi_run(path: str) -> bool:
-    """Whether a path of a config is sweep or tune, or one of them misspelt."""
+    """Returns whether a config path is sweep or tune, or a misspelling of one."""
     return path.startswith(('sweep', 'tune', 'tuning'))
 
 
 class Translator:
-    """Turns flags of other programs into one answer.
+    """Collects flags of other programs, and answers with the flags of this one."""
 
-    fields: {path: (its types, the names that it may have)} of the config; empty for a program
-    without one. flags: the flags of the program at hand.
-    """
-
-    def __init__(self, fields: Mapping[str, tuple], flags: Collection[str]):
+    def __init__(self, fields: dict[str, tuple], flags: Collection[str]):
+        """Args:
+        fields: {path: (its types, the names that it may have)} of the config; empty for a program
+          without config.
+        flags: the flags of this program.
+        """
         self._fields, self._flags = fields, flags
         self._foreign_flags: list[str] = []
         self._values: dict[str, str] = {}  # {flag: its value}
@@ -141,7 +144,7 @@ class Translator:
         self._has_step_batch = False
 
     def is_foreign(self, path: str, text: str) -> bool:
-        """Whether --config.PATH=TEXT is out of another program, which has a config too."""
+        """Returns whether --config.PATH=TEXT belongs to another program that also has a config."""
         if path in self._fields:
             _, names = self._fields[path]
             is_no_name = bool(names and text) and text not in names
@@ -149,54 +152,59 @@ class Translator:
         section = path.split('.')[0]
         if not section or is_multi_run(section):
             return False
-        known = foreign_names().fields.keys() | foreign_names().shares.keys()
-        is_named = not known.isdisjoint(suffixes(f'config.{path}'))
+        field_names = foreign_names().fields.keys() | foreign_names().shares.keys()
+        is_named = not field_names.isdisjoint(suffixes(f'config.{path}'))
         return is_named or not any(field.startswith(f'{section}.') for field in self._fields)
 
     def add(self, argument: str, text: str) -> None:
-        """Takes a flag that there is not, such as --learning_rate, and its value, '' for none."""
+        """Adds an unknown flag, such as --learning_rate, with its value ('' if it has none)."""
         names = suffixes(argument if argument.startswith('-') else f'maxtext.{argument}')
-        last, there = names[-1], foreign_names()
-        own = next((flag for n in names if (flag := there.flags.get(n, n)) in self._flags), '')
-        known = next((n for n in names if n in there.fields), '')
-        share = next((n for n in names if n in there.shares), '')
-        missing = next(filter(replacement_hint, names), '')
-        group = next(filter(replacement_hint, names[0].split('.')[:-1]), '')
+        last_name, foreign = names[-1], foreign_names()
+        program_flag = next(
+            (flag for n in names if (flag := foreign.flags.get(n, n)) in self._flags), ''
+        )
+        foreign_field = next((n for n in names if n in foreign.fields), '')
+        share = next((n for n in names if n in foreign.shares), '')
+        missing_name = next(filter(replacement_hint, names), '')
+        missing_group = next(filter(replacement_hint, names[0].split('.')[:-1]), '')
         paths = [n for n in names if n in self._fields]
-        paths = paths or [path for path in there.fields.get(known, ()) if path in self._fields]
-        paths = paths or [path for path in self._fields if path.split('.')[1] == last]
-        is_missing_value = replacement_hint(spell_value(known, text)) if paths and text else ''
-        if known in there.hub and re.fullmatch(r'[\w-]+/[\w.-]+', text):
-            is_missing_value = is_missing_value or download_hint(text, text.partition('/')[2])
-        self._has_step_batch |= any(n in there.step_batches for n in names)
-        if own:
-            self._add_program_flag(argument, own, last, text)
-        elif self._fields and not {*names}.isdisjoint(there.models):
+        paths = paths or [
+            path for path in foreign.fields.get(foreign_field, ()) if path in self._fields
+        ]
+        paths = paths or [path for path in self._fields if path.split('.')[1] == last_name]
+        value_hint = replacement_hint(spell_value(foreign_field, text)) if paths and text else ''
+        if foreign_field in foreign.hub and re.fullmatch(r'[\w-]+/[\w.-]+', text):
+            value_hint = value_hint or download_hint(text, text.partition('/')[2])
+        self._has_step_batch |= any(n in foreign.step_batches for n in names)
+        # The order matters: names that are certain come first, guesses last.
+        if program_flag:
+            self._add_program_flag(argument, program_flag, last_name, text)
+        elif self._fields and not {*names}.isdisjoint(foreign.models):
             self._add_flag(argument, 'config', f'configs/{select_preset(text)}.py')
-            self.add_sentence(there.notes.get(last, ''))
+            self.add_sentence(foreign.notes.get(last_name, ''))
         elif share and self._fields:
             self._shares.append((argument, share, text))
-        elif len(missing) > len(known):
-            self.add_sentence(f'{argument}: {replacement_hint(missing)}.')
-        elif group and not known:
-            self.add_sentence(f'{argument}: {replacement_hint(group)}.')
-        elif is_missing_value:
-            self.add_sentence(f'{argument}={text}: {is_missing_value}.')
-        elif known and paths:
-            self._add_field(argument, paths[0], known, text)
+        elif len(missing_name) > len(foreign_field):
+            self.add_sentence(f'{argument}: {replacement_hint(missing_name)}.')
+        elif missing_group and not foreign_field:
+            self.add_sentence(f'{argument}: {replacement_hint(missing_group)}.')
+        elif value_hint:
+            self.add_sentence(f'{argument}={text}: {value_hint}.')
+        elif foreign_field and paths:
+            self._add_field(argument, paths[0], foreign_field, text)
         elif len(paths) == 1:
-            self._add_field(argument, paths[0], last, text)
+            self._add_field(argument, paths[0], last_name, text)
         elif paths:
             maybe = ' or '.join(f'--config.{path}={text or "..."}' for path in paths)
             self.add_sentence(f'{argument} is {maybe}.')
         else:
-            self.add_sentence(f'{argument} is no flag here.{self._suggest_flag(last, text)}')
+            self.add_sentence(f'{argument} is no flag here.{self._suggest_flag(last_name, text)}')
 
     def _suggest_flag(self, name: str, text: str) -> str:
         """Suggests a flag for a misspelt name."""
         fields = {path.split('.')[1]: path for path in reversed(self._fields)}
-        there = foreign_names().fields.items()
-        fields |= {n: paths[0] for n, paths in there if paths[0] in self._fields}
+        foreign_fields = foreign_names().fields.items()
+        fields |= {n: paths[0] for n, paths in foreign_fields if paths[0] in self._fields}
         near = ''.join(closest_names(name, [*self._flags, *fields])) if len(name) > 1 else ''
         flag = f'config.{fields[near]}' if near in fields else near
         return f' Did you mean --{flag}{"=" if text else ""}{text}?' if near else ''
@@ -211,7 +219,7 @@ class Translator:
         self._values[flag] = text
 
     def _add_program_flag(self, argument: str, flag: str, name: str, text: str) -> None:
-        """Takes a flag; --workdir joins the folder of all runs and the name of one."""
+        """Adds a flag of the program. --workdir joins the folder of all runs and a run's name."""
         before = self._values.get(flag, '')
         if name in ('run_name', 'id'):
             text = f'{before or "runs"}/{text}'
@@ -220,36 +228,38 @@ class Translator:
         self._add_flag(argument, flag, text)
 
     def _add_field(self, argument: str, path: str, name: str, text: str) -> None:
-        here = self._translate_value(path, name, text)
-        others = foreign_names().implied.get(name) or foreign_names().implied.get(
+        translated = self._translate_value(path, name, text)
+        implied = foreign_names().implied.get(name) or foreign_names().implied.get(
             normalize_name(text), {}
         )
-        others = {} if here == 'none' else others  # what is turned off needs nothing
-        also = {f'config.{other}': value for other, value in others.items()}
+        implied = {} if translated == 'none' else implied  # what is turned off needs nothing
+        implied_flags = {f'config.{field}': value for field, value in implied.items()}
         if argument == f'--config.{path}':
             self.add_sentence(f'{argument}={text} is no value here.')
-            self._values[f'config.{path}'] = here
+            self._values[f'config.{path}'] = translated
         else:
-            self._add_flag(argument, f'config.{path}', here or '...')
-        if path.startswith('mesh.') and here == '-1':  # one axis alone takes what the others leave
-            also = {'config.mesh.data': '1', f'config.{path}': '-1'}
-        self._values |= also
+            self._add_flag(argument, f'config.{path}', translated or '...')
+        if (
+            path.startswith('mesh.') and translated == '-1'
+        ):  # one axis alone takes what the others leave
+            implied_flags = {'config.mesh.data': '1', f'config.{path}': '-1'}
+        self._values |= implied_flags
         notes = (foreign_names().notes.get(n, '') for n in (*suffixes(argument), name))
         self.add_sentence(next(filter(None, notes), ''))
 
     def _translate_value(self, path: str, name: str, text: str) -> str:
-        """Returns the value as the field spells it; '' where it is none that the field takes."""
+        """Returns the value in the field's spelling, or '' if the field does not accept it."""
         types, names = self._fields[path]
         values = foreign_names().values
         tables = [values[n] for n in (name, path) if normalize_name(text) in values.get(n, {})]
         text = tables[0][normalize_name(text)] if tables else spell_value(name, text)
         if names and text and text not in names:
-            usual = ROWS_BY_ALIAS.get(normalize_name(text))
-            if usual in names:
-                return usual
-            near = ''.join(closest_names(text, names))
-            self.add_sentence(f'{path} has no {text}; {near} is nearest.' if near else '')
-            return near
+            alias = ROWS_BY_ALIAS.get(normalize_name(text))
+            if alias is not None and alias in names:
+                return alias
+            nearest = ''.join(closest_names(text, names))
+            self.add_sentence(f'{path} has no {text}; {nearest} is nearest.' if nearest else '')
+            return nearest
         if bool in types:
             return text or 'True'
         if int in types or float in types:
@@ -261,48 +271,50 @@ class Translator:
         return text
 
     def _resolve_shares(self) -> None:
-        """Turns shares into values where what they are shares of is given too, else into words."""
-        for given, name, text in self._shares:
-            path, of = foreign_names().shares[name]
+        """Converts shares to values if the whole is given too, otherwise to sentences."""
+        for argument, name, text in self._shares:
+            path, whole_path = foreign_names().shares[name]
             try:
-                share, whole = float(text), float(self._values.get(f'config.{of}', 'nan'))
+                share, whole = float(text), float(self._values.get(f'config.{whole_path}', 'nan'))
             except ValueError:
                 share = whole = math.nan
             value = share / whole if path == 'optim.final_lr_fraction' and whole else share * whole
             if path == 'optim.warmup_steps' and (share > 1 or not share):
                 value = share  # steps
             if not math.isfinite(value):
-                self.add_sentence(f'{given}: {replacement_hint(name)}.')
+                self.add_sentence(f'{argument}: {replacement_hint(name)}.')
             elif path == 'optim.warmup_steps':
-                self._add_flag(given, f'config.{path}', str(round(value)))
+                self._add_flag(argument, f'config.{path}', str(round(value)))
             else:
-                self._add_flag(given, f'config.{path}', f'{value:.6g}')
+                self._add_flag(argument, f'config.{path}', f'{value:.6g}')
         self._shares.clear()
 
     def answer(self) -> str:
-        """Returns one line for all flags that were added; '' for none."""
+        """Returns one line for all added flags, or '' if there are none."""
         self._resolve_shares()
         sizes = [self._values.get(f'config.{path}', '') for path in BATCHES]
         if all(map(str.isdecimal, sizes)) and not self._has_step_batch:
             self._values[f'config.{BATCHES[0]}'] = str(int(sizes[0]) * int(sizes[1]))
         flags = [f'--{flag}' + (f'={text}' if text else '') for flag, text in self._values.items()]
-        said = 'is no flag' if len(self._foreign_flags) == 1 else 'are no flags'
-        first = f'{", ".join(self._foreign_flags)} {said} here.' if self._foreign_flags else ''
-        last = f'Write {shlex.join(flags)}' if flags else ''
-        return ' '.join(filter(None, [first, *self._sentences, last]))
+        predicate = 'is no flag' if len(self._foreign_flags) == 1 else 'are no flags'
+        opening = (
+            f'{", ".join(self._foreign_flags)} {predicate} here.' if self._foreign_flags else ''
+        )
+        advice = f'Write {shlex.join(flags)}' if flags else ''
+        return ' '.join(filter(None, [opening, *self._sentences, advice]))
 
 
 BATCHES = ('data.batch_size', 'train.microbatches')
 
 
 def parse_positional(argument: str) -> tuple[str, str]:
-    """Returns (name, value) of NAME=VALUE, which MaxText takes without --, else ('', '')."""
+    """Returns (name, value) of NAME=VALUE, which MaxText accepts without --, else ('', '')."""
     match = re.fullmatch(r'([A-Za-z]\w*)=(.*)', argument, re.DOTALL)
     return (match[1], match[2]) if match else ('', '')
 
 
 def config_file_hint(argument: str) -> str:
-    """Says how a config is given, for a path that stands alone; '' for what is no such path."""
+    """Explains --config for a config path that was given without it; '' for any other argument."""
     if Path(argument).suffix not in ('.py', '.toml', '.yml', '.yaml', '.json'):
         return ''
     file = argument if argument.endswith('.py') and Path(argument).is_file() else ''

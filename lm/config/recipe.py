@@ -1,13 +1,13 @@
-"""A Recipe: a resolved config, with every row that it names and that row's options.
+"""The Recipe: a resolved config, with every row that it names and the options of that row.
 
-`lm.config.resolve.resolve` makes it. Everything behind takes the Recipe or a part of it, and never
+`lm.config.resolve.resolve` makes it. All later code takes the Recipe or a part of it, and never
 looks up a name again.
 """
 
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from lm.config.choice import Choice, parse_shares
 from lm.config.fields import (
@@ -41,9 +41,14 @@ NORM_SITES = ('model.norm', 'model.embedding_norm', 'model.final_norm', 'model.q
 class Part:
     """A row that a config names, with its options.
 
-    path: the field that names it. section: the config section of its options, '' where it has none.
-    options: every option of the row, as given or else as published. inline: the options given
-    behind the name. share: this row's share, where the field names several.
+    Attributes:
+      path: the field that names the row.
+      name: the row's name in its table.
+      row: the value in the table.
+      section: the config section of its options; '' if it has none.
+      options: every option of the row, as set or else its published default.
+      inline: the options that follow the name in the field.
+      share: this row's share, if the field names several.
     """
 
     path: str
@@ -59,11 +64,14 @@ class Part:
         return f'{self.path}={self.name}'
 
     def build(self, **wiring: Any) -> Any:
-        """Returns row(...) with its options and with the `wiring` that it has fields for."""
+        """Returns row(...) with its options, and with those of `wiring` that it has fields for."""
         return options.build_part(self.row, self.options, **wiring)
 
     def option_values(self, hyper: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the options; traced ones come from `hyper`, {'optim.b1': scalar, ...}."""
+        """Returns the options; the values of traced options are taken from `hyper`.
+
+        hyper: {'optim.b1': scalar, ...}.
+        """
         paths = {name: f'{self.section}.{name}' for name in self.options}
         traced = {name: hyper[path] for name, path in paths.items() if path in hyper}
         return {**self.options, **traced}
@@ -73,9 +81,13 @@ class Part:
 class Recipe:
     """A resolved config: its fields, and the parts that they name.
 
-    config: the fields as config.json has them. Everything else follows from it, and two recipes are
-    equal where their configs are. scaling: the parametrisation. kernels: by operation, those that
-    the config names; the devices decide on the others. auxiliaries: losses that layers sow.
+    Two recipes are equal if their configs are, because everything else follows from the config.
+
+    Attributes:
+      config: the fields, as config.json has them.
+      scaling: the parametrisation.
+      auxiliaries: losses that layers sow.
+      kernels: {operation: kernel} of those that the config names; devices choose the others.
     """
 
     config: Config
@@ -124,28 +136,29 @@ class Recipe:
 
     @property
     def parts(self) -> Iterator[Part]:
-        """Every chosen part, in the order of the fields."""
-        for found in vars(self).copy().values():
-            listed = found if isinstance(found, tuple) else (found,)
-            yield from (one for one in listed if isinstance(one, Part))
+        """All chosen parts, in the order of the fields."""
+        for value in vars(self).copy().values():
+            candidates = value if isinstance(value, tuple) else (value,)
+            yield from (candidate for candidate in candidates if isinstance(candidate, Part))
         yield from self.kernels.values()
 
     @functools.cached_property
     def readers(self) -> dict[str, list[Part]]:
-        """{path of an option: the parts that read it}; options behind a name have no path."""
-        found: dict[str, list[Part]] = {}
+        """{path of an option: the parts that read it}; options that follow a name have no path."""
+        readers: dict[str, list[Part]] = {}
         for part in self.parts:
             for name in part.options if part.section else ():
                 if name not in part.inline:
-                    found.setdefault(f'{part.section}.{name}', []).append(part)
-        return found
+                    readers.setdefault(f'{part.section}.{name}', []).append(part)
+        return readers
 
     @functools.cached_property
     def traced_values(self) -> dict[str, float]:
-        """{path: number} of the traced fields, and of the traced options that a part reads: what a
-        compiled program takes as data. What is None or off is left out.
+        """{path: number} of the traced fields and of the traced options that a part reads.
+
+        A compiled program takes these as arguments. Values that are None or off are left out.
         """
-        found, readers = {}, self.readers
+        traced, readers = {}, self.readers
         for path, field in FIELDS.items():
             section, name = path.split('.')
             value = vars(vars(self.config)[section])[name]
@@ -155,18 +168,18 @@ class Recipe:
                 and not is_off(path, value)
                 and (not field.is_part_option or path in readers)
             ):
-                found[path] = value
-        return found
+                traced[path] = value
+        return traced
 
     @property
     def dropout(self) -> dict[str, str]:
-        """{what training drops a share of: the field with the share}, where that is not 0."""
+        """{what is dropped: the field with the rate}, for rates other than 0."""
         fields = {
             'attention': 'model.attention_dropout',
             'embedding': 'model.embedding_dropout',
             'residual': 'model.dropout',
         }
-        return {what: path for what, path in fields.items() if path in self.traced_values}
+        return {site: path for site, path in fields.items() if path in self.traced_values}
 
     @property
     def norms(self) -> dict[str, Part]:
@@ -176,42 +189,49 @@ class Recipe:
 
     @property
     def optimizers(self) -> dict[str, Part]:
-        """The optimizers of hidden matrices and of the others, by the field that names each."""
+        """The optimizers of hidden matrices and of all other parameters, by the field that names
+        each.
+        """
         return {self.optimizer.path: self.optimizer, self.others.path: self.others}
 
     @property
     def objectives(self) -> tuple[Part, ...]:
-        """The objectives of training, then those of evaluation."""
+        """The training objectives, then the evaluation objectives."""
         return (*self.objective, *self.eval_objectives)
 
     @property
     def zero_starts(self) -> set[str]:
-        """The matrices, of 'query' and 'readout', that scaling.zero_init or the parametrisation
-        starts at 0.
+        """The matrices that start at 0, by scaling.zero_init or by the parametrisation.
+
+        They are among 'query' and 'readout'.
         """
-        asked = {self.config.scaling.zero_init, *self.scaling.row.zero}
-        return {'query', 'readout'} if 'both' in asked else asked - {'none'}
+        requested = {self.config.scaling.zero_init, *self.scaling.row.zero}
+        return {'query', 'readout'} if 'both' in requested else requested - {'none'}
 
     @property
     def head_dim(self) -> int:
-        return self.model.head_dim
+        return cast(int, self.model.head_dim)  # None only where `lm.model.check` refuses it
 
     @property
     def attention_width(self) -> int:
-        """Features of all heads together, which the output matrix of attention reads."""
-        return self.model.n_heads * self.model.head_dim
+        """Features of all heads together: the input width of the attention output matrix."""
+        return self.model.n_heads * self.head_dim
 
     @property
     def stream_width(self) -> int:
-        """Coordinates of the residual stream: model.d_model, less those that the norm drops."""
+        """Coordinates of the residual stream: model.d_model, less the coordinates that the norm
+        drops.
+        """
         return self.model.d_model - self.norm.row.dropped_coordinates
 
     @functools.cached_property
     def base(self) -> 'Recipe':
-        """The model that a parametrisation scales against: this one at scaling.base_width, with
-        scaling.base_heads or heads of equal width; itself where no width is given.
+        """The model that a parametrisation scales against.
 
-        Raises ValueError where a size of it would not be whole.
+        It is this model at scaling.base_width, with scaling.base_heads heads, or else heads of the
+        same width. Without scaling.base_width it is the model itself.
+
+        Raises ValueError if one of its sizes would not be a whole number.
         """
         scaling = self.config.scaling
         if scaling.base_width is None:
@@ -223,32 +243,39 @@ class Recipe:
         return build_recipe(update_config(self.config, sizes | {'attention.rope_scaling': 'none'}))
 
     def sizes_at(self, width: int, n_heads: int | None) -> dict[str, int]:
-        """Returns {path: size} of this model at another width. MLPs, all heads together, and key
-        and value heads grow alike; the depth stays, since all blocks have the same shapes.
+        """Returns {path: size} of this model at another width.
 
-        n_heads: None: as many as keep the head width. Raises ValueError where a size would not be
-        whole.
+        MLPs, all heads together, and key and value heads grow in proportion. The depth stays, since
+        all blocks have the same shapes.
+
+        Args:
+          width: model.d_model.
+          n_heads: number of heads; None keeps the head width.
+
+        Raises:
+          ValueError: if a size would not be a whole number.
         """
         model = self.model
 
         def scale_size(name: str, numerator: int, denominator: int) -> int:
-            now = vars(model)[name]
-            size, rest = divmod(now * numerator, denominator)
-            if rest or not size:
+            size = vars(model)[name]
+            scaled, remainder = divmod(size * numerator, denominator)
+            if remainder or not scaled:
                 raise ValueError(
-                    f'at a width of {width} this model would have {now * numerator / denominator:g} for '
-                    f'model.{name}={now}, which must be whole. Choose a width that divides evenly, '
-                    'or the number of heads of the base model (scaling.base_heads).'
+                    f'at a width of {width} this model would have '
+                    f'{size * numerator / denominator:g} for model.{name}={size}, which must be '
+                    'whole. Choose a width that divides evenly, or the number of heads of the '
+                    'base model (scaling.base_heads).'
                 )
-            return size
+            return scaled
 
         heads = scale_size('n_heads', width, model.d_model) if n_heads is None else n_heads
-        head_dim, rest = divmod(self.attention_width * width, model.d_model * heads)
-        if rest or not head_dim:
-            together = self.attention_width * width / model.d_model
+        head_dim, remainder = divmod(self.attention_width * width, model.d_model * heads)
+        if remainder or not head_dim:
+            total_width = self.attention_width * width / model.d_model
             raise ValueError(
                 'the number of heads (scaling.base_heads) must divide the width; got '
-                f'{heads} heads for a width of {together:g}'
+                f'{heads} heads for a width of {total_width:g}'
             )
         return {
             'model.d_model': width,
@@ -260,36 +287,40 @@ class Recipe:
 
     @property
     def microbatch_size(self) -> int:
-        """Sequences of a microbatch."""
+        """Sequences in a microbatch."""
         return self.data.batch_size // self.train.microbatches
 
     def norm_widths(self, path: str) -> tuple[int, ...]:
-        """Widths over which the norm named by the field `path` normalizes."""
+        """Widths over which the norm that the field `path` names normalizes."""
         if path != self.qk_norm.path:
             return (self.stream_width,)
         if self.attention.options['qk_norm_over'] == 'head':
             return (self.head_dim,)
-        heads = {self.model.n_heads, self.model.n_kv_heads}
+        heads = {self.model.n_heads, cast(int, self.model.n_kv_heads)}  # resolved
         return tuple(sorted(self.head_dim * n for n in heads))
 
     @property
     def forward_mode_targets(self) -> dict[str, str]:
-        """{what was chosen: what it differentiates in forward mode, 'logits' or 'gradient'}."""
-        asked = {str(part): part.row.needs.forward_mode for part in self.optimizers.values()}
+        """{the choice that needs forward-mode derivatives: 'logits' or 'gradient'}."""
+        targets = {str(part): part.row.needs.forward_mode for part in self.optimizers.values()}
         if self.optim.ghost_radius is not None:
-            asked['optim.ghost_radius'] = 'logits'
-        return {asker: what for asker, what in asked.items() if what}
+            targets['optim.ghost_radius'] = 'logits'
+        return {chooser: target for chooser, target in targets.items() if target}
 
 
-def parse_rows(path: str, value: str) -> list[tuple[str, Any, Mapping[str, Any]]]:
-    """Returns `Choice.parts` of a field. Its ValueError names other fields that have such a row, or
-    what there is instead of a name that other programs have.
+def parse_rows(path: str, value: str) -> list[tuple[str, Any, dict[str, Any]]]:
+    """Returns `Choice.parse_rows` of the field `path`.
+
+    Its ValueError also names other fields that have such a row, or the alternative to a name that
+    other programs use.
     """
     try:
         return CHOICES[path].parse_rows(path, value)
     except ValueError as error:
-        if said := replacement_hint(value):
-            raise ValueError(f'{str(error).partition(" Did you mean")[0]} Here {said}.') from None
+        if replacement := replacement_hint(value):
+            raise ValueError(
+                f'{str(error).partition(" Did you mean")[0]} Here {replacement}.'
+            ) from None
         tables = {id(choice.table): field for field, choice in reversed(CHOICES.items())}
         fields = [field for field in tables.values() if value in CHOICES[field].table]
         elsewhere = f' {value!r} is one of {" and of ".join(fields)}.' if fields else ''
@@ -299,10 +330,10 @@ def parse_rows(path: str, value: str) -> list[tuple[str, Any, Mapping[str, Any]]
 def build_recipe(config: Config) -> Recipe:
     """Returns the parts that the fields of a config name; 'auto' names none yet.
 
-    Options that are None are filled in as published, in the parts alone: `settle` has them in the
-    config too. Raises ValueError for a name that there is not, with the nearest.
+    Options that are None get their published default in the parts alone: `resolve_config` also
+    fills them in in the config. Raises ValueError for an unknown name, with the nearest.
     """
-    found, kernels = {}, {}
+    attributes, kernels = {}, {}
     for path, choice in CHOICES.items():
         section, field = path.split('.')
         value = vars(vars(config)[section])[field]
@@ -312,24 +343,24 @@ def build_recipe(config: Config) -> Recipe:
             for name, row, inline in parse_rows(path, value)
             if row is not None or not choice.auto
         )
-        one = next(iter(parts), None)
+        first = next(iter(parts), None)
         if section == 'kernels' and field in OPERATIONS:
-            kernels |= {field: one} if one else {}
+            kernels |= {field: first} if first else {}
         else:
-            found[ATTRIBUTES.get(path, field)] = parts if choice.several else one
+            attributes[ATTRIBUTES.get(path, field)] = parts if choice.several else first
         if choice.sows:
             sown = (sown_losses(choice, part.row).items() for part in parts)
-            found['auxiliaries'] = tuple(
+            attributes['auxiliaries'] = tuple(
                 _build_part(config, path, name, row, 'loss', {})
                 for terms in sown
                 for name, row in terms
             )
     sections = {name: vars(config)[name] for name in SECTIONS}
-    return Recipe(config, **sections, **found, kernels=kernels)
+    return Recipe(config, **sections, **attributes, kernels=kernels)
 
 
 def update_config(config: Config, values: Mapping[str, Any]) -> Config:
-    """Returns the config with {'optim.lr': 0.01, ...} changed."""
+    """Returns the config with {'optim.lr': 0.01, ...} replaced."""
     by_section: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
         section_name, name = path.split('.')
@@ -350,13 +381,13 @@ def _build_part(
     inline: Mapping[str, Any],
     share: float = 1.0,
 ) -> Part:
-    """Takes each option from behind the name, or else the section, or else as published."""
-    of_section = vars(vars(config)[section]) if section else {}
-    found = {}
+    """Takes each option from the name, or else from the section, or else its published default."""
+    section_values = vars(vars(config)[section]) if section else {}
+    values = {}
     for option, declared in options.declared_options(row).items():
-        value = inline.get(option, of_section.get(option))
-        found[option] = declared.default if value is None else value
-    return Part(path, name, row, section, found, inline, share)
+        value = inline.get(option, section_values.get(option))
+        values[option] = declared.default if value is None else value
+    return Part(path, name, row, section, values, inline, share)
 
 
 def sown_losses(choice: Choice, row: Any) -> dict[str, Any]:

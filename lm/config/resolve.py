@@ -1,6 +1,6 @@
 """Resolves a ConfigDict, which a user edits, into a Recipe, which the code reads.
 
-`lm.config.fields` declares the fields and their types; `resolve` checks them, looks up every name
+`lm.config.fields` declares the fields and their types. `resolve` checks them, looks up every name
 and fills in the published options of the chosen parts.
 """
 
@@ -31,28 +31,29 @@ from modules.options import coerce_type, declared_options
 
 
 def resolve(raw: Mapping[str, Any]) -> Recipe:
-    """Resolves the ConfigDict, or the dict of a config.json, of one run.
+    """Resolves the ConfigDict of one run, or the dict of its config.json.
 
-    'auto' becomes the name it stands for, except for kernels, which depend on the machine;
-    model.dtype is that of CPUs unless `with_dtype` has chosen. An option that is None becomes the
-    default of the parts that read it, where these agree; options of norms, which stand at several
-    places, stay None.
+    'auto' becomes the name that it stands for, except for kernels, which depend on the machine.
+    model.dtype=auto becomes the type for CPUs unless `with_dtype` has chosen another. An option
+    that is None gets the default of the parts that read it, if these agree; options of norms stay
+    None, because several norms may read them.
 
-    Raises ValueError for an unknown field or name (with the nearest one), a field that is missing
-    or of another type, an option that no chosen part reads, and a sweep, whose runs
-    `lm.study.plan.cells` resolves.
+    Raises ValueError for an unknown field or name (with the nearest), a missing field, a wrong
+    type, an option that no chosen part reads, and for a sweep (`lm.study.plan.cells` resolves its
+    runs).
     """
     return resolve_config(build_config(raw))
 
 
 def single_run_config(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sections of a config, without what describes many runs."""
+    """Returns the sections of a config, without `sweep` and `tune`."""
     return {name: section for name, section in raw.items() if name not in MULTI_RUN_SECTIONS}
 
 
 def with_dtype(raw: Mapping[str, Any], dtype: str) -> Mapping[str, Any]:
-    """Returns the config, as nested dicts, with `dtype` in place of model.dtype=auto: the type of
-    products where it trains (`lm.launch.before_jax.default_dtype`).
+    """Returns the config, as nested dicts, with `dtype` in place of model.dtype=auto.
+
+    dtype: the dtype of matmuls on the training platform (`lm.launch.before_jax.usual_dtype`).
     """
     model = raw.get('model')
     if not isinstance(model, Mapping | ConfigDict) or model.get('dtype') != AUTO:
@@ -61,7 +62,7 @@ def with_dtype(raw: Mapping[str, Any], dtype: str) -> Mapping[str, Any]:
 
 
 def build_config(raw: Mapping[str, Any]) -> Config:
-    """Checks fields and types alone. Nothing is filled in, and no name is looked up."""
+    """Checks fields and types only. Fills in nothing, and looks up no name."""
     if not isinstance(raw, Mapping | ConfigDict):
         raise ValueError(f'a config holds sections; got {raw!r}')
     for name in MULTI_RUN_SECTIONS:
@@ -69,26 +70,26 @@ def build_config(raw: Mapping[str, Any]) -> Config:
             raise ValueError(
                 f'this config describes many runs (config.{name}), and one is wanted here'
             )
-    known = dataclasses.fields(Config)
-    names = [*MULTI_RUN_SECTIONS, *(field.name for field in known)]
+    section_fields = dataclasses.fields(Config)
+    names = [*MULTI_RUN_SECTIONS, *(field.name for field in section_fields)]
     for name in raw:
         if name not in names:
             hint = suggest_nearest(name, names) or field_hint(name, FIELDS)
             raise ValueError(f'config has no field {name}.{hint}')
-    sections = {f.name: _build_section(f.name, f.type, raw.get(f.name, {})) for f in known}
+    sections = {f.name: _build_section(f.name, f.type, raw.get(f.name, {})) for f in section_fields}
     return Config(**sections)
 
 
-def _build_section(section: str, cls: type, raw: Any) -> Any:
+def _build_section(section: str, cls: Any, raw: Any) -> Any:
     if not isinstance(raw, Mapping | ConfigDict):
         raise ValueError(f'config section {section} must hold fields; got {raw!r}')
-    known = [field.name for field in dataclasses.fields(cls)]
+    field_names = [field.name for field in dataclasses.fields(cls)]
     values = {}
     for name in raw:
-        if name not in known:
+        if name not in field_names:
             path = f'{section}.{name}'
             raise ValueError(f'config has no field {path}.{field_hint(path, FIELDS)}')
-    for name in known:
+    for name in field_names:
         path = f'{section}.{name}'
         choice = FIELDS[path].choice
         if choice and choice.several and isinstance(raw.get(name), list | tuple):
@@ -103,7 +104,7 @@ def _build_section(section: str, cls: type, raw: Any) -> Any:
 
 
 def resolve_config(config: Config) -> Recipe:
-    """Resolves a config whose types are right."""
+    """Resolves a config with valid types."""
     config = resolve_auto(config)
     recipe, flat, values = build_recipe(config), flatten(config), {}
     readers = recipe.readers
@@ -124,14 +125,14 @@ def unresolve_fields(recipe: Recipe) -> dict[str, Any]:
     config, flat = recipe.config, flatten(recipe)
     nones = {path: None for path, field in FIELDS.items() if field.default is None}
     autos = {path: AUTO for path, choice in CHOICES.items() if choice.auto} | {'model.dtype': AUTO}
-    for opened, fill in ((nones, resolve_config), (autos, resolve_auto)):
-        filled = flatten(fill(update_config(config, opened)))
-        flat |= {path: opened[path] for path in opened if filled[path] == flat[path]}
+    for unset, fill in ((nones, resolve_config), (autos, resolve_auto)):
+        resolved = flatten(fill(update_config(config, unset)))
+        flat |= {path: unset[path] for path in unset if resolved[path] == flat[path]}
     return flat
 
 
 def list_unread_options(recipe: Recipe) -> list[str]:
-    """Returns the paths of options that are given and that no chosen part reads."""
+    """Returns the paths of options that are set although no chosen part reads them."""
     readers = recipe.readers
     return [
         path
@@ -141,13 +142,15 @@ def list_unread_options(recipe: Recipe) -> list[str]:
 
 
 def drop_unread_options(recipe: Recipe) -> Recipe:
-    """Returns the recipe without options that no chosen part reads, as of kernels left behind."""
+    """Returns the recipe without options that no chosen part reads, such as those of a kernel that
+    was replaced.
+    """
     return update_recipe(recipe, dict.fromkeys(list_unread_options(recipe)))
 
 
 def resolve_auto(config: Config) -> Config:
-    """Replaces 'auto' and None in the model by what placement and norm ask for, and data.mixture
-    by its normal form.
+    """Replaces 'auto' and None in section `model` by the choice of placement and norm, and
+    data.mixture by its normal form.
     """
     model = config.model
     ((_, placement, _),) = parse_rows('model.placement', model.placement)
@@ -171,21 +174,30 @@ def resolve_auto(config: Config) -> Config:
         values['model.head_dim'] = model.d_model // model.n_heads
     if model.embedding_scale is None:
         values['model.embedding_scale'] = norm.scales_embedding
-    if config.attention.norm_values is None and 'norm_values' in needs:
+    if vars(config.attention)['norm_values'] is None and 'norm_values' in needs:
         values['attention.norm_values'] = needs['norm_values']
     source = config.data.source
     is_known = source == DEFAULT_SOURCE or ':' in source
-    if not is_known and (said := replacement_hint(source)) and not Path(source).exists():
-        raise ValueError(f'data.source={source}: {said}.')
+    if not is_known and (replacement := replacement_hint(source)) and not Path(source).exists():
+        raise ValueError(f'data.source={source}: {replacement}.')
     if config.data.mixture is not None:
         values |= normalize_mixture(config.data.mixture, config.data.source)
     return update_config(config, values)
 
 
 def explain_unread(path: str, value: Any, config: Config) -> str:
-    """Says why an option is refused: which rows would read it, and which are chosen."""
+    """Returns the error for an option that no chosen part reads.
+
+    Args:
+      path: the option.
+      value: its value.
+      config: the config that sets it.
+
+    Returns:
+      The message, which names the rows that would read it and the rows that are chosen.
+    """
     name, flat = path.split('.')[1], flatten(config)
-    would: dict[str, list[str]] = {}
+    candidates: dict[str, list[str]] = {}
     for field, choice in CHOICES.items():
         for row, part in choice.table.items():
             terms = sown_losses(choice, part).values()
@@ -193,9 +205,9 @@ def explain_unread(path: str, value: Any, config: Config) -> str:
             if reads or (
                 path.startswith('loss.') and any(name in declared_options(t) for t in terms)
             ):
-                would.setdefault(field, []).append(row)
-    chosen = ', '.join(f'{field}={flat[field]}' for field in would)
-    first = {tuple(rows): field for field, rows in reversed(would.items())}
+                candidates.setdefault(field, []).append(row)
+    chosen = ', '.join(f'{field}={flat[field]}' for field in candidates)
+    first = {tuple(rows): field for field, rows in reversed(candidates.items())}
     readers = ' or '.join(f'{field}={"|".join(rows)}' for rows, field in first.items())
     return (
         f'{path}={value} is read by no part of this config ({chosen}), so that it would change '
@@ -204,20 +216,22 @@ def explain_unread(path: str, value: Any, config: Config) -> str:
 
 
 def update_recipe(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
-    """Returns the recipe with settled fields changed, such as sizes."""
+    """Returns the recipe with resolved fields replaced, such as sizes."""
     return build_recipe(update_config(recipe.config, values))
 
 
 def to_dict(config: Recipe | Config) -> dict[str, Any]:
-    """Returns the fields as nested dicts: the inverse of `resolve` and of `build`."""
+    """Returns the fields as nested dicts: the inverse of `resolve` and of `build_config`."""
     return dataclasses.asdict(config.config if isinstance(config, Recipe) else config)
 
 
 def to_json(recipe: Recipe) -> str:
+    """Returns the content of config.json."""
     return json.dumps(to_dict(recipe), indent=2) + '\n'
 
 
-# Fields whose default stands for another value. What once had none is in the names of all runs.
+# Fields whose default stands for a derived value. n_kv_heads is not among them: it once had no
+# default, so that its value is part of the name of all runs.
 DERIVED_DEFAULTS = {
     path: field.default
     for path, field in FIELDS.items()
@@ -227,17 +241,18 @@ DERIVED_DEFAULTS = {
 
 
 def identity(recipe: Recipe) -> dict[str, Any]:
-    """Returns {path or part: value} of all that differs from a default: the name of a run.
+    """Returns {path or part: value} of everything that differs from a default; it names the run.
 
-    Fields are compared with their dataclass default, or with what that stands for; options with the
-    default of the part that reads them; fields that only watch a run are left out. An identity
-    therefore stays when fields or options are added, when a default is spelt out, and when an
-    option moves from its section to behind a name.
+    Fields are compared with their dataclass default, or with the value that it stands for. Options
+    are compared with the default of the part that reads them. Fields that only observe a run are
+    left out. An identity is therefore stable when fields or options are added, when a default is
+    spelt out, and when an option moves from its section to its part's name.
+
     A published default must never change: a part with another default is a new row.
     """
     config = recipe.config
     defaults = flatten(resolve_auto(update_config(config, DERIVED_DEFAULTS)))
-    found = {}
+    differing = {}
     for path, value in flatten(config).items():
         if is_passive(path):
             continue
@@ -245,23 +260,23 @@ def identity(recipe: Recipe) -> dict[str, Any]:
         if not FIELDS[path].is_part_option and _strip_options(path, value) != _strip_options(
             path, default
         ):
-            found[path] = _strip_options(path, value)
+            differing[path] = _strip_options(path, value)
     for part in recipe.parts:
         for name, value in part.options.items():
             if value != declared_options(part.row)[name].default:
-                found[f'{part.path}={part.name}:{name}'] = value
-    return found
+                differing[f'{part.path}={part.name}:{name}'] = value
+    return differing
 
 
 def _strip_options(path: str, value: Any) -> Any:
-    """Returns the value of a field without the options behind a name."""
+    """Returns the value of a field without inline options."""
     if path in CHOICES and CHOICES[path].inline and isinstance(value, str):
         return '+'.join(name for name, *_ in CHOICES[path].parse_rows(path, value))
     return value
 
 
 def digest(recipe: Recipe) -> str:
-    """Returns eight hexadecimal digits of the `identity`, which name the run."""
+    """Returns eight hexadecimal digits of a hash of `identity`: the name of a run's folder."""
     text = json.dumps(identity(recipe), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -286,8 +301,14 @@ def flatten(config: Recipe | Config | Mapping[str, Any], prefix: str = '') -> di
 
 
 def differences(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Returns {'optim.lr': (old, new)} for every field that differs; {} for one `identity`."""
+    """Returns {'optim.lr': (old, new)} for every field that differs; {} if the identities are
+    equal.
+    """
     if identity(old) == identity(new):
         return {}
-    a, b = flatten(old), flatten(new)
-    return {path: (a[path], b[path]) for path in b if a[path] != b[path] and not is_passive(path)}
+    old_values, new_values = flatten(old), flatten(new)
+    return {
+        path: (old_values[path], new_values[path])
+        for path in new_values
+        if old_values[path] != new_values[path] and not is_passive(path)
+    }

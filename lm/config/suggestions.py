@@ -16,29 +16,31 @@ TUNE_EXAMPLE = {'optim.lr': None}
 
 
 def field_hint(path: str, field_paths: Collection[str]) -> str:
-    """Returns ' Did you mean X?' for a path that is not in `known`, or '' where nothing is near.
+    """Returns ' Did you mean X?' for a path that is not in `field_paths`, or '' without a close
+    match.
 
-    The same name in another section and other programs' names come first, then what is said of a
-    name that stands for nothing here, then the nearest name of the same section, then of all.
+    Candidates, in this order: the same name in another section and other programs' names for a
+    field; the explanation of a name without counterpart here; the nearest name in the same section;
+    the nearest name in any.
     """
     section, _, name = str(path).rpartition('.')
     by_name: dict[str, list[str]] = {}
     for field in field_paths:
         by_name.setdefault(field.rpartition('.')[2], []).append(field)
     synonyms = foreign_names().fields
-    usual = synonyms.get(str(path).lower()) or synonyms.get(name, ())
-    usual = [field for field in usual if field in field_paths]
-    found = [*dict.fromkeys([*by_name.get(name, ()), *usual])]
-    if not found and (said := replacement_hint(name)):
-        return f' {said[0].upper()}{said[1:]}.'
+    aliases = synonyms.get(str(path).lower()) or synonyms.get(name, ())
+    aliases = [field for field in aliases if field in field_paths]
+    matches = [*dict.fromkeys([*by_name.get(name, ()), *aliases])]
+    if not matches and (replacement := replacement_hint(name)):
+        return f' {replacement[0].upper()}{replacement[1:]}.'
     if section:
-        found = found or closest_names(
+        matches = matches or closest_names(
             path, [f for f in field_paths if f.startswith(f'{section}.')]
         )
-    found = found or closest_names(path, field_paths)
-    if not section and not found:
-        found = [field for near in closest_names(name, by_name) for field in by_name[near]]
-    return format_suggestion(found)
+    matches = matches or closest_names(path, field_paths)
+    if not section and not matches:
+        matches = [field for near in closest_names(name, by_name) for field in by_name[near]]
+    return format_suggestion(matches)
 
 
 def sweep_flag(sweep: Mapping[str, Any]) -> str:
@@ -52,15 +54,15 @@ def tune_flag(tune: Mapping[str, Any]) -> str:
 
 
 def sweep_hint(text: str, field_paths: Collection[str]) -> str:
-    """Suggests a flag for a --config.sweep that is no Python literal, such as
-    {optim.lr: (1e-3, 3e-3)} or optim.lr=1e-3,3e-3.
+    """Suggests a flag for a --config.sweep that is no Python literal, such as {optim.lr: (1e-3,
+    3e-3)} or optim.lr=1e-3,3e-3.
     """
     match = re.fullmatch(r'\s*\{?\s*([\w.]+)\s*[:=]\s*[\[(]?([^()\[\]{}:=]+)[\])]?\s*\}?\s*', text)
     if match and match[1] in field_paths:
         return f'Did you mean {sweep_flag({match[1]: parse_values(match[2])})}?'
-    meant = parse_literal(_quote_fields(text))
-    if isinstance(meant, dict):
-        return f'Did you mean {sweep_flag(meant)}?'
+    sweep = parse_literal(_quote_fields(text))
+    if isinstance(sweep, dict):
+        return f'Did you mean {sweep_flag(sweep)}?'
     return f'Such as {sweep_flag(EXAMPLE)}.'
 
 
@@ -68,43 +70,48 @@ def tune_hint(tune: Any, field_paths: Collection[str]) -> str:
     """Suggests a flag for a config.tune that is no dict, such as optim.lr, ('optim.lr',) or
     {optim.lr: None}.
     """
-    meant = None
+    suggestion = None
     if isinstance(tune, str):
-        meant = parse_literal(f'{{{_quote_fields(tune).strip("{}")}}}')
+        suggestion = parse_literal(f'{{{_quote_fields(tune).strip("{}")}}}')
         tune = tune.strip('{[()]}').split(',')
-    if not isinstance(meant, dict):
+    if not isinstance(suggestion, dict):
         names = tune if isinstance(tune, list | tuple | set) else ()
         fields = [_find_unique_field(str(name).strip(' \'"'), field_paths) for name in names]
-        meant = dict.fromkeys(fields) if fields and all(fields) else None
-    return f'Did you mean {tune_flag(meant)}?' if meant else f'Such as {tune_flag(TUNE_EXAMPLE)}.'
+        suggestion = dict.fromkeys(fields) if fields and all(fields) else None
+    return (
+        f'Did you mean {tune_flag(suggestion)}?'
+        if suggestion
+        else f'Such as {tune_flag(TUNE_EXAMPLE)}.'
+    )
 
 
 def _quote_fields(text: str) -> str:
-    """Puts the fields of a dict in quotes, and colons behind them."""
+    """Quotes the fields of a dict, and puts colons after them."""
     return re.sub(r"(?<![\w.'\"])([a-z]\w*\.\w+)\s*[:=]", r"'\1':", text)
 
 
 def _find_unique_field(name: str, field_paths: Collection[str]) -> str:
-    """The field of a name, with or without its section; '' for none or several."""
-    found = [field for field in field_paths if name in (field, field.rpartition('.')[2])]
-    return found[0] if len(found) == 1 else ''
+    """Returns the only field with this name, with or without a section; '' for none or several."""
+    matches = [field for field in field_paths if name in (field, field.rpartition('.')[2])]
+    return matches[0] if len(matches) == 1 else ''
 
 
 def _dict_flag_hint(parts: Mapping[str, str], field_paths: Collection[str]) -> str:
-    """Says what to write in place of --config.tune.optim.lr=None, or --config.sweep.optim.lr=1,2.
-    parts: {'tune.optim.lr': 'None'}, and 'tune' where it is given whole too.
+    """Suggests a replacement for --config.tune.optim.lr=None or --config.sweep.optim.lr=1,2.
+
+    parts: {'tune.optim.lr': 'None'}, and 'tune' if it is also set as a whole.
     """
     name = next(path for path in parts if '.' in path).partition('.')[0]
     whole = parse_literal(parts.get(name, ''))
-    meant = whole if isinstance(whole, dict) else {}
+    suggestion = whole if isinstance(whole, dict) else {}
     for path, text in parts.items():
         if path.startswith(f'{name}.'):
             inner = path.partition('.')[2]
             value = parse_values(text.strip('()[]')) if name == 'sweep' else parse_literal(text)
-            meant = meant | {_find_unique_field(inner, field_paths) or inner: value}
-    if name == 'tune' and not any(path in field_paths for path in meant):
-        meant = TUNE_EXAMPLE | meant
-    flag = {'sweep': sweep_flag, 'tune': tune_flag}[name](meant)
+            suggestion = suggestion | {_find_unique_field(inner, field_paths) or inner: value}
+    if name == 'tune' and not any(path in field_paths for path in suggestion):
+        suggestion = TUNE_EXAMPLE | suggestion
+    flag = {'sweep': sweep_flag, 'tune': tune_flag}[name](suggestion)
     return f'config.{name} is one dict, which a flag sets whole. Did you mean {flag}?'
 
 
@@ -114,7 +121,7 @@ def parse_values(text: str) -> tuple[Any, ...]:
 
 
 def parse_literal(word: str) -> Any:
-    """Returns the value of a Python literal; another word stays text."""
+    """Returns the value of a Python literal, or the word itself."""
     try:
         return ast.literal_eval(word)
     except (SyntaxError, ValueError):
@@ -122,24 +129,34 @@ def parse_literal(word: str) -> Any:
 
 
 def flag_type_error(path: str, text: str, types: Collection[type]) -> str:
-    """Says why --config.PATH=TEXT is none of `types`, and what to write instead."""
+    """Returns the error for --config.PATH=TEXT of the wrong type, with a suggestion.
+
+    Args:
+      path: the field.
+      text: the value as given.
+      types: the types that the field accepts.
+
+    Returns:
+      The message.
+    """
     kinds = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text'}
-    wanted = ' or '.join(kinds[kind] for kind in types if kind in kinds)
-    said = f'{path} must be {wanted}; got {text!r}.'
+    expected = ' or '.join(kinds[kind] for kind in types if kind in kinds)
+    message = f'{path} must be {expected}; got {text!r}.'
     values = parse_values(text.strip('()[]'))
     numbers = all(isinstance(value, int | float) for value in values)
     if numbers and (len(values) > 1 or text[:1] in ('(', '[')):
-        return f'{said} Several values are a sweep: {sweep_flag({path: values})}'
+        return f'{message} Several values are a sweep: {sweep_flag({path: values})}'
     if text == 'None' and type(None) in types:
-        return f'{said} Leave the flag out for None.'
+        return f'{message} Leave the flag out for None.'
     if int in types and len(values) == 1 and numbers and float(values[0]).is_integer():
-        return f'{said} Write {int(values[0])}.'
-    return said
+        return f'{message} Write {int(values[0])}.'
+    return message
 
 
 def check_flags(argv: Sequence[str], field_paths: Collection[str]) -> None:
-    """Raises ValueError for a --config that is no file and a --config.PATH that is no field; absl
-    and `flag_type_error` check the values.
+    """Checks the names of --config flags; absl and `flag_type_error` check the values.
+
+    Raises ValueError if --config is no file or --config.PATH no field.
     """
     parts = {}  # of config.sweep or config.tune
     for flag, following in zip(argv, [*argv[1:], ''], strict=True):
@@ -149,9 +166,9 @@ def check_flags(argv: Sequence[str], field_paths: Collection[str]) -> None:
         path = name.partition('.')[2]
         if not path:
             file = (text if is_whole else following).partition(':')[0]  # an argument may follow
-            place = Path(os.path.expanduser(file))
-            if not place.is_file():
-                hint = suggest_nearest(file, map(str, place.parent.glob('*.py')))
+            config_path = Path(os.path.expanduser(file))
+            if not config_path.is_file():
+                hint = suggest_nearest(file, map(str, config_path.parent.glob('*.py')))
                 raise ValueError(
                     f'--config={file} is no file. Give a Python file with get_config(), such as '
                     f'configs/{select_preset(file)}.py.{hint}'

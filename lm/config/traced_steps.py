@@ -7,31 +7,31 @@ from lm.config.recipe import Recipe
 
 
 class TracedSteps(NamedTuple):
-    """`count` steps from `first` on, counted from 1 as metrics.jsonl does."""
+    """`count` steps starting at `first`, numbered from 1 as in metrics.jsonl."""
 
     first: int
     count: int
 
 
 def parse_traced_steps(recipe: Recipe) -> TracedSteps | None:
-    """Returns the steps of train.profile; None where it is empty.
+    """Returns the steps of train.profile, or None if it is empty.
 
-    Raises ValueError for anything but STEP:COUNT, and for steps that the run does not have.
+    Raises ValueError for anything but STEP:COUNT, and for steps beyond train.steps.
     """
-    asked, steps = recipe.train.profile, recipe.train.steps
-    if not asked:
+    profile, steps = recipe.train.profile, recipe.train.steps
+    if not profile:
         return None
-    found = re.fullmatch(r'([1-9]\d*):([1-9]\d*)', asked)
-    if found is None:
+    match = re.fullmatch(r'([1-9]\d*):([1-9]\d*)', profile)
+    if match is None:
         raise ValueError(
             'train.profile must be STEP:COUNT, two numbers from 1 on, such as 100:3 for steps 100 '
-            f'to 102; got {asked!r}. Empty traces none.'
+            f'to 102; got {profile!r}. Empty traces none.'
         )
-    first, count = map(int, found.groups())
+    first, count = map(int, match.groups())
     if first + count - 1 > steps:
         raise ValueError(
-            f'train.profile={asked} traces steps {first} to {first + count - 1}, and the run ends '
-            f'at train.steps={steps}. The last that can be is {max(1, steps - count + 1)}:'
+            f'train.profile={profile} traces steps {first} to {first + count - 1}, and the run '
+            f'ends at train.steps={steps}. The last that can be is {max(1, steps - count + 1)}:'
             f'{min(count, steps)}.'
         )
     return TracedSteps(first, count)

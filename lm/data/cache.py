@@ -1,7 +1,8 @@
-"""The folder that prepared data is kept in: its path, digests of files, folders made all or not.
+"""The cache of prepared data: its path, file digests, and folders that are made completely or not
+at all.
 
-A data.cache_dir in object storage has a folder of this machine that stands for it: whoever prepares
-data first uploads it, and others fetch it.
+If data.cache_dir is in object storage, a local folder stands for it: the first process to prepare
+data uploads it, and others fetch it.
 """
 
 import contextlib
@@ -14,8 +15,9 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
+from typing import cast
 
 from lm.data import formats
 from lm.storage import complete_folders
@@ -30,9 +32,9 @@ from lm.storage.files import (
     write_text,
 )
 
-PARTIAL = '.partial'  # ends the name of a folder that is being written
+PARTIAL = '.partial'  # suffix of a folder that is being written
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)  # errors of a rename to a folder that exists
-MARKS_COUNT = 'mark'  # ends the note of a file whose mark, if any, is in its digest
+MARKS_COUNT = 'mark'  # ends the entry of a digest that includes the byte-order mark
 WAITING_MESSAGE = 'data: another process prepares the same data; waiting for it'
 
 
@@ -44,45 +46,47 @@ def root(cache_dir: str) -> Path:
 
 
 def file_digests(folder: Path, files: Iterable[Path]) -> list[str]:
-    """Returns a content hash of each file; reads again only if size or time of change differ.
+    """Returns a content hash of each file; reads a file again only if its size or mtime differs.
 
-    The hash of a file that begins with a byte-order mark ends in its encoding: earlier versions
-    took the mark for text, and what they prepared has the hash without it.
+    If a file begins with a byte-order mark, the name of its encoding is appended to the hash:
+    earlier versions read the mark as text, and data that they prepared has the hash without it.
     """
     memo_path, files = folder / 'files.json', list(files)
-    found = _look_up_digests(files, memo_path)
-    if None not in found:
-        return found
-    with contextlib.ExitStack() as held:
+    digests = _look_up_digests(files, memo_path)
+    if None not in digests:
+        return cast(list[str], digests)
+    with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # a cache that cannot be written may still be read
             folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(hold_lock(folder / 'files.lock'))  # so that one process reads a file
-        found, memo, news = _look_up_digests(files, memo_path), _read_memo(memo_path), {}
+            stack.enter_context(
+                hold_lock(folder / 'files.lock')
+            )  # so that one process reads a file
+        digests, memo, new_entries = _look_up_digests(files, memo_path), _read_memo(memo_path), {}
         for i, path in enumerate(files):
-            if found[i] is None:
+            if digests[i] is None:
                 stamp = _stamp(path)
                 match memo.get(str(path.absolute())):
                     case [*noted, str(digest)] if noted == stamp:  # by a version without marks
-                        found[i] = digest + formats.detect_mark(path)
+                        digests[i] = digest + formats.detect_mark(path)
                     case _:
-                        found[i] = file_digest(path) + formats.detect_mark(path)
-                news[str(path.absolute())] = [*stamp, found[i], MARKS_COUNT]
-        if news:
+                        digests[i] = file_digest(path) + formats.detect_mark(path)
+                new_entries[str(path.absolute())] = [*stamp, digests[i], MARKS_COUNT]
+        if new_entries:
             with contextlib.suppress(OSError):
-                write_text(memo_path, json.dumps(_read_memo(memo_path) | news))
-    return found
+                write_text(memo_path, json.dumps(_read_memo(memo_path) | new_entries))
+    return cast(list[str], digests)
 
 
 def _look_up_digests(files: list[Path], memo_path: Path) -> list[str | None]:
-    """Returns the noted digest of each file, None if it has changed or is not noted."""
-    memo, found = _read_memo(memo_path), []
+    """Returns the recorded digest of each file, or None if it has changed or is not recorded."""
+    memo, digests = _read_memo(memo_path), []
     for path in files:
         match memo.get(str(path.absolute())):
-            case [size, changed, str(digest), str(_)] if [size, changed] == _stamp(path):
-                found.append(digest)
+            case [size, mtime_ns, str(digest), str(_)] if [size, mtime_ns] == _stamp(path):
+                digests.append(digest)
             case _:
-                found.append(None)
-    return found
+                digests.append(None)
+    return digests
 
 
 def _read_memo(path: Path) -> dict:
@@ -93,16 +97,19 @@ def _read_memo(path: Path) -> dict:
 
 
 def _stamp(path: Path) -> list[int]:
+    """Returns [size, mtime in nanoseconds]."""
     stat = path.stat()
     return [stat.st_size, stat.st_mtime_ns]
 
 
 def file_digest(path: Path) -> str:
+    """Returns 32 hexadecimal digits of the BLAKE2b hash of a file."""
     with open(path, 'rb') as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def digest_bytes(*parts: bytes) -> str:
+    """Returns 32 hexadecimal digits of the BLAKE2b hash of a sequence of byte strings."""
     state = hashlib.blake2b(digest_size=16)
     for part in parts:
         state.update(b'%d ' % len(part) + part)
@@ -120,9 +127,23 @@ def fetch_or_make(
 ) -> Path:
     """Returns the folder `name` of the cache, fetched from the bucket or else made by `make`.
 
-    Its name is a digest of its content, which never changes: a complete folder of the bucket is
-    fetched, any other is uploaded. A failed upload is said, and the run goes on. Raises OSError if
-    the bucket cannot be reached or read, InUse if another process fetches it and `wait` is False.
+    The name is a digest of the content, which never changes: a complete folder in the bucket is
+    fetched, any other is uploaded. A failed upload is only reported.
+
+    Args:
+      cache_dir: data.cache_dir, a folder or a URL.
+      name: the name of the folder.
+      make: makes the folder and returns its path.
+      find_damage: describes damage of a folder; '' if it is intact.
+      say: gets lines of progress.
+      wait: whether to wait for another process that fetches the folder.
+
+    Returns:
+      The local folder.
+
+    Raises:
+      OSError: if the bucket cannot be reached or read.
+      InUseError: if another process fetches the folder and `wait` is False.
     """
     if not is_url(cache_dir):
         return make()
@@ -135,25 +156,28 @@ def fetch_or_make(
             explain_full_disk(path),
         ):
             say(f'data: fetching {url}, {sum(mark.files.values()) / 1e6:.1f} MB')
-            with contextlib.suppress(FileNotFoundError):  # another deletes it: it is made here
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile: it is made below
                 fill(path, fetch, find_damage, say, is_locked)
         if path.is_dir() and find_damage(path):
             say(f'NOTE: {url} is damaged: it is prepared again')
             is_damaged = True
-    made = make()
+    folder = make()
     if is_damaged or (mark is None and complete_folders.read_mark(bucket, name) is None):
         try:
             if is_damaged:
                 complete_folders.delete(bucket, name, bucket.list(name))
             # Another host that does the same now writes the same bytes.
-            complete_folders.upload(bucket, made, name, secrets.token_hex(8))
+            complete_folders.upload(bucket, folder, name, secrets.token_hex(8))
         except BucketError as error:
-            say(f'NOTE: {error}; the prepared data stay in {made}, on this machine alone')
-    return made
+            say(f'NOTE: {error}; the prepared data stay in {folder}, on this machine alone')
+    return folder
 
 
 def make_once(path: Path, make: Callable, find_damage: Callable, say: Callable) -> Path:
-    """Returns the folder `path`, which one process fills while others wait; see `fill`."""
+    """Returns the folder `path`, which one process fills while others wait.
+
+    Args: as in `fill`.
+    """
     if not path.is_dir() or find_damage(path):
         with (
             hold_folder_lock(path, WAITING_MESSAGE, say) as is_locked,
@@ -164,18 +188,25 @@ def make_once(path: Path, make: Callable, find_damage: Callable, say: Callable) 
 
 
 def fill(path: Path, make: Callable, find_damage: Callable, say: Callable, is_locked: bool) -> None:
-    """Fills the folder `path` by `make`, all of it or nothing, unless it is there and intact.
+    """Fills the folder `path` completely or not at all, unless it exists and is intact.
 
-    make(folder) writes a folder beside it that is renamed when done; damage(folder) says in words
-    what is wrong with one, or ''. The caller holds the lock of `path`; is_locked is False if there
-    are no locks: then several may fill it, and the first one stays.
+    The caller holds the lock of `path`.
+
+    Args:
+      path: the folder.
+      make: make(folder) fills an empty folder beside `path`, which is renamed when done.
+      find_damage: describes damage of a folder; '' if it is intact.
+      say: gets lines of progress.
+      is_locked: False if the file system has no locks; then several processes may fill the folder,
+        and the first one to finish wins.
     """
-    if is_intact(path, find_damage, say):  # made by the process that was waited for
+    if is_intact(path, find_damage, say):  # made by another process, while this one waited
         return
-    # Hosts may not see each other's locks, whatever their network disk says; processes of one do.
-    own = socket.gethostname() if is_locked else f'{socket.gethostname()}.{os.getpid()}'
-    partial = path.with_name(f'{path.name}.{own}{PARTIAL}')
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    # The lock excludes other processes of this host. Whether it excludes other hosts depends on the
+    # network disk, so the name of the partial folder has the host in any case.
+    owner = socket.gethostname() if is_locked else f'{socket.gethostname()}.{os.getpid()}'
+    partial = path.with_name(f'{path.name}.{owner}{PARTIAL}')
+    shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
     try:
         partial.mkdir()
         make(partial)
@@ -189,7 +220,10 @@ def fill(path: Path, make: Callable, find_damage: Callable, say: Callable, is_lo
 
 
 def is_intact(path: Path, find_damage: Callable, say: Callable) -> bool:
-    """Whether the folder is there and intact; removes one that is damaged, with a note."""
+    """Returns whether the folder exists and is intact. Removes a damaged one, with a note.
+
+    Args: as in `fill`.
+    """
     if path.is_dir() and (reason := find_damage(path)):
         say(f'NOTE: the prepared data {path} is damaged ({reason}): it is prepared again')
         shutil.rmtree(path)
@@ -197,26 +231,36 @@ def is_intact(path: Path, find_damage: Callable, say: Callable) -> bool:
 
 
 def discard(folder: Path, pattern: str) -> None:
-    """Removes the folders that match, each under another name, so that its own is free at once."""
+    """Removes the folders that match; each is renamed first, so that its name is free at once."""
     for path in folder.glob(pattern):
         if path.is_dir():
-            gone = path.with_name(f'{path.name}.{os.getpid()}.removed')
+            removed = path.with_name(f'{path.name}.{os.getpid()}.removed')
             with contextlib.suppress(OSError):  # another process is at it
-                path.rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
+                path.rename(removed)
+            shutil.rmtree(removed, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def hold_folder_lock(path: Path, message: str, say: Callable, wait: bool = True) -> Iterator[bool]:
-    """Holds the lock of the folder `path`. Raises InUse if it is held and `wait` is False."""
-    until = math.inf if wait else 0.0
+def hold_folder_lock(path: Path, message: str, say: Callable, wait: bool = True) -> Generator[bool]:
+    """Holds the lock of the folder `path`, and yields whether the file system has locks.
+
+    Args:
+      path: the folder; the lock is a file beside it.
+      message: is reported when the process has to wait.
+      say: gets the message.
+      wait: whether to wait.
+
+    Raises:
+      InUseError: if another process holds the lock and `wait` is False.
+    """
+    wait_until = math.inf if wait else 0.0
     lock = hold_lock(
-        path.with_name(f'{path.name}.lock'), waiting_message=message, say=say, wait_until=until
+        path.with_name(f'{path.name}.lock'), waiting_message=message, say=say, wait_until=wait_until
     )
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            is_held = held.enter_context(lock)
+            is_held = stack.enter_context(lock)
         except OSError as error:
             raise OSError(
                 f'prepared data cannot be kept in {path.parent}: {error.strerror}. Set '
@@ -226,13 +270,14 @@ def hold_folder_lock(path: Path, message: str, say: Callable, wait: bool = True)
 
 
 @contextlib.contextmanager
-def explain_full_disk(folder: Path) -> Iterator[None]:
-    """Turns an error of a full disk, of any type, into an OSError that says what to do."""
+def explain_full_disk(folder: Path) -> Generator[None]:
+    """Turns a full-disk error of any type into an OSError that suggests a remedy."""
     try:
         yield
     except Exception as error:  # TFDS and ArrayRecord raise what they like
-        if not (full := describe_full_disk(error, folder)):
+        if not (message := describe_full_disk(error, folder)):
             raise
         raise OSError(
-            f'{full} ({error}). Free some space, or set data.cache_dir to a folder on another disk.'
+            f'{message} ({error}). Free some space, or set data.cache_dir to a folder on another '
+            'disk.'
         ) from error

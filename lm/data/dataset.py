@@ -1,17 +1,17 @@
 """Opens the data of a config: one source, or a mixture of sources with one tokenizer.
 
-A `byte` or `hf:` tokenizer needs no text, so a source of a mixture has the same digest as alone,
-and is prepared once for both. A `bpe:SIZE` is trained on the training splits of all sources, as
-much of each as it holds: shares do not count, so that other shares prepare nothing anew.
+A `byte` or `hf:` tokenizer needs no text, so a source in a mixture has the same digest as on its
+own, and is prepared once for both. `bpe:SIZE` is trained on the training splits of all sources,
+with all the text of each. Shares do not matter, so changing them prepares nothing anew.
 """
 
 import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lm.config.fields import DataConfig
 from lm.config.mixture import Ingredient, MixedRows, Shares, parse_mixture
@@ -25,13 +25,19 @@ from lm.storage.buckets import is_url, open_bucket
 from lm.storage.files import InUseError
 from modules.choices import choose
 
+# Of the fields with an integer value.
 LOWER_BOUNDS = {'seq_len': 1, 'batch_size': 1, 'epochs': 1, 'seed': 0, 'prefetch': 0}
 UPPER_BOUND = 2**31 - 1  # devices count with 32 bits
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """`digest` identifies the prepared data; `report` counts what is in it, and what was fixed."""
+    """A tokenizer and the rows of both splits.
+
+    Attributes:
+      digest: identifies the prepared data.
+      report: counts of its content and of the repairs to the text.
+    """
 
     tokenizer: tokenizers.Tokenizer
     train: Rows | MixedRows
@@ -41,7 +47,7 @@ class Dataset:
 
 
 class MixtureSource(NamedTuple):
-    """A source of a mixture. cfg: the data section that has this source alone."""
+    """A source of a mixture. cfg: the data section with this source alone."""
 
     ingredient: Ingredient
     cfg: DataConfig
@@ -49,7 +55,7 @@ class MixtureSource(NamedTuple):
 
 
 def check(cfg: DataConfig) -> None:
-    """Raises ValueError, with the nearest name, for whatever `open_dataset` could not use."""
+    """Raises ValueError, with the nearest name, for everything that `open_dataset` cannot use."""
     _check_fields(cfg)
     if cfg.mixture is None:
         open_source(cfg.source, cfg.text_field)
@@ -58,9 +64,9 @@ def check(cfg: DataConfig) -> None:
 
 
 def _check_fields(cfg: DataConfig) -> TokenizerPlan:
-    for name, least in LOWER_BOUNDS.items():
-        if not least <= (value := getattr(cfg, name)) <= UPPER_BOUND:
-            bound = f'at least {least}' if value < least else f'at most {UPPER_BOUND}'
+    for name, lower_bound in LOWER_BOUNDS.items():
+        if not lower_bound <= (value := getattr(cfg, name)) <= UPPER_BOUND:
+            bound = f'at least {lower_bound}' if value < lower_bound else f'at most {UPPER_BOUND}'
             raise ValueError(f'data.{name} must be {bound}; got {value}.')
     if not 0 <= cfg.validation_fraction < 1:
         raise ValueError(
@@ -82,18 +88,23 @@ def _check_fields(cfg: DataConfig) -> TokenizerPlan:
 
 
 def _open_sources(cfg: DataConfig) -> list[MixtureSource]:
-    """Opens the sources of cfg.mixture. Raises ValueError, naming the one that cannot be."""
-    found = []
-    for one in parse_mixture(cfg.mixture):
-        with _prefix_errors(one.name):
-            alone = dataclasses.replace(cfg, source=one.source, mixture=None)
-            found.append(MixtureSource(one, alone, open_source(one.source, cfg.text_field)))
-    return found
+    """Opens the sources of cfg.mixture. Raises ValueError, with the name of the invalid source."""
+    sources = []
+    assert cfg.mixture is not None
+    for ingredient in parse_mixture(cfg.mixture):
+        with _prefix_errors(ingredient.name):
+            source_cfg = dataclasses.replace(cfg, source=ingredient.source, mixture=None)
+            sources.append(
+                MixtureSource(
+                    ingredient, source_cfg, open_source(ingredient.source, cfg.text_field)
+                )
+            )
+    return sources
 
 
 @contextlib.contextmanager
-def _prefix_errors(name: str) -> Iterator[None]:
-    """Adds the name of a source of the mixture to what is wrong with it."""
+def _prefix_errors(name: str) -> Generator[None]:
+    """Puts the name of a mixture's source before its ValueErrors."""
     try:
         yield
     except ValueError as error:
@@ -101,45 +112,51 @@ def _prefix_errors(name: str) -> Iterator[None]:
 
 
 def open_dataset(cfg: DataConfig, *, say: Callable[[str], None] = print) -> Dataset:
-    """Opens the data of a config, prepared now unless the cache holds it; `say` gets progress.
+    """Opens the data of a config, and prepares it first unless the cache holds it.
 
-    Raises ValueError for names and numbers that cannot be, a corpus that is empty or shorter than
-    one row; OSError if the cache cannot be written, or its content is damaged.
+    Args:
+      cfg: the data section.
+      say: gets lines of progress.
+
+    Raises:
+      ValueError: for invalid names and numbers, and for a corpus that is empty or shorter than one
+        row.
+      OSError: if the cache cannot be written, or its content is damaged.
     """
     plan = _check_fields(cfg)
     if cfg.mixture is None:
         return _open_single(cfg, open_source(cfg.source, cfg.text_field), plan, say)
-    parts = _open_sources(cfg)
-    plan = _shared_plan(plan, parts, say)
-    opened: dict[str, Dataset] = {}
+    sources = _open_sources(cfg)
+    plan = _shared_plan(plan, sources, say)
+    datasets: dict[str, Dataset] = {}
     for wait in (False, True):  # sources that another process prepares come last
-        for part in parts:
-            if (name := part.ingredient.name) not in opened:
+        for part in sources:
+            if (name := part.ingredient.name) not in datasets:
                 with _prefix_errors(name), contextlib.suppress(InUseError):
-                    opened[name] = _open_single(part.cfg, part.source, plan, say, wait)
-    return _mix_datasets(parts, [opened[part.ingredient.name] for part in parts])
+                    datasets[name] = _open_single(part.cfg, part.source, plan, say, wait)
+    return _mix_datasets(sources, [datasets[part.ingredient.name] for part in sources])
 
 
 def _open_single(
     cfg: DataConfig, source: Source, plan: TokenizerPlan, say: Callable, wait: bool = True
 ) -> Dataset:
-    name = prepare.digest(source, plan, cfg)
+    digest = prepare.digest(source, plan, cfg)
     if source.origin:
         say(f'data: {cfg.source} is {source.origin}')
     for note in source.notes:
         say(note)
-    make = functools.partial(prepare.prepare, source, plan, cfg, name, say, wait)
-    damage = prepared.find_damage
+    prepare_folder = functools.partial(prepare.prepare, source, plan, cfg, digest, say, wait)
+    find_damage = prepared.find_damage
     folder = cache.fetch_or_make(
-        cfg.cache_dir, name, make=make, find_damage=damage, say=say, wait=wait
+        cfg.cache_dir, digest, make=prepare_folder, find_damage=find_damage, say=say, wait=wait
     )
     tokenizer, report, rows = prepared.load(folder, PACKINGS[cfg.packing], cfg.seq_len)
-    held = report['train']['tokens']
-    if held < cfg.seq_len + 1:
+    n_tokens = report['train']['tokens']
+    if n_tokens < cfg.seq_len + 1:
         raise ValueError(
-            f'the training split of {cfg.source} holds {held} tokens, less than one row of '
+            f'the training split of {cfg.source} holds {n_tokens} tokens, less than one row of '
             f'data.seq_len + 1 = {cfg.seq_len + 1}. Name more text, or set data.seq_len to '
-            f'{held - 1} at most.'
+            f'{n_tokens - 1} at most.'
         )
     loss = report.get(ROUND_TRIP)
     if loss is None and source.files:  # prepared by a version that did not measure it
@@ -148,24 +165,29 @@ def _open_single(
     if note := round_trip.describe_loss(loss, cfg.tokenizer, cfg.source):
         say(note)
     report |= {'origin': source.origin} if source.origin else {}
-    return Dataset(tokenizer, **rows, digest=name, report=report)
+    return Dataset(tokenizer, **rows, digest=digest, report=report)
 
 
 def _shared_plan(
-    plan: TokenizerPlan, parts: Sequence[MixtureSource], say: Callable
+    plan: TokenizerPlan, sources: Sequence[MixtureSource], say: Callable
 ) -> TokenizerPlan:
-    """Returns a plan whose tokenizer is there: trained once per content, kept in the cache."""
+    """Returns a plan whose tokenizer exists: trained once per content, and kept in the cache."""
     if not plan.is_trained:
         return plan
-    alone = {prepare.digest(p.source, plan, p.cfg): p for p in parts}
-    name, cache_dir = _digest_parts('tokenizer of', *sorted(alone)), parts[0].cfg.cache_dir
+    sources_by_digest = {prepare.digest(p.source, plan, p.cfg): p for p in sources}
+    name, cache_dir = (
+        _digest_parts('tokenizer of', *sorted(sources_by_digest)),
+        sources[0].cfg.cache_dir,
+    )
     path = cache.root(cache_dir) / name
     train = functools.partial(
-        _train_tokenizer, plan, alone, path.with_name(f'{name}.pieces'), say=say
+        _train_tokenizer, plan, sources_by_digest, path.with_name(f'{name}.pieces'), say=say
     )
-    damage = functools.partial(prepared.find_damage, names=(TOKENIZER,))
-    make = functools.partial(cache.make_once, path, train, damage, say)
-    folder = cache.fetch_or_make(cache_dir, name, make=make, find_damage=damage, say=say)
+    find_damage = functools.partial(prepared.find_damage, names=(TOKENIZER,))
+    make_folder = functools.partial(cache.make_once, path, train, find_damage, say)
+    folder = cache.fetch_or_make(
+        cache_dir, name, make=make_folder, find_damage=find_damage, say=say
+    )
     tokenizer = tokenizers.load(folder / TOKENIZER)
     return TokenizerPlan(plan.vocab_size, f'trained {name}'.encode(), lambda texts: tokenizer)
 
@@ -177,8 +199,9 @@ def _train_tokenizer(
     folder: Path,
     say: Callable,
 ) -> None:
-    """Trains in the order of digests: neither names nor order nor shares make another tokenizer.
-    scans: a folder that keeps the scan of each source, so that a killed process loses one at most.
+    """Trains on the sources in order of digests, so that names, order and shares do not matter.
+
+    scans: a folder that keeps the scan of each source. A killed process loses at most one.
     """
     spec = next(iter(sources_by_digest.values())).cfg.tokenizer
     say(f'data: training {spec} on the training splits of {len(sources_by_digest)} sources')
@@ -186,11 +209,11 @@ def _train_tokenizer(
     def texts() -> Iterator[str]:
         for digest, (ingredient, cfg, source) in sorted(sources_by_digest.items()):
             with _prefix_errors(ingredient.name):
-                make = functools.partial(scan_source, source, cfg)
-                cache.fill(scans / digest, make, prepare.find_scan_damage, say, is_locked=True)
+                make_scan = functools.partial(scan_source, source, cfg)
+                cache.fill(scans / digest, make_scan, prepare.find_scan_damage, say, is_locked=True)
                 prepare.check_unchanged(source, plan, cfg, digest)
-            with _prefix_errors(ingredient.name), open_scan(scans / digest) as found:
-                yield from prepare.training_texts(found, cfg.validation_fraction)
+            with _prefix_errors(ingredient.name), open_scan(scans / digest) as corpus:
+                yield from prepare.training_texts(corpus, cfg.validation_fraction)
 
     scans.mkdir(exist_ok=True)
     plan.build(texts()).save(folder / TOKENIZER)
@@ -202,21 +225,25 @@ def _digest_parts(*parts: str) -> str:
     return cache.digest_bytes(*(part.encode() for part in (str(prepared.FORMAT), *parts)))
 
 
-def _mix_datasets(parts: Sequence[MixtureSource], datasets: Sequence[Dataset]) -> Dataset:
-    """Joins the datasets of all sources; the report also has each one's under `sources`."""
-    names = tuple(part.ingredient.name for part in parts)
-    shares = Shares([part.ingredient.weight for part in parts])
+def _mix_datasets(sources: Sequence[MixtureSource], datasets: Sequence[Dataset]) -> Dataset:
+    """Joins the datasets of all sources. Their own reports are under `sources` in the new one."""
+    names = tuple(source.ingredient.name for source in sources)
+    shares = Shares([source.ingredient.weight for source in sources])
     reports = [dataset.report for dataset in datasets]
-    report = {split: _sum_counts([of[split] for of in reports]) for split in SPLITS}
-    report['empty_documents'] = sum(of['empty_documents'] for of in reports)
-    report['invalid_utf8'] = _sum_counts([of['invalid_utf8'] for of in reports])
+    report: dict[str, Any] = {
+        split: _sum_counts([source_report[split] for source_report in reports]) for split in SPLITS
+    }
+    report['empty_documents'] = sum(source_report['empty_documents'] for source_report in reports)
+    report['invalid_utf8'] = _sum_counts(
+        [source_report['invalid_utf8'] for source_report in reports]
+    )
     report['sources'] = {
         name: {'share': share, 'digest': dataset.digest, **dataset.report}
         for name, share, dataset in zip(names, shares.fractions, datasets, strict=True)
     }
     identities = [
-        f'{part.ingredient.name} {part.ingredient.weight!r} {dataset.digest}'
-        for part, dataset in zip(parts, datasets, strict=True)
+        f'{source.ingredient.name} {source.ingredient.weight!r} {dataset.digest}'
+        for source, dataset in zip(sources, datasets, strict=True)
     ]
     train = MixedRows(names, shares, tuple(dataset.train for dataset in datasets))
     validation = MixedRows(names, shares, tuple(dataset.validation for dataset in datasets))
@@ -225,4 +252,4 @@ def _mix_datasets(parts: Sequence[MixtureSource], datasets: Sequence[Dataset]) -
 
 
 def _sum_counts(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    return {name: sum(of[name] for of in counts) for name in counts[0]}
+    return {name: sum(source_counts[name] for source_counts in counts) for name in counts[0]}

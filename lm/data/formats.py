@@ -1,7 +1,7 @@
-"""Files of text: each format is a stream of (name, parts), the bytes of one document each.
+"""Text file formats: each reader yields (name, parts), the bytes of one document at a time.
 
-Memory does not grow with a file: a .txt comes in blocks, a .jsonl line by line, a .parquet a few
-rows at a time. Parts must be taken before the next document is.
+Memory does not grow with a file: a .txt is read in blocks, a .jsonl line by line, a .parquet a few
+rows at a time. Parts must be consumed before the next document.
 """
 
 import codecs
@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,23 +27,20 @@ PARQUET_BATCH = 1 << 24  # bytes of text in the rows that are read at once, on a
 PARQUET_ROWS = 64  # at most, as rows may be longer than the average; more are not faster
 DELTA, DICTIONARY = 'DELTA_', {'RLE_DICTIONARY', 'PLAIN_DICTIONARY'}  # encodings
 
-TOO_LONG_WINDOW = 'requires too much memory for decoding'  # zstd's words, above 128 MiB
+TOO_LONG_WINDOW = 'requires too much memory for decoding'  # zstd's message, above 128 MiB
 UTF_8_MARKED = 'utf-8-sig'
-MARKED_FORMATS = (
-    '.txt',
-    '.jsonl',
-)  # formats that may begin with a byte-order mark, and be compressed
+MARKED_FORMATS = ('.txt', '.jsonl')  # they may begin with a byte-order mark, and be compressed
 
 
 def read_documents(files: tuple[Path, ...], text_field: str) -> Documents:
-    """Yields all documents. Raises ValueError, naming file and row, for damage or no text."""
+    """Yields all documents. Raises ValueError, with file and row, for damage or missing text."""
     for path in files:
         with _explain_errors(path):
             yield from FORMATS[file_format(path)](path, text_field)
 
 
 @contextlib.contextmanager
-def _explain_errors(path: Path) -> Iterator[None]:
+def _explain_errors(path: Path) -> Generator[None]:
     try:
         yield
     except (EOFError, OSError, zlib.error) as error:
@@ -75,12 +72,12 @@ def _open_zst(path: Path) -> BinaryIO:
     return pyarrow.input_stream(_open_file(path), compression='zstd')
 
 
-def _open_text(path: Path) -> BinaryIO:
+def _open_text(path: Path) -> Any:
     return COMPRESSIONS.get(path.suffix, functools.partial(open, mode='rb'))(path)
 
 
 def detect_mark(path: Path) -> str:
-    """Returns the encoding that the byte-order mark of a file of text names; '' if it has none."""
+    """Returns the encoding that a text file's byte-order mark names, or '' without a mark."""
     if file_format(path) not in MARKED_FORMATS:
         return ''
     with _explain_errors(path), _open_text(path) as file:
@@ -93,11 +90,11 @@ def _match_mark(start: bytes) -> tuple[str, bytes]:
     return next(marks, ('', b''))
 
 
-def _read_blocks(path: Path) -> Iterator[bytes]:
-    """Yields a file of text in blocks of UTF-8, without its byte-order mark.
+def _read_blocks(path: Path) -> Generator[bytes]:
+    """Yields a text file in blocks of UTF-8, without its byte-order mark.
 
-    Raises ValueError, with the offset, for text that is not in the encoding of its mark. UTF-8,
-    which needs no mark, is up to data.invalid_utf8.
+    Raises ValueError, with the offset, for text that is not in the encoding of its mark. Invalid
+    UTF-8, which needs no mark, is left to data.invalid_utf8.
     """
     with _explain_errors(path), _open_text(path) as opened:
         file = io.BufferedReader(opened, BLOCK)
@@ -124,7 +121,7 @@ def _read_blocks(path: Path) -> Iterator[bytes]:
 
 
 class _BlockReader(io.RawIOBase):
-    """An iterator of blocks as a file."""
+    """A file that reads from an iterator of blocks."""
 
     def __init__(self, blocks: Iterator[bytes]):
         self._blocks, self._leftover = blocks, memoryview(b'')
@@ -132,7 +129,7 @@ class _BlockReader(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:
+    def readinto(self, buffer: Any) -> int:
         self._leftover = self._leftover or memoryview(next(self._blocks, b''))
         size = min(len(buffer), len(self._leftover))
         buffer[:size] = self._leftover[:size]
@@ -145,25 +142,25 @@ def _read_txt(path: Path, text_field: str) -> Documents:
 
 
 def _read_jsonl(path: Path, text_field: str) -> Documents:
-    for where, record in read_json_lines(path):
-        check_field(text_field, record, where)
-        yield where, (to_bytes(record[text_field], text_field, where),)
+    for location, record in read_json_lines(path):
+        check_field(text_field, record, location)
+        yield location, (to_bytes(record[text_field], text_field, location),)
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields (FILE:LINE, the object) of each line of a .jsonl file, which may be compressed.
+    """Yields (FILE:LINE, object) for each line of a .jsonl file, which may be compressed.
 
-    Raises ValueError, naming file and line, for one that holds no object.
+    Raises ValueError, with file and line, for a line that is no object.
     """
     with contextlib.closing(_read_blocks(path)) as blocks:
         file = io.BufferedReader(_BlockReader(blocks), BLOCK)
         for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b''), 1):
-            where = f'{path}:{number}'
+            location = f'{path}:{number}'
             if len(line) > LONGEST_LINE:
                 raise ValueError(
-                    f'{where} is longer than {LONGEST_LINE:,} bytes, and a line is held in memory '
-                    'whole. Each line of a .jsonl file is one object; a longer text can be a .txt '
-                    'file, which may have any size.'
+                    f'{location} is longer than {LONGEST_LINE:,} bytes, and a line is held in '
+                    'memory whole. Each line of a .jsonl file is one object; a longer text can be '
+                    'a .txt file, which may have any size.'
                 )
             if not line.strip():
                 continue
@@ -171,13 +168,13 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 record = json.loads(line.decode('utf-8', 'surrogateescape'))
             except ValueError as error:
                 raise ValueError(
-                    f'{where} is not JSON: {error}. Each line of a .jsonl file is one object.'
+                    f'{location} is not JSON: {error}. Each line of a .jsonl file is one object.'
                 ) from error
             except RecursionError as error:
-                raise ValueError(f'{where} is nested too deeply to be read.') from error
+                raise ValueError(f'{location} is nested too deeply to be read.') from error
             if not isinstance(record, dict):
-                raise ValueError(f'{where} must be an object; got {type(record).__name__}.')
-            yield where, record
+                raise ValueError(f'{location} must be an object; got {type(record).__name__}.')
+            yield location, record
 
 
 def _read_parquet(path: Path, text_field: str) -> Documents:
@@ -185,13 +182,15 @@ def _read_parquet(path: Path, text_field: str) -> Documents:
     import pyarrow.parquet
 
     # Without a buffer a row group is read at once.
-    how = {'buffer_size': BLOCK, 'page_checksum_verification': True}
+    options: dict[str, Any] = {'buffer_size': BLOCK, 'page_checksum_verification': True}
     try:
-        opened = pyarrow.parquet.ParquetFile(_open_file(path), **how)
-        column_type = dict(zip(opened.schema_arrow.names, opened.schema_arrow.types, strict=True))
+        parquet_file = pyarrow.parquet.ParquetFile(_open_file(path), **options)
+        column_type = dict(
+            zip(parquet_file.schema_arrow.names, parquet_file.schema_arrow.types, strict=True)
+        )
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise ValueError(f'{path} is not a parquet file: {first_line(error)}') from error
-    with opened as file:
+    with parquet_file as file:
         check_field(text_field, column_type, str(path))
         if pyarrow.types.is_nested(column_type[text_field]):
             raise ValueError(
@@ -202,12 +201,12 @@ def _read_parquet(path: Path, text_field: str) -> Documents:
             rows = _rows_per_batch(file, text_field)
             if _is_dictionary(file, text_field):
                 # A value that a dictionary holds once may stand in millions of rows.
-                how |= {'read_dictionary': [text_field], 'metadata': file.metadata}
-            with pyarrow.parquet.ParquetFile(_open_file(path), **how) as file:
+                options |= {'read_dictionary': [text_field], 'metadata': file.metadata}
+            with pyarrow.parquet.ParquetFile(_open_file(path), **options) as file:
                 for batch in file.iter_batches(rows, columns=[text_field]):
                     for value in _cast_to_binary(batch.column(0)):
-                        where = f'{path}[{row}]'
-                        yield where, (to_bytes(value.as_py(), text_field, where),)
+                        location = f'{path}[{row}]'
+                        yield location, (to_bytes(value.as_py(), text_field, location),)
                         row += 1
         except (pyarrow.ArrowException, OSError) as error:
             raise ValueError(
@@ -216,7 +215,7 @@ def _read_parquet(path: Path, text_field: str) -> Documents:
 
 
 def _cast_to_binary(column: Any) -> Any:
-    """Returns a column of text as bytes: what is not UTF-8 is up to data.invalid_utf8."""
+    """Returns a text column as bytes; invalid UTF-8 is left to data.invalid_utf8."""
     import pyarrow
 
     casts = {pyarrow.string(): pyarrow.binary(), pyarrow.large_string(): pyarrow.large_binary()}
@@ -227,7 +226,7 @@ def _cast_to_binary(column: Any) -> Any:
 
 
 def _list_encodings(file: Any, text_field: str) -> Iterator[tuple[set[str], int, int]]:
-    """Yields the encodings of the text in a row group, its bytes as they are coded, its rows."""
+    """Yields (encodings of the text, its encoded bytes, rows) for each row group."""
     for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
         chunks = [group.column(i) for i in range(group.num_columns)]
         chunks = [chunk for chunk in chunks if chunk.path_in_schema == text_field]
@@ -236,33 +235,61 @@ def _list_encodings(file: Any, text_field: str) -> Iterator[tuple[set[str], int,
 
 
 def _is_dictionary(file: Any, text_field: str) -> bool:
-    """Whether the text can be read as a dictionary: Arrow cannot where it has deltas besides."""
-    encodings = {one for found, _, _ in _list_encodings(file, text_field) for one in found}
-    return bool(encodings & DICTIONARY) and not any(one.startswith(DELTA) for one in encodings)
+    """Returns whether Arrow can read the text as a dictionary, which it cannot if there are deltas
+    too.
+    """
+    encodings = {
+        encoding
+        for row_group_encodings, _, _ in _list_encodings(file, text_field)
+        for encoding in row_group_encodings
+    }
+    return bool(encodings & DICTIONARY) and not any(
+        encoding.startswith(DELTA) for encoding in encodings
+    )
 
 
 def _rows_per_batch(file: Any, text_field: str) -> int:
-    """Returns how many rows have about PARQUET_BATCH bytes of text, in the widest row group.
+    """Returns the number of rows with about PARQUET_BATCH bytes of text, in the widest row group.
 
-    Text that is coded as what it shares with the row above may be as long as all that is coded.
+    With delta encodings a row may share text with the row above, so that it may be as long as the
+    whole row group is in encoded form.
     """
-    may_expand, most = not _is_dictionary(file, text_field), 1
+    may_expand, longest_row = not _is_dictionary(file, text_field), 1
     for encodings, size, n_rows in _list_encodings(file, text_field):
         is_shared = may_expand and encodings & {f'{DELTA}BYTE_ARRAY', *DICTIONARY}
-        most = max(most, size if is_shared else size // max(n_rows, 1))
-    return max(1, min(PARQUET_ROWS, PARQUET_BATCH // most))
+        longest_row = max(longest_row, size if is_shared else size // max(n_rows, 1))
+    return max(1, min(PARQUET_ROWS, PARQUET_BATCH // longest_row))
 
 
 def check_field(name: str, fields: Iterable[str], location: str) -> None:
-    """Raises ValueError if the field with the text is missing."""
+    """Checks that the field with the text exists.
+
+    Args:
+      name: data.text_field.
+      fields: the fields of the record or file.
+      location: the record or file, for the error.
+
+    Raises:
+      ValueError: if it is missing.
+    """
     if name not in fields:
-        found = ', '.join(map(repr, fields)) or 'none'
+        names = ', '.join(map(repr, fields)) or 'none'
         raise ValueError(
-            f'{location} has no field {name!r}; fields found: {found}. Set data.text_field to one.'
+            f'{location} has no field {name!r}; fields found: {names}. Set data.text_field to one.'
         )
 
 
 def to_bytes(value: Any, name: str, location: str) -> bytes:
+    """Returns the text of a record as bytes.
+
+    Args:
+      value: the value of the field.
+      name: the name of the field, for errors.
+      location: the record, for errors.
+
+    Raises:
+      ValueError: if it is null or no text.
+    """
     if isinstance(value, str):
         try:
             return value.encode('utf-8', 'surrogateescape')

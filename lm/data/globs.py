@@ -1,4 +1,4 @@
-"""Globs: files of this machine, each of them once, and paths of a list, in linear time."""
+"""Globs over files of this machine, each file once, and over a list of paths, in linear time."""
 
 import dataclasses
 import fnmatch
@@ -12,18 +12,20 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-MAX_LENGTH = 1000  # characters of a pattern of somebody else's
+MAX_LENGTH = 1000  # characters of a pattern, which a stranger may have written
 # `**/` is any number of folders if it is one itself; elsewhere `**` is any characters.
 TOKEN = re.compile(r'(?<![^/{,])\*\*/|\*\*+|\*|\?|\[!?\]?[^]/]*\]|.', re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """A glob of paths between slashes: `*` stays within a folder, `**` descends, `?` is a
-    character, `[a-z]` one of a class, `[!a-z]` one of none, `{a,b}` either.
+    """A glob of paths with slashes.
 
-    A match takes time in proportion to len(text) and to the logarithm of a path's length. Raises
-    ValueError for a text of more than LONGEST characters.
+    `*` stays within a folder, `**` descends, `?` is any character, `[a-z]` a character class,
+    `[!a-z]` its complement, `{a,b}` an alternative.
+
+    Matching takes time in proportion to len(text) and to the logarithm of the path's length. Raises
+    ValueError for a text of more than MAX_LENGTH characters.
     """
 
     text: str
@@ -36,7 +38,7 @@ class Pattern:
 
     @functools.cached_property
     def prefix(self) -> str:
-        """The characters that all matches begin with."""
+        """The literal characters that begin every match."""
         return re.split(r'[*?\[{]', self.text, maxsplit=1)[0]
 
     @functools.cached_property
@@ -44,14 +46,14 @@ class Pattern:
         return _parse_tokens(TOKEN.findall(self.text))
 
     def fullmatch(self, path: str) -> bool:
-        """Whether the pattern matches all of `path`."""
+        """Returns whether the pattern matches all of `path`."""
         return bool(_advance(self.nodes, 1, _PathPositions(path)) >> len(path))
 
 
 def _parse_tokens(tokens: list[str]) -> list:
-    """Returns a list of tokens and, for each {a,b}, of the list of its alternatives.
+    """Returns a list of tokens, with a nested list of alternatives for each {a,b}.
 
-    A brace without its other one, or without a comma, is a character.
+    A brace without its counterpart, or without a comma, is a literal character.
     """
     open_groups = [[[]]]  # the alternatives so far of each group that is open
     for token in tokens:
@@ -68,13 +70,17 @@ def _parse_tokens(tokens: list[str]) -> list:
         else:
             alternatives[-1].append(token)
     while len(open_groups) > 1:
-        first, *others = open_groups.pop()
-        open_groups[-1][-1] += ['{', *first, *(node for o in others for node in (',', *o))]
+        first, *more_alternatives = open_groups.pop()
+        open_groups[-1][-1] += [
+            '{',
+            *first,
+            *(node for alternative in more_alternatives for node in (',', *alternative)),
+        ]
     return open_groups[0][0]
 
 
 class _PathPositions:
-    """Sets of places in a path, as the bits of an integer: bit i is before character i."""
+    """Sets of positions in a path, as bits of an integer: bit i is before character i."""
 
     def __init__(self, path: str):
         self.path, self.masks = path, {}
@@ -82,22 +88,25 @@ class _PathPositions:
         self.slash = self.match_token('/')
 
     def match_token(self, token: str) -> int:
-        """Returns the places before the characters that match `token`: one, a class or '?'."""
+        """Returns the positions before characters that match `token` (a character, a class
+        or '?').
+        """
         if token not in self.masks:
             if len(token) == 1 and token != '?':
                 is_match = token.__eq__
             else:
-                one = re.compile(fnmatch.translate(token))
-                is_match = lambda c: c != '/' and one.match(c)  # noqa: E731
+                pattern = re.compile(fnmatch.translate(token))
+                is_match = lambda c: c != '/' and pattern.match(c)  # noqa: E731
             self.masks[token] = sum(1 << i for i, c in enumerate(self.path) if is_match(c))
         return self.masks[token]
 
     def extend_to_end(self, positions: int) -> int:
-        """Returns all places from the first of `places` on."""
+        """Returns all positions from the first of `positions` on."""
         return self.all_positions & ~((positions & -positions) - 1)
 
     def extend_in_folder(self, positions: int) -> int:
-        """Returns the places that are reached without a slash, by doubling the distance."""
+        """Returns the positions that are reached without a slash, by doubling the distance."""
+        # The positions that a step of `distance` reaches without crossing a slash.
         can_enter, distance = self.all_positions & ~(self.slash << 1), 1
         while distance <= len(self.path):
             positions |= can_enter & (positions << distance)
@@ -107,7 +116,7 @@ class _PathPositions:
 
 
 def _advance(nodes: list, positions: int, path: _PathPositions) -> int:
-    """Returns the places where a match of `nodes` can end that begins at one of `places`."""
+    """Returns the positions where a match of `nodes` that begins at one of `positions` can end."""
     for node in nodes:
         if not positions:
             return 0
@@ -128,10 +137,13 @@ def _advance(nodes: list, positions: int, path: _PathPositions) -> int:
 
 
 class Matches(NamedTuple):
-    """The regular files that a glob matches, in order of their paths, and what is left out.
+    """The regular files that a glob matches, in order of their paths, and everything that is left
+    out.
 
-    doubles: other names, by links, of files among `files` and of folders that are descended into.
-    others: pipes, sockets, devices, dangling links, and folders that hold none of `files`.
+    Attributes:
+      files: the files to read.
+      duplicates: other names, by links, of entries in `files` and of folders that are searched.
+      non_files: pipes, sockets, devices, dangling links, and folders that hold none of `files`.
     """
 
     files: tuple[Path, ...]
@@ -142,35 +154,37 @@ class Matches(NamedTuple):
 def find_files(pattern: str) -> Matches:
     """Returns the files that match `pattern`, where `**` descends, or the file of that name.
 
-    A file that has several names by links is there once, by one that has no link in it if there
-    is one. The names and their order are those of `glob.glob` if there are no links.
+    A file with several names, by links, appears once, under a name without a link in it if
+    possible. Without links, the names and their order equal `glob.glob`.
     """
     # A file of this very name may hold characters that mean something in a pattern.
-    doubles, is_file = [], os.path.isfile(pattern)
-    paths = {pattern} if is_file else {*iterate_paths(pattern, doubles)}
-    by_inode, folders, others = defaultdict(list), [], []
+    duplicates, is_file = [], os.path.isfile(pattern)
+    paths = {pattern} if is_file else {*iterate_paths(pattern, duplicates)}
+    by_inode, folders, non_files = defaultdict(list), [], []
     for path in sorted(paths):
         try:
             status = os.stat(path)
         except OSError:
-            others.append(path)
+            non_files.append(path)
             continue
         if stat.S_ISREG(status.st_mode):
             by_inode[status.st_dev, status.st_ino, status.st_nlink > 1].append(path)
         else:
-            (folders if stat.S_ISDIR(status.st_mode) else others).append(path)
+            (folders if stat.S_ISDIR(status.st_mode) else non_files).append(path)
     files = []
     for (_, _, is_hard_linked), names in by_inode.items():
         files += _drop_links(names, is_hard_linked) if len(names) > 1 else names
-    doubles += {*paths} - {*files, *folders, *others}
+    duplicates += {*paths} - {*files, *folders, *non_files}
     parents = {str(parent) for file in files for parent in Path(file).parents}
     if pattern.rpartition('/')[2] != '**':
-        others += [folder for folder in folders if str(Path(folder)) not in parents]
-    return Matches(tuple(map(Path, sorted(files))), tuple(sorted(doubles)), tuple(sorted(others)))
+        non_files += [folder for folder in folders if str(Path(folder)) not in parents]
+    return Matches(
+        tuple(map(Path, sorted(files))), tuple(sorted(duplicates)), tuple(sorted(non_files))
+    )
 
 
 def _drop_links(names: Iterable[str], is_hard_linked: bool) -> list[str]:
-    """Returns one name of each file, of names that share an inode.
+    """Returns one name for each file, from names that share an inode.
 
     Some network file systems number files by a hash, so that two of them may share a number.
     """
@@ -179,40 +193,42 @@ def _drop_links(names: Iterable[str], is_hard_linked: bool) -> list[str]:
     for name in names:
         by_file['' if is_hard_linked else real[name]].append(name)
     return [
-        min(same, key=lambda name: (real[name] != os.path.abspath(name), name))
-        for same in by_file.values()
+        min(aliases, key=lambda name: (real[name] != os.path.abspath(name), name))
+        for aliases in by_file.values()
     ]
 
 
 def iterate_paths(pattern: str, duplicates: list[str] | None = None) -> Iterator[str]:
-    """Yields the paths that match, as `glob.glob(pattern, recursive=True)` but for links: a folder
-    that `**` reaches by several names is descended into once, and its other names go to `doubles`.
+    """Yields the paths that match, as `glob.glob(pattern, recursive=True)` except for links.
+
+    A folder that `**` reaches under several names is searched once; its other names are appended to
+    `duplicates`.
     """
     parts = pattern.split('/')
     if '**' not in parts:
         yield from glob.iglob(pattern)
         return
-    at = parts.index('**')
-    tail = parts[at + 1 :]
+    first_star = parts.index('**')
+    tail = parts[first_star + 1 :]
     while tail[:1] == ['**']:  # twice in a row is once
         del tail[0]
-    bases = [''] if at == 0 else glob.iglob('/'.join(parts[:at]) or '/')
+    bases = [''] if first_star == 0 else glob.iglob('/'.join(parts[:first_star]) or '/')
     for base in bases:
         for folder in _walk(base, [] if duplicates is None else duplicates):
-            inside = os.path.join(glob.escape(folder), *(tail or ['*']))
-            yield from iterate_paths(inside, duplicates)
+            pattern_inside = os.path.join(glob.escape(folder), *(tail or ['*']))
+            yield from iterate_paths(pattern_inside, duplicates)
 
 
 def _walk(base: str, duplicates: list[str]) -> Iterator[str]:
-    """Yields `base` and the folders below it, each real folder once: links come last."""
+    """Yields `base` and the folders below it, each real folder once; links come last."""
     folders, links = deque([(base, os.path.realpath(base or os.curdir))]), deque()
-    seen = set()
+    visited = set()
     while folders or links:
         folder, real = (folders or links).popleft()
-        if real in seen:
+        if real in visited:
             duplicates.append(folder)
             continue
-        seen.add(real)
+        visited.add(real)
         try:
             with os.scandir(folder or os.curdir) as entries:
                 entries = sorted(entries, key=lambda entry: entry.name)

@@ -1,7 +1,8 @@
-"""Data sets of the Hugging Face Hub: which parquet files a name means, fetched as they are read.
+"""Data sets of the Hugging Face Hub: the parquet files that a name means, fetched when they are
+read.
 
-Everything goes through the library huggingface_hub, which keeps what it fetches in a cache of its
-own and takes HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE from the environment.
+The library huggingface_hub keeps fetched files in its own cache, and takes HF_ENDPOINT, HF_TOKEN,
+HF_HOME and HF_HUB_OFFLINE from the environment.
 """
 
 import bisect
@@ -10,7 +11,7 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,14 +26,18 @@ CARD, TRAIN, DATASET = 'README.md', 'train', 'dataset'
 OTHER_SPLITS = {'test', 'testing', 'eval', 'evaluation', 'dev', 'val', 'valid', 'validation'}
 MAX_LISTED = 30  # subsets that an error names at most
 LAST_CHARACTER = chr(sys.maxunicode)
-MAX_WORK = 10**8  # characters of globs times paths that they may match: half a minute
+MAX_WORK = 10**8  # characters of globs times candidate paths: half a minute
 
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """Parquet files of one commit of a data set, in order of their paths.
+    """The parquet files of a data set at one commit, in order of their paths.
 
-    commit: 40 hexadecimal digits. blobs: {path: the hash of its content}.
+    Attributes:
+      name: OWNER/NAME.
+      subset: '' for the default one.
+      commit: 40 hexadecimal digits.
+      blobs: {path: hash of its content}.
     """
 
     name: str
@@ -42,11 +47,11 @@ class Shards:
 
     @property
     def origin(self) -> str:
-        """The data.source that means these very files, whatever is committed later."""
+        """The data.source that always means exactly these files."""
         return f'hub:{self.name}@{self.commit}' + (f':{self.subset}' if self.subset else '')
 
     def documents(self, text_field: str) -> Documents:
-        """Yields all documents, and fetches each file when its turn comes."""
+        """Yields all documents; fetches each file when its turn comes."""
         for path in self.blobs:
             with _explain_errors(self.name, path):
                 local = _import_hub().hf_hub_download(
@@ -56,10 +61,10 @@ class Shards:
 
 
 def open_shards(argument: str) -> Shards:
-    """Returns the files of NAME[@REVISION][:SUBSET], listed and not yet fetched.
+    """Returns the files of NAME[@REVISION][:SUBSET], listed but not fetched.
 
-    Raises ValueError without the library, for a data set, revision or subset that is not there, and
-    where the hub cannot be asked and the cache does not hold the answer.
+    Raises ValueError without the library, for a missing data set, revision or subset, and if the
+    hub cannot be reached and the cache lacks the list.
     """
     if not argument:
         raise ValueError("data.source 'hub' needs a name, such as hub:OWNER/NAME:SUBSET.")
@@ -74,15 +79,15 @@ def open_shards(argument: str) -> Shards:
         _explain_errors(name, f'its list of files{f" at {revision}" if revision else ""}'),
         _hide_progress_bars(),
     ):
-        about = {'repo_type': DATASET, 'revision': revision or None}
-        # The card comes for its subsets; the library then holds the list of all files.
-        folder = Path(library.snapshot_download(name, allow_patterns=[CARD, '.git*'], **about))
-        listed = library.get_cached_repo_tree(name, repo_type=DATASET, revision=folder.name)
-        is_there = (folder / CARD).is_file()
-        card = _read_card(name, folder / CARD) if is_there else None
-    paths = [file.path for file in listed if file.path.endswith('.parquet')]
+        repo_args = {'repo_type': DATASET, 'revision': revision or None}
+        # The card lists the subsets. After this call the library has the list of all files.
+        folder = Path(library.snapshot_download(name, allow_patterns=[CARD, '.git*'], **repo_args))
+        repo_files = library.get_cached_repo_tree(name, repo_type=DATASET, revision=folder.name)
+        has_card = (folder / CARD).is_file()
+        card = _read_card(name, folder / CARD) if has_card else None
+    paths = [file.path for file in repo_files if file.path.endswith('.parquet')]
     chosen = {*select_files(name, subset, paths, {} if card is None else card)}
-    blobs = {file.path: file.blob_id for file in listed if file.path in chosen}
+    blobs = {file.path: file.blob_id for file in repo_files if file.path in chosen}
     return Shards(name, subset, folder.name, dict(sorted(blobs.items())))
 
 
@@ -104,13 +109,13 @@ def select_files(
     folders that hold the files.
 
     Args:
-      name: of the data set, for errors.
+      name: the data set, for errors.
       subset: one of the subsets; '' is the default one.
       paths: the parquet files of the data set.
-      card: the fields at the head of its README.md, as somebody wrote them.
+      card: the fields at the head of its README.md, which may have any form.
 
     Raises:
-      ValueError: for a subset that is not there, and for a card of another form, by its field.
+      ValueError: for a missing subset, and for a card of another form, with the field.
     """
     if not paths:
         raise ValueError(
@@ -121,21 +126,27 @@ def select_files(
     folders = sorted({path.partition('/')[0] for path in paths if '/' in path})
     if configs:
         default = [n for n, config in configs.items() if config.is_default or n == 'default']
-        only = [n for n in configs if len(configs) == 1]
-        wanted = subset or next(iter([*default, *only]), '')
-        files = _select_training_files(paths, configs[wanted], name) if wanted in configs else None
+        single = [n for n in configs if len(configs) == 1]
+        config_name = subset or next(iter([*default, *single]), '')
+        files = (
+            _select_training_files(paths, configs[config_name], name)
+            if config_name in configs
+            else None
+        )
     elif subset:
         files = [path for path in paths if path.startswith(f'{subset}/')] or None
         files = None if files is None else _filter_training_paths(files)
     else:
         files = _filter_training_paths(paths)
     if files is None:
-        there = [*(configs or folders)]
-        more = f' and {len(there) - MAX_LISTED} more' if len(there) > MAX_LISTED else ''
-        what = f'has no subset {subset!r}' if subset else 'has several subsets, and none by default'
+        subsets = [*(configs or folders)]
+        suffix = f' and {len(subsets) - MAX_LISTED} more' if len(subsets) > MAX_LISTED else ''
+        problem = (
+            f'has no subset {subset!r}' if subset else 'has several subsets, and none by default'
+        )
         raise ValueError(
-            f'hub:{name} {what}; there are {", ".join(there[:MAX_LISTED])}{more}. Write '
-            f'hub:{name}:SUBSET.{suggest_nearest(subset, there) if subset else ""}'
+            f'hub:{name} {problem}; there are {", ".join(subsets[:MAX_LISTED])}{suffix}. Write '
+            f'hub:{name}:SUBSET.{suggest_nearest(subset, subsets) if subset else ""}'
         )
     if not files:
         raise ValueError(f'hub:{name}{f":{subset}" if subset else ""} has no split {TRAIN!r}.')
@@ -143,7 +154,7 @@ def select_files(
 
 
 class HubConfig(NamedTuple):
-    """One of a card's `configs`. field: where the card has its data_files, for errors."""
+    """An entry of a card's `configs`. field: its data_files in the card, for errors."""
 
     data_files: Any
     field: str
@@ -151,7 +162,7 @@ class HubConfig(NamedTuple):
 
 
 def _read_configs(name: str, card: Any) -> dict[str, HubConfig]:
-    """Returns the `configs` of a card that name files, by their names."""
+    """Returns the `configs` of a card that name files, by name."""
     if not isinstance(card, Mapping):
         raise _card_error(name, 'the head', 'fields', card)
     configs = card.get('configs')
@@ -172,15 +183,16 @@ def _read_configs(name: str, card: Any) -> dict[str, HubConfig]:
 
 
 def _card_error(name: str, field: str, expected: str, value: Any) -> ValueError:
-    held = repr(value[:60]) if isinstance(value, str) else type(value).__name__
+    """Returns the error for a field of a card that has another form."""
+    got = repr(value[:60]) if isinstance(value, str) else type(value).__name__
     return ValueError(
-        f'hub:{name}: {field} of its card must be {expected}; got {held}. Its files can be fetched '
+        f'hub:{name}: {field} of its card must be {expected}; got {got}. Its files can be fetched '
         'for data.source=text:GLOB all the same.'
     )
 
 
 class CardEntry(NamedTuple):
-    """Files of a card. field: where the card has their globs; split: None if it names none."""
+    """Files that a card names. field: their globs in the card; split: None if unnamed."""
 
     field: str
     split: Any
@@ -188,8 +200,9 @@ class CardEntry(NamedTuple):
 
 
 def _list_entries(config: HubConfig) -> list[CardEntry]:
-    """Returns the entries of `data_files`: a glob, {SPLIT: globs}, or a list of globs or of
-    {split, path: globs}.
+    """Returns the entries of `data_files`, which has one of four forms.
+
+    They are a glob, {SPLIT: globs}, and a list of globs or of {split, path: globs}.
     """
     match config.data_files:
         case {'path': globs, **others} if others.keys() <= {'split'}:
@@ -198,18 +211,19 @@ def _list_entries(config: HubConfig) -> list[CardEntry]:
             return [CardEntry(f'{config.field}.{split}', split, splits[split]) for split in splits]
         case list() as entries:
             return [
-                CardEntry(f'{config.field}[{i}].path', one.get('split'), one.get('path'))
-                if isinstance(one, Mapping)
-                else CardEntry(f'{config.field}[{i}]', None, one)
-                for i, one in enumerate(entries)
+                CardEntry(f'{config.field}[{i}].path', entry.get('split'), entry.get('path'))
+                if isinstance(entry, Mapping)
+                else CardEntry(f'{config.field}[{i}]', None, entry)
+                for i, entry in enumerate(entries)
             ]
         case globs:
             return [CardEntry(config.field, None, globs)]
 
 
 def _select_training_files(paths: Sequence[str], config: HubConfig, name: str) -> list[str]:
-    """Returns the files of the split `train` of one of a card's `configs`; without splits, those
-    that look like no other split's.
+    """Returns the files of the split `train` in a config of the card.
+
+    Without named splits, returns the files whose names belong to no other split.
     """
     entries, patterns = _list_entries(config), []
     has_splits = any(entry.split is not None for entry in entries)
@@ -223,7 +237,7 @@ def _select_training_files(paths: Sequence[str], config: HubConfig, name: str) -
 
 
 def _read_patterns(name: str, field: str, value: Any) -> list[Pattern]:
-    """Returns the globs of a path, or list of paths, of a card. None leads out of the data set."""
+    """Returns the globs of a path, or list of paths, in a card. None leads out of the data set."""
     patterns = []
     for text in value if isinstance(value, list) else [value]:
         if not isinstance(text, str):
@@ -240,21 +254,24 @@ def _read_patterns(name: str, field: str, value: Any) -> list[Pattern]:
 def _match_paths(
     name: str, field: str, paths: Sequence[str], patterns: Sequence[Pattern]
 ) -> list[str]:
-    """Returns the paths that a pattern matches. As for `datasets`, what is hidden, by a dot or in a
-    folder that begins with two underscores, is matched by its spelling alone.
+    """Returns the paths that match one of the patterns.
+
+    As in `datasets`, hidden paths (with a leading dot, or in a folder with two leading underscores)
+    match only a pattern that spells this out.
     """
     ordered, matched, work = sorted(paths), set(), 0
     for pattern in patterns:
+        # Only paths with the literal prefix can match, and these are adjacent in sorted order.
         first = bisect.bisect_left(ordered, pattern.prefix)
         last = bisect.bisect_left(ordered, pattern.prefix + LAST_CHARACTER)
         work += (last - first) * len(pattern.text)
         if work > MAX_WORK:
             raise _card_error(name, field, f'fewer globs for {len(paths):,} files', patterns)
-        hidden = _count_hidden(pattern.text)
+        n_hidden = _count_hidden(pattern.text)
         matched |= {
             path
             for path in ordered[first:last]
-            if _count_hidden(path) == hidden and pattern.fullmatch(path)
+            if _count_hidden(path) == n_hidden and pattern.fullmatch(path)
         }
     return [path for path in paths if path in matched]
 
@@ -267,10 +284,10 @@ def _count_hidden(path: str) -> int:
 
 
 def _filter_training_paths(paths: Sequence[str]) -> list[str]:
-    """Returns the files whose path has the word train, or else no word of another split."""
+    """Returns the paths with the word train, or else the paths without a word of another split."""
     words = {path: {*re.split(r'[^a-z]+', path.lower())} for path in paths}
-    named = [path for path in paths if words[path] & {TRAIN, 'training'}]
-    return named or [path for path in paths if not words[path] & OTHER_SPLITS]
+    training_paths = [path for path in paths if words[path] & {TRAIN, 'training'}]
+    return training_paths or [path for path in paths if not words[path] & OTHER_SPLITS]
 
 
 def _import_hub() -> Any:
@@ -288,8 +305,8 @@ def _import_hub() -> Any:
 
 
 @contextlib.contextmanager
-def _hide_progress_bars() -> Iterator[None]:
-    """Shows no bars of progress for the files that are fetched."""
+def _hide_progress_bars() -> Generator[None]:
+    """Hides the library's progress bars."""
     utils = _import_hub().utils
     if utils.are_progress_bars_disabled():
         yield
@@ -302,8 +319,8 @@ def _hide_progress_bars() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explain_errors(name: str, target: str) -> Iterator[None]:
-    """Turns the library's errors into one line each."""
+def _explain_errors(name: str, target: str) -> Generator[None]:
+    """Turns the library's errors into ValueErrors of one line. target: what was fetched."""
     library = _import_hub()
     errors, endpoint = library.errors, library.constants.ENDPOINT
     try:
@@ -322,11 +339,13 @@ def _explain_errors(name: str, target: str) -> Iterator[None]:
         raise ValueError(f'hub:{name} has no such revision: {first_line(error)}') from error
     except (errors.LocalEntryNotFoundError, errors.CachedRepoTreeNotFoundError) as error:
         cache = library.constants.HF_HUB_CACHE
-        why = f'{endpoint} cannot be reached'
+        reason = f'{endpoint} cannot be reached'
         if library.constants.HF_HUB_OFFLINE:
-            why = f'HF_HUB_OFFLINE={os.environ.get("HF_HUB_OFFLINE", "")} keeps it from the network'
+            reason = (
+                f'HF_HUB_OFFLINE={os.environ.get("HF_HUB_OFFLINE", "")} keeps it from the network'
+            )
         raise ValueError(
-            f'hub:{name}: {target} is not in the cache {cache}, and {why}. Start once with the '
+            f'hub:{name}: {target} is not in the cache {cache}, and {reason}. Start once with the '
             'network, or set HF_HOME to where it is.'
         ) from error
     except (OSError, errors.HFValidationError) as error:

@@ -1,13 +1,13 @@
-"""The batch of a step: rows are picked by a pure function of (seed, step).
+"""Batches: the rows of a step are a pure function of (seed, step).
 
-In a mixture the source of a row follows from the row's number alone (`Shares`), so every beginning
-of the order has the shares, and each source has an order of its own. Neither the number of hosts
-nor of reading threads matters, and resuming at a step needs no state but its number.
+In a mixture, the source of a row depends only on the row's number (`Shares`). Every prefix of the
+order therefore has the shares, and each source has an order of its own. The number of hosts and of
+reading threads does not matter, and resuming at a step needs no state but its number.
 """
 
 import bisect
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -36,15 +36,27 @@ def batch_at(
 ) -> Batch:
     """Returns this process's slice of the batch of `step`, [batch_size / process_count, T+1].
 
-    Rows are shuffled anew for each epoch; batch s is rows s * B to (s + 1) * B of that order.
-    transform(row, rng) makes of each what the objective needs; (seed, step, i) decide the rng.
+    Rows are shuffled anew for each epoch. Batch s is rows s * B to (s + 1) * B of that order.
+
+    Args:
+      rows: the rows of a split.
+      step: s, from 0.
+      batch_size: B, over all processes.
+      seed: determines the order.
+      transform: transform(row, rng) turns each row into the examples of the objective; (seed, step,
+        i) determine the rng.
+      process_index: the index of this process.
+      process_count: number of processes.
+
+    Returns:
+      {name: array}.
     """
-    mine = _local_rows(batch_size, process_index, process_count)
-    found = [_read_row(rows, seed, step * batch_size + i) for i in mine]
+    local_rows = _local_rows(batch_size, process_index, process_count)
+    batch_rows = [_read_row(rows, seed, step * batch_size + i) for i in local_rows]
     if transform is not None:
-        rngs = [np.random.default_rng((seed, step, i)) for i in mine]
-        found = [transform(row, rng) for row, rng in zip(found, rngs, strict=True)]
-    return _stack(found)
+        rngs = [np.random.default_rng((seed, step, i)) for i in local_rows]
+        batch_rows = [transform(row, rng) for row, rng in zip(batch_rows, rngs, strict=True)]
+    return _stack(batch_rows)
 
 
 def _read_row(rows: Rows | MixedRows, seed: int, number: int) -> Batch:
@@ -52,13 +64,13 @@ def _read_row(rows: Rows | MixedRows, seed: int, number: int) -> Batch:
     if not isinstance(rows, MixedRows):
         return rows[_row_order(len(rows), seed)[number]]
     source, number = rows.shares.locate_row(number)
-    own = rows.sources[source]
-    return own[_row_order(len(own), seed, (source,))[number]]
+    source_rows = rows.sources[source]
+    return source_rows[_row_order(len(source_rows), seed, (source,))[number]]
 
 
 @functools.lru_cache(CACHED_ORDERS)
 def _row_order(n_rows: int, seed: int, key: tuple[int, ...] = ()) -> Any:
-    """Row numbers without end: a permutation of all rows, then another, ..., random access."""
+    """Returns row numbers without end: one permutation of all rows after another, random access."""
     import grain
 
     # Grain shuffles epoch e by seed + e: unhashed, neighbouring seeds would share epochs.
@@ -67,6 +79,7 @@ def _row_order(n_rows: int, seed: int, key: tuple[int, ...] = ()) -> Any:
 
 
 def _local_rows(batch_size: int, process_index: int, process_count: int) -> range:
+    """Returns the positions in a batch that belong to this process."""
     if batch_size % process_count or not 0 <= process_index < process_count:
         raise ValueError(
             f'data.batch_size must be a multiple of the number of processes, each taking its '
@@ -76,12 +89,12 @@ def _local_rows(batch_size: int, process_index: int, process_count: int) -> rang
     return range(process_index * share, (process_index + 1) * share)
 
 
-def _stack(rows: list[Batch]) -> Batch:
+def _stack(rows: Sequence[Mapping[str, Any]]) -> Batch:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 class Cursor(NamedTuple):
-    """A run's place in its order of the text: the batch it needs next, and one past its last."""
+    """A run's position in its order: the index of the next batch, and one past its last."""
 
     seed: int
     index: int
@@ -89,10 +102,10 @@ class Cursor(NamedTuple):
 
 
 class Feed:
-    """Batches for any number of runs, made ahead by READERS threads in all.
+    """Batches for any number of runs, prefetched by READERS threads in total.
 
-    A batch is made once for all the runs at the same place of the same order. `prefetch` batches
-    are made ahead, shared evenly between the orders, with 0 none, else at least one of each order.
+    Runs at the same position of the same order share a batch. `prefetch` batches are made ahead,
+    divided evenly among the orders: none if it is 0, otherwise at least one per order.
     """
 
     def __init__(
@@ -105,34 +118,34 @@ class Feed:
         process_index: int = 0,
         process_count: int = 1,
     ):
-        _local_rows(batch_size, process_index, process_count)  # refused here, not in a thread
+        _local_rows(batch_size, process_index, process_count)  # raises here, not in a thread
         process = {'process_index': process_index, 'process_count': process_count}
-        how = {'batch_size': batch_size, 'transform': transform} | process
-        self._make_batch = functools.partial(batch_at, rows, **how)
+        options = {'batch_size': batch_size, 'transform': transform} | process
+        self._make_batch = functools.partial(batch_at, rows, **options)
         self._prefetch = prefetch
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix=THREAD_PREFIX)
         self._futures: dict[tuple[int, int], Future[Batch]] = {}
 
     def take(self, cursors: Sequence[Cursor]) -> list[Batch]:
-        """Returns the batch of each place, begins the following ones, and drops all others."""
+        """Returns the batch at each cursor, starts the following ones, and drops all others."""
         stops: dict[tuple[int, int], int] = {}
         for seed, index, stop in cursors:
             stops[seed, index] = max(stop, stops.get((seed, index), stop))
-        before, self._futures = self._futures, {}
-        ahead = -(-self._prefetch // len(stops))
-        for offset in range(ahead + 1):  # what is needed first is begun first
+        futures, self._futures = self._futures, {}
+        n_ahead = -(-self._prefetch // len(stops))
+        for offset in range(n_ahead + 1):  # in the order in which the runs need them
             for (seed, start), stop in stops.items():
                 index = start + offset
                 if (seed, index) not in self._futures and (offset == 0 or index < stop):
-                    future = before.pop((seed, index), None)
+                    future = futures.pop((seed, index), None)
                     future = future or self._pool.submit(self._make_batch, index, seed=seed)
                     self._futures[seed, index] = future
-        for unwanted in before.values():
-            unwanted.cancel()
+        for stale in futures.values():
+            stale.cancel()
         return [self._futures[place[:2]].result() for place in cursors]
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Stops the threads."""
         self._pool.shutdown(cancel_futures=True)
         self._futures.clear()
 
@@ -145,41 +158,68 @@ def evaluation_batches(
     process_index: int = 0,
     process_count: int = 1,
 ) -> Iterator[Batch]:
-    """Yields every row once, in order, the last batch padded; at most `limit` batches, 0: all."""
-    mine = _local_rows(batch_size, process_index, process_count)
+    """Yields every row once, in order; the last batch is padded with zeros.
+
+    Args:
+      rows: the rows of a split.
+      batch_size: rows per batch, over all processes.
+      limit: maximum number of batches; 0: all.
+      process_index: the index of this process.
+      process_count: number of processes.
+    """
+    local_rows = _local_rows(batch_size, process_index, process_count)
     n_batches = -(-len(rows) // batch_size)
     blank = {name: np.zeros_like(value) for name, value in rows[0].items()}
     for batch in range(min(n_batches, limit or n_batches)):
-        at = [batch * batch_size + i for i in mine]
-        yield _stack([rows[i] if i < len(rows) else blank for i in at])
+        row_numbers = [batch * batch_size + i for i in local_rows]
+        yield _stack([rows[i] if i < len(rows) else blank for i in row_numbers])
 
 
 def steps_in_epoch(rows: Rows | MixedRows, batch_size: int, epochs: int = 1) -> int:
-    """Returns the last step at which no source has begun epoch `epochs` + 1."""
-    beyond = epochs * len(rows) // batch_size + 1  # with more rows than all sources have
+    """Returns the last step at which no source has begun epoch `epochs` + 1.
+
+    Args:
+      rows: the training split.
+      batch_size: rows per step.
+      epochs: passes over each source.
+    """
+    n_steps = epochs * len(rows) // batch_size + 1  # more rows than all sources have
 
     def exceeds_epochs(steps: int) -> bool:
         return max(_count_epochs(rows, steps * batch_size)) > epochs
 
-    return bisect.bisect_left(range(beyond), True, key=exceeds_epochs) - 1
+    # The number of begun epochs grows with the steps, so that bisection finds the last valid step.
+    return bisect.bisect_left(range(n_steps), True, key=exceeds_epochs) - 1
 
 
 def _count_epochs(rows: Rows | MixedRows, n: int) -> list[int]:
-    """Returns how many epochs of each source the first n rows begin."""
+    """Returns the number of epochs of each source that the first n rows begin."""
     if not isinstance(rows, MixedRows):
         return [-(-n // len(rows))]
     counts = rows.shares.count_rows(n)
-    return [-(-count // len(own)) for count, own in zip(counts, rows.sources, strict=True)]
+    return [
+        -(-count // len(source_rows))
+        for count, source_rows in zip(counts, rows.sources, strict=True)
+    ]
 
 
 def check_epochs(cfg: DataConfig, steps: int, rows: Rows | MixedRows) -> int:
-    """Returns how many epochs `steps` begin. Raises ValueError if they exceed cfg.epochs."""
+    """Returns the number of epochs that a run begins.
+
+    Args:
+      cfg: the data section.
+      steps: the number of steps.
+      rows: the training split.
+
+    Raises:
+      ValueError: if it exceeds cfg.epochs.
+    """
     n = steps * cfg.batch_size
     needed = max(1, *_count_epochs(rows, n))
     if needed <= cfg.epochs:
         return needed
-    most = steps_in_epoch(rows, cfg.batch_size, cfg.epochs)
-    remedy = f'Set data.epochs={needed}, or train.steps to {most} at most'
+    last_step = steps_in_epoch(rows, cfg.batch_size, cfg.epochs)
+    remedy = f'Set data.epochs={needed}, or train.steps to {last_step} at most'
     if not isinstance(rows, MixedRows):
         raise ValueError(
             f'train.steps={steps} needs {needed} epochs, and data.epochs={cfg.epochs}: one epoch '
@@ -187,10 +227,10 @@ def check_epochs(cfg: DataConfig, steps: int, rows: Rows | MixedRows) -> int:
             f'({len(rows)} in all). {remedy}.'
         )
     worst = _count_epochs(rows, n).index(needed)
-    held, count = len(rows.sources[worst]), rows.shares.count_rows(n)[worst]
+    n_rows, count = len(rows.sources[worst]), rows.shares.count_rows(n)[worst]
     raise ValueError(
         f'train.steps={steps} takes {count} sequences of {rows.names[worst]!r} in data.mixture, '
-        f'which holds {held}: {needed} epochs of it, and data.epochs={cfg.epochs}. {remedy}; or '
-        f'give it more text, or {cfg.epochs * held / n:.3g} of the mixture at most instead of '
+        f'which holds {n_rows}: {needed} epochs of it, and data.epochs={cfg.epochs}. {remedy}; or '
+        f'give it more text, or {cfg.epochs * n_rows / n:.3g} of the mixture at most instead of '
         f'{rows.shares.fractions[worst]:.3g}.'
     )

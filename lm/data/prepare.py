@@ -1,21 +1,22 @@
 """Prepares a source: documents to stored tokens, by all processes that start on one cache.
 
-Beside the folder NAME that is to be made lies NAME.pieces, of folders that are renamed when whole:
+Beside the folder NAME that is to be made lies NAME.pieces, with folders that are renamed when
+complete:
 
     scan          a copy of the text, and the table of its documents
     built         the tokenizer
-    settings.json what determines the data besides the text, by which outdated pieces are known
+    settings.json what determines the data besides the text, to recognize outdated pieces
     piece-000000  the tokens of the first piece of the copy; and so on
 
-With the lock of NAME, a process scans and builds what is not there yet. Then it encodes pieces that
-are not there and that no other process holds the lock of, until all are there: which process
-encodes a piece does not change its tokens. With the lock of NAME again, it writes the records from
-the pieces in their order, unless another process has. Sequence length, packing and seed come later.
+A process that holds the lock of NAME makes the scan and the tokenizer if they are missing. Then it
+encodes missing pieces that no other process has locked, until all exist; the tokens of a piece do
+not depend on the process. With the lock of NAME again, it writes the records from the pieces in
+order, unless another process has. Sequence length, packing and seed come later.
 
-What was there before is checked by its hashes before it is used, and made again if it is damaged. A
-lock ends with its process, so nobody waits for one that was killed, and what it has done stays.
-Without locks, work is done twice, and the first folder of a name stays. NAME.pieces takes the space
-of text and tokens, until NAME is there or the text turns out not to be one that can be prepared.
+Existing folders are verified by their hashes before use, and made again if damaged. A lock ends
+with its process, so that nobody waits for a killed process, and its finished work remains. Without
+locks, work is duplicated, and the first folder of a name stays. NAME.pieces needs the space of text
+and tokens, until NAME exists or the text turns out to be impossible to prepare.
 """
 
 import array
@@ -45,23 +46,39 @@ from lm.storage.files import POLL_SEC, InUseError, UnreadableFile, hold_lock, re
 BATCH_CHARACTERS = 4 << 20  # encoded at once, over all cores
 WHOLE_COST = 100  # bytes of memory for each byte of text that `tokenizers` encodes at once
 PIECE_FILES = (*(f'{split}{TOKENS}' for split in SPLITS), INDEX, CONTENTS)
-# To be renamed when their content changes: a version may go on from where an older one was killed.
+# Rename these when their content changes: a newer version may resume the work of an older one.
 SCAN, BUILT, PIECE, SETTINGS = 'scan', 'built', 'piece', 'settings.json'
-TRIES = 10  # attempts of a process whose pieces are removed while it works
+TRIES = 10  # attempts, if other processes remove the pieces meanwhile
 WRITING_MESSAGE = 'data: another process writes the records of the same data'
 
 Parts = Iterator[tuple[str, str | None]]  # (split, the next part of a document, or None at its end)
 
 
 def digest(source: Source, plan: TokenizerPlan, cfg: DataConfig) -> str:
-    """Returns the name of the prepared data: a hash of all that determines it."""
+    """Returns the name of the prepared data: a hash of everything that determines it.
+
+    Args:
+      source: the text.
+      plan: the tokenizer's plan.
+      cfg: the data section.
+    """
     rule = f'{prepared.FORMAT} {cfg.validation_fraction!r} {cfg.invalid_utf8} {source.identity}'
     files = cache.file_digests(cache.root(cfg.cache_dir), source.files)
     return cache.digest_bytes(rule.encode(), plan.identity, *(file.encode() for file in files))
 
 
 def check_unchanged(source: Source, plan: TokenizerPlan, cfg: DataConfig, name: str) -> None:
-    """Raises ValueError if the digest of the source, once read, is not `name` any more."""
+    """Checks a digest again after the source was read.
+
+    Args:
+      source: the text.
+      plan: the tokenizer's plan.
+      cfg: the data section.
+      name: the digest before reading.
+
+    Raises:
+      ValueError: if the digest is another one now.
+    """
     if digest(source, plan, cfg) != name:
         raise ValueError(
             f'the files of data.source={cfg.source} changed while they were read. Run the command '
@@ -77,11 +94,24 @@ def prepare(
     say: Callable,
     wait: bool = True,
 ) -> Path:
-    """Returns the folder of the data with the digest `name`, prepared unless it is there.
+    """Returns the folder of prepared data, and makes it first unless it exists.
 
-    Memory grows by about 40 bytes a document, and by the distinct words of a bpe that is trained.
-    Raises ValueError for a corpus that cannot be split, is not UTF-8, or changes while it is read;
-    InUse, if `wait` is False, once other processes do all the work that is left.
+    Memory grows by about 40 bytes per document, and by the distinct words of a trained bpe.
+
+    Args:
+      source: the text.
+      plan: the tokenizer's plan.
+      cfg: the data section.
+      name: the digest of the data, which names the folder.
+      say: gets lines of progress.
+      wait: whether to wait for other processes once they do all the remaining work.
+
+    Returns:
+      The folder.
+
+    Raises:
+      ValueError: for a corpus that cannot be split, is not UTF-8, or changes while it is read.
+      InUseError: if other processes do all the remaining work and `wait` is False.
     """
     job = PreparationJob(source, plan, cfg, name, say, wait)
     is_suspect, tries = False, 0
@@ -113,10 +143,11 @@ def _assume_intact(folder: Path) -> str:
 
 
 def find_scan_damage(folder: Path) -> str:
+    """Describes the damage of a scan; '' if it is intact."""
     try:
-        with scan.open_scan(folder) as found:
-            for piece in found.pieces:
-                found.check(piece)
+        with scan.open_scan(folder) as corpus:
+            for piece in corpus.pieces:
+                corpus.check(piece)
     except DamagedCopy as error:
         return str(error)
     return ''
@@ -128,7 +159,7 @@ _find_piece_damage = functools.partial(prepared.find_damage, names=PIECE_FILES)
 
 @dataclasses.dataclass(frozen=True)
 class PreparationJob:
-    """One process's share of preparing a dataset."""
+    """The share of one process in preparing a dataset."""
 
     source: Source
     plan: TokenizerPlan
@@ -146,11 +177,15 @@ class PreparationJob:
         return self.path.with_name(f'{self.name}.pieces')
 
     def is_removed(self) -> bool:
-        """Whether another process has removed the pieces: all is done, or was in vain."""
+        """Returns whether another process has removed the pieces: all is done, or the text is
+        invalid.
+        """
         return self.path.is_dir() or not self.pieces.is_dir()
 
     def begin(self, is_suspect: bool) -> None:
-        """Makes the scan and the tokenizer. A suspect scan is read, and made again if damaged."""
+        """Makes the scan and the tokenizer. A suspect scan is verified, and made again if
+        damaged.
+        """
         with cache.hold_folder_lock(
             self.path, cache.WAITING_MESSAGE, self.say, self.wait
         ) as is_locked:
@@ -170,49 +205,51 @@ class PreparationJob:
             )
 
     def _settings(self) -> dict[str, Any]:
-        """Returns what determines the data besides the text itself."""
+        """Returns the settings that determine the data besides the text itself."""
         names = ('source', 'text_field', 'tokenizer', 'validation_fraction', 'invalid_utf8')
         return {name: getattr(self.cfg, name) for name in names}
 
     def _remove_outdated(self) -> None:
         """Removes pieces of an earlier state of the same text, unless a process works on them."""
-        for old in self.path.parent.glob('*.pieces'):
+        for outdated in self.path.parent.glob('*.pieces'):
             with (
                 contextlib.suppress(OSError, UnreadableFile, InUseError),
-                contextlib.ExitStack() as held,
+                contextlib.ExitStack() as stack,
             ):
-                if old == self.pieces or read_json(old / SETTINGS) != self._settings():
+                if outdated == self.pieces or read_json(outdated / SETTINGS) != self._settings():
                     continue
-                for lock in (old.with_suffix('.lock'), *old.glob('*.lock')):
-                    held.enter_context(hold_lock(lock, wait_until=0.0))
-                size = sum(file.stat().st_size for file in old.rglob('*') if file.is_file())
-                cache.discard(old.parent, old.name)
-                self.say(f'data: removed {old}, {size / 1e6:,.1f} MB, of a text that has changed')
+                for lock in (outdated.with_suffix('.lock'), *outdated.glob('*.lock')):
+                    stack.enter_context(hold_lock(lock, wait_until=0.0))
+                size = sum(file.stat().st_size for file in outdated.rglob('*') if file.is_file())
+                cache.discard(outdated.parent, outdated.name)
+                self.say(
+                    f'data: removed {outdated}, {size / 1e6:,.1f} MB, of a text that has changed'
+                )
 
     def _scan_source(self, folder: Path) -> None:
         scan.scan_source(self.source, self.cfg, folder)
         check_unchanged(self.source, self.plan, self.cfg, self.name)
-        with scan.open_scan(folder) as found:
+        with scan.open_scan(folder) as corpus:
             self.say(
                 f'data: preparing {self.cfg.source} with {self.cfg.tokenizer}: '
-                f'{len(found.lengths):,} documents, {found.n_bytes / 1e6:.1f} MB'
+                f'{len(corpus.lengths):,} documents, {corpus.n_bytes / 1e6:.1f} MB'
             )
-            if found.is_one_document:
+            if corpus.is_one_document:
                 self.say(
                     'data: there is one document only; its last lines are the validation split'
                 )
-            for remark in found.remarks:
+            for remark in corpus.remarks:
                 self.say(remark)
 
     def _build_tokenizer(self, folder: Path) -> None:
-        with scan.open_scan(self.pieces / SCAN) as found:
+        with scan.open_scan(self.pieces / SCAN) as corpus:
             if self.plan.is_trained:
-                for piece in found.pieces:
-                    found.check(piece)
-            tokenizer = self.plan.build(training_texts(found, self.cfg.validation_fraction))
-            size = int(found.lengths.max())
+                for piece in corpus.pieces:
+                    corpus.check(piece)
+            tokenizer = self.plan.build(training_texts(corpus, self.cfg.validation_fraction))
+            size = int(corpus.lengths.max())
             if not tokenizer.cuttable and size >= scan.LARGE:
-                name = found.names[int(found.lengths.argmax())]
+                name = corpus.names[int(corpus.lengths.argmax())]
                 self.say(
                     f'NOTE: {name} is a document of {size / 1e6:,.1f} MB, and this tokenizer must '
                     f'have it whole: that takes about {size * WHOLE_COST / 1e9:,.2f} GB of memory. '
@@ -222,14 +259,16 @@ class PreparationJob:
         prepared.seal(folder)
 
     def encode_and_write(self) -> None:
-        """Encodes pieces that are free, waits for the rest, and writes the records."""
+        """Encodes free pieces, waits for the others, and writes the records."""
         if self.path.is_dir():
             return
-        with scan.open_scan(self.pieces / SCAN) as found:
-            boundary = scan.select_boundary(found, self.cfg.validation_fraction)
+        with scan.open_scan(self.pieces / SCAN) as corpus:
+            boundary = scan.select_boundary(corpus, self.cfg.validation_fraction)
             tokenizer = tokenizers.load(self.pieces / BUILT / TOKENIZER)
-            pieces = Pieces(self, found, boundary, tokenizer)
-            for _ in track_progress(pieces.encode_all(), len(found.pieces), 'data: pieces encoded'):
+            pieces = Pieces(self, corpus, boundary, tokenizer)
+            for _ in track_progress(
+                pieces.encode_all(), len(corpus.pieces), 'data: pieces encoded'
+            ):
                 pass
             with cache.hold_folder_lock(
                 self.path, WRITING_MESSAGE, self.say, self.wait
@@ -241,7 +280,7 @@ class PreparationJob:
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """The pieces of a job, encoded by all its processes."""
+    """The pieces of a job, which all its processes encode."""
 
     job: PreparationJob
     corpus: Scan
@@ -249,39 +288,47 @@ class Pieces:
     tokenizer: Tokenizer
 
     def encode_all(self) -> Iterator[None]:
-        """Yields with each piece that is there, encoded by this process or by another."""
-        left = [i for i in range(len(self.corpus.pieces)) if not self._path(i).is_dir()]
-        if n_there := len(self.corpus.pieces) - len(left):
-            self.job.say(f'data: {n_there:,} of {len(self.corpus.pieces):,} pieces are encoded')
-        # Without locks, processes that begin at the same place would do the same all along.
-        begin, is_said = random.randrange(len(left) or 1), False
-        left = left[begin:] + left[:begin]
-        yield from [None] * n_there
-        while left:
-            for i in left:
+        """Encodes missing pieces; yields once for each piece, even if another process
+        encodes it.
+        """
+        missing = [i for i in range(len(self.corpus.pieces)) if not self._path(i).is_dir()]
+        if n_encoded := len(self.corpus.pieces) - len(missing):
+            self.job.say(f'data: {n_encoded:,} of {len(self.corpus.pieces):,} pieces are encoded')
+        # Without locks, processes with the same start would do the same work all along.
+        start, is_reported = random.randrange(len(missing) or 1), False
+        missing = missing[start:] + missing[:start]
+        yield from [None] * n_encoded
+        while missing:
+            for i in missing:
                 with contextlib.suppress(InUseError):
                     self._ensure_piece(i, _assume_intact, wait=False)
-                    left.remove(i)
+                    missing.remove(i)
                     yield
                     break
             else:
                 if not self.job.wait:
                     raise InUseError
-                if not is_said:
+                if not is_reported:
                     self.job.say('data: other processes encode the last pieces')
-                is_said = True
+                is_reported = True
                 time.sleep(POLL_SEC)
 
     def _path(self, i: int) -> Path:
         return self.job.pieces / f'{PIECE}-{i:06}'
 
     def _ensure_piece(self, i: int, find_damage: Callable[[Path], str], wait: bool) -> None:
-        """Encodes a piece. Raises InUse if another process does and `wait` is False."""
-        path, until = self._path(i), math.inf if wait else 0.0
-        what = self.corpus, self.boundary, self.corpus.pieces[i], self.tokenizer
-        with hold_lock(path.with_name(f'{path.name}.lock'), wait_until=until) as is_locked:
+        """Encodes a piece unless it exists. Raises InUseError if another process does and `wait` is
+        False.
+        """
+        path, wait_until = self._path(i), math.inf if wait else 0.0
+        encode_args = self.corpus, self.boundary, self.corpus.pieces[i], self.tokenizer
+        with hold_lock(path.with_name(f'{path.name}.lock'), wait_until=wait_until) as is_locked:
             cache.fill(
-                path, lambda to: encode_piece(*what, to), find_damage, self.job.say, is_locked
+                path,
+                lambda piece_folder: encode_piece(*encode_args, piece_folder),
+                find_damage,
+                self.job.say,
+                is_locked,
             )
 
     def write_dataset(self, folder: Path) -> None:
@@ -290,34 +337,33 @@ class Pieces:
         streams = {split: prepared.TokenStream(dtype) for split in SPLITS}
         writer = prepared.build_record_writer(folder / RECORDS, dtype)
         for i in range(len(self.corpus.pieces)):
-            self._ensure_piece(
-                i, _find_piece_damage, wait=True
-            )  # again if it is not as it was written
+            self._ensure_piece(i, _find_piece_damage, wait=True)  # encodes it again if damaged
             with np.load(self._path(i) / INDEX) as index:
                 for split, n_bytes in zip(SPLITS, index['n_bytes'].tolist(), strict=True):
                     streams[split].add_documents(index[split], n_bytes)
-            # At once, as the writer writes all it knows of the data anew each time.
+            # Both splits in one call, because each call rewrites the metadata of the dataset.
             writer.add_examples({s: streams[s].read_chunks(self._path(i), s) for s in SPLITS})
         writer.add_examples({split: stream.pop_chunks(1) for split, stream in streams.items()})
         writer.close_all()
-        np.savez(folder / INDEX, **{s: np.array(streams[s].starts) for s in SPLITS})
+        starts: dict[str, Any] = {s: np.array(streams[s].starts) for s in SPLITS}
+        np.savez(folder / INDEX, **starts)
         counts = {split: stream.counts() for split, stream in streams.items()}
         shutil.copytree(self.job.pieces / BUILT / TOKENIZER, folder / TOKENIZER)
         self.job.say(
             f'data: {counts["train"]["tokens"]:,} tokens to train on, '
             f'{counts["validation"]["tokens"]:,} to validate on'
         )
-        found = self.corpus
-        invalid = {'documents': found.invalid_documents, 'bytes': found.invalid_bytes}
-        report = {**counts, 'empty_documents': found.empty, 'invalid_utf8': invalid}
-        loss = round_trip.measure_loss(self.tokenizer, round_trip.sample_scan(found))
+        corpus = self.corpus
+        invalid = {'documents': corpus.invalid_documents, 'bytes': corpus.invalid_bytes}
+        report = {**counts, 'empty_documents': corpus.empty, 'invalid_utf8': invalid}
+        loss = round_trip.measure_loss(self.tokenizer, round_trip.sample_scan(corpus))
         report |= {} if loss is None else {ROUND_TRIP: loss}
         write_json(folder / REPORT, report)
         prepared.seal(folder)
 
 
 def training_texts(corpus: Scan, fraction: float) -> Iterator[str]:
-    """Yields the training split, in parts, for a tokenizer to be trained on."""
+    """Yields the training split in parts, to train a tokenizer on."""
     boundary = scan.select_boundary(corpus, fraction)
     for piece in track_progress(
         corpus.pieces, len(corpus.pieces), 'data: pieces read for the tokenizer'
@@ -328,6 +374,7 @@ def training_texts(corpus: Scan, fraction: float) -> Iterator[str]:
 
 
 def _split_spans(corpus: Scan, boundary: Boundary, piece: Piece, tokenizer: Tokenizer) -> Parts:
+    """Yields the parts of each document with its split."""
     for span in scan.iterate_spans(corpus, boundary, piece):
         for part in tokenizer.split(_decode_span(corpus, span), span.name):
             yield span.split, part
@@ -335,11 +382,12 @@ def _split_spans(corpus: Scan, boundary: Boundary, piece: Piece, tokenizer: Toke
 
 
 def _decode_span(corpus: Scan, span: Span) -> Iterator[str]:
-    # With data.invalid_utf8=stop there is nothing to replace: the scan has refused it.
+    # With data.invalid_utf8=stop nothing is replaced here: the scan has raised an error.
     return codecs.iterdecode(corpus.read(span.start, span.stop), 'utf-8', 'replace')
 
 
 def batch_parts(parts: Parts) -> Iterator[list[tuple[str, str | None]]]:
+    """Groups parts until they have BATCH_CHARACTERS."""
     group, size = [], 0
     for split, text in parts:
         group.append((split, text))
@@ -354,31 +402,39 @@ def batch_parts(parts: Parts) -> Iterator[list[tuple[str, str | None]]]:
 def encode_piece(
     corpus: Scan, boundary: Boundary, piece: Piece, tokenizer: Tokenizer, folder: Path
 ) -> None:
-    """Writes the tokens of a piece, BOS document EOS BOS ..., and where documents end in them."""
+    """Writes the tokens of a piece, BOS document EOS BOS ..., and the ends of its documents.
+
+    Args:
+      corpus: the scan.
+      boundary: between the splits.
+      piece: the piece to encode.
+      tokenizer: the tokenizer.
+      folder: the folder to write to.
+    """
     corpus.check(piece)
     dtype, bos = token_dtype(tokenizer), tokenizer.bos_id
     ends = {split: array.array('q') for split in SPLITS}
     n_bytes, n_tokens = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
-    begins = True
+    at_document_start = True
     with contextlib.ExitStack() as stack:
         files = {s: stack.enter_context(open(folder / f'{s}{TOKENS}', 'wb')) for s in SPLITS}
         for group in batch_parts(_split_spans(corpus, boundary, piece, tokenizer)):
             encoded = iter(tokenizer.encode_batch([text for _, text in group if text is not None]))
             for split, text in group:
-                tokens = [tokenizer.eos_id] if text is None else next(encoded)
+                tokens: Any = [tokenizer.eos_id] if text is None else next(encoded)
                 if text is not None and (tokens == bos).any():
                     raise ValueError(
                         f'the tokenizer makes its own BOS, token {bos}, out of text: the start of '
                         'a document could not be told from it. Declare another bos_token beside it.'
                     )
-                tokens = np.concatenate([[bos], tokens]) if begins else tokens
+                tokens = np.concatenate([[bos], tokens]) if at_document_start else tokens
                 files[split].write(np.asarray(tokens, dtype).tobytes())
                 n_tokens[split] += len(tokens)
                 n_bytes[split] += len((text or '').encode())
-                begins = text is None
-                if begins:
+                at_document_start = text is None
+                if at_document_start:
                     ends[split].append(n_tokens[split])
-    index = {split: np.array(ends[split], np.int64) for split in SPLITS}
+    index: dict[str, Any] = {split: np.array(ends[split], np.int64) for split in SPLITS}
     np.savez(folder / INDEX, n_bytes=np.array([n_bytes[split] for split in SPLITS]), **index)
     prepared.seal(folder)
 

@@ -1,6 +1,6 @@
-"""A folder of prepared data: its files, whether they are as they were written, and their content.
+"""The folder of prepared data: its files, their integrity checks, and their content.
 
-It holds `tokenizer/`, `records/` (a TFDS dataset of ArrayRecord files: each split is one stream of
+It holds `tokenizer/`, `records/` (a TFDS dataset of ArrayRecord files; each split is one stream of
 tokens, cut into chunks), `index.npz` (where documents start in the streams), `report.json` and
 `contents.json` (sizes and hashes of the other files).
 """
@@ -8,7 +8,7 @@ tokens, cut into chunks), `index.npz` (where documents start in the streams), `r
 import array
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,16 @@ ROUND_TRIP = 'round_trip'  # the field of the report with what the tokenizer los
 
 
 def seal(folder: Path) -> None:
-    """Notes sizes and hashes of the files of a complete folder."""
+    """Records sizes and hashes of the files of a complete folder."""
     files = sorted(path for path in folder.rglob('*') if path.is_file())
     write_json(folder / CONTENTS, {p.relative_to(folder).as_posix(): _stamp(p) for p in files})
 
 
 def _stamp(path: Path) -> dict[str, Any]:
-    """Returns size and hash; of records the size, as they are large and ArrayRecord hashes each."""
+    """Returns size and hash of a file.
+
+    Records get a size only: they are large, and ArrayRecord stores a hash of each.
+    """
     stamp = {'bytes': path.stat().st_size}
     if '.array_record' not in path.name:
         stamp['blake2b'] = file_digest(path)
@@ -44,7 +47,7 @@ def _stamp(path: Path) -> dict[str, Any]:
 
 
 def find_damage(folder: Path, names: Sequence[str] = (RECORDS, INDEX, REPORT, TOKENIZER)) -> str:
-    """Says which file is missing or not as it was written; '' if none is."""
+    """Names a file that is missing or differs from its stamp; '' if the folder is intact."""
     try:  # earlier versions did not seal folders
         stamps = read_json(folder / CONTENTS) if (folder / CONTENTS).exists() else {}
     except ValueError:
@@ -59,19 +62,21 @@ def find_damage(folder: Path, names: Sequence[str] = (RECORDS, INDEX, REPORT, TO
 
 
 class TokenStream:
-    """The tokens of a split, of piece after piece, taken off in chunks."""
+    """The tokens of a split, collected piece by piece and emitted in chunks."""
 
     def __init__(self, dtype: type):
         self.starts, self.n_bytes, self.n_tokens = array.array('q', [0]), 0, 0
         self.pending = np.empty(0, dtype)
 
     def add_documents(self, ends: np.ndarray, n_bytes: int) -> None:
-        """Adds the documents of the piece whose tokens come next, by where they end in it."""
+        """Adds the documents of the next piece. ends: the end of each within the piece, in
+        tokens.
+        """
         self.starts.frombytes((ends + self.starts[-1]).tobytes())
         self.n_bytes += n_bytes
 
     def read_chunks(self, piece: Path, split: str) -> Iterator[dict[str, np.ndarray]]:
-        """Yields the chunks that the tokens of a piece fill."""
+        """Yields the chunks that the tokens of a piece complete."""
         with open(piece / f'{split}{TOKENS}', 'rb') as file:
             while len(tokens := np.fromfile(file, self.pending.dtype, TOKENS_AT_ONCE)):
                 self.pending = np.concatenate([self.pending, tokens])
@@ -79,7 +84,7 @@ class TokenStream:
                 yield from self.pop_chunks(CHUNK)
 
     def pop_chunks(self, min_tokens: int) -> list[dict[str, np.ndarray]]:
-        """Returns the chunks that are full, and the last one if it has `least` tokens."""
+        """Returns the full chunks, and the last one if it has at least `min_tokens` tokens."""
         tokens = self.pending
         chunks = [tokens[i : i + CHUNK] for i in range(0, len(tokens), CHUNK)]
         self.pending = tokens[:0]
@@ -93,10 +98,10 @@ class TokenStream:
 
 
 def build_record_writer(folder: Path, dtype: type) -> Any:
-    """Returns TFDS's writer of datasets in the order given, both splits at once.
+    """Returns TFDS's writer of both splits, which keeps the order of the records.
 
-    Not a GeneratorBasedBuilder: that one holds a gigabyte of records in memory to shuffle them, and
-    past it imports TensorFlow. The result is read by `tfds.builder_from_directory`.
+    GeneratorBasedBuilder would hold a gigabyte of records in memory to shuffle them, and import
+    TensorFlow beyond that. `tfds.builder_from_directory` reads the folder.
     """
     import tensorflow_datasets as tfds
 
@@ -109,9 +114,11 @@ def build_record_writer(folder: Path, dtype: type) -> Any:
         module_name='lm.data.prepare',  # of the class that TFDS would look for; written as it is
     )
     features = tfds.features.FeaturesDict({'tokens': tokens})
-    info = tfds.core.DatasetInfo(builder=identity, features=features, disable_shuffling=True)
+    dataset_info = tfds.core.DatasetInfo(
+        builder=identity, features=features, disable_shuffling=True
+    )
     writer = tfds.core.SequentialWriter(
-        info, max_examples_per_shard=CHUNKS_PER_FILE, file_format='array_record'
+        dataset_info, max_examples_per_shard=CHUNKS_PER_FILE, file_format='array_record'
     )
     writer.initialize_splits(list(SPLITS))
     return writer
@@ -120,20 +127,32 @@ def build_record_writer(folder: Path, dtype: type) -> Any:
 def load(
     folder: Path, packing: Callable, seq_len: int
 ) -> tuple[tokenizers.Tokenizer, dict[str, Any], dict[str, Rows]]:
-    """Returns tokenizer, report and rows by split. Raises OSError, naming `folder`, if damaged."""
+    """Loads a folder of prepared data.
+
+    Args:
+      folder: the folder to load.
+      packing: a function of lm.data.rows.PACKINGS.
+      seq_len: T, targets per row.
+
+    Returns:
+      (tokenizer, report, {split: rows}).
+
+    Raises:
+      OSError: naming `folder`, if it is damaged.
+    """
     import tensorflow_datasets as tfds
 
     rows = {}
     with _explain_errors(folder):
         report = read_json(folder / REPORT)
         tokenizer = tokenizers.load(folder / TOKENIZER)
-        records = tfds.builder_from_directory(str(folder / RECORDS))
+        records: Any = tfds.builder_from_directory(str(folder / RECORDS))
         with np.load(folder / INDEX) as index:
             for split in SPLITS:
-                source, documents = records.as_data_source(split), index[split]
-                chunks = Chunks(source, f'{split} of {folder}', tokenizer.vocab_size)
+                chunk_source, documents = records.as_data_source(split), index[split]
+                chunks = Chunks(chunk_source, f'{split} of {folder}', tokenizer.vocab_size)
                 counts, n_tokens = report[split], int(documents[-1])
-                if counts['tokens'] != n_tokens or len(source) != -(-n_tokens // CHUNK):
+                if counts['tokens'] != n_tokens or len(chunk_source) != -(-n_tokens // CHUNK):
                     raise ValueError(f'{REPORT}, {INDEX} and {RECORDS} differ in size')
                 layout = packing(documents, seq_len)
                 rows[split] = Rows(chunks, documents, layout, seq_len, counts['bytes'])
@@ -142,7 +161,7 @@ def load(
 
 @dataclasses.dataclass(frozen=True)
 class Chunks:
-    """chunks[i] -> {'tokens': [CHUNK], fewer in the last}; raises OSError if it is damaged."""
+    """chunks[i] -> {'tokens': [CHUNK], fewer in the last}. Raises OSError if a chunk is damaged."""
 
     source: Sequence[dict[str, Any]]
     name: str
@@ -161,12 +180,13 @@ class Chunks:
 
 
 @contextlib.contextmanager
-def _explain_errors(subject: Path | str) -> Iterator[None]:
+def _explain_errors(subject: Path | str) -> Generator[None]:
+    """Turns any exception into an OSError that names `subject` and a remedy."""
     try:
         yield
     except Exception as error:  # TFDS, ArrayRecord, zipfile and json raise what they like
         reason = f'{type(error).__name__}: {first_line(error)}'
         raise OSError(
-            f'the prepared data, {subject}, cannot be read ({reason}). If it is damaged, delete that '
-            'folder: the same command prepares it again.'
+            f'the prepared data, {subject}, cannot be read ({reason}). If it is damaged, delete '
+            'that folder: the same command prepares it again.'
         ) from error

@@ -1,25 +1,25 @@
-"""Words on stderr while long work goes on; none where it takes some seconds only."""
+"""Progress on stderr during long work; nothing is printed in the first seconds."""
 
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 FIRST_SEC = 5.0
-INTERVAL_SEC = {True: 1.0, False: 30.0}  # by whether a person watches
+INTERVAL_SEC = {True: 1.0, False: 30.0}  # on a terminal, in a log
 
 
 @contextlib.contextmanager
-def report_periodically(format_message: Callable[[], str]) -> Iterator[None]:
-    """Says `words()` now and then: on a terminal over what it said before, in a log as a line."""
-    done, is_watched = threading.Event(), sys.stderr.isatty()
-    before, after = ('\r', '\033[K') if is_watched else ('', '\n')
+def report_periodically(format_message: Callable[[], str]) -> Generator[None]:
+    """Prints `format_message()` at intervals: in place on a terminal, as lines in a log."""
+    finished, is_watched = threading.Event(), sys.stderr.isatty()
+    prefix, suffix = ('\r', '\033[K') if is_watched else ('', '\n')
 
     def print_messages() -> None:
         seconds = FIRST_SEC
-        while not done.wait(seconds):
-            print(f'{before}{format_message()}', end=after, file=sys.stderr, flush=True)
+        while not finished.wait(seconds):
+            print(f'{prefix}{format_message()}', end=suffix, file=sys.stderr, flush=True)
             seconds = INTERVAL_SEC[is_watched]
         if is_watched:
             print('\r\033[K', end='', file=sys.stderr, flush=True)
@@ -29,14 +29,20 @@ def report_periodically(format_message: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     finally:
-        done.set()
+        finished.set()
         thread.join()
 
 
 def track_progress(iterable: Iterable[Any], total: int, label: str) -> Iterator[Any]:
-    """Yields the items, and says how many are done."""
+    """Yields the elements, and reports how many are done.
+
+    Args:
+      iterable: yields the elements.
+      total: their number.
+      label: begins the message.
+    """
     done = 0
     with report_periodically(lambda: f'{label}: {done:,} of {total:,}'):
-        for item in iterable:
-            yield item
+        for element in iterable:
+            yield element
             done += 1

@@ -1,8 +1,8 @@
-"""Text of linear regressions: documents from which a model may learn to regress in its context.
+"""Text of linear regressions, from which a model may learn in-context regression.
 
-A document is a task: y = w x + noise with a w of its own, as pairs x1 y1 x2 y2 ..., each number one
-printable byte. After Garg et al. 2022 (arXiv:2208.01066), x is uniform as in von Oswald et al. 2023
-(arXiv:2212.07677).
+A document is a task y = w x + noise with its own w, written as pairs x1 y1 x2 y2 ..., where each
+number is one printable byte. After Garg et al. 2022 (arXiv:2208.01066); x is uniform as in von
+Oswald et al. 2023 (arXiv:2212.07677).
 """
 
 import dataclasses
@@ -11,19 +11,19 @@ from typing import NamedTuple
 import numpy as np
 
 LENGTH = 126  # bytes of a document: with BOS and EOS it has 128 tokens
-NOISE = 0.1  # deviation of what is added to w x
-LARGEST = 2.0  # of the numbers that a byte can stand for; few |y| are larger
+NOISE = 0.1  # standard deviation
+LARGEST = 2.0  # magnitude that a byte can represent; few |y| are larger
 LEVELS = 95  # the printable characters of ASCII
 FIRST = 32  # the byte of -LARGEST
 SPACING = 2 * LARGEST / (LEVELS - 1)
-# Of y given w and x, as it is written: noise, and rounding to a level.
+# Variance of the written y, given w and x: noise, and a rounding error uniform over SPACING.
 NOISE_VARIANCE = NOISE**2 + SPACING**2 / 12
 
 VALUES = (np.arange(LEVELS) - (LEVELS - 1) / 2) * SPACING  # of each level
 
 
 class Tasks(NamedTuple):
-    """N tasks of P pairs as they are written, in numbers of VALUES. clean_NP: w x."""
+    """N tasks of P pairs, in numbers of VALUES. clean_NP: w x."""
 
     x_NPD: np.ndarray
     y_NP: np.ndarray
@@ -32,18 +32,18 @@ class Tasks(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Regression:
-    """The tasks of one size. dim: the numbers of an x."""
+    """Tasks of one dimension. dim: features of x."""
 
     dim: int
 
     @property
     def pair_bytes(self) -> int:
-        """Returns the bytes of a pair."""
+        """Bytes of a pair."""
         return self.dim + 1
 
     @property
     def n_pairs(self) -> int:
-        """Returns the pairs of a document."""
+        """Pairs in a document."""
         return LENGTH // self.pair_bytes
 
     @property
@@ -51,13 +51,15 @@ class Regression:
         return 1 / self.dim
 
     def sample(self, rng: np.random.Generator) -> np.ndarray:
-        """Returns the bytes [LENGTH] of a task: w ~ N(0, I / dim), x uniform in [-1, 1] and rounded
-        to a level, y = w x + N(0, NOISE^2), rounded too.
+        """Returns the bytes [LENGTH] of a random task.
+
+        w ~ N(0, I / dim), x is uniform in [-1, 1] and rounded to a level, y = w x + N(0, NOISE^2),
+        rounded too.
         """
         return encode_tasks(self.sample_tasks(rng, 1))[0]
 
     def sample_tasks(self, rng: np.random.Generator, count: int) -> Tasks:
-        """Draws tasks as `sample` does, `count` of them at once."""
+        """Samples `count` tasks from the distribution of `sample`."""
         w_ND = rng.normal(0, self.w_variance**0.5, (count, self.dim))
         x_NPD = round_to_levels(rng.uniform(-1, 1, (count, self.n_pairs, self.dim)))
         clean_NP = np.einsum('npd,nd->np', x_NPD, w_ND)
@@ -74,7 +76,7 @@ REGRESSIONS = {
 
 
 def round_to_levels(values: np.ndarray) -> np.ndarray:
-    """Returns the nearest numbers that a byte can stand for."""
+    """Returns the nearest numbers that a byte can represent."""
     return VALUES[_nearest_levels(values)]
 
 
@@ -85,5 +87,6 @@ def encode_tasks(tasks: Tasks) -> np.ndarray:
 
 
 def _nearest_levels(values: np.ndarray) -> np.ndarray:
+    """Returns the index of the nearest level for each number."""
     nearest = np.rint(values / SPACING + (LEVELS - 1) / 2).astype(np.int64)
     return np.clip(nearest, 0, LEVELS - 1)

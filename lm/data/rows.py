@@ -1,8 +1,8 @@
 """Rows of T+1 tokens from a stream of documents: tokens 0..T-1 predict tokens 1..T.
 
-A split is one stream, BOS document EOS BOS document EOS ... A packing lays spans of it into rows;
-each token but BOS is a target exactly once. A span that continues a document repeats the token
-before it, and always begins a row, where it is only an input.
+A split is one stream, BOS document EOS BOS document EOS ... A packing assigns spans of it to rows
+so that each token but BOS is a target exactly once. A span that continues a document repeats the
+token before it and always begins a row, where that token is only an input.
 """
 
 import bisect
@@ -46,6 +46,7 @@ class PackedLayout:
         return len(self.rows) - 1
 
     def spans(self, row: int) -> list[tuple[int, int]]:
+        """Returns (start, length) of each span of a row, in order."""
         first, last = self.rows[row : row + 2]
         lengths = self.lengths[first:last].tolist()
         return list(zip(self.starts[first:last].tolist(), lengths, strict=True))
@@ -54,7 +55,7 @@ class PackedLayout:
 def concat(documents: np.ndarray, seq_len: int) -> WindowLayout:
     """Windows of seq_len + 1 over the stream, overlapping by one; only the last may be shorter.
 
-    `documents` [N + 1] is where each document starts in the stream, and where the last ends.
+    `documents` [N + 1] holds the start of each document in the stream, and the end of the last.
     """
     return WindowLayout(int(documents[-1]), seq_len)
 
@@ -62,17 +63,18 @@ def concat(documents: np.ndarray, seq_len: int) -> WindowLayout:
 def best_fit(documents: np.ndarray, seq_len: int) -> PackedLayout:
     """Best-fit decreasing of whole documents into rows (arXiv:2404.10830).
 
-    Only a document longer than a row is cut, into full rows and a rest. The rest begins a row of
-    its own, and whole documents fill what it leaves: a rest in mid-row would make its repeated
-    first token a target a second time.
+    Only documents longer than a row are cut, into full rows and a rest. The rest begins a new row,
+    and whole documents fill its free space: in mid-row its repeated first token would be a target a
+    second time.
     """
     starts, lengths, continues = _cut_documents(np.asarray(documents, np.int64), seq_len)
     rows_P = np.empty(len(starts), np.int64)
+    # Rests and full spans begin a row each; whole documents then fill what the rests leave free.
     first = np.flatnonzero(continues | (lengths == seq_len + 1))
     rows_P[first] = np.arange(len(first))
     whole = np.flatnonzero(~continues & (lengths <= seq_len))
-    room = seq_len + 1 - lengths[first]
-    rows_P[whole] = best_fit_decreasing(lengths[whole], seq_len + 1, initial_room=room)
+    free = seq_len + 1 - lengths[first]
+    rows_P[whole] = best_fit_decreasing(lengths[whole], seq_len + 1, initial_room=free)
     order = np.lexsort((np.arange(len(starts)), ~continues, rows_P))
     edges = np.concatenate([[0], np.cumsum(np.bincount(rows_P))])
     return PackedLayout(starts[order], lengths[order], edges)
@@ -81,8 +83,11 @@ def best_fit(documents: np.ndarray, seq_len: int) -> PackedLayout:
 def _cut_documents(
     documents: np.ndarray, seq_len: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns starts and lengths of spans of at most seq_len + 1, and which continue a document."""
+    """Returns starts and lengths of spans of at most seq_len + 1, and whether each continues a
+    document.
+    """
     lengths = np.diff(documents)
+    # A document of n tokens has n - 1 targets, and a row seq_len.
     counts = -(-(lengths - 1) // seq_len)
     owner = np.repeat(np.arange(len(lengths)), counts)
     first = np.cumsum(counts) - counts
@@ -92,32 +97,41 @@ def _cut_documents(
 
 
 def best_fit_decreasing(lengths: np.ndarray, capacity: int, initial_room: np.ndarray) -> np.ndarray:
-    """Returns the row of each span: longest first, into the fullest row that still has room.
+    """Assigns spans to rows: the longest first, each to the fullest row with enough room.
 
-    Rows 0, 1, ... exist already with `seeded` tokens of room; new ones have `capacity`. Spans of
-    one length are placed together: the work is a sort, and of the order of the number of lengths.
+    Spans of equal length are placed together, so that the work is a sort plus one step per distinct
+    length.
+
+    Args:
+      lengths: [N], tokens of each span.
+      capacity: tokens of a new row.
+      initial_room: free tokens of rows 0, 1, ..., which exist already.
+
+    Returns:
+      [N], the row of each span.
     """
     rows_P = np.empty(len(lengths), np.int64)
     room = _RowsBySpace(initial_room)
     order = np.argsort(-lengths, kind='stable')
     values, counts = np.unique(lengths, return_counts=True)
-    done = 0
+    n_placed = 0
     for length, count in zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True):
-        left = count
-        while left:
-            space, bins = room.take_rows(length, left, capacity)
-            each = space // length
-            placed = min(left, each * len(bins))
-            rows_P[order[done : done + placed]] = np.repeat(bins, each)[:placed]
-            full, rest = divmod(placed, each)
-            room.add_rows(space - each * length, bins[:full])
-            room.add_rows(space - rest * length, bins[full:])
-            done, left = done + placed, left - placed
+        remaining = count
+        while remaining:
+            space, rows = room.take_rows(length, remaining, capacity)
+            per_row = space // length
+            placed = min(remaining, per_row * len(rows))
+            rows_P[order[n_placed : n_placed + placed]] = np.repeat(rows, per_row)[:placed]
+            # All rows get `per_row` spans, except the last one, which gets the remainder.
+            full, remainder = divmod(placed, per_row)
+            room.add_rows(space - per_row * length, rows[:full])
+            room.add_rows(space - remainder * length, rows[full:])
+            n_placed, remaining = n_placed + placed, remaining - placed
     return rows_P
 
 
 class _RowsBySpace:
-    """Rows by how many tokens they still have room for."""
+    """Rows, grouped by their number of free tokens."""
 
     def __init__(self, initial_room: np.ndarray):
         self.n_rows = len(initial_room)
@@ -129,19 +143,24 @@ class _RowsBySpace:
             self.add_rows(space, rows)
 
     def take_rows(self, length: int, n_spans: int, capacity: int) -> tuple[int, np.ndarray]:
-        """Returns rows with the least room that fits `length`, or new rows, for up to `n_spans`."""
-        at = bisect.bisect_left(self.spaces, length)
-        if at == len(self.spaces):
+        """Removes rows for up to `n_spans` spans of `length` tokens.
+
+        They are the rows with the least sufficient space, or new rows if none has enough. Returns
+        (free tokens of each, row numbers).
+        """
+        first_fit = bisect.bisect_left(self.spaces, length)
+        if first_fit == len(self.spaces):
             needed = -(-n_spans // (capacity // length))
             self.n_rows += needed
             return capacity, np.arange(self.n_rows - needed, self.n_rows)
-        space = self.spaces.pop(at)
+        space = self.spaces.pop(first_fit)
         needed = -(-n_spans // (space // length))
         rows = np.concatenate(self.rows.pop(space))
         self.add_rows(space, rows[needed:])
         return space, rows[:needed]
 
     def add_rows(self, space: int, rows: np.ndarray) -> None:
+        """Adds rows with `space` free tokens; full rows are forgotten."""
         if not len(rows) or not space:
             return
         if space not in self.rows:
@@ -153,11 +172,14 @@ PACKINGS = {'concat': concat, 'best_fit': best_fit}
 
 
 class Rows:
-    """rows[i] -> {'tokens', 'segments'}, int32 [T+1]; segments number documents, 0 is padding.
+    """rows[i] -> {'tokens', 'segments'}, int32 [T+1]. Segments number the documents of a row; 0 is
+    padding.
 
-    n_tokens counts the targets over all rows (every token but BOS, once), n_bytes the UTF-8 bytes
-    of the text they stand for: bits per byte = sum of nats / ln 2 / n_bytes. A row reads only the
-    chunks of the stream that it stands on.
+    A row reads only the chunks of the stream that it covers.
+
+    Attributes:
+      n_tokens: targets over all rows (every token but BOS, once).
+      n_bytes: UTF-8 bytes of the text, so that bits per byte = sum of nats / ln 2 / n_bytes.
     """
 
     def __init__(
@@ -195,28 +217,28 @@ class Rows:
         return len(self._documents) - 1
 
     def document(self, i: int, with_marks: bool = False) -> np.ndarray:
-        """Returns the tokens of document i; without BOS and EOS, which are marks."""
+        """Returns the tokens of document i, without BOS and EOS (the marks) unless `with_marks`."""
         start, stop = self._documents[i : i + 2].tolist()
-        beside = 0 if with_marks else 1
-        return self._read_tokens(start + beside, stop - beside)
+        offset = 0 if with_marks else 1
+        return self._read_tokens(start + offset, stop - offset)
 
     def documents(self, with_marks: bool = False) -> Iterator[np.ndarray]:
-        """Yields `document` of each."""
+        """Yields every `document`."""
         return (self.document(i, with_marks) for i in range(self.n_documents))
 
     def document_ids(self, row: int) -> np.ndarray:
-        """Returns the number of each token's document [T+1], as `documents` counts; -1: padding."""
+        """Returns the document number of each token [T+1], as `documents` counts; -1: padding."""
         spans = [np.arange(start, start + n) for start, n in self._layout.spans(row)]
-        places = np.concatenate(spans)
-        numbers = np.full(self.seq_len + 1, -1)
-        numbers[: len(places)] = np.searchsorted(self._documents, places, side='right') - 1
-        return numbers
+        positions = np.concatenate(spans)
+        ids = np.full(self.seq_len + 1, -1)
+        ids[: len(positions)] = np.searchsorted(self._documents, positions, side='right') - 1
+        return ids
 
     def _read_tokens(self, start: int, stop: int) -> np.ndarray:
         """Returns tokens [start, stop) of the stream."""
         first, last = start // CHUNK, (stop - 1) // CHUNK
-        found = [self._read_chunk(i) for i in range(first, last + 1)]
-        return np.concatenate(found)[start - first * CHUNK : stop - first * CHUNK]
+        chunks = [self._read_chunk(i) for i in range(first, last + 1)]
+        return np.concatenate(chunks)[start - first * CHUNK : stop - first * CHUNK]
 
     def _number_documents(self, start: int, stop: int) -> np.ndarray:
         """Returns 1 for the tokens of the document that holds `start`, 2 for the next, ..."""

@@ -1,8 +1,8 @@
 """One pass over a source: documents are copied into one file, counted, hashed and split.
 
-Everything after it reads the copy, so files are read once here and once for their digest. The hash
-of a document's content alone decides whether it validates: copies stay together, and order, machine
-and number of hosts do not matter.
+Later steps read the copy, so that each file is read once here and once for its digest. Only the
+hash of a document's content decides whether it is in the validation split: copies stay together,
+and order, machine and number of hosts do not matter.
 """
 
 import array
@@ -14,9 +14,9 @@ import itertools
 import json
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,44 +26,62 @@ from lm.data.progress import report_periodically
 from lm.data.sources import Source
 from modules.choices import choose
 
-LARGE = 1 << 22  # bytes of a document whose name is kept: it may be too long for a tokenizer
-PIECE = 1 << 24  # bytes of a piece: some seconds of a core's work, all that is lost by a kill
-DOCUMENT_COST = 256  # bytes that a document, however short, counts as in memory and in time
-ZERO_SHARE = 1 / 4  # the share of zero bytes in a document above which it may be UTF-16
+LARGE = 1 << 22  # bytes; names of larger documents are kept, since a tokenizer may refuse them
+PIECE = 1 << 24  # bytes: some seconds of work on one core, which is the most that a kill loses
+DOCUMENT_COST = 256  # bytes that a document costs in memory and time, however short it is
+ZERO_SHARE = 1 / 4  # of zero bytes, above which a document may be UTF-16
 COPY, TABLE = 'text', 'documents.npz'
 SPLITS = ('train', 'validation')
 
 
 class DamagedCopy(OSError):
-    """The copy of the text, or its table, is not as it was written."""
+    """The copy of the text, or its table, differs from its hashes."""
 
 
 def align_characters(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Cuts the same bytes between characters; blocks grow by three bytes at most."""
-    rest = b''
+    """Yields the same bytes, cut between characters; blocks grow by at most three bytes."""
+    remainder = b''
     for block in blocks:
-        block = rest + block
+        block = remainder + block
         tail = block[-3:]  # the longest beginning of a character
         border = len(block) - len(tail) + codecs.utf_8_decode(tail, 'replace')[1]
-        block, rest = block[:border], block[border:]
+        block, remainder = block[:border], block[border:]
         if block:
             yield block
-    if rest:
-        yield rest
+    if remainder:
+        yield remainder
 
 
 def count_invalid(name: str, block: bytes, offset: int) -> int:
-    """Returns how many bytes are not UTF-8. They become U+FFFD."""
+    """Returns the number of bytes that are not UTF-8. They become U+FFFD.
+
+    Args: as in `refuse_invalid`.
+    """
     try:
         block.decode()
     except UnicodeDecodeError:
         # surrogateescape makes one character, found in no valid text, of each byte not valid.
-        return sum('\udc80' <= c <= '\udcff' for c in block.decode('utf-8', 'surrogateescape'))
+        return sum(
+            '\udc80' <= character <= '\udcff'
+            for character in block.decode('utf-8', 'surrogateescape')
+        )
     return 0
 
 
 def refuse_invalid(name: str, block: bytes, offset: int) -> int:
-    """Raises ValueError for a byte that is not UTF-8; `data` is at `offset` in the document."""
+    """Checks that a block is UTF-8.
+
+    Args:
+      name: the document, for errors.
+      block: bytes, cut between characters.
+      offset: position of the block in the document.
+
+    Returns:
+      0, the number of invalid bytes.
+
+    Raises:
+      ValueError: for an invalid byte.
+    """
     try:
         block.decode()
     except UnicodeDecodeError as error:
@@ -88,63 +106,90 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """The copy of the documents, one behind the other, and its table of 16 bytes each."""
+    """The concatenated documents, and their table of 16 bytes per document.
 
-    copy: int  # a descriptor: an open file can be read even after its name is gone
+    Attributes:
+      copy: a file descriptor, which stays readable after the file is deleted.
+      lengths: bytes of each document.
+      hashes: 64 bits of each document's hash.
+      pieces: the units of work.
+      names: {index: name} of the large documents, and of the first.
+      n_bytes: size of the copy.
+      empty: documents without text, which are left out of everything.
+      invalid_documents: documents with invalid UTF-8.
+      invalid_bytes: bytes of invalid UTF-8.
+      remarks: lines about the encoding of the text.
+    """
+
+    copy: int
     lengths: np.ndarray
     hashes: np.ndarray
     pieces: list[Piece]
-    names: dict[int, str]  # of the large documents, and of the first
+    names: dict[int, str]
     n_bytes: int
-    empty: int  # left out of everything: nothing to learn from or to predict
+    empty: int
     invalid_documents: int
     invalid_bytes: int
-    remarks: tuple[str, ...]  # lines about the encoding of the text
+    remarks: tuple[str, ...]
 
     def read(self, start: int, stop: int) -> Iterator[bytes]:
         """Yields bytes [start, stop) of the copy, in blocks."""
-        for at in range(start, stop, BLOCK):
-            yield os.pread(self.copy, min(BLOCK, stop - at), at)
+        for offset in range(start, stop, BLOCK):
+            yield os.pread(self.copy, min(BLOCK, stop - offset), offset)
 
     def check(self, piece: Piece) -> None:
-        """Raises DamagedCopy if a document of the piece is not the one that was hashed."""
-        at, documents = piece.start, slice(piece.first, piece.stop)
+        """Raises DamagedCopy if a document of the piece does not match its hash."""
+        offset, documents = piece.start, slice(piece.first, piece.stop)
         hashes = self.hashes[documents].tolist()
-        for length, wanted in zip(self.lengths[documents].tolist(), hashes, strict=True):
+        for length, expected in zip(self.lengths[documents].tolist(), hashes, strict=True):
             state = hashlib.blake2b(digest_size=8)
-            for block in self.read(at, at + length):
+            for block in self.read(offset, offset + length):
                 state.update(block)
-            if int.from_bytes(state.digest()) != wanted:
-                raise DamagedCopy(f'the copy of the text is damaged between byte {at} and the next')
-            at += length
+            if int.from_bytes(state.digest()) != expected:
+                raise DamagedCopy(
+                    f'the copy of the text is damaged between byte {offset} and the next'
+                )
+            offset += length
 
     @property
     def is_one_document(self) -> bool:
-        """Whether there is one document, perhaps in copies. Each copy is cut into both splits."""
+        """Whether there is only one document, perhaps in copies. Each copy is cut into both
+        splits.
+        """
         return self.hashes.min() == self.hashes.max()
 
 
 def scan_source(source: Source, cfg: DataConfig, folder: Path) -> None:
-    """Writes copy and table of a source. Raises ValueError if it has no text, or invalid UTF-8."""
+    """Writes copy and table of a source.
+
+    Args:
+      source: the text.
+      cfg: the data section.
+      folder: the folder to write to.
+
+    Raises:
+      ValueError: if the source has no text, or invalid UTF-8 that cfg.invalid_utf8 refuses.
+    """
     invalid_in = choose(INVALID_UTF8, cfg.invalid_utf8, 'data.invalid_utf8')
     lengths, hashes, names, pieces = array.array('q'), array.array('Q'), {}, [Piece(0, 0, 0)]
     counts = dict.fromkeys(('n_bytes', 'empty', 'invalid_documents', 'invalid_bytes'), 0)
     first_invalid, first_with_zeros, n_with_zeros = '', '', 0
-    words = 'data: {:,} documents are read, {:,.0f} MB'.format
-    said = report_periodically(lambda: words(len(lengths), file.tell() / 1e6))
-    with open(folder / COPY, 'wb', buffering=BLOCK) as file, said:
+    format_progress = 'data: {:,} documents are read, {:,.0f} MB'.format
+    progress = report_periodically(lambda: format_progress(len(lengths), file.tell() / 1e6))
+    with open(folder / COPY, 'wb', buffering=BLOCK) as file, progress:
         for name, parts in source.documents():
             state, length, invalid, zeros = hashlib.blake2b(digest_size=8), 0, 0, 0
-            for data in align_characters(parts):
-                invalid += invalid_in(name, data, length)
-                zeros += data.count(0)
-                state.update(data)
-                file.write(data)
-                length += len(data)
+            for block in align_characters(parts):
+                invalid += invalid_in(name, block, length)
+                zeros += block.count(0)
+                state.update(block)
+                file.write(block)
+                length += len(block)
             if not length:
                 counts['empty'] += 1
                 continue
             first, _, start = pieces[-1]
+            # The document begins a new piece if the current one is full.
             if counts['n_bytes'] - start + DOCUMENT_COST * (len(lengths) - first) >= PIECE:
                 pieces[-1] = Piece(first, len(lengths), start)
                 pieces.append(Piece(len(lengths), 0, counts['n_bytes']))
@@ -160,8 +205,8 @@ def scan_source(source: Source, cfg: DataConfig, folder: Path) -> None:
                 n_with_zeros += 1
             counts['invalid_bytes'] += invalid
     if not lengths:
-        found = f'{counts["empty"]} documents, all of them empty'
-        raise ValueError(f'data.source={cfg.source} holds no text: {found}.')
+        summary = f'{counts["empty"]} documents, all of them empty'
+        raise ValueError(f'data.source={cfg.source} holds no text: {summary}.')
     pieces[-1] = pieces[-1]._replace(stop=len(lengths))
     remarks = []
     if first_invalid:
@@ -175,86 +220,119 @@ def scan_source(source: Source, cfg: DataConfig, folder: Path) -> None:
             f'has; the first is {first_with_zeros}. Convert them to UTF-8, or begin them with a '
             'byte-order mark.'
         )
-    about = {'names': list(names.items()), 'pieces': pieces, 'counts': counts, 'remarks': remarks}
-    arrays = {'lengths': np.frombuffer(lengths, np.int64), 'hashes': np.frombuffer(hashes, 'u8')}
-    np.savez(folder / TABLE, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **arrays)
+    metadata = {
+        'names': list(names.items()),
+        'pieces': pieces,
+        'counts': counts,
+        'remarks': remarks,
+    }
+    arrays: dict[str, Any] = {
+        'lengths': np.frombuffer(lengths, np.int64),
+        'hashes': np.frombuffer(hashes, 'u8'),
+    }
+    np.savez(folder / TABLE, about=np.frombuffer(json.dumps(metadata).encode(), np.uint8), **arrays)
 
 
 @contextlib.contextmanager
-def open_scan(folder: Path) -> Iterator[Scan]:
-    """Opens what `scan` wrote. Raises DamagedCopy for a damaged table or a cut copy."""
+def open_scan(folder: Path) -> Generator[Scan]:
+    """Opens the folder of `scan_source`. Raises DamagedCopy for a damaged table or a truncated
+    copy.
+    """
     with contextlib.ExitStack() as stack:
         try:
             copy = stack.enter_context(open(folder / COPY, 'rb')).fileno()
             with np.load(folder / TABLE) as table:  # a zip file, with a checksum of each array
                 lengths, hashes = table['lengths'], table['hashes']
-                about = json.loads(table['about'].tobytes())
+                metadata = json.loads(table['about'].tobytes())
         except Exception as error:  # zipfile and zlib raise what they like
             raise DamagedCopy(f'{folder} cannot be read: {error}') from error
-        counts = about['counts']
+        counts = metadata['counts']
         if os.fstat(copy).st_size != counts['n_bytes']:
             raise DamagedCopy(f'{folder / COPY} does not have the size it was written with')
-        pieces = [Piece(*piece) for piece in about['pieces']]
-        names, remarks = dict(about['names']), tuple(about.get('remarks', ()))
+        pieces = [Piece(*piece) for piece in metadata['pieces']]
+        names, remarks = dict(metadata['names']), tuple(metadata.get('remarks', ()))
         yield Scan(copy, lengths, hashes, pieces, names, **counts, remarks=remarks)
 
 
 class Boundary(NamedTuple):
-    """The boundary between the splits, in hashes or within the only document."""
+    """The boundary between the splits, in hashes or within the only document.
 
-    threshold: int  # a document whose hash is below it validates
-    head: int  # bytes of the only document that train, while the rest validates; else 0
+    Attributes:
+      threshold: documents with a smaller hash are in the validation split.
+      head: bytes of the only document in the training split, whose rest is for validation; else 0.
+    """
+
+    threshold: int
+    head: int
 
 
 def select_boundary(corpus: Scan, fraction: float) -> Boundary:
-    """Picks a hash threshold that leaves neither split empty."""
+    """Selects a boundary that leaves neither split empty."""
     if corpus.is_one_document:
         corpus.check(corpus.pieces[0])
-        with mmap.mmap(corpus.copy, 0, access=mmap.ACCESS_READ) as data:
+        with mmap.mmap(corpus.copy, 0, access=mmap.ACCESS_READ) as content:
             length = int(corpus.lengths[0])
-            return Boundary(0, cut_point(corpus.names[0], data, length, max(fraction, 1e-9)))
+            return Boundary(0, cut_point(corpus.names[0], content, length, max(fraction, 1e-9)))
+    # Above the smallest hash and at most the largest, so that both splits have a document.
     threshold = max(int(fraction * 2**64), int(corpus.hashes.min()) + 1)
     return Boundary(min(threshold, int(corpus.hashes.max())), 0)
 
 
 def cut_point(name: str, text: bytes | mmap.mmap, length: int, fraction: float) -> int:
-    """Returns the line start, or else the character start, with about `fraction` of it behind.
+    """Returns the offset that splits the only document.
 
-    The document is data[:length]. Raises ValueError if it is too short to be cut.
+    It is the start of a line, or else of a character, with about `fraction` of the text after it.
+
+    Args:
+      name: the document, for errors.
+      text: begins with the document.
+      length: bytes of the document.
+      fraction: share of the validation split.
+
+    Raises:
+      ValueError: if the document is too short to be cut.
     """
     target = min(int(length * (1 - fraction)), length - 1)
-    at = text.rfind(b'\n', 0, target) + 1 or text.find(b'\n', target, length) + 1
-    if not 0 < at < length:
-        near = itertools.chain(range(target, 0, -1), range(max(target, 1), length))
-        at = next((i for i in near if text[i] & 0xC0 != 0x80), 0)  # no continuation byte
-    if not at:
+    cut = text.rfind(b'\n', 0, target) + 1 or text.find(b'\n', target, length) + 1
+    if not 0 < cut < length:
+        nearby_offsets = itertools.chain(range(target, 0, -1), range(max(target, 1), length))
+        cut = next((i for i in nearby_offsets if text[i] & 0xC0 != 0x80), 0)  # no continuation byte
+    if not cut:
         raise ValueError(
             f'the corpus is {name} alone, {length} bytes: too short to be split into training '
             'and validation. Name more text in data.source.'
         )
-    return at
+    return cut
 
 
 class Span(NamedTuple):
-    """Bytes [start, stop) of the copy, which are one document of `split`."""
+    """Bytes [start, stop) of the copy, a document of `split`. name: of a large document,
+    else ''.
+    """
 
     split: str
     start: int
     stop: int
-    name: str  # of a large document, else ''
+    name: str
 
 
 def iterate_spans(corpus: Scan, boundary: Boundary, piece: Piece) -> Iterator[Span]:
-    """Yields the documents of a piece, in the order of the source."""
-    at, documents = piece.start, range(piece.first, piece.stop)
+    """Yields the documents of a piece, in the order of the source.
+
+    Args:
+      corpus: the scan.
+      boundary: the boundary between the splits.
+      piece: a piece of the corpus.
+    """
+    offset, documents = piece.start, range(piece.first, piece.stop)
     lengths, hashes = (
         x[piece.first : piece.stop].tolist() for x in (corpus.lengths, corpus.hashes)
     )
-    for number, length, hashed in zip(documents, lengths, hashes, strict=True):
+    for number, length, document_hash in zip(documents, lengths, hashes, strict=True):
         name = corpus.names.get(number, '')
         if boundary.head:
-            yield Span('train', at, at + boundary.head, name)
-            yield Span('validation', at + boundary.head, at + length, name)
+            yield Span('train', offset, offset + boundary.head, name)
+            yield Span('validation', offset + boundary.head, offset + length, name)
         else:
-            yield Span(SPLITS[hashed < boundary.threshold], at, at + length, name)
-        at += length
+            yield Span(SPLITS[document_hash < boundary.threshold], offset, offset + length, name)
+        offset += length

@@ -21,17 +21,17 @@ from lm.data.hub import open_shards
 from lm.storage.files import expand_home, first_line
 from modules.choices import choose
 
-# Tests are two thirds of the library, much of them tables; packages vary with the machine.
+# Tests are two thirds of the library, and largely tables; packages differ between machines.
 PYTHON_EXCLUDED_DIRS = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test'}
 # Written by the build of one interpreter: without them, equal versions hold equal corpora.
 PYTHON_EXCLUDED_PREFIXES = ('_sysconfigdata', 'config-')
 
 MAX_LISTED = 3  # paths that a note names at most
 
-# Synthetic text. Raise RECIPE when any document changes: prepared data is kept under it.
+# Raise when any synthetic document changes: the digest of prepared data depends on it.
 SYNTHETIC_VERSION = 1
 DOCUMENTS = 400
-LENGTH = 2048  # characters of a document, and bytes, for all are ASCII
+LENGTH = 2048  # characters of a document, which are bytes since all are ASCII
 ALPHABET = np.frombuffer(string.ascii_lowercase[:16].encode(), np.uint8)
 COPY_BLOCK = 64
 MARKOV_SEED = 1906  # the year of Markov's paper; any other number makes another language
@@ -39,10 +39,14 @@ MARKOV_SEED = 1906  # the year of Markov's paper; any other number makes another
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """`documents` are determined by the bytes of `files` and by `identity`.
+    """A stream of documents, determined by the bytes of `files` and by `identity`.
 
-    origin: a data.source that means the same text for ever, where the one given does not.
-    notes: lines about what the name matches, and is not read.
+    Attributes:
+      files: read by `documents`.
+      identity: the settings that determine the documents, besides the files.
+      documents: returns an iterator over the documents.
+      origin: a data.source that always means the same text, if the given one does not.
+      notes: lines about matched names that are not read.
     """
 
     files: tuple[Path, ...]
@@ -55,10 +59,10 @@ class Source:
 def open_source(source: str, text_field: str) -> Source:
     """Returns the source of a config. Raises ValueError for a wrong name or missing files."""
     scheme, _, argument = source.partition(':')
-    if scheme not in SOURCES and (named := _suggest_source(source)):
+    if scheme not in SOURCES and (suggestion := _suggest_source(source)):
         raise ValueError(
             f'data.source must begin with its kind, one of {", ".join(sorted(SOURCES))}; got '
-            f'{source!r}. To read the text there, set data.source={named}.'
+            f'{source!r}. To read the text there, set data.source={suggestion}.'
         )
     # A locale that is not UTF-8 makes surrogates of the bytes of a command line.
     text_field = text_field.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')
@@ -66,20 +70,20 @@ def open_source(source: str, text_field: str) -> Source:
 
 
 def _suggest_source(path: str) -> str:
-    """Returns the data.source of a path without its scheme; '' for what looks like no path."""
-    there = expand_home(path)
-    if os.path.isdir(there):
-        inside = map(Path, iterate_paths(f'{glob.escape(there)}/**'))
-        first = next((file for file in inside if file_format(file) in FORMATS), Path('any.txt'))
+    """Returns the data.source of a path without its scheme, or '' if it is no path."""
+    expanded = expand_home(path)
+    if os.path.isdir(expanded):
+        files = map(Path, iterate_paths(f'{glob.escape(expanded)}/**'))
+        first = next((file for file in files if file_format(file) in FORMATS), Path('any.txt'))
         compression = first.suffix if first.suffix in COMPRESSIONS else ''
         return f'text:{path.rstrip("/")}/**/*{file_format(first)}{compression}'
-    looks_like_one = set(path) & set('/*?') or file_format(Path(path)) in FORMATS
-    is_path = os.path.exists(there) or (looks_like_one and ':' not in path)
+    looks_like_path = set(path) & set('/*?') or file_format(Path(path)) in FORMATS
+    is_path = os.path.exists(expanded) or (looks_like_path and ':' not in path)
     return f'text:{path}' if is_path else ''
 
 
 def python(argument: str, text_field: str) -> Source:
-    """The running interpreter's standard library, one document per module."""
+    """The standard library of the running interpreter, one document per module."""
     if argument:
         raise ValueError(f"data.source 'python' takes no argument; got 'python:{argument}'.")
     root = Path(sysconfig.get_path('stdlib'))
@@ -98,19 +102,20 @@ def python(argument: str, text_field: str) -> Source:
 
 def _list_modules(root: Path) -> Iterator[str]:
     for folder, dirs, names in os.walk(root):
-        kept = [name for name in dirs if not name.startswith(PYTHON_EXCLUDED_PREFIXES)]
-        dirs[:] = [name for name in kept if name not in PYTHON_EXCLUDED_DIRS]
+        candidates = [name for name in dirs if not name.startswith(PYTHON_EXCLUDED_PREFIXES)]
+        dirs[:] = [name for name in candidates if name not in PYTHON_EXCLUDED_DIRS]
         for name in names:
             if name.endswith('.py') and not name.startswith(PYTHON_EXCLUDED_PREFIXES):
                 yield (Path(folder) / name).relative_to(root).as_posix()
 
 
 def text(argument: str, text_field: str) -> Source:
-    """Files that match a glob (`**` descends), in order of their paths; or the file of that name.
+    """The files that match a glob (`**` descends), in order of their paths, or the file of that
+    name.
 
-    A .txt file is one document; a line of .jsonl or a row of .parquet is one, its text in
-    `text_field`. A .txt or .jsonl may be compressed: .gz or .zst. A file that the glob reaches by
-    several names, by links, is read once.
+    A .txt file is one document. Each line of a .jsonl file and each row of a .parquet file is a
+    document, with its text in `text_field`. A .txt or .jsonl file may be compressed (.gz, .zst). A
+    file that the glob reaches under several names, by links, is read once.
     """
     if not argument:
         raise ValueError("data.source 'text' needs a glob, such as text:corpus/**/*.txt.")
@@ -125,19 +130,21 @@ def text(argument: str, text_field: str) -> Source:
         )
     is_text = all(file_format(path) == '.txt' for path in files)
     identity = 'text' if is_text else f'records of {text_field}'
-    read = functools.partial(formats.read_documents, files, text_field)
-    return Source(files, identity, read, notes=_describe_skipped(argument, matches))
+    read_documents = functools.partial(formats.read_documents, files, text_field)
+    return Source(files, identity, read_documents, notes=_describe_skipped(argument, matches))
 
 
 def _explain_no_files(argument: str, matches: Matches) -> str:
-    what = f'data.source=text:{argument}'
+    """Returns the error for a glob that matches no regular file."""
+    flag = f'data.source=text:{argument}'
     if os.path.isdir(expand_home(argument)):
-        return f'{what} is a folder. To read the text there, set data.source={_suggest_source(argument)}.'
+        suggestion = _suggest_source(argument)
+        return f'{flag} is a folder. To read the text there, set data.source={suggestion}.'
     if matches.non_files:
         return (
-            f'{what} matches {_format_paths(matches.non_files)}, and only regular files are read.'
+            f'{flag} matches {_format_paths(matches.non_files)}, and only regular files are read.'
         )
-    return f'no file matches {what} (looked from {os.getcwd()}; ** descends into folders).'
+    return f'no file matches {flag} (looked from {os.getcwd()}; ** descends into folders).'
 
 
 def _suggest_jsonl(path: Path) -> str:
@@ -149,23 +156,24 @@ def _suggest_jsonl(path: Path) -> str:
 
 
 def _describe_skipped(argument: str, matches: Matches) -> tuple[str, ...]:
-    what, notes = f'NOTE: data.source=text:{argument}', []
+    """Returns notes on matched names that are not read."""
+    prefix, notes = f'NOTE: data.source=text:{argument}', []
     if matches.duplicates:
         notes.append(
-            f'{what} reaches some files by several names, which are links: each file is read once, '
-            f'and not as {_format_paths(matches.duplicates)}'
+            f'{prefix} reaches some files by several names, which are links: each file is read '
+            f'once, and not as {_format_paths(matches.duplicates)}'
         )
     if matches.non_files:
         notes.append(
-            f'{what} matches {_format_paths(matches.non_files)}: only regular files are read'
+            f'{prefix} matches {_format_paths(matches.non_files)}: only regular files are read'
         )
     return tuple(notes)
 
 
 def _format_paths(paths: Sequence[str]) -> str:
-    """Returns the first paths, and how many more there are."""
-    more = f' and {len(paths) - MAX_LISTED:,} more' if len(paths) > MAX_LISTED else ''
-    return ', '.join(paths[:MAX_LISTED]) + more
+    """Returns the first paths, and the number of further ones."""
+    suffix = f' and {len(paths) - MAX_LISTED:,} more' if len(paths) > MAX_LISTED else ''
+    return ', '.join(paths[:MAX_LISTED]) + suffix
 
 
 def tfds(argument: str, text_field: str) -> Source:
@@ -180,15 +188,20 @@ def tfds(argument: str, text_field: str) -> Source:
     records = _open_tfds(argument)
     check_field(text_field, list(records.dataset_info.features), f'tfds:{argument}')
     files = tuple(Path(path) for path in records.dataset_info.splits['train'].filepaths)
-    read = functools.partial(_read_tfds, records, argument, text_field)
-    return Source(files, f'tfds {text_field}', read)
+    read_documents = functools.partial(_read_tfds, records, argument, text_field)
+    return Source(files, f'tfds {text_field}', read_documents)
 
 
 def _open_tfds(name: str) -> Any:
     import tensorflow_datasets
 
-    where = os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
-    missing = tensorflow_datasets.core.DatasetNotFoundError, AssertionError, KeyError, ValueError
+    data_dir = os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
+    not_found_errors = (
+        tensorflow_datasets.core.DatasetNotFoundError,
+        AssertionError,
+        KeyError,
+        ValueError,
+    )
     try:
         return tensorflow_datasets.data_source(name, split='train', download=False)
     except NotImplementedError as error:
@@ -196,9 +209,9 @@ def _open_tfds(name: str) -> Any:
             f'tfds:{name} is prepared in a format without random access. Prepare it again as '
             "array_record: tfds.load(NAME, builder_kwargs={'file_format': 'array_record'})."
         ) from error
-    except missing as error:
+    except not_found_errors as error:
         raise ValueError(
-            f'tfds:{name} with a train split is not prepared under {where}, and nothing is '
+            f'tfds:{name} with a train split is not prepared under {data_dir}, and nothing is '
             f'downloaded during training ({first_line(error)}). Prepare it first, for instance '
             'with `tfds build`, or set TFDS_DATA_DIR to where it is.'
         ) from error
@@ -206,30 +219,33 @@ def _open_tfds(name: str) -> Any:
 
 def _read_tfds(records: Any, name: str, text_field: str) -> Documents:
     for i in range(len(records)):
-        where = f'tfds:{name}[{i}]'
+        location = f'tfds:{name}[{i}]'
         try:
             value = records[i][text_field]
         except Exception as error:  # ArrayRecord and TFDS raise what they like
-            raise ValueError(f'{where} cannot be read: {first_line(error)}') from error
-        yield where, (to_bytes(value, text_field, where),)
+            raise ValueError(f'{location} cannot be read: {first_line(error)}') from error
+        yield location, (to_bytes(value, text_field, location),)
 
 
 def hub(argument: str, text_field: str) -> Source:
-    """The training split of a data set of the Hugging Face Hub, OWNER/NAME[@REVISION][:SUBSET].
+    """The training split of a Hugging Face data set, OWNER/NAME[@REVISION][:SUBSET].
 
-    Its parquet files are fetched as they are read, into the cache of huggingface_hub.
+    Its parquet files are fetched when they are read, into the cache of huggingface_hub.
     """
     shards = open_shards(argument)
     files = ' '.join(f'{path} {blob}' for path, blob in shards.blobs.items())
-    read = functools.partial(shards.documents, text_field)
-    return Source((), f'hub records of {text_field}: {files}', read, shards.origin)
+    read_documents = functools.partial(shards.documents, text_field)
+    return Source((), f'hub records of {text_field}: {files}', read_documents, shards.origin)
 
 
 class SyntheticLanguage(NamedTuple):
-    """A language: documents are drawn alike and apart.
+    """A language whose documents are independent and identically distributed.
 
-    sample: draws the bytes of a document, all ASCII, as many in each. bits_per_byte: gives the
-    entropy rate, which no model beats on long documents; None where it has no closed form.
+    Attributes:
+      sample: samples the bytes of a document, all ASCII; every document has the same length.
+      bits_per_byte: computes the entropy rate, a lower bound for every model on long documents;
+        None if it has no closed form.
+      n_documents: number of documents.
     """
 
     sample: Callable[[np.random.Generator], np.ndarray]
@@ -239,7 +255,9 @@ class SyntheticLanguage(NamedTuple):
 
 @functools.cache
 def _transitions() -> np.ndarray:
-    """Returns P[i, j] = p(next = j | current = i), rows from a peaked Dirichlet distribution."""
+    """Returns P[i, j] = p(next = j | current = i), with rows from a peaked Dirichlet
+    distribution.
+    """
     rng = np.random.default_rng(MARKOV_SEED)
     return rng.dirichlet(np.full(len(ALPHABET), 0.3), size=len(ALPHABET))
 
@@ -249,7 +267,7 @@ def _sample_uniform(rng: np.random.Generator) -> np.ndarray:
 
 
 def _sample_markov(rng: np.random.Generator) -> np.ndarray:
-    # The last bound is left out, for a cumulative sum may round to just under 1.
+    # Without the last bound, because a cumulative sum may round to just under 1.
     bounds = _transitions().cumsum(1)[:, :-1].tolist()
     letters = [int(rng.integers(len(ALPHABET)))]
     for u in rng.random(LENGTH - 1).tolist():
@@ -258,7 +276,7 @@ def _sample_markov(rng: np.random.Generator) -> np.ndarray:
 
 
 def _markov_bits() -> float:
-    """Returns -sum_i pi_i sum_j P_ij log2 P_ij, where pi P = pi."""
+    """Returns the entropy rate -sum_i pi_i sum_j P_ij log2 P_ij, where pi P = pi."""
     P = _transitions()
     pi = np.linalg.matrix_power(P, 1 << 12)[0]
     return float(-(pi[:, None] * P * np.log2(np.maximum(P, 1e-300))).sum())
@@ -284,12 +302,15 @@ SYNTHETIC = {
 
 
 def synthetic(argument: str, text_field: str) -> Source:
-    """Text whose law is known; each document is a function of its name and number."""
-    made = choose(SYNTHETIC, argument, 'the name in data.source=synthetic:NAME')
+    """Text with a known distribution; each document is a function of its name and number."""
+    language = choose(SYNTHETIC, argument, 'the name in data.source=synthetic:NAME')
 
     def generate_documents() -> Documents:
-        for i in range(made.n_documents):
-            yield f'synthetic:{argument}[{i}]', (made.sample(np.random.default_rng(i)).tobytes(),)
+        for i in range(language.n_documents):
+            yield (
+                f'synthetic:{argument}[{i}]',
+                (language.sample(np.random.default_rng(i)).tobytes(),),
+            )
 
     return Source((), f'synthetic {argument} {SYNTHETIC_VERSION}', generate_documents)
 

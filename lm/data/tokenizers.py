@@ -1,7 +1,7 @@
-"""Text to token ids and back: bytes, a byte-pair encoding trained on the corpus, or one of a file.
+"""Text to token ids and back: bytes, a byte-pair encoding of the corpus, or a tokenizer file.
 
-A document is BOS + tokens + EOS. BOS and EOS are ids only: they have no spelling in text, so
-nothing in a document can be taken for them.
+A document is BOS + tokens + EOS. BOS and EOS are ids only: they have no spelling, so that no text
+can be mistaken for them.
 """
 
 import dataclasses
@@ -29,15 +29,15 @@ from modules.choices import choose
 BYTES = 256
 SPECIALS = 2  # BOS and EOS
 PART = 1 << 16  # characters: longer texts are cut for the sake of parallelism and memory
-# The pattern of GPT-2's byte-pair encoding always cuts here, so parts encode as the whole does: no
-# token goes on from a letter to a space or a sign. After a space, or between a sign and a letter,
-# it does not always cut.
+# The pre-tokenizer of GPT-2 always splits here (no token continues from a letter to a space or a
+# sign), so parts encode to the same tokens as the whole. After a space, and between a sign and a
+# letter, it does not always split.
 CUT = re.compile(r'\S(?=[ \t\r\n])|[A-Za-z0-9](?=[!-/:-@\[-`{-~])')
-# Characters without a place to cut: encoding them at once takes 100 bytes of memory for each.
+# Characters without a place to cut; encoding takes 100 bytes of memory for each of them.
 LONGEST_UNCUT = 1 << 22
 
 POLL_SEC = 0.1
-STOP_SEC = 1  # how long an interrupted training is waited for
+STOP_SEC = 1  # wait for an interrupted training
 LIBRARY_FILE, TOKENIZER_FILE = 'tokenizer.json', 'evenkeel_tokenizer.json'
 CONFIG_FILE, SPECIALS_FILE = 'tokenizer_config.json', 'special_tokens_map.json'
 GENERATION_FILE = 'generation_config.json'
@@ -45,7 +45,7 @@ GENERATION_FILE = 'generation_config.json'
 
 @dataclasses.dataclass(frozen=True)
 class ByteTokenizer:
-    """A token is a byte of the UTF-8 text. cuttable: a document may be encoded in parts."""
+    """Tokens are bytes of the UTF-8 text. cuttable: a document may be encoded in parts."""
 
     vocab_size: int = BYTES + SPECIALS
     bos_id: int = BYTES
@@ -56,7 +56,7 @@ class ByteTokenizer:
         return list(text.encode() if isinstance(text, str) else text)
 
     def split(self, texts: Iterable[str], name: str) -> Iterator[str]:
-        """Yields the texts as they are: every character is encoded alone."""
+        """Yields the texts unchanged: every character is encoded alone."""
         yield from texts
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -84,16 +84,19 @@ class SubwordTokenizer:
         return np.concatenate(self.encode_batch(list(self.split([text], 'the text')))).tolist()
 
     def split(self, texts: Iterable[str], name: str) -> Iterator[str]:
-        """Yields parts of the joined `texts` whose tokens are those of the whole; one if uncut."""
+        """Yields parts of the joined `texts` that encode to the tokens of the whole.
+
+        It is a single part if the tokenizer is not cuttable.
+        """
         yield from split_text(texts, name) if self.cuttable else [''.join(texts)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encoded = self.library.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(one.ids, np.int32) for one in encoded]
+        encodings = self.library.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
-        kept = [int(i) for i in ids if i not in (self.bos_id, self.eos_id)]
-        return self.library.decode(kept, skip_special_tokens=False)
+        text_ids = [int(i) for i in ids if i not in (self.bos_id, self.eos_id)]
+        return self.library.decode(text_ids, skip_special_tokens=False)
 
     def save(self, folder: str | Path) -> None:
         ids = {'vocab_size': self.vocab_size, 'bos_id': self.bos_id, 'eos_id': self.eos_id}
@@ -108,7 +111,9 @@ class SubwordTokenizer:
 
 @dataclasses.dataclass(frozen=True)
 class TokenIds:
-    """Texts are token ids, as decimals between spaces: for a model whose tokenizer is not here."""
+    """A tokenizer for texts of token ids, as decimals between spaces, if the model's own is not
+    here.
+    """
 
     vocab_size: int
     bos_id: int
@@ -120,7 +125,7 @@ class TokenIds:
         return f'ids:{self.vocab_size},{self.bos_id},{self.eos_id}'
 
     def encode(self, text: str | bytes) -> list[int]:
-        """Returns the ids. Raises ValueError for a word that is none of this vocabulary."""
+        """Returns the ids. Raises ValueError for a word that is no id below the vocabulary size."""
         words = (text if isinstance(text, str) else bytes(text).decode('utf-8', 'replace')).split()
         for word in words:
             if not (word.isdecimal() and int(word) < self.vocab_size):
@@ -131,7 +136,7 @@ class TokenIds:
         return [int(word) for word in words]
 
     def split(self, texts: Iterable[str], name: str) -> Iterator[str]:
-        """Yields the text whole: a part could end within an id."""
+        """Yields the whole text, because a part could end within an id."""
         yield ''.join(texts)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -150,24 +155,24 @@ Tokenizer = ByteTokenizer | SubwordTokenizer | TokenIds
 def split_text(texts: Iterable[str], name: str) -> Iterator[str]:
     """Yields the joined `texts` of a document in parts of about PART characters, cut at CUT.
 
-    Raises ValueError, with the document's `name`, if LONGEST_UNCUT characters hold no such place.
+    Raises ValueError, with the document's `name`, if LONGEST_UNCUT characters have no place to cut.
     """
-    waiting, searched = '', 0
+    pending, searched = '', 0
     for text in texts:
-        waiting += text
+        pending += text
         start = 0
-        while match := CUT.search(waiting, max(start + PART, searched)):
-            yield waiting[start : match.end()]
+        while match := CUT.search(pending, max(start + PART, searched)):
+            yield pending[start : match.end()]
             start = match.end()
-        waiting = waiting[start:]
-        searched = max(len(waiting) - 1, 0)  # the last character waits for what follows it
-        if len(waiting) > LONGEST_UNCUT:
+        pending = pending[start:]
+        searched = max(len(pending) - 1, 0)  # the last character waits for what follows it
+        if len(pending) > LONGEST_UNCUT:
             raise ValueError(
                 f'{name or "a document"} holds {LONGEST_UNCUT:,} characters without a space or a '
                 'line end: a byte-pair encoding takes them for one word. Leave it out, or set '
                 'data.tokenizer=byte.'
             )
-    yield waiting
+    yield pending
 
 
 def _write_tokenizer_file(folder: str | Path, **fields: Any) -> None:
@@ -176,14 +181,15 @@ def _write_tokenizer_file(folder: str | Path, **fields: Any) -> None:
 
 
 def load(folder: str | Path) -> Tokenizer:
-    """Loads what `save` wrote. Raises ValueError if the folder holds no tokenizer of ours, or one
-    that was changed since.
+    """Loads a folder that `save` wrote.
+
+    Raises ValueError if it holds no tokenizer of this program, or one that was changed.
     """
     folder = Path(folder)
-    own, library = folder / TOKENIZER_FILE, folder / LIBRARY_FILE
-    if not own.is_file():
+    tokenizer_file, library = folder / TOKENIZER_FILE, folder / LIBRARY_FILE
+    if not tokenizer_file.is_file():
         raise ValueError(f'{folder} holds no tokenizer: there is no {TOKENIZER_FILE}.')
-    match read_json(own):
+    match read_json(tokenizer_file):
         case {'kind': 'byte'}:
             return ByteTokenizer()
         case {'kind': 'ids', 'vocab_size': int(size), 'bos_id': int(bos), 'eos_id': int(eos)} if (
@@ -196,21 +202,34 @@ def load(folder: str | Path) -> Tokenizer:
             'bos_id': int(bos),
             'eos_id': int(eos),
             'cuttable': bool(cuttable),
-            **more,
+            **optional,
         } if 0 <= min(bos, eos) <= max(bos, eos) < size:
             loaded = _load_library_file(library)
-            if 'library' in more and more['library'] != file_digest(library):
+            if 'library' in optional and optional['library'] != file_digest(library):
                 raise ValueError(f'{library} was changed, or damaged, since it was written.')
             return SubwordTokenizer(loaded, size, bos, eos, cuttable)
-    raise ValueError(f'{own} describes no tokenizer: it lacks a field, or one is of another type.')
+    raise ValueError(
+        f'{tokenizer_file} describes no tokenizer: it lacks a field, or one is of another type.'
+    )
 
 
 def load_for_model(folder: Path, size: int, bos: int | None, eos: int | None) -> SubwordTokenizer:
-    """Returns the tokenizer.json of a folder for a model with `size` rows of embeddings.
+    """Returns the tokenizer.json of a folder for a model.
 
-    These may be more than it has ids, but not fewer: a ValueError. BOS and EOS are those that the
-    files beside it name, or else `bos` and `eos`; one that there is not is the other one, and where
-    there is neither they are the last row.
+    BOS and EOS are the tokens that the files beside it name, or else `bos` and `eos`. If one is
+    missing, the other stands for both; if both are, the last row does.
+
+    Args:
+      folder: holds tokenizer.json.
+      size: rows of the model's embedding; may exceed the number of ids.
+      bos: the model's token that begins a document, if known.
+      eos: the model's token that ends a document, if known.
+
+    Returns:
+      The tokenizer.
+
+    Raises:
+      ValueError: if an id is not below `size`.
     """
     library = _load_library_file(folder / LIBRARY_FILE)
     vocab = library.get_vocab(with_added_tokens=True)
@@ -218,11 +237,11 @@ def load_for_model(folder: Path, size: int, bos: int | None, eos: int | None) ->
         raise ValueError(
             f'{folder / LIBRARY_FILE} has the id {largest}, and the model {size} embeddings'
         )
-    named = {
+    special_ids = {
         name: vocab.get(_read_special_token(folder, name)) for name in ('bos_token', 'eos_token')
     }
-    bos = bos if named['bos_token'] is None else named['bos_token']
-    eos = eos if named['eos_token'] is None else named['eos_token']
+    bos = bos if special_ids['bos_token'] is None else special_ids['bos_token']
+    eos = eos if special_ids['eos_token'] is None else special_ids['eos_token']
     eos = (size - 1 if bos is None else bos) if eos is None else eos
     return SubwordTokenizer(library, size, eos if bos is None else bos, eos, cuttable=False)
 
@@ -243,11 +262,18 @@ def _load_library_file(path: Path) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerPlan:
-    """A tokenizer before there is a corpus."""
+    """A tokenizer whose corpus is not known yet.
+
+    Attributes:
+      vocab_size: all ids are below it.
+      identity: determines the tokenizer, together with the corpus if it is trained.
+      build: makes the tokenizer from the texts of the training split, or parts of `split_text`.
+      is_trained: whether `build` reads the texts.
+    """
 
     vocab_size: int
-    identity: bytes  # all that determines it, besides the corpus if it is trained
-    build: Callable[[Iterable[str]], Tokenizer]  # given the training split's texts, or `cut` parts
+    identity: bytes
+    build: Callable[[Iterable[str]], Tokenizer]
     is_trained: bool = False
 
 
@@ -260,17 +286,17 @@ def plan_tokenizer(spec: str) -> TokenizerPlan:
             f'the path {spec!r}. To read the {LIBRARY_FILE} there, set data.tokenizer=hf:{spec}.'
         )
     try:
-        make = choose(TOKENIZERS, kind, 'data.tokenizer')
+        make_plan = choose(TOKENIZERS, kind, 'data.tokenizer')
     except ValueError as error:
         raise ValueError(
             f'{error} Nothing is downloaded: bpe:4096 is trained on the text, and hf:PATH is a '
             f'{LIBRARY_FILE} on this machine, or its folder.'
         ) from None
-    return make(argument)
+    return make_plan(argument)
 
 
 def vocab_size(spec: str) -> int:
-    """Returns V of a model for `data.tokenizer=spec`: all ids are below it, whatever the corpus."""
+    """Returns V of a model with `data.tokenizer=spec`: all ids are below it, for any corpus."""
     return plan_tokenizer(spec).vocab_size
 
 
@@ -281,10 +307,10 @@ def _plan_byte(argument: str) -> TokenizerPlan:
 
 
 def _plan_bpe(argument: str) -> TokenizerPlan:
-    least = BYTES + SPECIALS
-    if not argument.isdecimal() or int(argument) < least:
+    min_size = BYTES + SPECIALS
+    if not argument.isdecimal() or int(argument) < min_size:
         raise ValueError(
-            f"data.tokenizer 'bpe' needs a size of at least {least} (every byte, BOS and EOS), "
+            f"data.tokenizer 'bpe' needs a size of at least {min_size} (every byte, BOS and EOS), "
             f"such as bpe:4096; got 'bpe:{argument}'."
         )
     size = int(argument)
@@ -294,7 +320,9 @@ def _plan_bpe(argument: str) -> TokenizerPlan:
 
 
 def _train_bpe(size: int, texts: Iterable[str]) -> SubwordTokenizer:
-    """Byte-level byte-pair encoding (arXiv:1508.07909, GPT-2's variant): lossless on any text."""
+    """Trains a byte-level BPE (arXiv:1508.07909, GPT-2's variant), which is lossless on any
+    text.
+    """
     import tokenizers as library
 
     byte_level = library.pre_tokenizers.ByteLevel
@@ -304,16 +332,16 @@ def _train_bpe(size: int, texts: Iterable[str]) -> SubwordTokenizer:
     trainer = library.trainers.BpeTrainer(
         vocab_size=size - SPECIALS, initial_alphabet=byte_level.alphabet(), show_progress=False
     )
-    _run_interruptibly(lambda fed: bpe.train_from_iterator(fed, trainer), texts)
+    _run_interruptibly(lambda stoppable: bpe.train_from_iterator(stoppable, trainer), texts)
     # A tiny corpus has too few pairs to fill the vocabulary: the ids before BOS stay unused.
     return SubwordTokenizer(bpe, size, bos_id=size - 2, eos_id=size - 1, cuttable=True)
 
 
 def _run_interruptibly(train: Callable[[Iterable[str]], None], texts: Iterable[str]) -> None:
-    """Calls `train(texts)` in a thread of its own, so that Ctrl-C takes effect at once.
+    """Calls `train(texts)` in a thread, so that Ctrl-C takes effect at once.
 
-    The library returns to Python only when it is done. After an interrupt it ends with the next
-    text or, once it has them all, with its merges, which nobody waits for.
+    The library returns to Python only when it is done. After an interrupt it stops at the next
+    text; once it has read all texts, it finishes its merges in the background.
     """
     stopped, done, failed = threading.Event(), threading.Event(), []
 
@@ -354,9 +382,9 @@ def _plan_hf(argument: str) -> TokenizerPlan:
             f"data.tokenizer 'hf' needs the path of a {LIBRARY_FILE}, or of a folder with one; "
             f"got 'hf:{argument}', and {path} is not a file. Nothing is downloaded."
         )
-    if path.name == LIBRARY_FILE and (own := path.with_name(TOKENIZER_FILE)).is_file():
+    if path.name == LIBRARY_FILE and (tokenizer_file := path.with_name(TOKENIZER_FILE)).is_file():
         saved = load(path.parent)
-        identity = b'saved ' + own.read_bytes() + path.read_bytes()
+        identity = b'saved ' + tokenizer_file.read_bytes() + path.read_bytes()
         return TokenizerPlan(saved.vocab_size, identity, lambda texts: saved)
     library = _load_library_file(path)
     vocab = library.get_vocab(with_added_tokens=True)
@@ -386,20 +414,20 @@ def _read_special_token(folder: Path, name: str) -> str | None:
 
 
 def special_token_text(token: Any) -> str | None:
-    """Returns the text of a special token, which may be given as an object; None: it has none."""
+    """Returns the text of a special token, which may be an object, or None if it has none."""
     token = token.get('content') if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
 
 
 def read_end_tokens(folder: Path) -> frozenset[int]:
-    """Returns the tokens that end a text, as the model's generation_config.json lists them.
+    """Returns the tokens that end a text, as listed in the model's generation_config.json.
 
-    Values that are no token ids end nothing: other programs write what they like there.
+    Values that are no token ids are ignored: other programs write arbitrary values there.
     """
     path = folder / GENERATION_FILE
-    listed = read_json(path).get('eos_token_id') if path.is_file() else None
-    listed = listed if isinstance(listed, list) else [listed]
-    return frozenset(token for token in listed if type(token) is int and token >= 0)
+    end_ids = read_json(path).get('eos_token_id') if path.is_file() else None
+    end_ids = end_ids if isinstance(end_ids, list) else [end_ids]
+    return frozenset(token for token in end_ids if type(token) is int and token >= 0)
 
 
 def _plan_ids(argument: str) -> TokenizerPlan:
@@ -412,8 +440,8 @@ def _plan_ids(argument: str) -> TokenizerPlan:
     size, bos, eos = map(int, numbers)
     if not max(bos, eos) < size:
         raise ValueError(f"data.tokenizer 'ids:{argument}': ids must be below {size}.")
-    found = TokenIds(size, bos, eos)
-    return TokenizerPlan(size, found.spec.encode(), lambda texts: found)
+    tokenizer = TokenIds(size, bos, eos)
+    return TokenizerPlan(size, tokenizer.spec.encode(), lambda texts: tokenizer)
 
 
 TOKENIZERS = {'byte': _plan_byte, 'bpe': _plan_bpe, 'hf': _plan_hf, 'ids': _plan_ids}

@@ -1,4 +1,6 @@
-"""Prepares a process before it imports JAX. Standard library only, so that it costs nothing."""
+"""Prepares a process before it imports JAX. Uses only the standard library, so that importing it is
+cheap.
+"""
 
 import ast
 import codecs
@@ -16,9 +18,9 @@ from typing import Any
 
 from lm.launch.streams import open_streams
 
-# glibc's malloc gives large blocks back to the kernel as soon as they are freed, and gets them
-# again page by page, zeroed. XLA:CPU frees and allocates all its temporaries in every step: 190,000
-# page faults a step at width 256, a third of its time. With these settings freed memory is kept, in
+# glibc's malloc returns large blocks to the kernel as soon as they are freed, and gets them back
+# page by page, zeroed. XLA:CPU frees and allocates all its temporaries in every step: 190,000 page
+# faults per step at width 256, a third of its time. With these settings freed memory is kept, in
 # pages of 2 MiB. They are read once, when a process starts.
 TUNABLES = (
     'glibc.malloc.hugetlb=1',
@@ -26,25 +28,25 @@ TUNABLES = (
     f'glibc.malloc.trim_threshold={2**62}',
     'glibc.malloc.arena_max=1',
 )
-ACCELERATORS = (  # what it is, its device files, packages of which JAX needs one, our extra
+ACCELERATORS = (  # name, device files, packages of which JAX needs at least one, our extra
     ('an NVIDIA GPU', '/dev/nvidia[0-9]*', ('jax_cuda13_plugin', 'jax_cuda12_plugin'), 'cuda'),
     ('a TPU', '/dev/accel[0-9]*', ('libtpu',), 'tpu'),
 )
 
 
 def print_help() -> None:
-    """Prints the docstring of the program and ends it, where --help is asked for."""
+    """Prints the docstring of the program and exits, if --help is given."""
     if {'-h', '-help', '--help'} & {*sys.argv[1:]}:
         print(docstring(sys.modules['__main__']))
         sys.exit()
 
 
 def prepare_process() -> None:
-    """Selects JAX's CPU platform on a machine without accelerator, and starts this process again,
-    in place, with a malloc that suits XLA:CPU (`TUNABLES`). JAX_PLATFORMS and GLIBC_TUNABLES stay
-    as the user has set them. Calls `prepare_streams`.
+    """Selects JAX's CPU platform on a machine without accelerator, and suits malloc to XLA:CPU.
 
-    SIGINT ends the process with one line, until the caller sets another handler.
+    The settings of malloc (`TUNABLES`) are read when a process starts, so the process restarts
+    itself in place. JAX_PLATFORMS and GLIBC_TUNABLES keep values that the user has set. Calls
+    `prepare_streams`. SIGINT ends the process with one line, until the caller sets another handler.
     """
     prepare_streams()
     signal.signal(signal.SIGINT, _exit_on_sigint)
@@ -57,47 +59,56 @@ def prepare_process() -> None:
 
 
 def prepare_streams() -> None:
-    """Gives the process standard streams that never fail, and starts it again, in place, in
-    Python's UTF-8 mode where the locale has another encoding: our files are UTF-8, and text of all
-    languages is trained on. What is printed keeps the encoding of the locale.
+    """Gives the process standard streams that never fail, and Python's UTF-8 mode.
+
+    If the locale has another encoding, the process restarts itself in place in UTF-8 mode, because
+    our files are UTF-8 and training text is in all languages. Printed text keeps the encoding of
+    the locale.
     """
     open_streams()
     is_utf8 = codecs.lookup(locale.getencoding()).name == 'utf-8' or sys.flags.utf8_mode
-    if not is_utf8 and os.environ.get('PYTHONUTF8') != '1':  # python -E would begin for ever
+    if not is_utf8 and os.environ.get('PYTHONUTF8') != '1':  # python -E would restart for ever
         os.environ['PYTHONUTF8'] = '1'
         os.environ.setdefault('PYTHONIOENCODING', sys.stdout.encoding)
         _restart()
 
 
 def _restart() -> None:
+    """Replaces this process by the same command, which keeps its process id."""
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def docstring(owner: Any) -> str:
-    """Returns the docstring of a module, class or function without its indentation, '' for none;
-    from the source under `python -OO`, which strips docstrings. A class does not inherit one.
+    """Returns the docstring of a module, class or function without its indentation; '' without one.
+
+    Under `python -OO`, which strips docstrings, it comes from the source. A class does not inherit
+    a docstring.
     """
     text = owner.__dict__.get('__doc__') if isinstance(owner, type) else owner.__doc__
     if sys.flags.optimize >= 2:  # a dataclass without docstring has its signature there
         with contextlib.suppress(OSError, TypeError):  # objects that have no source
             parsed = ast.parse(textwrap.dedent(inspect.getsource(owner)))
-            text = ast.get_docstring(parsed if inspect.ismodule(owner) else parsed.body[0])
+            node: Any = parsed if inspect.ismodule(owner) else parsed.body[0]
+            text = ast.get_docstring(node)
     return inspect.cleandoc(text or '')
 
 
 def choose_platform() -> None:
-    """Selects JAX's CPU platform on a machine without accelerator, where the user has chosen none.
-    Otherwise an installed libtpu or CUDA plugin looks for its device and warns at length.
+    """Selects JAX's CPU platform on a machine without accelerator, unless the user has chosen a
+    platform.
+
+    Otherwise an installed libtpu or CUDA plugin looks for its device and prints long warnings.
     """
     if not has_accelerator():
         platforms, jax = os.environ.setdefault('JAX_PLATFORMS', 'cpu'), sys.modules.get('jax')
-        if jax and not jax.config.jax_platforms:  # it has read the environment before
+        if jax and not jax.config.jax_platforms:  # JAX reads the environment only when imported
             jax.config.update('jax_platforms', platforms)
 
 
 def missing_plugin_advice() -> str:
-    """Returns what to install where JAX lacks what a GPU or TPU of this machine needs; '' where
-    there is none, and where the user has set JAX_PLATFORMS.
+    """Returns what to install if JAX lacks the plugin for a GPU or TPU of this machine.
+
+    Returns '' if no plugin is missing, and if the user has set JAX_PLATFORMS.
     """
     if os.environ.get('JAX_PLATFORMS'):
         return ''
@@ -111,8 +122,10 @@ def missing_plugin_advice() -> str:
 
 
 def default_dtype() -> str:
-    """Returns the type of products where the config leaves it open: bfloat16 on a machine whose
-    TPU or GPU JAX will use, float32 on CPUs, which have no units for bfloat16.
+    """Returns the dtype of matrix products if the config leaves it open.
+
+    It is bfloat16 on a machine with a TPU or GPU that JAX will use, and float32 on CPUs, which have
+    no units for bfloat16.
     """
     platforms = os.environ.get('JAX_PLATFORMS')
     needed = [name for _, _, packages, _ in ACCELERATORS for name in packages]
@@ -124,6 +137,7 @@ def default_dtype() -> str:
 
 
 def _exit_on_sigint(number, _) -> None:
+    """Handles SIGINT before anything has begun."""
     os.write(2, b'\nSIGINT: it had not begun; the same command begins\n')
     os._exit(128 + number)
 

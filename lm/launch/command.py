@@ -1,4 +1,4 @@
-"""Commands: how they start, read their flags, and fail."""
+"""Commands: how they start, parse their flags, and report errors."""
 
 import dataclasses
 import logging as stdlib_logging
@@ -40,14 +40,14 @@ EXAMPLE = 'a config file has def get_config(): ... return config, as configs/def
 
 
 def run_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
-    """Wraps `main` for absl's app.run: libraries are quiet, and bad input is one line."""
+    """Wraps `main` for absl's app.run: silences libraries, and reports bad input in one line."""
 
     def wrapper(argv: list[str]) -> None:
         quiet_libraries()
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a start may have set another
         try:
             main(argv)
-            sys.stdout.flush()  # here, and not at exit, it may find that nobody reads
+            sys.stdout.flush()  # a broken pipe is handled here, but not at exit
         except KeyboardInterrupt:
             print('\nSIGINT', file=sys.stderr)
             sys.exit(128 + signal.SIGINT)
@@ -59,7 +59,9 @@ def run_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
 
 
 def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
-    """Wraps `main` of a program that trains; the process ends with the status it returns."""
+    """Wraps `main` of a program that trains; the process exits with the status that `main`
+    returns.
+    """
 
     def wrapper(argv: list[str]) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a start may have set another
@@ -76,10 +78,10 @@ def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
                 raise
             print(f'error: {explain_memory_error(error)}', file=sys.stderr)
             status = BAD_INPUT
-        except KeyboardInterrupt as error:  # before a run trains; from then on signals are caught
+        except KeyboardInterrupt as error:  # before training, which catches signals itself
             number = signal.Signals(error.args[0] if error.args else signal.SIGINT)
-            said = 'nothing new has been trained; the same command goes on'
-            print(f'\n{number.name}: {said}', file=sys.stderr, flush=True)
+            message = 'nothing new has been trained; the same command goes on'
+            print(f'\n{number.name}: {message}', file=sys.stderr, flush=True)
             os._exit(SIGNALLED + number)  # at once: no thread has anything to write
         leave(status)
 
@@ -87,7 +89,7 @@ def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
 
 
 def _add_advice(error: ValueError | OSError) -> str:
-    """Adds to a bare error of a full disk which folder that is, and what to do."""
+    """Returns the text of an error; for a full disk with the folder and advice."""
     number, file = getattr(error, 'errno', None), getattr(error, 'filename', None)
     if number not in FULL_MESSAGES:
         return str(error)
@@ -98,7 +100,9 @@ def _add_advice(error: ValueError | OSError) -> str:
 
 
 def define_config() -> flags.FlagHolder[ConfigDict]:
-    """Defines --config=PATH, and --config.SECTION.FIELD=VALUE for all fields, set there or not."""
+    """Defines --config=PATH, and --config.SECTION.FIELD=VALUE for all fields, also for fields that
+    the file does not set.
+    """
     holder = config_flags.DEFINE_config_file('config', None, 'Python file with get_config().')
     flags.FLAGS['config'].parser = ConfigParser('config')
     return holder
@@ -115,20 +119,22 @@ def define_run() -> tuple[flags.FlagHolder, flags.FlagHolder, flags.FlagHolder]:
 
 
 def default_workdir(recipe: Recipe, suffix: str = '') -> Path:
-    """runs/default-1a2b3c4d: the same command finds the same folder again."""
+    """Returns runs/default-1a2b3c4d, so that the same command finds the same folder again."""
     name = Path(config_flags.get_config_filename(flags.FLAGS['config'])).stem
     return Path('runs', f'{name}-{digest(recipe)}{suffix}')
 
 
 def find_overrides(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns {path: value} of the fields whose value is not that of configs/default.py."""
+    """Returns {path: value} of the fields that differ from configs/default.py."""
     default = flatten(ConfigParser('default').parse(str(DEFAULT)).to_dict())
-    given = flatten(single_run_config(config))
-    return {p: v for p, v in given.items() if p in FIELDS and v != default.get(p)}
+    fields = flatten(single_run_config(config))
+    return {p: v for p, v in fields.items() if p in FIELDS and v != default.get(p)}
 
 
 def find_set_fields(config: Mapping[str, Any]) -> set[str]:
-    """Returns the paths of fields that a flag sets, or the file to other than the default value."""
+    """Returns the paths of fields that a flag sets, or that the file sets to another value than the
+    default.
+    """
     return {*config_flags.get_override_values(flags.FLAGS['config']), *find_overrides(config)}
 
 
@@ -156,15 +162,17 @@ class ConfigParser(ConfigFileFlagParser):
 
 
 def check_fields(config: ConfigDict, file: str) -> None:
-    """Raises flags.Error for a field that there is not, with the line of the file that names it."""
+    """Raises flags.Error for an unknown field, with the line of the file that names it."""
     sections = {path.split('.')[0] for path in FIELDS}
     for section in set(config.keys()) & sections:
         for name in config[section].keys() if isinstance(config[section], ConfigDict) else ():
             if (path := f'{section}.{name}') not in FIELDS:
                 lines = enumerate(Path(file).read_text().splitlines(), 1)
-                at = next((f':{n}' for n, line in lines if re.search(rf'\b{name}\b', line)), '')
+                location = next(
+                    (f':{n}' for n, line in lines if re.search(rf'\b{name}\b', line)), ''
+                )
                 raise flags.Error(
-                    f'{file}{at}: the config has no field {path}.{field_hint(path, FIELDS)}'
+                    f'{file}{location}: the config has no field {path}.{field_hint(path, FIELDS)}'
                 )
 
 
@@ -172,7 +180,7 @@ def add_fields(config: ConfigDict) -> None:
     """Gives each field its place and its type, so that flags can set these fields and no others.
 
     A field without a value gets its default, which is None for the options of parts. A value of
-    another type stays as it is, for `lm.config.resolve.build` to refuse.
+    another type is left for `lm.config.resolve.build_config` to refuse.
     """
     config.unlock()
     for path, field in FIELDS.items():
@@ -185,6 +193,7 @@ def add_fields(config: ConfigDict) -> None:
 
 
 def _add_field(section: ConfigDict, path: str, name: str, field: Field) -> None:
+    """Adds one field to a section, with the value of the file or its default."""
     value = dict(section.items(preserve_field_references=True)).get(name, field.default)
     if value is dataclasses.MISSING or isinstance(value, FieldReference):
         return
@@ -207,51 +216,52 @@ def parse_flags(argv: list[str]) -> list[str]:
     except flags.Error as error:
         match = re.match(r'flag --config\.([\w.]+)=(.*?): ', str(error), re.DOTALL)
         path, text = match.groups() if match else ('', '')
-        said = flag_type_error(path, text, FIELDS[path].types) if path in FIELDS else str(error)
+        message = flag_type_error(path, text, FIELDS[path].types) if path in FIELDS else str(error)
     except AttributeError as error:
-        said = _explain_unknown_field(error)
-        if not said:
+        message = _explain_unknown_field(error)
+        if not message:
             raise  # another mistake in the config file: its traceback helps
     except ValueError as error:
-        said = str(error)
-    print(f'error: {said}', file=sys.stderr)
+        message = str(error)
+    print(f'error: {message}', file=sys.stderr)
     sys.exit(BAD_INPUT)
 
 
 def check_flag_names(argv: Sequence[str]) -> None:
-    """Raises ValueError for flags that there are not, with those that other programs' names mean
-    here; and for words without a flag that are such a name, or a config file.
+    """Raises ValueError for unknown flags, with our names for flags of other programs.
+
+    Words without a flag are refused if they are such a name, or a config file.
     """
-    known, fields = flags.FLAGS, {}
-    if 'config' in known:
+    defined, fields = flags.FLAGS, {}
+    if 'config' in defined:
         fields = {path: (field.types, choice_names(field)) for path, field in FIELDS.items()}
-    translator = Translator(fields, known)
+    translator = Translator(fields, defined)
     words = list(argv[1 : argv.index('--') if '--' in argv else None])
     while words:
-        given = words.pop(0)
-        flag, is_whole, text = given.partition('=')
+        word = words.pop(0)
+        flag, is_whole, text = word.partition('=')
         name = flag.lstrip('-')
-        follows = bool(words) and not is_whole and not words[0].startswith('--')
+        has_value = bool(words) and not is_whole and not words[0].startswith('--')
         is_config = bool(fields) and name.split('.')[0] in ('config', 'noconfig')
         path = name.partition('.')[2]
-        if not given.startswith('-'):
-            if fields and all(parse_positional(given)):
-                translator.add(*parse_positional(given))
+        if not word.startswith('-'):
+            if fields and all(parse_positional(word)):
+                translator.add(*parse_positional(word))
             else:
-                translator.add_sentence(config_file_hint(given))
-        elif is_config and translator.is_foreign(path, words[0] if follows else text):
-            translator.add(flag, words.pop(0) if follows else text)
-        elif is_config or name in known or name.removeprefix('no') in known:
-            if follows and not (_is_switch(name) or words[0].startswith('-')):
+                translator.add_sentence(config_file_hint(word))
+        elif is_config and translator.is_foreign(path, words[0] if has_value else text):
+            translator.add(flag, words.pop(0) if has_value else text)
+        elif is_config or name in defined or name.removeprefix('no') in defined:
+            if has_value and not (_is_switch(name) or words[0].startswith('-')):
                 words.pop(0)
         else:
-            translator.add(flag, words.pop(0) if follows else text)
-    if said := translator.answer():
-        raise ValueError(said)
+            translator.add(flag, words.pop(0) if has_value else text)
+    if message := translator.answer():
+        raise ValueError(message)
 
 
 def choice_names(field: Field) -> Collection[str]:
-    """Returns the names that a field may have; none where it is no choice."""
+    """Returns the names that a field may have; () if it is not a choice."""
     if field.choice:
         return [*field.choice.table, *([AUTO] if field.choice.auto else [])]
     return field.option.choices if field.option else ()
@@ -268,19 +278,21 @@ def _is_switch(name: str) -> bool:
 
 
 def _explain_unknown_field(error: AttributeError) -> str:
-    """Names the unknown field that a config file sets or reads; '' for another error."""
+    """Returns an error on the unknown field that a config file sets or reads; '' for another
+    error.
+    """
     sections, names = ({path.split('.')[i] for path in FIELDS} for i in (0, 1))
-    if written := re.search(r'Key "(\w+)" does not exist', str(error)):
-        name, said = written[1], f'the config has no field {written[1]}.'
+    if key := re.search(r'Key "(\w+)" does not exist', str(error)):
+        name, message = key[1], f'the config has no field {key[1]}.'
     elif isinstance(error.obj, ConfigDict):
-        name, said = error.name, f'the config file reads {error.name}, which is not set.'
+        name, message = error.name or '', f'the config file reads {error.name}, which is not set.'
     else:
         return ''
     frames = traceback.extract_tb(error.__traceback__)
-    at = next(frame for frame in reversed(frames) if 'ml_collections' not in frame.filename)
-    said = f'{at.filename}:{at.lineno}: {said}'
-    if not written and name in names:
-        return f'{said} Left as published it is None by .get({name!r}) alone.'
-    return said + (
+    frame = next(frame for frame in reversed(frames) if 'ml_collections' not in frame.filename)
+    message = f'{frame.filename}:{frame.lineno}: {message}'
+    if not key and name in names:
+        return f'{message} Left as published it is None by .get({name!r}) alone.'
+    return message + (
         suggest_nearest(name, [*MULTI_RUN_SECTIONS, *sections]) or field_hint(name, FIELDS)
     )

@@ -1,9 +1,10 @@
-"""Processes of one job: how they join, agree, stop and leave. One that is alone sends nothing:
-every function gives back what it was given.
+"""Processes of one job: how they join, agree, stop and leave.
 
-Words go through the service that JAX's processes meet at, not through the devices: no program is
-compiled for them, nothing waits in a collective, and signals are handled meanwhile. No wait has a
-time-out of its own: where a process ends, the supervisors (`lm.launch.supervisor`) end the others.
+A single process sends nothing: every function returns its own values.
+
+Values are exchanged through the service at which JAX's processes meet, not through the devices:
+this compiles no program, waits in no collective, and lets signals be handled meanwhile. No wait has
+a time-out of its own: if a process ends, the supervisors (`lm.launch.supervisor`) end the others.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
@@ -28,16 +29,16 @@ from lm.launch.exit_status import BAD_INPUT
 from lm.launch.link import COLLECT_SEC, local_addresses
 from lm.launch.this_host import HOST_TIMEOUT_SEC, child_host
 
-# The runtime aborts a process that hears nothing from another for so long, without saying why.
-# Supervisors wait less (`lm.launch.link`) and say it; JAX's 100 s are for jobs without them. With
-# ten seconds less, allocating pinned memory has been taken for death (jax#23599).
+# The runtime aborts a process, without a reason, if another is silent for so long. Supervisors wait
+# less (`lm.launch.link`) and report the reason; JAX's 100 s are for jobs without supervisors. With
+# ten seconds less, a process that allocates pinned memory has been taken for dead (jax#23599).
 HEARTBEAT_SEC = 30
-# For the others to come to the end: process 0 closes the records, in which git may take ten.
+# Time for the others to end: process 0 closes the records, and its call of git may take ten.
 SHUTDOWN_SEC = 30
 # Children start together, when all supervisors are there; importing from a slow disk takes minutes.
 MEET_SEC = 300
-# As process 0 ends, the runtime ends the others, which may have the same error to report. Longer
-# than supervisors collect ends, so that an error that follows from its end is known as such.
+# When process 0 ends, the runtime ends the others, which may have the same error to report. It
+# waits longer than supervisors collect ends, so that they can tell errors that its end causes.
 LAST_WORDS_SEC = COLLECT_SEC + 1.0
 WAIT_MS = 1000  # between looks at signals
 
@@ -58,8 +59,10 @@ def define_flags() -> None:
 
 
 def join(digest: str) -> None:
-    """Joins the other processes of the job, if there are any; before any device is used. digest:
-    of the config. Raises ValueError where hosts differ in the config or in JAX.
+    """Joins the other processes of the job, if there are any. Must be called before any device is
+    used.
+
+    digest: digest of the config. Raises ValueError if hosts differ in the config or in JAX.
     """
     if (host := child_host()) is None:
         return
@@ -68,7 +71,7 @@ def join(digest: str) -> None:
     jax.config.update('jax_enable_preemption_service', False)
     jax.distributed.initialize(
         coordinator_address=host.coordinator,
-        # JAX's default is every address of this machine.
+        # JAX would listen at every address of this machine.
         coordinator_bind_address=host.coordinator
         if local_addresses(host.watch_address[0])
         else None,
@@ -84,18 +87,18 @@ def join(digest: str) -> None:
     )
     check_same_everywhere('the version of JAX', jax.__version__)
     check_same_everywhere('the config, as its file resolves to it,', digest)
-    # Process 0 alone writes to the persistent compilation cache, under a key that is its own: it
-    # would run a saved program beside others that have compiled theirs. XLA for CPUs keeps no
-    # order, in a saved program, between collectives inside of a loop and those around it. So one
-    # process is in another collective than the others, which Gloo does not notice: all wait for
-    # ever. Seen in 2 of 2 jobs with saved programs (mesh.fsdp=8, jaxlib 0.12.0.1), and without in
-    # none of 16 of mesh.fsdp=8 and 15 of mesh.tensor=8, of 20 steps each.
+    # Only process 0 writes to the persistent compilation cache, under a key of its own. It would
+    # run a saved program while the others run programs that they have just compiled. In a saved
+    # program XLA for CPUs does not keep the order between collectives inside a loop and outside it,
+    # so that one process enters another collective than the others. Gloo does not notice, and all
+    # wait for ever. This happened in 2 of 2 jobs with saved programs (mesh.fsdp=8, jaxlib
+    # 0.12.0.1), and in none of 16 (mesh.fsdp=8) and 15 (mesh.tensor=8) without, of 20 steps each.
     if jax.default_backend() == 'cpu':
         jax.config.update('jax_enable_compilation_cache', False)
 
 
 def leave(status: int) -> None:
-    """Ends the process; waits for the others first, unless it ends for an error of its own."""
+    """Ends the process, after waiting for the others unless it ends for an error of its own."""
     if jax.distributed.is_initialized():
         if status == BAD_INPUT:
             _exit_alone(status)
@@ -109,12 +112,15 @@ def _exit_alone(status: int, *error: Any) -> None:
         traceback.print_exception(*error)
     sys.stdout.flush()
     sys.stderr.flush()
-    if child_host().process_id == 0:
+    host = child_host()
+    assert host is not None  # a process joins only as the child of a supervisor
+    if host.process_id == 0:
         time.sleep(LAST_WORDS_SEC)
     os._exit(status)
 
 
 def is_multiprocess() -> bool:
+    """Whether the job has several processes."""
     return jax.process_count() > 1
 
 
@@ -124,8 +130,8 @@ def is_first() -> bool:
 
 
 @contextlib.contextmanager
-def private_disks() -> Iterator[None]:
-    """Says that process 0 alone sees what it writes within the block, and reads it for all."""
+def private_disks() -> Generator[None]:
+    """Declares that only process 0 sees what it writes within the block, and reads it for all."""
     global _has_private_disks
     _has_private_disks = True
     try:
@@ -135,12 +141,14 @@ def private_disks() -> Iterator[None]:
 
 
 def has_private_disks() -> bool:
-    """Whether process 0 alone sees what it writes."""
+    """Whether only process 0 sees what it writes."""
     return _has_private_disks
 
 
 def gather_values(value: Any) -> list[Any]:
-    """Returns the values of all processes, by id; all must call it. value: what JSON can hold."""
+    """Returns the values of all processes, by id. All processes must call it. value: a JSON
+    value.
+    """
     if not is_multiprocess():
         return [value]
     prefix = f'evenkeel/{next(_exchange_ids)}'
@@ -149,7 +157,7 @@ def gather_values(value: Any) -> list[Any]:
 
 
 def broadcast_from_first(value: Any) -> Any:
-    """Returns process 0's value, once it is here; all must call it. value: what JSON can hold."""
+    """Returns process 0's value. All processes must call it. value: a JSON value."""
     if not is_multiprocess():
         return value
     key = f'evenkeel/{next(_exchange_ids)}'
@@ -160,40 +168,44 @@ def broadcast_from_first(value: Any) -> Any:
 
 
 def run_first_then_others(function: Callable[[], Any]) -> Any:
-    """Returns `act()`, which process 0 calls before the others do."""
-    found = function() if is_first() else None
+    """Returns `function()`, which process 0 calls before the others do."""
+    value = function() if is_first() else None
     broadcast_from_first(None)
-    return found if is_first() else function()
+    return value if is_first() else function()
 
 
 @contextlib.contextmanager
-def raise_on_all(*kinds: type[Exception]) -> Iterator[None]:
-    """Raises an error of these kinds in the block of one process on all; the block may wait for no
-    other process.
+def raise_on_all(*kinds: type[Exception]) -> Generator[None]:
+    """Raises an error of these kinds on all processes, if the block raises it on any.
+
+    The block may wait for no other process.
     """
-    own, said = None, None
+    own_error, own_entry = None, None
     try:
         yield
     except kinds as error:
-        own = error
-        said = [isinstance(error, kind) for kind in kinds].index(True), str(error)
-    found = gather_values(said)
-    if own is not None:
-        raise own
-    for process_id, one in enumerate(found):
-        if one is not None:
-            raise kinds[one[0]](f'host {process_id}: {one[1]}')
+        own_error = error
+        own_entry = [isinstance(error, kind) for kind in kinds].index(True), str(error)
+    entries = gather_values(own_entry)
+    if own_error is not None:
+        raise own_error
+    for process_id, entry in enumerate(entries):
+        if entry is not None:
+            raise kinds[entry[0]](f'host {process_id}: {entry[1]}')
 
 
 def check_same_everywhere(label: str, value: str) -> None:
-    """Raises ValueError on all processes where they have different values, with each one's."""
-    found = gather_values([socket.gethostname(), value])
-    if len({one for _, one in found}) > 1:
-        lines = ''.join(f'\n  host {i} ({name}): {one}' for i, (name, one) in enumerate(found))
+    """Raises ValueError on all processes if their values differ, with the value of each."""
+    host_values = gather_values([socket.gethostname(), value])
+    if len({value for _, value in host_values}) > 1:
+        lines = ''.join(
+            f'\n  host {i} ({name}): {value}' for i, (name, value) in enumerate(host_values)
+        )
         raise ValueError(f'{label} must be the same on all hosts:{lines}')
 
 
 def _await_value(key: str) -> Any:
+    """Returns the value of a key once it is set."""
     while True:
         try:
             return json.loads(_service().blocking_key_value_get(key, WAIT_MS))
@@ -203,20 +215,21 @@ def _await_value(key: str) -> Any:
 
 
 def _service() -> Any:
-    """JAX's own service, which has no public name; Orbax takes it from here too."""
+    """Returns JAX's own service, which has no public name; Orbax takes it from the same place."""
     from jax._src import distributed
 
     return distributed.global_state.client
 
 
 class StopAgreement:
-    """Whether a run stops: all processes at the same step, whichever of them caught a signal.
+    """Agreement of all processes to stop a run at the same step, whichever of them caught a signal.
 
-    Several processes take the largest number that any of them has caught, one step later, by a
-    program beside the step, over all devices: all dispatch it at the same place of the same order,
-    so all read the same number at the same step, and it costs no wait, as the step's metrics are
-    fetched then too. A message over the network would come before a step on one host and behind it
-    on another; an argument of the step would make its program another than that of one process.
+    Several processes take the largest signal number that any of them has caught, one step later.
+    They compute it by a program beside the step, over all devices. All processes dispatch it at the
+    same position in the same order, so all read the same number at the same step. It costs no wait,
+    since the step's metrics are fetched at that time too. A message over the network could arrive
+    before a step on one host and after it on another, and an argument of the step would make its
+    program another than that of a single process.
     """
 
     def __init__(self, caught: list[int]):
@@ -227,25 +240,29 @@ class StopAgreement:
             self._largest = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
     def begin_exchange(self) -> jax.Array | None:
-        """Starts the program beside a step; `finish_exchange` takes its result, fetched with the metrics."""
+        """Starts the program beside a step. `finish_exchange` takes its value, fetched with the
+        metrics.
+        """
         if not is_multiprocess():
             return None
         number = self._caught[0] if self._caught else 0
-        own = np.full(jax.local_device_count(), number, np.int32)
-        return self._largest(jax.make_array_from_process_local_data(self._sharding, own))
+        local_numbers = np.full(jax.local_device_count(), number, np.int32)
+        return self._largest(jax.make_array_from_process_local_data(self._sharding, local_numbers))
 
     def finish_exchange(self, answer: np.ndarray | None) -> None:
+        """Takes the signal number that all processes agree on; 0 if no process has caught any."""
         if self._signal == 0 and answer is not None and answer > 0:
             self._signal = int(answer)
             self._caught[:] = [self._signal]  # so that all say the same signal, and end with it
 
     @property
     def should_stop(self) -> bool:
+        """Whether the run stops now."""
         return self._signal > 0 if is_multiprocess() else bool(self._caught)
 
 
 def is_stop_requested(caught: list[int]) -> bool:
-    """Whether any process has caught a signal; for use between runs, where all call it."""
+    """Whether any process has caught a signal. All processes must call it, between runs."""
     if not is_multiprocess():
         return bool(caught)
     numbers = [number for number in gather_values(caught[0] if caught else 0) if number]

@@ -1,4 +1,4 @@
-"""Errors of a device, or of this machine, whose memory does not hold a run."""
+"""Errors of a device, or of this machine, with too little memory for a run."""
 
 import jax
 
@@ -8,14 +8,15 @@ MAX_CHARS = 200  # characters of XLA's error
 
 
 def is_memory_error(error: BaseException) -> bool:
-    """Whether XLA found too little memory. TensorStore has the same word for a full disk, and other
-    types of errors.
+    """Whether XLA found too little memory.
+
+    TensorStore uses the same word for a full disk, with other types of errors.
     """
     return isinstance(error, jax.errors.JaxRuntimeError) and 'RESOURCE_EXHAUSTED' in str(error)
 
 
 def explain_memory_error(error: Exception) -> str:
-    """Returns what an error of `is_memory_error` means, and what to try."""
+    """Returns the meaning of an `is_memory_error`, and what to try."""
     return (
         f'the memory of the device does not hold this run ({first_line(error, MAX_CHARS)}). Try, '
         'in this order: a larger train.microbatches, which keeps the batch; model.remat; a smaller '

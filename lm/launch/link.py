@@ -1,12 +1,12 @@
-"""Links between the Coordinator and the Members: a greeting in which both prove that they know the
-secret of the job, then JSON lines. Standard library only.
+"""Links between Coordinator and Members: a greeting that proves the job's secret, then JSON lines.
+Standard library only.
 
-Whoever connects is a stranger until then. Nothing that a stranger sends is parsed as JSON, answered
-but by a nonce, or written to the log; strangers are counted.
+Until both ends have proved the secret, the other end is a stranger. Nothing from a stranger is
+parsed as JSON, answered with more than a nonce, or logged; strangers are counted.
 
-`multiprocessing.connection` would not do, because its reads and writes have no time-out: a
-stranger that connects and says nothing holds `Listener.accept` in the challenge, and no member is
-greeted until it has gone. Half a message holds `recv_bytes` though `poll` has returned True, and a
+`multiprocessing.connection` is unsuitable, because its reads and writes have no time-out: a
+stranger that connects and sends nothing holds `Listener.accept` in the challenge, and no member is
+greeted until it leaves. Half a message holds `recv_bytes` although `poll` has returned True, and a
 peer that reads nothing holds `send_bytes`. With a time-out on the socket, `recv_bytes` raises
 BlockingIOError where it would have waited.
 """
@@ -20,27 +20,27 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from lm.launch.exit_status import SIGNALLED, JobEnded
 from lm.launch.secret import Secret, is_proof, proof
 from lm.launch.this_host import Host
 
-MAX_BYTES = 1 << 18  # of a message: the arguments of a command
+MAX_BYTES = 1 << 18  # bytes of a message, which may hold the arguments of a command
 MAX_GREETING = 128  # bytes of a line of the greeting
 GREET_SEC = 5.0  # a greeting takes two round trips
-MAX_STRANGERS = 64  # at once; beyond, the one that has been there longest is closed
+MAX_STRANGERS = 64  # concurrent strangers; the oldest is closed if there are more
 MAX_NAME = 255  # characters of a host's name, as in DNS
-SEND_SEC = 5.0  # messages are small: a peer whose buffers are full for so long is not there
+SEND_SEC = 5.0  # messages are small: a peer with full buffers for so long is lost
 PING_SEC = 5.0
-# A machine without power or network breaks no connection. Less than JAX's own heartbeat
-# (`lm.launch.distributed`), whose time-out ends a process without a word.
+# Without power or network a machine does not break its connections, so silence has a limit. It is
+# below JAX's own heartbeat (`lm.launch.distributed`), which ends a process without a reason.
 SILENT_SEC = 25.0
-# When a child has ended badly, the runtime of another may notice before its supervisor does, and
-# end it within a second. Who was first is known when all have reported.
+# When a child has failed, the runtime of another child may notice before its supervisor does, and
+# end it within a second. Which child failed first is known once all have reported.
 COLLECT_SEC = 2.0
 RETRY_SEC = 0.5
-TYPES = {  # of a message's values
+TYPES = {  # types of a message's values
     'hello': dict,
     'start': dict,
     'job': str,
@@ -53,11 +53,13 @@ TYPES = {  # of a message's values
 
 
 class LinkClosed(OSError):
-    """The other end has closed the connection, or it broke, or it is a stranger."""
+    """The other end has closed the connection, the connection broke, or the other end is a
+    stranger.
+    """
 
 
 class Link:
-    """A connection, whose methods raise Gone.
+    """A connection. Its methods raise LinkClosed.
 
     Greeting: the coordinator sends its nonce a; the member answers with its nonce b and the proof
     of (member, a, b); the coordinator sends the proof of (coordinator, a, b).
@@ -68,10 +70,11 @@ class Link:
         self._secret, self._accepted = secret, accepted
         self._nonce, self._peer_nonce = secrets.token_hex(16), ''
         self.is_trusted = False  # the other end knows the secret
-        self.process_id: int | None = None  # of the other end, once it has said hello
-        self.opened_at = self.heard_at = time.monotonic()  # `heard`: when the other end last spoke
+        self.process_id: int | None = None  # id of the other end, once it has said hello
+        self.opened_at = self.heard_at = time.monotonic()  # heard_at: last message received
         try:
             connection.settimeout(SEND_SEC)
+            # Messages are small: Nagle's algorithm would hold them back for an acknowledgement.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
             raise LinkClosed(str(error)) from error
@@ -79,6 +82,7 @@ class Link:
             self._write(self._nonce)
 
     def send(self, **message: Any) -> None:
+        """Sends a message."""
         self._write(json.dumps(message))
 
     def _write(self, line: str) -> None:
@@ -88,7 +92,7 @@ class Link:
             raise LinkClosed(str(error)) from error
 
     def read(self) -> list[dict[str, Any]]:
-        """Returns the messages that have come; to be called when there is something to read."""
+        """Returns the messages that have arrived. To be called when there is something to read."""
         try:
             data = self.socket.recv(1 << 16)
             *lines, self._partial_line = (self._partial_line + data).split(b'\n')
@@ -106,28 +110,28 @@ class Link:
         return messages
 
     def _greet(self, line: bytes) -> None:
-        """Takes a line of the greeting. Raises ValueError for what is none."""
+        """Handles a line of the greeting. Raises ValueError if it is not valid."""
         if len(line) > MAX_GREETING:
             raise ValueError('too long')
-        words, secret = line.decode('ascii').split(' '), self._secret
+        fields, secret = line.decode('ascii').split(' '), self._secret
         if self._accepted:
-            theirs, told = words
-            nonces = self._nonce, theirs
-            if not is_proof(told, secret, 'member', *nonces):
+            peer_nonce, peer_proof = fields
+            nonces = self._nonce, peer_nonce
+            if not is_proof(peer_proof, secret, 'member', *nonces):
                 raise ValueError('another secret')
             self._write(proof(secret, 'coordinator', *nonces))
         elif not self._peer_nonce:
-            (self._peer_nonce,) = words
+            (self._peer_nonce,) = fields
             nonces = self._peer_nonce, self._nonce
             self._write(f'{self._nonce} {proof(secret, "member", *nonces)}')
             return
-        elif not is_proof(words[0], secret, 'coordinator', self._peer_nonce, self._nonce):
+        elif not is_proof(fields[0], secret, 'coordinator', self._peer_nonce, self._nonce):
             raise ValueError('another secret')
         self.is_trusted = True
 
 
 def parse_message(line: bytes) -> dict[str, Any]:
-    """Returns the message in a line. Raises ValueError or RecursionError for what is none."""
+    """Returns the message in a line. Raises ValueError or RecursionError if it is not valid."""
     message = json.loads(line)
     if not isinstance(message, dict) or any(
         type(value) is not TYPES.get(key) for key, value in message.items()
@@ -137,8 +141,9 @@ def parse_message(line: bytes) -> dict[str, Any]:
 
 
 class Links:
-    """Links that are waited on at once; `servers` accept new ones. strangers: how many connections
-    were closed that did not know the secret.
+    """Links that are waited on together; `servers` accept new links.
+
+    strangers: number of closed connections that did not know the secret.
     """
 
     def __init__(self, secret: str, servers: Sequence[socket.socket] = ()):
@@ -150,12 +155,14 @@ class Links:
             self._selector.register(server, selectors.EVENT_READ)
 
     def add(self, connection: socket.socket, *, accepted: bool = False) -> Link:
+        """Adds a link over a connection. accepted: whether a server has accepted the connection."""
         link = Link(connection, self._secret, accepted=accepted)
         self.open_links.append(link)
         self._selector.register(connection, selectors.EVENT_READ, link)
         return link
 
     def drop(self, link: Link) -> None:
+        """Closes a link."""
         if link in self.open_links:
             self.strangers += not link.is_trusted
             self.open_links.remove(link)
@@ -163,25 +170,32 @@ class Links:
             link.socket.close()
 
     def wait(self, seconds: float) -> list[tuple[Link, dict[str, Any] | None]]:
-        """Returns (link, message) for what comes; None for a link that is gone, and is dropped."""
-        found: list[tuple[Link, dict[str, Any] | None]] = []
+        """Returns (link, message) for each message; (link, None) for a link that is lost, and is
+        dropped.
+        """
+        messages: list[tuple[Link, dict[str, Any] | None]] = []
         for key, _ in self._selector.select(seconds):
             link = key.data
             if link is None:
-                self._accept_connection(key.fileobj)
+                self._accept_connection(cast(socket.socket, key.fileobj))
             elif link in self.open_links:
                 try:
-                    found += [(link, message) for message in link.read()]
+                    messages += [(link, message) for message in link.read()]
                 except LinkClosed:
                     self.drop(link)
-                    found.append((link, None))
-        late = time.monotonic() - GREET_SEC
-        for link in [one for one in self.open_links if not one.is_trusted and one.opened_at < late]:
+                    messages.append((link, None))
+        greeting_deadline = time.monotonic() - GREET_SEC
+        for link in [
+            link
+            for link in self.open_links
+            if not link.is_trusted and link.opened_at < greeting_deadline
+        ]:
             self.drop(link)
-            found.append((link, None))
-        return found
+            messages.append((link, None))
+        return messages
 
     def _accept_connection(self, server: socket.socket) -> None:
+        """Accepts a connection, and drops the oldest stranger if there are too many."""
         with contextlib.suppress(OSError):  # it has gone already
             connection, _ = server.accept()
             try:
@@ -194,6 +208,7 @@ class Links:
             self.drop(strangers[0])
 
     def close(self) -> None:
+        """Closes all links and servers."""
         for link in list(self.open_links):
             self.drop(link)
         for server in self._servers:
@@ -202,14 +217,16 @@ class Links:
 
 
 def local_addresses(name: str) -> list[str]:
-    """Returns the addresses of this machine that a name of it resolves to; [] for all it has: where
-    the name is that of a gateway, or stands for the loopback here alone (Debian's 127.0.1.1).
+    """Returns the addresses of this machine that a name of it resolves to.
+
+    Returns [], for all addresses, if the name is that of a gateway, or stands for the loopback only
+    on this machine (Debian's 127.0.1.1).
     """
     try:
-        infos = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
     except OSError:
         return []
-    addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
     if all(map(_is_loopback, addresses)) and not (name == 'localhost' or _is_loopback(name)):
         return []
     return [address for address in addresses if _is_local(address)]
@@ -220,35 +237,39 @@ def _is_loopback(address: str) -> bool:
 
 
 def _is_local(address: str) -> bool:
+    """Whether this machine has the address."""
     with contextlib.suppress(OSError), open_server(address, 0):
         return True
     return False
 
 
 def open_server(address: str, port: int) -> socket.socket:
-    """Returns a socket that listens at one address, or at all for ''."""
-    if address == '' and socket.has_dualstack_ipv6():
+    """Returns a socket that listens at one address, or at all addresses for ''."""
+    if address == '' and socket.has_dualstack_ipv6():  # one socket for IPv4 and IPv6
         return socket.create_server(('', port), family=socket.AF_INET6, dualstack_ipv6=True)
     family = socket.AF_INET6 if ':' in address else socket.AF_INET
     return socket.create_server((address, port), family=family)
 
 
 def sanitize(text: str, max_chars: int | None = None) -> str:
-    """Returns text for a terminal: what another host has sent moves no cursor."""
-    return ''.join(one if one.isprintable() else '?' for one in text)[:max_chars]
+    """Returns text for a terminal, without control characters that another host may have sent."""
+    return ''.join(character if character.isprintable() else '?' for character in text)[:max_chars]
 
 
 def print_line(host: Host, text: str) -> None:
+    """Prints a line with the number of this host to standard error."""
     print(f'host {host.process_id}: {sanitize(text)}', file=sys.stderr, flush=True)
 
 
 class Supervisor:
-    """The part that Coordinator and Member share. Both raise Ended: `__init__` where the job cannot
-    begin, `on_child_exit` and `step` when it is over. asked: signals that this process has received.
+    """The common part of Coordinator and Member.
+
+    Both raise JobEnded: `__init__` if the job cannot begin, `on_child_exit` and `step` when it is
+    over. received_signals: signals that this process has received.
     """
 
-    # Whether the child has said that it needs no other host: each host then goes on until its own
-    # child has ended, or until it is signalled.
+    # Whether the child has declared that it needs no other host. Each host then runs until its own
+    # child has ended, or until it receives a signal.
     is_independent = False
     job: str  # a name that no other job has
     certificate = ''  # by which JAX's processes know each other, as PEM; '' without
@@ -261,24 +282,29 @@ class Supervisor:
         self._pinged = time.monotonic()
 
     def say(self, text: str) -> None:
+        """Prints a line with the number of this host."""
         print_line(self.host, text)
 
     def host_name(self, process_id: int) -> str:
+        """Returns the name of a process's host, from its greeting or from the launcher."""
         return self.names.get(process_id) or self.host.host_name(process_id)
 
     def _stop_if_signalled(self) -> None:
+        """Raises JobEnded if a signal has arrived before the job has begun."""
         if self.received_signals:
             name = signal.Signals(self.received_signals[0]).name
-            where = self.host_name(self.host.process_id)
+            label = self.host_name(self.host.process_id)
             raise JobEnded(
-                SIGNALLED + self.received_signals[0], f'{where}: {name}: it had not begun'
+                SIGNALLED + self.received_signals[0], f'{label}: {name}: it had not begun'
             )
 
     def _is_ping_due(self) -> bool:
+        """Whether a sign of life is due; resets the clock if so."""
         if time.monotonic() - self._pinged < PING_SEC:
             return False
         self._pinged = time.monotonic()
         return True
 
     def close(self) -> None:
+        """Closes the links."""
         self.links.close()

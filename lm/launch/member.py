@@ -1,4 +1,4 @@
-"""The supervisor of another process than 0, linked to the Coordinator. Standard library only."""
+"""The supervisor of a process other than 0, linked to the Coordinator. Standard library only."""
 
 import contextlib
 import socket
@@ -13,26 +13,27 @@ from lm.launch.this_host import Host
 
 
 class Member(Supervisor):
-    """The supervisor of another process than 0; there once all hosts are."""
+    """The supervisor of a process other than 0. Construction returns once all hosts have joined."""
 
     def __init__(self, host: Host, arguments: Sequence[str], received_signals: list[int]):
         super().__init__(host, arguments, received_signals)
-        self._exit_code: int | None = None  # the exit code of the child, when it has ended
-        self._is_alone = False  # process 0 has gone, and this host goes on
+        self._exit_code: int | None = None  # exit code of the child, once it has ended
+        self._is_alone = False  # process 0 is lost, and this host continues
         self._deadline, self._last_problem = time.monotonic() + host.timeout, 'it does not answer'
         while not self._join():
             if time.monotonic() > self._deadline:
-                where = '{}, port {}'.format(*host.watch_address)
+                address = '{}, port {}'.format(*host.watch_address)
                 raise JobEnded(
                     RESUME,
-                    f'no {self.host_name(0)} at {where}, within {host.timeout:g} s (--host_timeout): '
-                    f'{self._last_problem}. Does process 0 run, and is that its address?',
+                    f'no {self.host_name(0)} at {address}, within {host.timeout:g} s '
+                    f'(--host_timeout): {self._last_problem}. Does process 0 run, and is that its '
+                    'address?',
                 )
             self._stop_if_signalled()
             time.sleep(RETRY_SEC)
 
     def _join(self) -> bool:
-        """Returns True when the job begins, False to try again. Raises Ended when refused."""
+        """Returns True when the job begins, False to try again. Raises JobEnded when refused."""
         if not (secret := self.secret.read()):
             self._last_problem = f'{self.secret.path}, which it writes, is not here'
             return False
@@ -49,7 +50,9 @@ class Member(Supervisor):
         return False
 
     def _handshake(self, secret: str) -> bool:
-        """Says hello to process 0, and waits with it for the others; False where it is busy."""
+        """Says hello to process 0, and waits with it for the others; returns False if it is
+        busy.
+        """
         link = self._link
         self._last_problem = 'what answers there is none, or has another secret of the job'
         while not link.is_trusted:
@@ -57,8 +60,8 @@ class Member(Supervisor):
             self._stop_if_signalled()
             if time.monotonic() > self._deadline:
                 return False
-        me = {'process_id': self.host.process_id, 'num_processes': self.host.num_processes}
-        link.send(hello=me | {'name': socket.gethostname(), 'arguments': self.arguments})
+        identity = {'process_id': self.host.process_id, 'num_processes': self.host.num_processes}
+        link.send(hello=identity | {'name': socket.gethostname(), 'arguments': self.arguments})
         while time.monotonic() - link.heard_at < SILENT_SEC:
             for message in self._receive(RETRY_SEC):
                 if 'busy' in message:
@@ -76,20 +79,22 @@ class Member(Supervisor):
         return False
 
     def _receive(self, seconds: float) -> list[dict[str, Any]]:
-        """Returns what process 0 says within some time. Raises Gone."""
-        messages = [message for _, message in self.links.wait(seconds)]
-        if None in messages:
+        """Returns the messages of process 0 within some time. Raises LinkClosed."""
+        events = self.links.wait(seconds)
+        messages = [message for _, message in events if message is not None]
+        if len(messages) < len(events):
             raise LinkClosed('closed')
         return messages
 
     def on_child_exit(self, code: int) -> None:
+        """Reports the exit code of this host's child."""
         self._exit_code = code
         self._send(ended=code)
         if self.is_independent and (self.received_signals or self._is_alone):
             self._end_alone()
 
     def step(self, seconds: float) -> None:
-        """Listens to the coordinator for `seconds`. Raises Ended when the job is over."""
+        """Listens to the coordinator for `seconds`. Raises JobEnded when the job is over."""
         for _, message in self.links.wait(seconds):
             if message is None:
                 self._on_link_lost('its connection broke')
@@ -103,7 +108,7 @@ class Member(Supervisor):
             self._send(ping=True)
 
     def _end_alone(self) -> None:
-        """Raises Ended for this host alone: after a signal, or where process 0 has gone."""
+        """Raises JobEnded for this host alone: after a signal, or if process 0 is lost."""
         if self.received_signals:
             raise JobEnded(job_status(self._exit_code))
         raise JobEnded(
@@ -112,20 +117,22 @@ class Member(Supervisor):
         )
 
     def _send(self, **message: Any) -> None:
+        """Sends a message to process 0, if it is not lost."""
         with contextlib.suppress(LinkClosed):  # its reason for ending may still be there to be read
             if not self._is_alone:
                 self._link.send(**message)
 
-    def _on_link_lost(self, why: str) -> None:
-        gone = f'{self.host_name(0)} has gone ({why})'
+    def _on_link_lost(self, cause: str) -> None:
+        """Raises JobEnded, or continues alone if the child needs no other host."""
+        reason = f'{self.host_name(0)} has gone ({cause})'
         if self.is_independent:
             self.links.drop(self._link)
             self._is_alone = True
             if self._exit_code is not None:
                 self._end_alone()
-            return self.say(f'{gone}; this host trains its cells')
+            return self.say(f'{reason}; this host trains its cells')
         if self._exit_code in DELIBERATE:  # this host's part was done
-            raise JobEnded(self._exit_code, gone)
+            raise JobEnded(self._exit_code, reason)
         raise JobEnded(
-            RESUME, f'{gone}; all hosts end with status {RESUME}: the same command goes on'
+            RESUME, f'{reason}; all hosts end with status {RESUME}: the same command goes on'
         )

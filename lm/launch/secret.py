@@ -1,10 +1,9 @@
-"""The secret of a job: a connection that does not know it comes from no host of the job. Standard
-library only.
+"""The secret of a job, which tells its hosts from strangers. Standard library only.
 
-It is what --job_secret_file or EVENKEEL_JOB_SECRET gives, the same on all hosts, or else a file in
-the workdir, which process 0 writes anew for each job and the others read. A host proves that it
-knows the secret s of the two nonces a and b of a connection by HMAC-SHA256(s, role a b) (RFC 2104),
-so that s crosses no network.
+The secret is the value of --job_secret_file or EVENKEEL_JOB_SECRET, the same on all hosts, or else
+a file in the workdir, which process 0 writes anew for each job and the others read. A host proves
+that it knows the secret s of the two nonces a and b of a connection by HMAC-SHA256(s, role a b)
+(RFC 2104), so that s crosses no network.
 """
 
 import contextlib
@@ -17,7 +16,7 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -26,17 +25,17 @@ from lm.launch.this_host import SECRET, Host, select_flags
 from lm.storage.files import expand_home
 
 MIN_CHARS, MAX_CHARS = 16, 4096  # characters of a secret
-RUNS = 'runs'  # the folder of workdirs that have no name (`lm.launch.command`)
-PEER = 'evenkeel://job/'  # how the name in a certificate of a job begins
+RUNS = 'runs'  # folder of workdirs without a name (`lm.launch.command`)
+PEER = 'evenkeel://job/'  # beginning of the name in a job's certificate
 DAYS = 365
-MTLS_VERSION = (0, 12)  # the JAX whose processes can meet by mutual TLS
-MTLS = 'JAX_MTLS_{}'  # its variables
+MTLS_VERSION = (0, 12)  # first JAX with mutual TLS between processes
+MTLS = 'JAX_MTLS_{}'  # names of its variables
 
 
 class Secret:
-    """The secret of a job, or where it lies.
+    """The secret of a job, or the path of its file.
 
-    Raises Ended where the hosts have none in common, and for one that is too short.
+    Raises JobEnded if the hosts have no common secret, and if it is too short.
     """
 
     def __init__(self, host: Host, arguments: Sequence[str], env: Mapping[str, str] = os.environ):
@@ -49,8 +48,8 @@ class Secret:
             raise JobEnded(
                 BAD_INPUT,
                 f'hosts that share no disk need a secret of the job, and {workdir} is none: give '
-                f'--job_secret_file=FILE with the same text of at least {MIN_CHARS} characters on all '
-                f'hosts, or set {SECRET} to it. `openssl rand -hex 16` makes one.',
+                f'--job_secret_file=FILE with the same text of at least {MIN_CHARS} characters on '
+                f'all hosts, or set {SECRET} to it. `openssl rand -hex 16` makes one.',
             )
         else:
             try:
@@ -60,24 +59,26 @@ class Secret:
             self.path = folder / f'.job-{re.sub(r"[^\w.]", "-", host.coordinator)}.secret'
 
     def write(self) -> str:
-        """Returns the secret, which process 0 makes where none was given."""
+        """Returns the secret, which process 0 makes unless it was given."""
         if self.path is None:
             return self._text
         self._text = secrets.token_hex(16)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            own = self.path.with_suffix(f'.{os.getpid()}')
-            own.unlink(missing_ok=True)
-            descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            # Other hosts read the file at any time: renaming lets it appear complete, and mode 0600
+            # hides it from other users.
+            temporary = self.path.with_suffix(f'.{os.getpid()}')
+            temporary.unlink(missing_ok=True)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(descriptor, 'w') as file:
                 file.write(self._text)
-            own.replace(self.path)
+            temporary.replace(self.path)
         except OSError as error:
             raise JobEnded(BAD_INPUT, f'the secret of the job cannot be written: {error}') from None
         return self._text
 
     def read(self) -> str:
-        """Returns the secret, or '' as long as process 0 has not written it."""
+        """Returns the secret, or '' until process 0 has written it."""
         if self.path is None:
             return self._text
         with contextlib.suppress(OSError, ValueError):
@@ -85,8 +86,9 @@ class Secret:
         return ''
 
     def remove(self) -> None:
-        """Removes the file of a job that has ended, unless another job has replaced it; and the
-        folder, where a start that failed leaves it empty.
+        """Removes the file of a job that has ended, unless another job has replaced it.
+
+        Also removes the folder, if a failed start leaves it empty.
         """
         if self.path is not None and self.read() == self._text:
             self.path.unlink(missing_ok=True)
@@ -95,12 +97,14 @@ class Secret:
 
 
 def _read_secret(path: Path) -> str:
+    """Returns the content of a file of a secret."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe holds nobody up
     with open(descriptor) as file:
         return file.read(MAX_CHARS).strip()
 
 
 def _check_length(text: str, origin: str) -> str:
+    """Returns the secret. Raises JobEnded if it is too short."""
     if len(text) < MIN_CHARS:
         raise JobEnded(
             BAD_INPUT,
@@ -111,17 +115,19 @@ def _check_length(text: str, origin: str) -> str:
 
 
 def proof(secret: str, *parts: str) -> str:
-    """Returns HMAC-SHA256 of the words in hexadecimal digits."""
+    """Returns HMAC-SHA256 of the parts in hexadecimal digits."""
     return hmac.new(secret.encode(), ' '.join(parts).encode(), hashlib.sha256).hexdigest()
 
 
 def is_proof(text: str, secret: str, *parts: str) -> bool:
+    """Whether `text` is the proof of the parts, compared in constant time."""
     return hmac.compare_digest(text.encode(), proof(secret, *parts).encode())
 
 
 def seal(secret: str, text: str) -> str:
-    """Returns the text as who knows the secret alone can `opened` it: HMAC-SHA256 in counter mode
-    under a fresh nonce, followed by the HMAC of both.
+    """Encrypts a text for holders of the secret, who can `unseal` it.
+
+    HMAC-SHA256 in counter mode under a fresh nonce, followed by the HMAC of both.
     """
     nonce = secrets.token_hex(16)
     data = _xor_stream(text.encode(), secret, nonce).hex()
@@ -129,7 +135,7 @@ def seal(secret: str, text: str) -> str:
 
 
 def unseal(secret: str, text: str) -> str:
-    """Returns what was `sealed`. Raises ValueError where another secret sealed it."""
+    """Returns the text of `seal`. Raises ValueError if it was sealed with another secret."""
     nonce, data, tag = text.split(' ')
     if not is_proof(tag, secret, 'seal', nonce, data):
         raise ValueError('it was sealed with another secret')
@@ -137,18 +143,20 @@ def unseal(secret: str, text: str) -> str:
 
 
 def _xor_stream(data: bytes, secret: str, nonce: str) -> bytes:
+    """Returns the data xor the key stream of a nonce."""
     blocks = (bytes.fromhex(proof(secret, 'stream', nonce, str(i))) for i in itertools.count())
     return bytes(a ^ b for a, b in zip(data, itertools.chain.from_iterable(blocks), strict=False))
 
 
 def make_certificate() -> str:
-    """Returns a private key and a certificate of its own for one job, as PEM. '' where openssl or
-    JAX cannot, and where the user has given JAX certificates.
+    """Returns a private key and a self-signed certificate for one job, as PEM.
+
+    Returns '' if openssl or JAX cannot use them, and if the user has given certificates to JAX.
     """
     has_own = MTLS.format('CERT_FILE') in os.environ
     if has_own or not shutil.which('openssl') or _jax_version() < MTLS_VERSION:
         return ''
-    made = subprocess.run(
+    finished = subprocess.run(
         [
             *('openssl', 'req', '-x509', '-nodes', '-days', str(DAYS), '-subj', '/CN=evenkeel'),
             *('-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-keyout', '-'),
@@ -157,17 +165,19 @@ def make_certificate() -> str:
         capture_output=True,
         text=True,
     )
-    return made.stdout if made.returncode == 0 else ''
+    return finished.stdout if finished.returncode == 0 else ''
 
 
 def _jax_version() -> tuple[int, ...]:
+    """Returns the major and minor version of JAX, without importing it."""
     return tuple(int(part) for part in re.findall(r'\d+', metadata.version('jax'))[:2])
 
 
 @contextlib.contextmanager
-def mtls_env(pem: str) -> Iterator[dict[str, str]]:
+def mtls_env(pem: str) -> Generator[dict[str, str]]:
     """Yields the variables by which JAX's processes prove the certificate to each other; {} for ''.
-    The key lies in a file that nobody else can read, until the block ends.
+
+    Until the block ends, the key is in a file that nobody else can read.
     """
     if not pem:
         yield {}

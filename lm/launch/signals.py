@@ -1,13 +1,13 @@
 """Signals that ask a program to stop: SIGTERM, SIGINT, and SIGHUP when the terminal hangs up.
 
-Under nohup SIGHUP is ignored, and stays so. Standard library only.
+Under nohup SIGHUP is ignored, and remains so. Standard library only.
 """
 
 import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from lm.launch.exit_status import STOP_SIGNALS
 
@@ -15,21 +15,23 @@ ECHO_SEC = 1.0
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal came where nothing would be lost. `args[0]` is its number."""
+    """A signal arrived at a point where nothing is lost. `args[0]` is its number."""
 
 
 class CaughtSignals(list[int]):
-    """Numbers of the signals that came."""
+    """Numbers of the signals that arrived."""
 
-    is_immediate = False  # whether a signal ends the program where it is
-    first_at = 0.0  # when the first one came, by `time.monotonic`
+    is_immediate = False  # whether a signal raises Interrupted
+    first_at = 0.0  # when the first signal arrived, by `time.monotonic`
 
 
 @contextlib.contextmanager
 def preserve_handlers(
     handler: Callable | None = None, numbers: Sequence[signal.Signals] = STOP_SIGNALS
-) -> Iterator[None]:
-    """Sets `handler` within the block, and restores all handlers behind it, as Ray sets its own."""
+) -> Generator[None]:
+    """Sets `handler` within the block, and restores all handlers after it, since Ray sets its
+    own.
+    """
     before = {number: signal.getsignal(number) for number in numbers}
     if before.get(signal.SIGHUP) == signal.SIG_IGN:
         del before[signal.SIGHUP]
@@ -38,17 +40,18 @@ def preserve_handlers(
             signal.signal(number, handler)
         yield
     finally:
-        for number, kept in before.items():
-            signal.signal(number, kept)
+        for number, earlier_handler in before.items():
+            signal.signal(number, earlier_handler)
 
 
 @contextlib.contextmanager
-def catch_signals(numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> Iterator[CaughtSignals]:
-    """Yields a list that receives the first signal; one after ECHO_SEC ends the process at once.
+def catch_signals(numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> Generator[CaughtSignals]:
+    """Yields a list that receives the first signal; a signal after ECHO_SEC ends the process at
+    once.
 
-    Sooner ones are ignored: a launcher that passes a signal on, and the terminal or `timeout` that
-    sends it to the whole group, make two of one. So does a shell that passes SIGHUP on, whenever
-    that comes: a terminal hangs up once.
+    Earlier signals are ignored: a launcher that forwards a signal, and the terminal or `timeout`
+    that sends it to the whole group, turn one signal into two. So does a shell that forwards
+    SIGHUP, at any time: a terminal hangs up once.
     """
     caught = CaughtSignals()
 
@@ -67,8 +70,8 @@ def catch_signals(numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> Iterator[
 
 
 @contextlib.contextmanager
-def interruptible(caught: list[int]) -> Iterator[None]:
-    """Raises Interrupted for a signal in the block, where `caught` is of `catch_signals`."""
+def interruptible(caught: list[int]) -> Generator[None]:
+    """Raises Interrupted for a signal in the block, if `caught` comes from `catch_signals`."""
     if isinstance(caught, CaughtSignals):
         caught.is_immediate = True
     try:

@@ -1,8 +1,9 @@
-"""Standard streams that never fail: what cannot be printed is dropped. Standard library only.
+"""Standard streams that never fail: output that cannot be printed is dropped. Standard library
+only.
 
 The reader of a pipe may leave, a terminal may hang up, the disk of a log may be full. A program
-that prints an answer then ends without a word, as SIGPIPE ends others. One that trains or serves
-goes on (`ignore_output_loss`): its work is in files, or on the network.
+that prints an answer then exits silently, as SIGPIPE ends other programs. A program that trains or
+serves continues (`ignore_output_loss`), since its work is in files, or on the network.
 """
 
 import contextlib
@@ -12,31 +13,33 @@ import os
 import select
 import signal
 import sys
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from lm.launch.exit_status import BAD_INPUT, SIGNALLED
 
-_ignores_loss = False  # whether this program goes on without its output
+_ignores_loss = False  # whether this program continues without its output
 _loss_reason = ''  # why standard output is gone
 
 
 class StandardStream(io.FileIO):
-    """A descriptor that turns into the null device at the first error of a write. Then other
-    writers to it, such as C++ libraries and children, are heard no more either.
+    """A descriptor that turns into the null device at the first error of a write.
+
+    This silences other writers to it as well, such as C++ libraries and children.
     """
 
     def __init__(self, descriptor: int):
         super().__init__(descriptor, 'w', closefd=False)
 
     def write(self, data: Any) -> int:
-        left = memoryview(data).cast('B')
-        size = left.nbytes
+        """Writes data; returns its size also if it was dropped."""
+        remaining = memoryview(data).cast('B')
+        size = remaining.nbytes
         try:
-            while left:
-                written = super().write(left)
+            while remaining:
+                written = super().write(remaining)
                 if written is None:  # another process made the pipe non-blocking; it is full
                     select.select([], [self], [])
-                left = left[written or 0 :]
+                remaining = remaining[written or 0 :]
         except OSError as error:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
@@ -45,13 +48,14 @@ class StandardStream(io.FileIO):
         return size
 
     def on_write_error(self, error: OSError) -> None:
-        """Called after the first error: by default nothing else happens."""
+        """Is called after the first error; does nothing by default."""
 
 
 class StandardOutput(StandardStream):
-    """Standard output: without it a program ends, unless it outlives it."""
+    """Standard output: without it a program exits, unless it ignores the loss."""
 
     def on_write_error(self, error: OSError) -> None:
+        """Exits, or prints a note to standard error."""
         global _loss_reason
         _loss_reason = error.strerror or str(error)
         if _ignores_loss:
@@ -69,34 +73,35 @@ class StandardOutput(StandardStream):
 
 
 def open_streams() -> None:
-    """Puts a StandardStream in the place of each of Python's own, with the encoding that it had.
+    """Replaces each of Python's own streams by a StandardStream with the same encoding.
 
-    A character that it lacks is escaped. A stream that is closed counts as /dev/null: its
-    descriptor would otherwise be that of the next file that is opened, into which libraries that
-    print would write. Streams that somebody else has put there stay, as those of a notebook.
+    A character that the encoding lacks is escaped. A closed stream counts as /dev/null: the next
+    opened file would otherwise get its descriptor, and libraries that print would write into that
+    file. Streams that somebody else has set stay, such as those of a notebook.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            null = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: this descriptor
+            # os.open returns the lowest free descriptor, which is this one.
+            null = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(null, True)
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115
     for name, kind in (('stdout', StandardOutput), ('stderr', StandardStream)):
-        before = getattr(sys, name)
-        if before is None:
+        stream = getattr(sys, name)
+        if stream is None:
             setattr(sys, name, open(os.devnull, 'w'))  # noqa: SIM115
-        elif before is getattr(sys, f'__{name}__') and not isinstance(
-            _raw_stream(before), StandardStream
+        elif stream is getattr(sys, f'__{name}__') and not isinstance(
+            _raw_stream(stream), StandardStream
         ):
-            stream = _wrap_text(kind(before.fileno()), before)
-            setattr(sys, name, stream)
-            setattr(sys, f'__{name}__', stream)
+            new_stream = _wrap_text(kind(stream.fileno()), stream)
+            setattr(sys, name, new_stream)
+            setattr(sys, f'__{name}__', new_stream)
 
 
-def _wrap_text(raw: StandardStream, before: TextIO) -> TextIO:
-    """Returns a text stream over `raw` that buffers and encodes as the one before it."""
+def _wrap_text(raw: StandardStream, before: io.TextIOWrapper) -> TextIO:
+    """Returns a text stream over `raw` that buffers and encodes like the stream before it."""
     return io.TextIOWrapper(
         raw if before.write_through else io.BufferedWriter(raw),
         before.encoding,
@@ -106,22 +111,24 @@ def _wrap_text(raw: StandardStream, before: TextIO) -> TextIO:
     )
 
 
-def _raw_stream(stream: TextIO) -> io.RawIOBase:
+def _raw_stream(stream: TextIO) -> io.RawIOBase | BinaryIO:
+    """Returns the unbuffered stream below a text stream."""
     return getattr(stream.buffer, 'raw', stream.buffer)
 
 
 def ignore_output_loss() -> None:
-    """From here on the program goes on where its output cannot be printed."""
+    """Lets the program continue from here on if its output cannot be printed."""
     global _ignores_loss
     _ignores_loss = True
 
 
 def output_loss() -> str:
-    """Returns why standard output is gone; '' while it is there, or was closed from the start."""
+    """Returns why standard output is gone; '' if it is there, or was closed from the start."""
     return _loss_reason
 
 
 def _write_stderr(text: str) -> None:
     # Not through sys.stderr, which live progress leads to standard output.
+    """Writes a line to standard error."""
     with contextlib.suppress(OSError):  # it is gone too
         os.write(2, f'{text}\n'.encode(errors='backslashreplace'))

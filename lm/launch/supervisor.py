@@ -1,12 +1,12 @@
-"""The supervisor that each process of a job of several has. Standard library only.
+"""The supervisor of each process in a job of several. Standard library only.
 
-JAX's runtime ends all processes without a word when one is gone, or waits for it for ever. So each
-`train.py` starts itself again as a child that trains, and supervises it: the members hold a link
-with the coordinator, and when a child ends, or a link breaks, all are told who it was, end their
-own children and leave with one status.
+When a process is lost, JAX's runtime ends all others without a reason, or waits for it for ever. So
+each `train.py` starts itself again as a child that trains, and supervises it. The members keep a
+link to the coordinator. When a child ends, or a link breaks, all hosts are told which host it was,
+end their own children and exit with the same status.
 
-The children of a sweep whose cells are dealt to hosts (`lm.study.train.hosts`) say that they are
-apart: then a host that ends, or is lost, ends no other, and the job ends when all have.
+If the cells of a sweep are dealt to hosts (`lm.study.train.hosts`), the children declare that they
+are independent: a host that ends, or is lost, then ends no other, and the job ends when all have.
 """
 
 import contextlib
@@ -23,20 +23,20 @@ from typing import NoReturn
 
 from lm.launch.coordinator import Coordinator
 from lm.launch.exit_status import BAD_INPUT, JobEnded
-from lm.launch.link import Supervisor, print_line
+from lm.launch.link import print_line
 from lm.launch.member import Member
 from lm.launch.secret import mtls_env
 from lm.launch.signals import preserve_handlers
 from lm.launch.this_host import CHILD, JOB, TELL, Host, child_host, detect_host, shared_arguments
 
 POLL_SEC = 0.1  # between looks at the child
-# A child whose job has ended may still have a line to write; what it waits for will not come.
+# When the job has ended, a child may still have a line to write; anything it waits for is lost.
 GRACE_SEC = 5.0
 PR_SET_PDEATHSIG = 1
 
 
 def supervise_if_several() -> None:
-    """Supervises a child from here on, where this is one process of several; never returns then."""
+    """Supervises a child if this is one process of several; does not return then."""
     if child_host() is not None:  # this is the child
         return
     try:
@@ -49,46 +49,59 @@ def supervise_if_several() -> None:
 
 
 def supervise(host: Host, command: Sequence[str], argv: Sequence[str] = ()) -> int:
-    """Runs `command` once all hosts are there; returns the exit status, the same on all.
+    """Runs `command` once all hosts have joined; returns the exit status, the same on all hosts.
 
-    argv: the flags, which all hosts must share but for those that say which host one is.
+    Args:
+      host: this process of the job.
+      command: command of the child.
+      argv: the flags, which all hosts must share except those that identify a host.
+
+    Returns:
+      The exit status of the job.
     """
-    asked: list[int] = []
+    received_signals: list[int] = []
     role = Member if host.process_id else Coordinator
-    with preserve_handlers(lambda number, _: asked.append(number)):
+    with preserve_handlers(lambda number, _: received_signals.append(number)):
         try:
             with (
-                contextlib.closing(role(host, shared_arguments(argv), asked)) as supervisor,
+                contextlib.closing(
+                    role(host, shared_arguments(argv), received_signals)
+                ) as supervisor,
                 mtls_env(supervisor.certificate) as mtls,
             ):
-                heard, told = os.pipe()
-                os.set_blocking(heard, False)
-                env = {JOB: supervisor.job, TELL: str(told), **mtls}
-                child = start_child(host, command, env, told)
-                os.close(told)
-                _watch_child(supervisor, child, heard)
+                # The child writes to this pipe once it needs no other host; reads must not block.
+                read_end, write_end = os.pipe()
+                os.set_blocking(read_end, False)
+                env = {JOB: supervisor.job, TELL: str(write_end), **mtls}
+                child = start_child(host, command, env, write_end)
+                os.close(write_end)
+                _watch_child(supervisor, child, read_end)
         except JobEnded as ended:
             if ended.text:
                 print_line(host, ended.text)
             return ended.status
 
 
-def _watch_child(supervisor: Supervisor, child: subprocess.Popen, heard: int) -> NoReturn:
-    """Passes signals on to the child until the job has ended. Raises Ended."""
-    reported, passed_on = False, 0
+def _watch_child(
+    supervisor: Coordinator | Member, child: subprocess.Popen, declaration: int
+) -> NoReturn:
+    """Forwards signals to the child until the job has ended. Raises JobEnded."""
+    reported, n_forwarded = False, 0
     try:
         while True:
-            for number in supervisor.received_signals[passed_on:]:
-                passed_on += 1
+            for number in supervisor.received_signals[n_forwarded:]:
+                n_forwarded += 1
                 child.send_signal(number)
             has_ended = child.poll() is not None
-            supervisor.is_independent = supervisor.is_independent or _is_child_independent(heard)
+            supervisor.is_independent = supervisor.is_independent or _is_child_independent(
+                declaration
+            )
             if has_ended and not reported:
                 reported = True
                 supervisor.on_child_exit(child.returncode)
             supervisor.step(POLL_SEC)
     except JobEnded:
-        os.close(heard)
+        os.close(declaration)
         try:
             child.wait(GRACE_SEC)
         except subprocess.TimeoutExpired:
@@ -97,17 +110,26 @@ def _watch_child(supervisor: Supervisor, child: subprocess.Popen, heard: int) ->
         raise
 
 
-def _is_child_independent(heard: int) -> bool:
+def _is_child_independent(declaration: int) -> bool:
+    """Whether the child has declared that it needs no other host."""
     with contextlib.suppress(BlockingIOError):  # nothing has been said yet
-        return bool(os.read(heard, 1))
+        return bool(os.read(declaration, 1))
     return False
 
 
 def start_child(
     host: Host, command: Sequence[str], env: Mapping[str, str], descriptor: int
 ) -> subprocess.Popen:
-    """Starts the child, with `env` added to its environment and `descriptor` to write to. On Linux
-    it ends with this process, even if that is killed.
+    """Starts the child. On Linux it ends with this process, even if this process is killed.
+
+    Args:
+      host: this process of the job, for the child's environment.
+      command: command of the child.
+      env: variables added to its environment.
+      descriptor: file descriptor that the child may write to.
+
+    Returns:
+      The child.
     """
     parent = os.getpid()
     libc = ctypes.CDLL(None, use_errno=True) if platform.system() == 'Linux' else None

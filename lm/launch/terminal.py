@@ -3,7 +3,7 @@
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from absl import flags, logging
@@ -14,8 +14,10 @@ LOG_WIDTH = 160
 
 
 def quiet_libraries() -> None:
-    """Hides what libraries log below warnings, and all of Orbax, which logs every file and the
-    traceback of each error that it then raises. A given --verbosity has precedence.
+    """Hides log messages of libraries below warnings, and all messages of Orbax.
+
+    Orbax logs every file, and the traceback of each error that it then raises. A given --verbosity
+    has precedence.
     """
     if not flags.FLAGS['verbosity'].present:
         logging.set_verbosity(logging.WARNING)
@@ -23,7 +25,7 @@ def quiet_libraries() -> None:
 
 
 class Terminal:
-    """Live progress where a person watches, one plain line a row otherwise; silent: nothing."""
+    """Live progress on a terminal, one plain line for each row otherwise; silent: no output."""
 
     def __init__(self, silent: bool = False):
         width = None if sys.stdout.isatty() else LOG_WIDTH
@@ -31,8 +33,8 @@ class Terminal:
         self._silent, self._progress = silent, None
 
     @contextlib.contextmanager
-    def show_progress(self, steps: int, step: int) -> Iterator[None]:
-        """Shows the progress from `step` on while a person watches."""
+    def show_progress(self, steps: int, step: int) -> Generator[None]:
+        """Shows the progress bar from `step` on, on a terminal."""
         if self._silent or not self.console.is_terminal:
             yield
             return
@@ -49,34 +51,42 @@ class Terminal:
             yield
 
     def say(self, text: str) -> None:
+        """Prints a line."""
         self.console.print(text, markup=False, soft_wrap=True)
 
     def show_row(self, row: dict[str, Any], steps: int) -> None:
+        """Shows a logged row, in the progress bar or as a line."""
         step, rate = row['step'], row['tokens_per_sec']
         mfu = 'unknown' if math.isnan(row['mfu']) else f'{row["mfu"]:.1%}'
         line = f'loss {row["loss"]:.4f}  {rate:,.0f} tokens/s  mfu {mfu}'
         if self._progress:
             self._progress.update(self._task, completed=step, line=line)
             return
-        left = (steps - step) * row['step_sec'] / 60
-        self.say(f'step {step:>6} of {steps}  {line}  {left:.1f} min left')
+        minutes_left = (steps - step) * row['step_sec'] / 60
+        self.say(f'step {step:>6} of {steps}  {line}  {minutes_left:.1f} min left')
 
     def show_divergence(self, reason: str) -> None:
+        """Prints that the run diverged."""
         self.say(f'DIVERGED: {reason}')
 
 
 class CellTerminal(Terminal):
-    """Shows the events of a run of a sweep, with its name; rows of many runs would bury them."""
+    """Prints the events of a run of a sweep with its name, but not the rows, which would be too
+    many.
+    """
 
     def __init__(self, name: str, say: Callable[[str], None]):
         self._name, self._say = name, say
 
     def say(self, text: str) -> None:
+        """Prints a line, unless it is a row."""
         if not text.startswith('step '):
             self._say(f'{self._name}: {text}')
 
     def show_row(self, row: dict[str, Any], steps: int) -> None:
+        """Shows nothing."""
         pass
 
     def show_divergence(self, reason: str) -> None:
+        """Prints that the run diverged."""
         self._say(f'{self._name} diverged: {reason}')

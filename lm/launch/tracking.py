@@ -1,8 +1,8 @@
-"""The followers that a run starts: processes that send its rows to trackers (`eval.sync`).
+"""Starts the followers of a run: processes that send its rows to trackers (`eval.sync`).
 
-Training starts one for each tracker, and waits for it at the end, for some seconds. It reads what
-is on disk, and ends when its standard input does, whatever ended training. Nothing that happens to
-it reaches a step.
+Training starts a follower for each tracker, and waits for it at the end, for some seconds. A
+follower reads the files of the run, and ends when its standard input does, however training ended.
+Its failures do not affect training.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -27,11 +27,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def define_flags() -> None:
+    """Defines --track."""
     flags.DEFINE_list('track', [], 'Trackers that get the rows: mlflow, wandb.')
 
 
 def read_track_flag() -> list[str]:
-    """Returns the trackers that --track names. Raises ValueError for one that there is not."""
+    """Returns the trackers that --track names. Raises ValueError for an unknown tracker."""
     for name in flags.FLAGS.track:
         choose(PACKAGES, name, '--track')
     return flags.FLAGS.track
@@ -40,9 +41,16 @@ def read_track_flag() -> list[str]:
 @contextlib.contextmanager
 def send_to_trackers(
     workdir: Path, trackers: Sequence[str], say: Callable[[str], None]
-) -> Iterator[None]:
-    """Sends rows of the folder, a run or a sweep, to these trackers meanwhile. To be called by all
-    processes of a job; process 0 does it. What does not work is said in one line each.
+) -> Generator[None]:
+    """Sends rows of a run or a sweep to trackers during the block.
+
+    All processes of a job must call it; process 0 sends the rows. Each failure is reported in one
+    line.
+
+    Args:
+      workdir: folder of the run or the sweep.
+      trackers: names of the trackers.
+      say: prints a line.
     """
     from lm.launch.distributed import is_first  # it brings JAX, which followers do without
 
@@ -53,15 +61,16 @@ def send_to_trackers(
 
 
 @contextlib.contextmanager
-def _run_follower(workdir: Path, name: str, say: Callable[[str], None]) -> Iterator[None]:
-    rest = f'python -m eval.sync --workdir={workdir} --to={name}'
-    lacking = [one for one in PACKAGES[name] if importlib.util.find_spec(one) is None]
+def _run_follower(workdir: Path, name: str, say: Callable[[str], None]) -> Generator[None]:
+    """Runs the follower of one tracker during the block."""
+    command = f'python -m eval.sync --workdir={workdir} --to={name}'
+    missing = [package for package in PACKAGES[name] if importlib.util.find_spec(package) is None]
     try:
-        if lacking:
-            raise OSError(f'{" and ".join(lacking)} not installed (uv sync --extra {name})')
+        if missing:
+            raise OSError(f'{" and ".join(missing)} not installed (uv sync --extra {name})')
         process = _start_follower(workdir, name)
     except OSError as error:
-        say(f'{name}: nothing is sent: {error}. {rest} sends it later')
+        say(f'{name}: nothing is sent: {error}. {command} sends it later')
         yield
         return
     relay = threading.Thread(target=_relay, args=(process, say), daemon=True)
@@ -69,7 +78,8 @@ def _run_follower(workdir: Path, name: str, say: Callable[[str], None]) -> Itera
     try:
         yield
     finally:
-        process.stdin.close()
+        assert process.stdin is not None  # a pipe
+        process.stdin.close()  # the end of its input asks the follower to finish
         try:
             status = process.wait(LAST_SEC)
         except subprocess.TimeoutExpired:
@@ -77,10 +87,11 @@ def _run_follower(workdir: Path, name: str, say: Callable[[str], None]) -> Itera
             status = process.wait()
         relay.join(1.0)
         if status != 0:
-            say(f'{name}: not all rows were sent; {rest} sends the rest')
+            say(f'{name}: not all rows were sent; {command} sends the rest')
 
 
 def _start_follower(workdir: Path, name: str) -> subprocess.Popen:
+    """Starts the follower of one tracker."""
     command = [sys.executable, '-m', 'eval.sync', f'--workdir={workdir}', f'--to={name}']
     paths = [str(ROOT), *filter(None, [os.environ.get('PYTHONPATH')])]
     return subprocess.Popen(
@@ -95,5 +106,7 @@ def _start_follower(workdir: Path, name: str) -> subprocess.Popen:
 
 
 def _relay(process: subprocess.Popen, say: Callable[[str], None]) -> None:
+    """Prints the lines of a follower."""
+    assert process.stdout is not None  # a pipe
     for line in process.stdout:
         say(line.rstrip())

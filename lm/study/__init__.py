@@ -1,4 +1,6 @@
-"""Studies, which are of many runs: plans them (`plan`), trains them (`train`), knows what they say
-(`arm`, `statistics`, `tables`). `train.py`, eval and tpu may call this room; it calls lm.run and
-the rooms below.
+"""Studies train and compare many runs.
+
+`plan` plans the runs, `train` trains them, and `arm`, `statistics`, `verdicts` and `tables` draw
+conclusions from them. `train.py`, eval and tpu may import this package; it imports lm.run and the
+packages below it.
 """

@@ -1,9 +1,8 @@
-"""Arms of an ablation: what each changes, its runs, and what they come to at its best values.
+"""Arms of an ablation: their changes, their runs, and their losses at their best values.
 
-While a sweep trains its arms are planned (`lm.study.plan.arms`), and known by the folders of their
-runs; a report reads them from sweep.json and the records (`lm.study.tables.ablation`). Both are the
-same arms, and what follows from their losses is decided once (`lm.study.verdicts`). Losses are in
-the unit of the sweep's metric.
+While a sweep trains, `lm.study.plan.arms` plans its arms and finds their runs by folder. A report
+reads the same arms from sweep.json and the records (`lm.study.tables.ablation`).
+`lm.study.verdicts` draws the conclusions for both. Losses are in the unit of the sweep's metric.
 """
 
 import dataclasses
@@ -26,22 +25,30 @@ BASE_ARM = 'the base'  # the arm of a config without a sweep
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """A cell of the sweep, without values of tuned fields, and its runs.
+    """A cell of the sweep without values of tuned fields, and its runs.
 
-    length: of the baseline's steps, where it is the baseline at another length; 1 otherwise.
-    losses: of the runs that have ended; inf: diverged. records: of all its cells, by point.
+    Attributes:
+      name: text that identifies the arm, see `arm_name`.
+      changes: fields in which the arm differs from the base, by path.
+      grid: values that its tuned fields may take.
+      length: steps of the arm over steps of the baseline, if it is the baseline at another length;
+        else 1.
+      losses: losses of ended runs by point; inf if a run diverged.
+      records: records of all its cells by point.
     """
 
     name: str
-    changes: Mapping[str, Any]
+    changes: dict[str, Any]
     grid: Grid
     length: float = 1.0
     losses: Mapping[Point, float] = dataclasses.field(default_factory=dict)
-    records: Mapping[Point, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    records: Mapping[Point, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     @property
     def is_judged(self) -> bool:
-        """Whether it gets a verdict; a length of the baseline is for others' speed-ups."""
+        """Whether the arm gets a verdict. A length of the baseline serves the speed-ups of other
+        arms.
+        """
         return self.length == 1.0
 
     @property
@@ -51,13 +58,13 @@ class Arm:
 
     @property
     def fresh_losses(self) -> dict[Point, float]:
-        """Returns the losses that verdicts are of."""
+        """Returns the losses of fresh seeds, on which verdicts rest."""
         return {
             point: loss for point, loss in self.losses.items() if point.seed >= FIRST_FRESH_SEED
         }
 
     def record(self) -> dict[str, Any]:
-        """Returns what `sweep.json` holds of it."""
+        """Returns the entry of the arm in `sweep.json`."""
         start = {'changes': self.changes, 'centres': dict(self.grid.centres)}
         return start | {'coupled': self.grid.coupled, 'length': self.length}
 
@@ -65,8 +72,15 @@ class Arm:
 def arm_name(
     changes: Mapping[str, Any], length: float = 1.0, format_value: Callable[[Any], str] = str
 ) -> str:
-    """Returns 'optim.name=lion', or 'the base'; 'baseline at 0.5 of its steps' at other lengths.
-    write: makes a text of a value.
+    """Returns the name of an arm: 'optim.name=lion', 'the base', or 'baseline at 0.5 of its steps'.
+
+    Args:
+      changes: fields in which the arm differs from the base, by path.
+      length: steps of the arm over steps of the baseline.
+      format_value: function from a value to its text.
+
+    Returns:
+      The changes as text; `BASE_ARM` without changes; the length if it is not 1.
     """
     if length != 1.0:
         return f'baseline at {length:g} of its steps'
@@ -75,8 +89,11 @@ def arm_name(
 
 @dataclasses.dataclass(frozen=True)
 class TuningLine:
-    """Runs along one tuned field that have ended, others at the arm's best: means by index, and
-    the losses behind them by seed; of a field that was left for another the means alone.
+    """Ended runs along one tuned field, with the arm's best values in all other fields.
+
+    Attributes:
+      means: mean loss by index.
+      losses: losses of the seeds by index; empty for a field that the search has left.
     """
 
     means: Means
@@ -85,8 +102,13 @@ class TuningLine:
 
 @dataclasses.dataclass(frozen=True)
 class Ablation:
-    """A tuned sweep. arms: the baseline first. settings: what config.tune asked for, as sweep.json
-    holds it.
+    """A tuned sweep.
+
+    Attributes:
+      tune: settings of the search.
+      metric: column of the losses.
+      arms: the arms, the baseline first.
+      settings: config.tune as stored in sweep.json.
     """
 
     tune: Tune
@@ -96,7 +118,7 @@ class Ablation:
 
     @functools.cached_property
     def study(self) -> Study:
-        """Returns what the losses decide, and which runs come next."""
+        """Returns the conclusions from the losses, and the runs that come next."""
         return Study(
             self.tune.search,
             [arm.grid.bounds for arm in self.arms],
@@ -116,7 +138,7 @@ class Ablation:
         return self.study.tuning.spread
 
     def tuning_line(self, arm: int, field_index: int = 0) -> TuningLine:
-        """Returns what has ended along a field, in a wave that goes on too."""
+        """Returns the ended runs along a field, including runs of an unfinished wave."""
         search, losses = self.study.tuning.arms[arm], {}
         if field_index != search.field_index:
             return TuningLine(search.means_by_field.get(field_index, compute_means({})), losses)
@@ -126,8 +148,18 @@ class Ablation:
         return TuningLine(compute_means(losses), losses)
 
     def value(self, arm: int, field_index: int, index: float) -> float:
-        """Returns the value of a field at an index along its line."""
-        path, k = list(self.tune.fields)[field_index], list(self.study.tuning.arms[arm].centre)
+        """Returns the value of a field at an index along its line.
+
+        Args:
+          arm: position of the arm.
+          field_index: position of the tuned field.
+          index: eighths of an octave from the centre; need not be an integer.
+
+        Returns:
+          The value of the field.
+        """
+        path = list(self.tune.fields)[field_index]
+        k: list[float] = list(self.study.tuning.arms[arm].centre)
         k[field_index] = index
         return self.arms[arm].grid.values(tuple(k))[path]
 
@@ -136,20 +168,22 @@ class Ablation:
         return DIVERGED in self.study.picks[arm].states
 
     def pick(self, arm: int) -> Pick | None:
-        """Returns the values of an arm, provisional while tuning goes on; None before any wave has
-        ended, and where all runs diverged.
+        """Returns the best values of an arm, which are provisional until tuning ends.
+
+        Returns None before the first wave has ended, and if all runs diverged.
         """
         begun = self.study.tuning.arms[arm].losses and not self.is_dead(arm)
         return self.study.picks[arm] if begun else None
 
     def values(self, arm: int) -> dict[str, float]:
-        """Returns the values of an arm by field; {} without a pick."""
+        """Returns the best values of an arm by field; {} without a pick."""
         pick = self.pick(arm)
         return self.arms[arm].grid.values(pick.k) if pick else {}
 
     def near_best_values(self, arm: int) -> tuple[float, float] | None:
-        """Returns the lowest and highest value of the first field that is as good as the best: 0 or
-        inf where none was tried that is worse.
+        """Returns the lowest and highest value of the first field that is not worse than the best.
+
+        An end is 0 or inf if no value tried on that side is worse.
         """
         pick = self.pick(arm)
         if pick is None:
@@ -158,13 +192,11 @@ class Ablation:
         return max(low, 0.0), high
 
     def count_runs(self, arm: int) -> tuple[int, int]:
-        """Returns how many runs have ended: for tuning, and by fresh seeds."""
+        """Returns the number of ended runs: (tuning, fresh seeds)."""
         return len(self.arms[arm].tuning_losses), len(self.arms[arm].fresh_losses)
 
     def seconds_spent(self, arm: int) -> tuple[float, float]:
-        """Returns the seconds spent in tuning and in fresh seeds. Runs that train side by side
-        share their time.
-        """
+        """Returns the seconds spent on (tuning, fresh seeds). Concurrent runs share their time."""
         records = self.arms[arm].records
         tuning, fresh = (
             sum(run_seconds(records[point]) for point in losses)
@@ -173,29 +205,38 @@ class Ablation:
         return tuning, fresh
 
     def run_tokens(self, arm: int) -> float:
-        """Returns the tokens that a run of the arm trains on; nan before one has ended."""
-        known = [r['tokens'] for r in self.arms[arm].records.values() if r['status'] == 'done']
-        return float(max(filter(None, known), default=math.nan))
+        """Returns the tokens of one run of the arm; nan until a run has ended."""
+        tokens = [r['tokens'] for r in self.arms[arm].records.values() if r['status'] == 'done']
+        return float(max(filter(None, tokens), default=math.nan))
 
     def speedup(self, arm: int) -> Speedup | None:
-        """Returns the tokens the baseline needs for the loss of an arm, over the arm's; None where
-        there are no lengths of the baseline, or too few fresh seeds (`lm.study.speedup`).
+        """Returns the tokens that the baseline needs to reach an arm's loss, divided by the arm's
+        tokens.
+
+        Returns None if there are no lengths of the baseline, or too few fresh seeds
+        (`lm.study.speedup`).
         """
-        lengths = [i for i, one in enumerate(self.arms) if one.length != 1]
+        lengths = [i for i, a in enumerate(self.arms) if a.length != 1]
         if not lengths or self.arms[arm].length != 1 or arm == 0:
             return None
-        every = [self.arms[i].fresh_losses for i in (0, *lengths, arm)]
-        seeds = sorted(set.intersection(*({p.seed for p in own} for own in every)))
-        losses = [[own[Point(next(iter(own)).k, seed)] for seed in seeds] for own in every if own]
-        if len(losses) < len(every):
+        fresh_losses = [self.arms[i].fresh_losses for i in (0, *lengths, arm)]
+        seeds = sorted(set.intersection(*({p.seed for p in by_point} for by_point in fresh_losses)))
+        losses = [
+            [by_point[Point(next(iter(by_point)).k, seed)] for seed in seeds]
+            for by_point in fresh_losses
+            if by_point
+        ]
+        if len(losses) < len(fresh_losses):
             return None
         tokens = [self.run_tokens(i) for i in (0, *lengths, arm)]
         return speedup(dict(zip(tokens[:-1], losses, strict=False)), losses[-1], tokens[-1])
 
 
 def describe_budget(study: Study) -> str | None:
-    """Says, once tuning has ended, which budget it takes to find the smallest effect; None before,
-    and where the fresh seeds suffice. The spread of a pair is that of two runs without correlation.
+    """Returns advice on the budget that can detect the smallest effect; None if none is needed.
+
+    Returns None until tuning has ended, and if the fresh seeds suffice. The spread of a paired
+    difference is estimated as that of two uncorrelated runs.
     """
     tests, s = sum(study.is_judged[1:]), study.tuning.spread.s
     if study.tuning.open_wave or not tests or not s:
@@ -205,15 +246,17 @@ def describe_budget(study: Study) -> str | None:
     needed = seeds_needed(effect, math.sqrt(2) * s, tests)
     if needed <= looks[-1]:
         return None
-    least = max(study.seeds, math.ceil(needed / LOOKS[-1]))
+    look_seeds = max(study.seeds, math.ceil(needed / LOOKS[-1]))
     is_limited = math.isfinite(study.budget)
     limit = f'tune.budget={study.budget}' if is_limited else f'tune.seeds={study.seeds}'
-    said = (
+    shortfall = (
         f'{limit} leaves {looks[-1]} fresh seeds of an arm: to find smallest_effect {effect:g} at '
         f'a spread of {s:.2g} '
     )
     if needed > MAX_SEEDS:
-        return f'{said}it takes more than {MAX_SEEDS}; a larger effect, or longer runs'
-    options = [f'tune.seeds={least}'] if least > study.seeds else []
-    options += [f'tune.budget={runs + LOOKS[-1] * least}'] if is_limited else []
-    return f'{said}it takes up to {needed}, fewer where arms vary together: {", ".join(options)}'
+        return f'{shortfall}it takes more than {MAX_SEEDS}; a larger effect, or longer runs'
+    options = [f'tune.seeds={look_seeds}'] if look_seeds > study.seeds else []
+    options += [f'tune.budget={runs + LOOKS[-1] * look_seeds}'] if is_limited else []
+    return (
+        f'{shortfall}it takes up to {needed}, fewer where arms vary together: {", ".join(options)}'
+    )

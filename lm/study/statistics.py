@@ -1,14 +1,14 @@
-"""Statistics of studies: means, paired differences, tests, and the seeds that a difference takes.
+"""Statistics of studies: means, paired differences, tests, and the number of seeds they need.
 
-Losses of two arms are paired by seed: what a seed does to both cancels. All assumes normal values,
-as Student's t does. A sweep makes one test, at 1 - CONFIDENCE. A tuned study looks twice, after n
-and 2 n fresh seeds, at LEVEL each: together 5% (nominal .027 for a t test at n and 2 n, by
-simulation). Its verdicts make an allowance for what tuning left open. With d = loss of an arm -
-loss of the baseline, the difference at the best values of both lies in [d - r_arm, d + r_baseline]
-but for noise, with r the `lm.study.plan.curve.allowance` of each.
+Losses of two arms are paired by seed, since a seed's effect on both cancels. All tests assume
+normal values, as Student's t does. A sweep makes one test, at 1 - CONFIDENCE. A tuned study looks
+twice, after n and 2 n fresh seeds, at LEVEL each: together 5% (nominal .027 for a t test at n and 2
+n, by simulation). Its verdicts allow for errors of tuning. With d = loss of an arm - loss of the
+baseline, the difference at the best values of both lies in [d - r_arm, d + r_baseline] except for
+noise, with r the `lm.study.plan.curve.compute_allowance` of each.
 
 SciPy's `ttest_rel` has neither an allowance nor a p from a mean and a deviation, and its `dunnett`
-is of independent samples: those tests are here, and SciPy's distributions behind them.
+takes independent samples, so both tests are implemented here on SciPy's distributions.
 """
 
 import dataclasses
@@ -18,19 +18,19 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-CONFIDENCE = 0.95  # of intervals, and of the one test of a sweep
-LEVEL = 0.027  # of each of two looks
-POWER = 0.8  # the chance to find a difference with as many seeds as `seeds_needed` says
-MAX_SEEDS = 1000  # that anybody would train
+CONFIDENCE = 0.95  # level of intervals, and of the one test of a sweep
+LEVEL = 0.027  # level of each of two looks
+POWER = 0.8  # probability that the `seeds_needed` for a difference detect it
+MAX_SEEDS = 1000  # more than anybody would train
 BETTER, WORSE, UNDECIDED = 'better', 'worse', 'undecided'
-WITHIN_NOISE, ONE_SEED = 'within noise', 'one seed'  # of the one test of a sweep
+WITHIN_NOISE, ONE_SEED = 'within noise', 'one seed'  # further outcomes of a sweep's one test
 HOLM, DUNNETT = 'holm', 'dunnett'
 TESTS = (HOLM, DUNNETT)
 
 
 @functools.lru_cache
 def t_quantile(level: float, freedom: int) -> float:
-    """Returns the quantile of Student's t."""
+    """Returns the quantile of Student's t distribution."""
     from scipy import stats  # takes 0.3 s, which a program that trains need not wait for
 
     return float(stats.t.ppf(level, freedom))
@@ -38,7 +38,7 @@ def t_quantile(level: float, freedom: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """`mean` of n values and their standard deviation: nan where n < 2."""
+    """Mean and standard deviation of n values; the deviation is nan if n < 2."""
 
     mean: float
     std: float
@@ -46,8 +46,10 @@ class Interval:
 
     @property
     def half_width(self) -> float:
-        """Half the confidence interval of the mean: t s / sqrt(n), nan where n < 2. t is the (1 +
-        CONFIDENCE) / 2 quantile for n - 1 degrees of freedom (Student, Biometrika 6, 1908).
+        """Half the confidence interval of the mean: t s / sqrt(n), nan if n < 2.
+
+        t is the (1 + CONFIDENCE) / 2 quantile for n - 1 degrees of freedom (Student, Biometrika 6,
+        1908).
         """
         if self.n < 2:
             return math.nan
@@ -71,7 +73,8 @@ def paired_interval(
 def p_value(difference: Interval) -> float:
     """Returns the two-sided p of the paired t test of a mean of 0: P(|T| >= |mean| sqrt(n) / s).
 
-    T has n - 1 degrees of freedom. nan where n < 2. Without variance 0, or 1 where the mean is 0.
+    T has n - 1 degrees of freedom. p is nan if n < 2. Without variance it is 0, or 1 if the mean is
+    0.
     """
     from scipy import stats
 
@@ -84,8 +87,11 @@ def p_value(difference: Interval) -> float:
 
 
 def classify_difference(difference: Interval, p: float) -> str:
-    """Returns where a difference in loss lies by the one test of a sweep: BETTER, WORSE,
-    WITHIN_NOISE, or ONE_SEED. p: as `holm` adjusts it.
+    """Returns BETTER, WORSE, WITHIN_NOISE or ONE_SEED by the one test of a sweep.
+
+    Args:
+      difference: difference in loss from the baseline.
+      p: its p-value, adjusted by `holm_adjust`.
     """
     if difference.n < 2:
         return ONE_SEED
@@ -98,10 +104,16 @@ def classify_difference(difference: Interval, p: float) -> str:
 class Verdict:
     """Verdict of fresh seeds on an arm against the baseline.
 
-    said: BETTER, WORSE or UNDECIDED. difference: mean of the pairs. low, high: interval of the
-    difference at the best values of both, without allowances that are inf. p: adjusted for the
-    number of arms. n: pairs. deviation: of a pair. correlation: of the two losses over seeds, nan
-    where one does not vary.
+    Attributes:
+      outcome: BETTER, WORSE or UNDECIDED.
+      difference: mean of the paired differences.
+      low: lower end of the interval of the difference at the best values of both arms; infinite
+        allowances are left out.
+      high: upper end of the same interval.
+      p: p-value, adjusted for the number of arms.
+      n: number of pairs.
+      deviation: standard deviation of a paired difference.
+      correlation: correlation of the two losses over seeds; nan if either is constant.
     """
 
     outcome: str
@@ -124,14 +136,18 @@ def judge_arms(
     """Judges arms at one look.
 
     Args:
-      arms: losses of each arm, one a seed.
-      baseline: losses of the baseline by the same seeds, two at least.
-      r_arms: allowance of each arm; inf if its loss is a bound only: it is never worse then.
-      r_baseline: allowance of the baseline; inf: no arm is better then.
+      arms: losses of each arm, by seed.
+      baseline: losses of the baseline at the same seeds, at least two.
+      r_arms: allowance of each arm; inf if its loss is only an upper bound, so that it is never
+        worse.
+      r_baseline: allowance of the baseline; with inf no arm is better.
       test: HOLM (paired t tests, adjusted by Holm's procedure) or DUNNETT (the joint distribution
-        of all differences, with the spread pooled over arms and seeds as blocks).
+        of all differences, with the spread pooled over arms and with seeds as blocks).
+
+    Returns:
+      The verdict on each arm.
     """
-    differences = [np.asarray(own) - np.asarray(baseline) for own in arms]
+    differences = [np.asarray(losses) - np.asarray(baseline) for losses in arms]
     errors, freedom = standard_errors(differences, arms, baseline, test)
     sides = []
     for d, se, r in zip(differences, errors, r_arms, strict=True):
@@ -139,19 +155,21 @@ def judge_arms(
         sides.append((down, BETTER) if down > up else (up, WORSE))
     adjust = {HOLM: _holm_p_values, DUNNETT: _dunnett_p_values}[test]
     adjusted = adjust([t for t, _ in sides], freedom)
-    found = []
-    for own, d, se, r, (_, side), p in zip(
+    verdicts = []
+    for arm_losses, d, se, r, (_, outcome_side), p in zip(
         arms, differences, errors, r_arms, sides, adjusted, strict=True
     ):
         half = t_quantile((1 + CONFIDENCE) / 2, freedom) * se
         mean = float(d.mean())
-        said = side if p < LEVEL else UNDECIDED
+        outcome = outcome_side if p < LEVEL else UNDECIDED
         r_low = 0.0 if math.isinf(r) else r
         r_high = 0.0 if math.isinf(r_baseline) else r_baseline
         low, high = mean - r_low - half, mean + r_high + half
         sd = float(se * math.sqrt(len(d)))
-        found.append(Verdict(said, mean, low, high, p, len(d), sd, _correlation(own, baseline)))
-    return found
+        verdicts.append(
+            Verdict(outcome, mean, low, high, p, len(d), sd, _correlation(arm_losses, baseline))
+        )
+    return verdicts
 
 
 def standard_errors(
@@ -160,7 +178,17 @@ def standard_errors(
     baseline: np.ndarray,
     test: str,
 ) -> tuple[list[float], int]:
-    """Returns the standard error of each mean difference, and their degrees of freedom."""
+    """Returns the standard error of each mean difference, and their degrees of freedom.
+
+    Args:
+      differences: paired differences from the baseline, for each arm.
+      arms: losses of each arm, by seed.
+      baseline: losses of the baseline, by seed.
+      test: HOLM (one error for each arm) or DUNNETT (one pooled error).
+
+    Returns:
+      (standard errors, degrees of freedom).
+    """
     n = len(baseline)
     if test == HOLM:
         return [float(d.std(ddof=1)) / math.sqrt(n) for d in differences], n - 1
@@ -171,25 +199,25 @@ def standard_errors(
 
 
 def _t_statistic(gap: float, se: float) -> float:
-    """gap / se; without any spread infinite, on the side of the gap."""
+    """Returns gap / se; without any spread ±inf, with the sign of the gap."""
     if se == 0:
         return math.copysign(math.inf, gap) if gap else 0.0
     return gap / se
 
 
 def _holm_p_values(ts: Sequence[float], freedom: int) -> list[float]:
-    """Two-sided p-values of t statistics, adjusted."""
+    """Returns the two-sided p-values of t statistics, adjusted by `holm_adjust`."""
     from scipy import special
 
     return holm_adjust([min(1.0, 2 * float(special.stdtr(freedom, -t))) for t in ts])
 
 
 def holm_adjust(p_values: Sequence[float]) -> list[float]:
-    """p-values adjusted for their number; those below a level are significant together at it.
+    """Adjusts p-values for their number; all that fall below a level are jointly significant at it.
 
     With m of them in order p_(1) <= ... <= p_(m): max over j <= k of min(1, (m - j + 1) p_(j)). The
     chance that any true null hypothesis is rejected is then at most the level, whatever the
-    dependence between the tests; here all share a baseline. A nan is no test: it stays, and does
+    dependence between the tests; here all share a baseline. A nan is not a test: it stays, and does
     not count (S. Holm, Scandinavian Journal of Statistics 6, 1979).
     """
     tests = [i for i, p in enumerate(p_values) if not math.isnan(p)]
@@ -201,15 +229,26 @@ def holm_adjust(p_values: Sequence[float]) -> list[float]:
 
 
 def _dunnett_p_values(ts: Sequence[float], freedom: int) -> list[float]:
-    """p-values that the largest of all |T| is as large: T as equally correlated by 1/2."""
+    """Returns the probability that the largest |T| of all arms reaches each t; correlations are
+    1/2.
+    """
     return [1.0 if t <= 0 else 1 - dunnett_cdf(t, len(ts), freedom) for t in ts]
 
 
 def dunnett_cdf(t: float, n_arms: int, freedom: int, nodes: int = 64) -> float:
-    """Returns P(max |T_i| <= t) for Dunnett's statistics of `arms` means against one baseline.
+    """Returns P(max |T_i| <= t) for Dunnett's statistics of `n_arms` means against one baseline.
 
     T_i = (Z_i - Z_0) / (sqrt(2) S), Z normal, freedom S^2 chi-squared: by Gauss quadrature over Z_0
     and over the quantiles of S (C. Dunnett, JASA 50, 1955).
+
+    Args:
+      t: the bound on the statistics.
+      n_arms: number of arms besides the baseline.
+      freedom: degrees of freedom of S.
+      nodes: number of quadrature nodes for each integral.
+
+    Returns:
+      The probability.
     """
     from scipy import stats
 
@@ -232,16 +271,20 @@ def _correlation(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def seeds_needed(effect: float, deviation: float, tests: int = 1) -> int:
-    """Returns the pairs that find an effect with a chance of POWER, MOST_SEEDS + 1 for more.
+    """Returns the pairs that detect an effect with probability POWER; MAX_SEEDS + 1 if that is too
+    few.
 
-    The least n with P(|T| > t | noncentrality effect sqrt(n) / deviation) >= POWER, for the paired
-    t test at LEVEL / tests, two-sided. The one test of a sweep is at a higher level, and finds the
-    effect more often.
+    The smallest n with P(|T| > t | noncentrality effect sqrt(n) / deviation) >= POWER, for the
+    paired t test at LEVEL / tests, two-sided. The one test of a sweep has a higher level, and
+    detects the effect more often.
 
     Args:
-      effect: the difference of losses that is to be found.
-      deviation: standard deviation of the difference of a pair.
-      tests: differences that are tested together.
+      effect: the difference of losses to be detected.
+      deviation: standard deviation of a paired difference.
+      tests: number of differences tested together.
+
+    Returns:
+      The number of pairs.
     """
     from scipy import stats
 
@@ -252,7 +295,8 @@ def seeds_needed(effect: float, deviation: float, tests: int = 1) -> int:
         return 2
     t = stats.t.isf(LEVEL / tests / 2, n - 1)
     shift = abs(effect) * np.sqrt(n) / deviation
-    enough = n[stats.nct.sf(t, n - 1, np.minimum(shift, 35.0)) >= POWER]  # nct fails far out
+    # The noncentrality is capped because SciPy's nct fails for large values.
+    enough = n[stats.nct.sf(t, n - 1, np.minimum(shift, 35.0)) >= POWER]
     return int(enough[0]) if enough.size else MAX_SEEDS + 1
 
 

@@ -1,8 +1,8 @@
-"""Attention layers. A new one is a file here and a row in `ATTENTIONS`.
+"""Attention layers. To add one, write a file here and register it in `ATTENTIONS`.
 
-Each is a Linen class called on (x [B, T, D], Sequence), a `MultiHead` with a `mix` of its own. It
-declares those fields of `SoftmaxAttention` that it needs, and describes its scores to its kernel in
-a `Scores`.
+Each is a Linen class called on (x [B, T, D], Sequence), a `MultiHead` with its own `mix`. It
+declares the fields of `SoftmaxAttention` that it needs, and describes its scores to its kernel in a
+`Scores`.
 """
 
 from modules.attention.linear import LinearAttention, NaLaAttention

@@ -1,8 +1,8 @@
 """Shared parts of attention layers: heads, norms, the gate, the output, and the cache.
 
-A layer caches the tokens it has read, in the Linen collection `cache`, where its `Sequence` has a
-capacity: rows are then read in parts, one token or many at a time, each behind what the cache holds
-of its row. Rows may differ in length: padding behind the tokens of a row is not kept.
+If its `Sequence` has a capacity, a layer caches the tokens it has read, in the Linen collection
+`cache`. Each call then appends tokens to the rows of the cache, a single token or many. Rows may
+differ in length: the cache does not store the padding behind the tokens of a row.
 """
 
 from collections.abc import Callable
@@ -21,19 +21,19 @@ from modules.sequence import Sequence
 from modules.statistics import DIAGNOSTICS, is_recording
 
 CACHE = 'cache'
-QKV = ('query', 'key', 'value')  # the names of their matrices
+QKV = ('query', 'key', 'value')  # the names of the matrices that `qkv_bias` is for
 
 
 class MultiHead(nn.Module):
     """out = (gate * mix(q, k, v)) Wo with q = norm(x Wq), k = norm(x Wk), v = x Wv.
 
-    Subclasses define `mix`. `qk_norm(name, over)` makes the norm of queries or keys, over the
-    features of a head or over all heads together, before any rotation (arXiv:2302.05442), and of
-    values with `norm_values` (arXiv:2503.04598). The gate is sigmoid(x Wg), of the layer's own
-    input, so about one half at the start (arXiv:2505.06708). `rotate` applies the positions
-    (`modules.positions`). `bias` adds one to each product, `qkv_bias` to those of queries, keys and
-    values (Qwen2, arXiv:2407.10671). `init_gain` is for the value and output matrices. Grouped
-    heads: arXiv:2305.13245.
+    Subclasses define `mix`. `qk_norm(name, over)` builds the norm of queries or keys, over the
+    features of a head or over all heads together, before any rotation (arXiv:2302.05442), and the
+    norm of values with `norm_values` (arXiv:2503.04598). The gate is sigmoid(x Wg) of the layer's
+    input, so it starts near 0.5 (arXiv:2505.06708). `rotate` applies the positions
+    (`modules.positions`). `bias` adds a bias to each product, `qkv_bias` to the products of
+    queries, keys and values (Qwen2, arXiv:2407.10671). `init_gain` scales the initial value and
+    output matrices. Grouped heads: arXiv:2305.13245.
     """
 
     n_heads: int
@@ -54,15 +54,21 @@ class MultiHead(nn.Module):
     qkv_bias: bool = False
     init_gain: float = 1.0
 
-    # Whether it has logits of pairs, which `scores()` describes and kernels of attention compute;
-    # whether slopes are added to them; whether rows of tokens may be cut over devices.
+    #: Whether it has logits of pairs, which `scores()` describes and attention kernels compute.
     has_scores: ClassVar[bool] = False
+    #: Whether slopes (ALiBi) are added to the logits.
     takes_slopes: ClassVar[bool] = False
+    #: Whether the tokens of a row may be sharded over the mesh axis `context`.
     supports_context_axis: ClassVar[bool] = False
 
     @classmethod
     def check(cls, recipe: Any, part: Any) -> None:
-        """Raises ValueError for norms of queries, keys or values where there is none."""
+        """Raises ValueError for an option that needs a `qk_norm` when there is none.
+
+        Args:
+          recipe: the resolved config.
+          part: the attention layer with its options.
+        """
         if recipe.qk_norm.name != 'none':
             return
         if part.options['qk_norm_over'] == 'model':
@@ -92,42 +98,79 @@ class MultiHead(nn.Module):
         axes, gated_BTNH = ('heads', 'head_dim', 'embed'), self.apply_gate(x_BTD, mixed_BTNH)
         return self.project('out', gated_BTNH, axes, d_model, self.init_gain, fan_in=axes[:2])
 
-    def mix(self, x_BTD, q_BNTH, k_BKTH, v_BKTH, sequence):
-        """Returns the mean of the values that each token sees, as it weighs them, [B, N, T, H]."""
+    def mix(
+        self,
+        x_BTD: Any,
+        q_BNTH: jax.Array,
+        k_BKTH: jax.Array,
+        v_BKTH: jax.Array,
+        sequence: Sequence,
+    ) -> jax.Array:
+        """Returns the weighted mean of the values that each token attends to, [B, N, T, H].
+
+        Args:
+          x_BTD: the layer's input.
+          q_BNTH: queries, normalized but without positions.
+          k_BKTH: keys, likewise.
+          v_BKTH: values.
+          sequence: positions, segments and validity of the tokens.
+        """
         raise NotImplementedError
 
     @classmethod
     def attended_tokens(cls, length: int, head_dim: int, block: int, **options) -> float:
-        """Returns how many pairs of a query and a key cost as much as one token in a row of
-        `length`, in layer `block` (from 1), with the options of the config (`lm.training.flops`).
+        """Returns the FLOPs of mixing, counted in pairs of a query and a key for each token.
+
+        Args:
+          length: tokens in a row.
+          head_dim: the width of a head, H.
+          block: the number of the layer, from 1.
+          **options: the layer's options in the config (`lm.training.flops`).
         """
         raise NotImplementedError
 
     @classmethod
     def attended_tokens_unmasked(cls, length: int, head_dim: int, block: int, **options) -> float:
-        """Returns `attended_tokens` where no mask leaves pairs of tokens out."""
+        """Returns `attended_tokens` of a kernel that computes masked pairs too.
+
+        Args:
+          length: tokens in a row.
+          head_dim: the width of a head, H.
+          block: the number of the layer, from 1.
+          **options: the layer's options in the config.
+        """
         return cls.attended_tokens(length, head_dim, block, **options)
 
-    def project_heads(self, name, x_BTD, n_heads, init_gain=1.0):
-        """Projects x to [B, T, heads, H]."""
+    def project_heads(
+        self, name: str, x_BTD: Any, n_heads: int, init_gain: float = 1.0
+    ) -> jax.Array:
+        """Projects x to [B, T, heads, H].
+
+        Args:
+          name: the name of the matrix: query, key or value.
+          x_BTD: the layer's input.
+          n_heads: the number of heads of the result.
+          init_gain: factor of the initial weights.
+        """
         axes = ('embed', 'heads' if name == 'query' else 'kv_heads', 'head_dim')
         return self.project(name, x_BTD, axes, (n_heads, self.head_dim), init_gain)
 
-    def normalize_heads(self, name, y_BTNH):
-        """Normalizes [B, T, N, H] and returns [B, N, T, H]."""
+    def normalize_heads(self, name: str, y_BTNH: jax.Array) -> jax.Array:
+        """Normalizes [B, T, N, H] with the norm `name` and returns [B, N, T, H]."""
         norm = self.qk_norm(name, self.qk_norm_over)
         if self.qk_norm_over == 'head':
             return norm(swap_heads(y_BTNH))
         y_BTD = norm(y_BTNH.reshape(*y_BTNH.shape[:2], -1))
         return swap_heads(y_BTD.reshape(y_BTNH.shape))
 
-    def apply_positions(self, y_BNTH, sequence):
-        """Turns [B, N, T, H] by its positions; a cache may hold more tokens than are read here."""
-        if self.is_initializing():
+    def apply_positions(self, y_BNTH: jax.Array, sequence: Sequence) -> jax.Array:
+        """Rotates [B, N, T, H] by positions, which may exceed T if there is a cache."""
+        if self.is_initializing():  # positions have no parameters
             return y_BNTH
         return self.rotate(y_BNTH, sequence.positions_BT, capacity=sequence.capacity)
 
-    def apply_gate(self, x_BTD, mixed_BTNH):
+    def apply_gate(self, x_BTD: Any, mixed_BTNH: jax.Array) -> jax.Array:
+        """Multiplies the heads [B, T, N, H] by sigmoid(x Wg), at least in float32."""
         if self.gate == 'none':
             return mixed_BTNH
         axes, features = ('embed', 'heads', 'head_dim'), (self.n_heads, self.head_dim)
@@ -139,36 +182,63 @@ class MultiHead(nn.Module):
         gate_BTNH = jax.nn.sigmoid(gate_BTNH.astype(jnp.promote_types(self.dtype, jnp.float32)))
         return (mixed_BTNH * gate_BTNH).astype(mixed_BTNH.dtype)
 
-    def project(self, name, x, axes, features, init_gain=1.0, fan_in=('embed',)):
-        biased = self.bias or (self.qkv_bias and name in QKV)
-        options = {'matmul': self.kernels.matmul, 'dtype': self.dtype, 'bias': biased}
+    def project(
+        self,
+        name: str,
+        x: Any,
+        axes: tuple[str, ...],
+        features: int | tuple[int, ...],
+        init_gain: float = 1.0,
+        fan_in: tuple[str, ...] = ('embed',),
+    ) -> jax.Array:
+        """Computes x W (+ b) in the layer's `dtype`, with the kernel for matrix products.
+
+        Args:
+          name: the name of the matrix.
+          x: the input, whose last axes are `fan_in`.
+          axes: the logical axes of W.
+          features: the size or sizes of the result's axes.
+          init_gain: factor of the initial weights.
+          fan_in: the logical axes of W that are summed over.
+        """
+        has_bias = self.bias or (self.qkv_bias and name in QKV)
+        options: dict[str, Any] = {
+            'matmul': self.kernels.matmul,
+            'dtype': self.dtype,
+            'bias': has_bias,
+        }
         y = product(self, name, x, axes, fan_in, features, init_gain=init_gain, **options)
         return checkpoint_name(y, ATTENTION_PRODUCTS)
 
     def record(self, statistics: Callable[[], dict[str, jax.Array]]) -> None:
-        """Sows diagnostics of the weights, {name: [N]}, where they are asked for."""
+        """Sows diagnostics of the attention weights, {name: [N]}, if they are recorded."""
         if is_recording(self):
             for name, value_N in statistics().items():
                 self.sow(DIAGNOSTICS, name, value_N)
 
     def update_cache(self, name: str, x_BKTH: jax.Array, sequence: Sequence) -> jax.Array:
-        """Caches x, and returns that of all tokens so far by position, [B, K, S, H]; S: capacity,
-        or as many as the cache that is given has room for.
+        """Writes x into the cache and returns the cache, [B, K, S, H] by position.
 
-        Places beyond the tokens of a row hold what no query may read: zeros, or earlier values.
+        S is the capacity, or the capacity of the cache passed in. Slots beyond the tokens of a row
+        hold zeros or earlier values, which no query reads.
+
+        Args:
+          name: the variable in the collection `cache`.
+          x_BKTH: keys or values of the tokens.
+          sequence: positions and validity of the tokens.
         """
         batch, n_heads, _, head_dim = x_BKTH.shape
         shape = (batch, n_heads, sequence.capacity, head_dim)
-        kept = self.variable(CACHE, name, jnp.zeros, shape, x_BKTH.dtype)
-        places_BT = sequence.positions_BT
-        if sequence.valid_BT is not None:  # what is written beyond the last place is dropped
-            places_BT = jnp.where(sequence.valid_BT > 0, places_BT, kept.value.shape[2])
+        cache = self.variable(CACHE, name, jnp.zeros, shape, x_BKTH.dtype)
+        slot_BT = sequence.positions_BT
+        if sequence.valid_BT is not None:  # `write` drops padding, as its slot is out of bounds
+            slot_BT = jnp.where(sequence.valid_BT > 0, slot_BT, cache.value.shape[2])
 
-        def write(kept_KSH, x_KTH, places_T):
-            return kept_KSH.at[:, places_T].set(x_KTH, mode='drop')
+        def write(cache_KSH, x_KTH, slot_T):
+            return cache_KSH.at[:, slot_T].set(x_KTH, mode='drop')
 
-        kept.value = jax.vmap(write)(kept.value, x_BKTH, places_BT)
-        return kept.value
+        cache.value = jax.vmap(write)(cache.value, x_BKTH, slot_BT)
+        return cache.value
 
 
 def swap_heads(x: jax.Array) -> jax.Array:

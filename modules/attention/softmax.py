@@ -5,7 +5,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -21,24 +21,24 @@ from modules.params import declare
 from modules.sequence import Sequence, segment_starts
 from modules.statistics import STATS, at_least_float32, is_training, token_mean
 
-AFFINE_DECAY = 0.9  # share of the running mean of affine-scaled attention that an update keeps
+AFFINE_DECAY = 0.9  # decay of the running mean of affine-scaled attention, per update
 SINK_DEVIATION = 0.02  # learned sinks at the start: gpt-oss's initializer_range
 
 
 class SoftmaxAttention(MultiHead):
     """mix(q, k, v) = softmax(s) v with s = rotate(q) rotate(k)^T / sqrt(H) (arXiv:1706.03762).
 
-    The options change s and the sum that softmax divides by; `modules.kernels.attention.base`
-    has the equation. Sources: softcap arXiv:2408.00118; `mup` arXiv:2203.03466, appendix B.1; a
-    learned temperature of each head arXiv:2010.04245; sinks off by one
+    The options change s and the denominator of the softmax; `modules.kernels.attention.base` has
+    the equation. Sources: softcap arXiv:2408.00118; `mup` arXiv:2203.03466, appendix B.1; a learned
+    temperature per head arXiv:2010.04245; sinks off by one
     (https://www.evanmiller.org/attention-is-off-by-one.html) and learned (arXiv:2508.10925);
     affine-scaled arXiv:2602.23057; windows arXiv:2310.06825, with full layers between them
-    arXiv:2408.00118. slopes(N) makes the slopes of ALiBi for N heads. `block` is the number of the
+    arXiv:2408.00118. slopes(N) returns the ALiBi slopes of N heads. `block` is the number of the
     layer, from 1.
     """
 
     slopes: Callable[[int], jax.Array] | None = None
-    base_head_dim: int | None = None  # the H at which q k / H is q k / sqrt(H); None: no such
+    base_head_dim: int | None = None  # scale is sqrt(base_head_dim) / H; None: 1 / sqrt(H)
     block: jax.Array | float = 1.0
     softcap: Annotated[
         float, Option('c of c tanh(s / c) on the logits; 0: none', 0, sys.float_info.max)
@@ -62,33 +62,63 @@ class SoftmaxAttention(MultiHead):
     supports_context_axis = True
 
     @classmethod
-    def check(cls, recipe, part):
-        """Raises ValueError for `full_every` without a window, and for `affine_scaled`, which adds
-        a mean of earlier tokens, with an objective whose tokens see later ones.
+    def check(cls, recipe: Any, part: Any) -> None:
+        """Raises ValueError for options that contradict each other or the objective.
+
+        `full_every` needs a window. `affine_scaled` adds a mean of earlier tokens, so it needs an
+        objective whose tokens see no later tokens.
         """
         super().check(recipe, part)
-        given = part.options
-        if given['full_every'] and given['window'] is None:
+        options = part.options
+        if options['full_every'] and options['window'] is None:
             raise ValueError(
-                f'attention.full_every={given["full_every"]} says which layers have no window, and '
-                'attention.window is None: all have none. Set the window, or leave it out.'
+                f'attention.full_every={options["full_every"]} says which layers have no window, '
+                'and attention.window is None: all have none. Set the window, or leave it out.'
             )
         for objective in recipe.objectives:
-            if objective.row.has_prefix and given['affine_scaled']:
+            if objective.row.has_prefix and options['affine_scaled']:
                 raise ValueError(
                     f'{objective} lets the tokens of a prefix see each other, and the mean that '
                     'attention.affine_scaled=True adds is of earlier ones. Leave one of them out.'
                 )
 
     @classmethod
-    def attended_tokens(cls, length, head_dim, block, *, window, full_every, **options):
-        """Returns T / 2, as half of the pairs are causal; W - W^2 / 2 T in a window of W < T."""
+    def attended_tokens(  # ty: ignore[incompatible-method-override]  # callers pass all options
+        cls,
+        length: int,
+        head_dim: int,
+        block: int,
+        *,
+        window: int | None,
+        full_every: int,
+        **options,
+    ) -> float:
+        """Returns the mean number of tokens that a query attends to.
+
+        This is T / 2, as half of the pairs are causal; W - W^2 / (2 T) in a window of W < T.
+
+        Args:
+          length: tokens in a row, T.
+          head_dim: the width of a head.
+          block: the number of the layer, from 1.
+          window: W, the tokens that a query attends to; None: all earlier tokens.
+          full_every: every n-th layer has no window; 0: all layers have it.
+          **options: ignored.
+        """
         if window is None or window >= length or (full_every and block % full_every == 0):
             return length / 2
         return window - window**2 / (2 * length)
 
     @classmethod
-    def attended_tokens_unmasked(cls, length, head_dim, block, **options):
+    def attended_tokens_unmasked(cls, length: int, head_dim: int, block: int, **options) -> float:
+        """Returns T: each query with every token of the row.
+
+        Args:
+          length: tokens in a row, T.
+          head_dim: the width of a head.
+          block: the number of the layer.
+          **options: ignored.
+        """
         return length
 
     def scores(self) -> Scores:
@@ -107,14 +137,31 @@ class SoftmaxAttention(MultiHead):
             return 1 / self.head_dim
         if self.base_head_dim in (None, self.head_dim):
             return None
+        # Falls as 1 / H, and equals 1 / sqrt(H) at the base width.
         return math.sqrt(self.base_head_dim) / self.head_dim
 
-    def mix(self, x_BTD, q_BNTH, k_BKTH, v_BKTH, sequence):
+    def mix(
+        self,
+        x_BTD: Any,
+        q_BNTH: jax.Array,
+        k_BKTH: jax.Array,
+        v_BKTH: jax.Array,
+        sequence: Sequence,
+    ) -> jax.Array:
+        """Computes causal softmax attention, scaled affinely if `affine_scaled` is set.
+
+        Args:
+          x_BTD: the layer's input, which sets the affine scale.
+          q_BNTH: queries, normalized but without positions.
+          k_BKTH: keys, likewise.
+          v_BKTH: values.
+          sequence: positions, segments and validity of the tokens.
+        """
         q_BNTH, k_BKTH = (self.apply_positions(y, sequence) for y in (q_BNTH, k_BKTH))
         temperature_N = self.temperature()
         if temperature_N is not None:
-            by_head = jnp.broadcast_to(temperature_N[None, :, None, None], q_BNTH.shape)
-            q_BNTH = (q_BNTH * by_head).astype(q_BNTH.dtype)
+            temperature_BNTH = jnp.broadcast_to(temperature_N[None, :, None, None], q_BNTH.shape)
+            q_BNTH = (q_BNTH * temperature_BNTH).astype(q_BNTH.dtype)
         if sequence.capacity is not None:
             k_BKTH = self.update_cache('key', k_BKTH, sequence)
             v_BKTH = self.update_cache('value', v_BKTH, sequence)
@@ -126,15 +173,33 @@ class SoftmaxAttention(MultiHead):
         if sequence.capacity is None:
             mean_BKTH = visible_mean(v_BKTH, sequence, self.window, self.is_full())
         else:
-            places_BT = sequence.positions_BT
-            mean_BKTH = visible_mean_at(v_BKTH, places_BT, self.window, self.is_full())
+            positions_BT = sequence.positions_BT
+            mean_BKTH = visible_mean_at(v_BKTH, positions_BT, self.window, self.is_full())
         mean_BNTH = repeat_kv_heads(mean_BKTH, self.n_heads)
         alpha_BTN = jax.nn.sigmoid(at_least_float32(alpha_BTN))
         return scale_affinely(self, alpha_BTN, mixed_BNTH, mean_BNTH, sequence.valid_BT1)
 
-    def attend(self, q_BNTH, k_BKSH, v_BKSH, sequence, arrays):
-        """Returns what the kernel computes, or the specification for queries behind a cache."""
-        if self.is_initializing():  # of which the parameters alone are wanted
+    def attend(
+        self,
+        q_BNTH: jax.Array,
+        k_BKSH: jax.Array,
+        v_BKSH: jax.Array,
+        sequence: Sequence,
+        arrays: dict[str, Any],
+    ) -> jax.Array:
+        """Calls the kernel, or the reference implementation for queries that follow a cache.
+
+        Args:
+          q_BNTH: queries, with positions.
+          k_BKSH: keys; S is T, or the cache's capacity.
+          v_BKSH: values.
+          sequence: positions and segments of the tokens, and the dropout.
+          arrays: the arrays of `score_arrays`, by name.
+
+        Returns:
+          [B, N, T, H] in the type of v.
+        """
+        if self.is_initializing():  # only the parameters matter, so skip compiling a kernel
             return q_BNTH
         scores, is_full = self.scores(), self.is_full()
         if sequence.capacity is not None:
@@ -145,8 +210,12 @@ class SoftmaxAttention(MultiHead):
         segments_BT = sequence.segments_BT
 
         def statistics():
-            rows = {'segments_BT': segments_BT, 'valid_BT': sequence.valid_BT, 'is_full': is_full}
-            return attention_statistics(q_BNTH, k_BKSH, self.scores(), **rows, **arrays)
+            options = {
+                'segments_BT': segments_BT,
+                'valid_BT': sequence.valid_BT,
+                'is_full': is_full,
+            }
+            return attention_statistics(q_BNTH, k_BKSH, self.scores(), **options, **arrays)
 
         self.record(statistics)
         if sequence.prefix_BT is not None:
@@ -160,34 +229,35 @@ class SoftmaxAttention(MultiHead):
         )
 
     def is_full(self) -> jax.Array | None:
-        """Whether this layer has no window; None where all layers are alike in that."""
+        """Returns whether this layer has no window; None if all layers agree."""
         return is_full(self.block, self.window, self.full_every)
 
     def temperature(self) -> jax.Array | None:
-        """Returns a factor of q k for each head, [N], 1 at the start; None: none is learned."""
+        """Returns a learned factor of q k for each head, [N], 1 at the start; None: not learned."""
         if self.logit_scale != 'learned':
             return None
         ones = declare(nn.initializers.ones, 'vector', ('heads',))
-        return self.param('temperature', ones, (self.n_heads,))
+        temperature_N: Any = self.param('temperature', ones, (self.n_heads,))  # unboxed by Flax
+        return temperature_N
 
-    def score_arrays(self, k_BKSH, temperature_N) -> dict[str, jax.Array]:
-        """Returns the arrays that go with `scores`."""
-        found = {}
+    def score_arrays(self, k_BKSH: jax.Array, temperature_N: jax.Array | None) -> dict[str, Any]:
+        """Returns the arrays that `Scores` describes, by the kernel's argument names."""
+        arrays: dict[str, Any] = {}
         if self.sinks == 'off_by_one':
-            found['sinks_N'] = jnp.zeros(self.n_heads)
+            arrays['sinks_N'] = jnp.zeros(self.n_heads)
         if self.sinks == 'learned':
             init = declare(nn.initializers.normal(SINK_DEVIATION), 'vector', ('heads',))
-            found['sinks_N'] = self.param('sinks', init, (self.n_heads,))
+            arrays['sinks_N'] = self.param('sinks', init, (self.n_heads,))
         if self.slopes is not None:
-            found['slopes_N'] = self.slopes(self.n_heads)
-        return found
+            arrays['slopes_N'] = self.slopes(self.n_heads)
+        return arrays
 
 
 class L2Attention(SoftmaxAttention):
     """s = (q k^T - |k|^2 / 2) / sqrt(H): softmax of distances (PPGT, arXiv:2504.12588).
 
     This is -|q - k|^2 / 2 without its term in |q|^2, which is the same for all keys. The released
-    code divides the second term alone; `l2_scaled` has both forms. PPGT's positions, which are of
+    code divides only the second term; `l2_scaled` offers both forms. PPGT's positions, which are of
     graphs, are left out.
     """
 
@@ -200,7 +270,7 @@ class L2Attention(SoftmaxAttention):
         scale = 1.0 if self.l2_scaled == 'key' else scores.scale
         return dataclasses.replace(scores, scale=scale, key_bias=True)
 
-    def score_arrays(self, k_BKSH, temperature_N):
+    def score_arrays(self, k_BKSH: jax.Array, temperature_N: jax.Array | None) -> dict[str, Any]:
         scale = Scores(super().scores().scale).compute_scale(self.head_dim)
         bias_BKS = -0.5 * scale * jnp.sum(jnp.square(at_least_float32(k_BKSH)), -1)
         if temperature_N is not None:
@@ -212,49 +282,67 @@ class L2Attention(SoftmaxAttention):
 def is_full(
     block: jax.Array | float, window: int | None = None, full_every: int = 0, **options
 ) -> jax.Array | None:
-    """Whether layer `block` has no window; None where all layers are alike in that."""
+    """Returns whether layer `block` has no window; None if all layers agree.
+
+    Args:
+      block: the number of the layer, from 1; may be traced.
+      window: tokens that a query attends to; None: all layers are full.
+      full_every: every n-th layer has no window; 0: none is full.
+      **options: ignored.
+    """
     if window is None or not full_every:
         return None
     return jnp.mod(block, full_every) == 0
 
 
 def scale_affinely(module: nn.Module, alpha_BTN, mixed_BNTH, mean_BNTH, valid_BT1) -> jax.Array:
-    """sum_s (alpha_t p_ts + (m - alpha_t) / n_t) v_s, for the n_t tokens s that t sees.
+    """Computes sum_s (alpha_t p_ts + (m - alpha_t) / n_t) v_s over the n_t tokens s that t sees.
 
-    mixed_BNTH: sum_s p_ts v_s. mean_BNTH: the mean of the v_s. m is the running mean of alpha for
-    each head, carried as a statistic. Rows of weights sum to m where those of p sum to 1, and
-    single weights may be negative. Source: arXiv:2602.23057, whose m starts at 0. Here m starts at
-    0.5, as alpha does, has no gradient, and is that of before this batch, so that no token sees a
-    later one.
+    m is the running mean of alpha for each head, carried as a statistic. Rows of weights sum to m
+    if the rows of p sum to 1, and single weights may be negative.
+
+    Source: arXiv:2602.23057, where m starts at 0. Here m starts at 0.5, as alpha does, and has no
+    gradient. A step uses the m from before its batch, so that no token depends on a later one.
+
+    Args:
+      module: holds the statistic `affine_mean`.
+      alpha_BTN: the scale of each query and head, in (0, 1).
+      mixed_BNTH: sum_s p_ts v_s.
+      mean_BNTH: the mean of v_s over the tokens that t sees.
+      valid_BT1: 0 for padding, which does not move m; None: no padding.
+
+    Returns:
+      [B, N, T, H] in the type of mixed_BNTH.
     """
     start = jnp.full(alpha_BTN.shape[-1:], 0.5)
     mean_N = module.variable(STATS, 'affine_mean', lambda: start)
     alpha_BTN = at_least_float32(alpha_BTN)
     m_BTN = jnp.broadcast_to(jax.lax.stop_gradient(mean_N.value), alpha_BTN.shape)
     if is_training(module):
-        now_N = token_mean(jax.lax.stop_gradient(alpha_BTN), valid_BT1)
-        mean_N.value = AFFINE_DECAY * mean_N.value + (1 - AFFINE_DECAY) * now_N
+        batch_mean_N = token_mean(jax.lax.stop_gradient(alpha_BTN), valid_BT1)
+        mean_N.value = AFFINE_DECAY * mean_N.value + (1 - AFFINE_DECAY) * batch_mean_N
     alpha_BNT1, m_BNT1 = (jnp.swapaxes(a, 1, 2)[..., None] for a in (alpha_BTN, m_BTN))
-    out = alpha_BNT1 * mixed_BNTH + (m_BNT1 - alpha_BNT1) * mean_BNTH
-    return out.astype(mixed_BNTH.dtype)
+    scaled_BNTH = alpha_BNT1 * mixed_BNTH + (m_BNT1 - alpha_BNT1) * mean_BNTH
+    return scaled_BNTH.astype(mixed_BNTH.dtype)
 
 
 def visible_mean(
     v_BKTH: jax.Array, sequence: Sequence, window: int | None, is_full: jax.Array | None
 ) -> jax.Array:
-    """Returns the mean of v over the tokens that each one sees, itself included, [B, K, T, H].
+    """Returns the mean of v over the tokens that each token sees, itself included, [B, K, T, H].
 
-    Only these tokens are added, in float32 at least: a difference of two sums over the row would
-    round with all of it, and a value of another document that is inf would leave nothing. Sums end
-    at documents, and with a window at pieces of `window` tokens too. A window reaches back into one
-    piece before its own at most, of which the sum from there to the end is added. Where T is cut,
-    each device gathers all tokens and keeps the means of its own.
+    Only those tokens are added, in float32 at least. A difference of two prefix sums over the row
+    would carry the rounding error of all earlier tokens, and an inf in another document would turn
+    into NaN. Sums restart at documents and, with a window, also at every `window` tokens. A window
+    then overlaps at most one earlier piece; the sum from the window's start to the end of that
+    piece is added. If T is sharded, each device gathers all tokens and keeps the means of its own
+    tokens.
 
     Args:
       v_BKTH: the values.
       sequence: has the documents.
-      window: tokens that one sees, itself included; None: all before it in its document.
-      is_full: turns the window off where it is true; it may be traced.
+      window: tokens that a token sees, itself included; None: all earlier tokens in its document.
+      is_full: turns the window off where true; may be traced.
     """
     parts = count_axis_shards('T')
     is_cut = parts > 1 and v_BKTH.shape[2] % parts == 0
@@ -263,8 +351,8 @@ def visible_mean(
 
 
 def _mean_on_device(window, axis_name, v_BKTH, segments_BT, is_full):
-    """Computes `visible_mean`; axis_name: the mesh axis that tokens are cut over, or None."""
-    own, v_BKSH = v_BKTH.shape[2], at_least_float32(v_BKTH)
+    """Computes `visible_mean`; axis_name: the mesh axis that shards the tokens, or None."""
+    local_length, v_BKSH = v_BKTH.shape[2], at_least_float32(v_BKTH)
     if axis_name is not None:
         v_BKSH = gather_tokens(v_BKSH, axis_name)
     length = v_BKSH.shape[2]
@@ -274,36 +362,40 @@ def _mean_on_device(window, axis_name, v_BKTH, segments_BT, is_full):
     if window is None or window >= length:
         sums = segmented_sum(v_BKSH, place_BT == start_BT)
     else:
-        narrow_BT = jnp.maximum(start_BT, place_BT - window + 1)
-        opens_BT = place_BT % window == 0
+        # Pieces are at most `window` tokens long, so a window reaches into one earlier piece.
+        window_start_BT = jnp.maximum(start_BT, place_BT - window + 1)
+        is_start_BT = place_BT % window == 0
         if is_full is not None:
-            opens_BT = opens_BT & ~is_full
-            narrow_BT = jnp.where(is_full, start_BT, narrow_BT)
-        opens_BT = opens_BT | (place_BT == start_BT)
-        piece_BT = jax.lax.cummax(jnp.where(opens_BT, place_BT, 0), axis=1)
-        closes_BT = jnp.pad(opens_BT[:, 1:], ((0, 0), (0, 1)), constant_values=True)
-        start_BT, to_end = narrow_BT, segmented_sum(v_BKSH, closes_BT, reverse=True)
+            is_start_BT = is_start_BT & ~is_full
+            window_start_BT = jnp.where(is_full, start_BT, window_start_BT)
+        is_start_BT = is_start_BT | (place_BT == start_BT)
+        piece_start_BT = jax.lax.cummax(jnp.where(is_start_BT, place_BT, 0), axis=1)
+        is_end_BT = jnp.pad(is_start_BT[:, 1:], ((0, 0), (0, 1)), constant_values=True)
+        start_BT, suffix_sums = window_start_BT, segmented_sum(v_BKSH, is_end_BT, reverse=True)
         index = jnp.broadcast_to(start_BT[:, None, :, None], (len(v_BKSH), 1, length, 1))
-        before = jnp.take_along_axis(to_end, index, 2)
-        reaches_back = (start_BT < piece_BT)[:, None, :, None]
-        sums = segmented_sum(v_BKSH, opens_BT) + jnp.where(reaches_back, before, 0.0)
+        overlap = jnp.take_along_axis(suffix_sums, index, 2)
+        has_overlap = (start_BT < piece_start_BT)[:, None, :, None]
+        sums = segmented_sum(v_BKSH, is_start_BT) + jnp.where(has_overlap, overlap, 0.0)
     count = (place_BT - start_BT + 1)[:, None, :, None].astype(sums.dtype)
     if axis_name is None:
         return sums / count
-    first = jax.lax.axis_index(axis_name) * own
-    return jax.lax.dynamic_slice_in_dim(sums / count, first, own, 2)
+    first = jax.lax.axis_index(axis_name) * local_length
+    return jax.lax.dynamic_slice_in_dim(sums / count, first, local_length, 2)
 
 
 def segmented_sum(x_BKTH: jax.Array, opens_BT: jax.Array, reverse: bool = False) -> jax.Array:
-    """Returns the sum of x from the last token at which a piece opens up to each token itself.
+    """Returns the sum of x from the start of each token's piece up to the token itself.
 
-    A tree of sums: its error grows with log T, and no piece adds to another (Blelloch, "Prefix sums
-    and their applications", 1990, section 1.5).
+    This is an associative scan: its error grows with log T, and no piece adds to another (Blelloch,
+    "Prefix sums and their applications", 1990, section 1.5).
 
     Args:
-      x_BKTH: what is added.
+      x_BKTH: the summands.
       opens_BT: whether a piece begins at a token; the batch may be 1.
       reverse: whether pieces begin at their last token, and sums run towards the first.
+
+    Returns:
+      [B, K, T, H].
     """
 
     def add(before, after):
@@ -317,10 +409,20 @@ def segmented_sum(x_BKTH: jax.Array, opens_BT: jax.Array, reverse: bool = False)
 def visible_mean_at(
     v_BKSH: jax.Array, positions_BT: jax.Array, window: int | None, is_full: jax.Array | None
 ) -> jax.Array:
-    """Computes `visible_mean` for queries at `positions_BT` among the values of tokens 0 to S - 1."""
-    back_BTS = positions_BT[..., None] - jnp.arange(v_BKSH.shape[2], dtype=jnp.int32)[None, None]
+    """Computes `visible_mean` for queries at given positions, with the values of a cache.
+
+    Args:
+      v_BKSH: values of the tokens 0 to S - 1.
+      positions_BT: positions of the queries.
+      window: tokens that a token sees, itself included; None: all earlier tokens.
+      is_full: turns the window off where true; may be traced.
+    """
+    distance_BTS = (
+        positions_BT[..., None] - jnp.arange(v_BKSH.shape[2], dtype=jnp.int32)[None, None]
+    )
     v_BKSH = at_least_float32(v_BKSH)
-    seen_BTS = is_visible(back_BTS, window, is_full).astype(v_BKSH.dtype)
-    exact = jax.lax.Precision.HIGHEST  # a mean, not a layer's product
-    sums_BKTH = jnp.einsum('bts,bksh->bkth', seen_BTS, v_BKSH, precision=exact)
-    return sums_BKTH / jnp.sum(seen_BTS, -1)[:, None, :, None]
+    visible_BTS = is_visible(distance_BTS, window, is_full).astype(v_BKSH.dtype)
+    # HIGHEST: this is a mean, not a matmul of the layer, and must not be rounded to bfloat16.
+    highest = jax.lax.Precision.HIGHEST
+    sums_BKTH = jnp.einsum('bts,bksh->bkth', visible_BTS, v_BKSH, precision=highest)
+    return sums_BKTH / jnp.sum(visible_BTS, -1)[:, None, :, None]

@@ -1,8 +1,8 @@
 """Kernels: a folder for each operation, with a table of implementations that agree to rounding.
 
-They differ in speed, memory, platforms, and in what can be differentiated twice. Nothing falls back
-from one to another. `lm.model` builds `Kernels` from the config; layers and losses call them.
-`wta_crs` alone is in no implementation: its weight gradients are estimates.
+They differ in speed, memory, platforms, and support for second derivatives. None falls back to
+another. `lm.model` builds `Kernels` from the config; layers and losses call them. No implementation
+includes `wta_crs`, as its weight gradients are estimates.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 #: The table of kernels of each operation.
-OPERATIONS = {
+OPERATIONS: dict[str, Mapping[str, Any]] = {
     'attention': ATTENTION_KERNELS,
     'linear_attention': LINEAR_ATTENTION_KERNELS,
     'matmul': MATMUL_KERNELS,
@@ -43,7 +43,7 @@ OPERATIONS = {
     'softmax': SOFTMAX_KERNELS,
     'cross_entropy': CROSS_ENTROPY_KERNELS,
 }
-#: Operations whose rows have `platforms`.
+#: Operations with kernels that run on some platforms only; their rows declare `platforms`.
 PLATFORM_BOUND = ('attention', 'rms_norm', 'softmax', 'cross_entropy')
 
 XLA = dict.fromkeys(OPERATIONS, 'reference') | {
@@ -65,15 +65,15 @@ IMPLEMENTATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """The chosen kernel of each operation, by name and as a function. str() gives the names."""
+    """The chosen kernel of each operation, by name and as a function. str() lists the names."""
 
     platform: str  #: of the devices: 'cpu', 'gpu' or 'tpu'
     names: tuple[tuple[str, str], ...]  #: (operation, kernel)
-    matmul_options: tuple[tuple[str, Any], ...] = ()  #: (name, value), of the row `matmul`
-    attention_options: tuple[tuple[str, Any], ...] = ()  #: the same of the row `attention`
+    matmul_options: tuple[tuple[str, Any], ...] = ()  #: (name, value) of the matmul kernel
+    attention_options: tuple[tuple[str, Any], ...] = ()  #: (name, value) of the attention kernel
 
     def kernel_name(self, operation: str) -> str:
-        """Returns the name of the kernel that is chosen for an operation.
+        """Returns the name of the kernel that computes an operation.
 
         Args:
           operation: a key of `OPERATIONS`.
@@ -86,7 +86,7 @@ class Kernels:
     @property
     def attention(self) -> Callable[..., jax.Array]:
         """Returns `attend` without its first argument."""
-        kernel = functools.partial(attend, self.kernel_name('attention'))
+        kernel: Callable[..., jax.Array] = functools.partial(attend, self.kernel_name('attention'))
         if self.attention_options:
             kernel = functools.partial(kernel, options=dict(self.attention_options))
         holds_scores = self._row('attention').holds_scores
@@ -96,13 +96,14 @@ class Kernels:
 
     @property
     def linear_attention(self) -> Callable[..., tuple[jax.Array, Any]]:
-        """Returns the row of `LINEAR_ATTENTION_KERNELS`."""
+        """Returns the kernel in `LINEAR_ATTENTION_KERNELS`."""
         return self._row('linear_attention')
 
     @property
     def matmul(self) -> Callable[..., jax.Array]:
-        """Returns (x [M, I], w [I, O], out_dtype) -> [M, O], with its options. `flat` says whether
-        it takes no other axes.
+        """Returns (x [M, I], w [I, O], out_dtype) -> [M, O], with its options bound.
+
+        Its attribute `flat` is False if it also takes other axes.
         """
         row = self._row('matmul')
         return row(**dict(self.matmul_options)) if isinstance(row, type) else row
@@ -119,7 +120,7 @@ class Kernels:
 
     @property
     def fused_cross_entropy(self) -> Callable[..., dict[str, jax.Array]] | None:
-        """Returns the kernel, or None where the loss itself computes the same."""
+        """Returns the kernel, or None if the loss computes the same in plain operations."""
         row = self._row('cross_entropy')
         return None if row.is_plain else row.for_platform(self.platform)
 
@@ -140,15 +141,15 @@ def kernels_for(
     Args:
       platform: of the devices: 'cpu', 'gpu' or 'tpu'.
       implementation: a name in `IMPLEMENTATIONS`; 'auto' suits the platform.
-      matmul_options: fields of the row `matmul`, if it has some.
-      attention_options: those of the row `attention`.
-      **named: kernels by operation; 'auto', as for those left out, is what the implementation has.
+      matmul_options: options of the matmul kernel, if it has any.
+      attention_options: options of the attention kernel, if it has any.
+      **kernel_names: kernels by operation; 'auto', the default, takes the implementation's.
 
     Returns:
       The `Kernels`.
 
     Raises:
-      ValueError: for a name that no table has, and for a kernel that does not run on the platform.
+      ValueError: for a name in no table, and for a kernel that does not run on the platform.
     """
     if implementation == 'auto':
         implementation = {'cpu': 'xla_cpu', 'tpu': 'xla_tpu'}.get(platform, 'xla')
@@ -159,11 +160,13 @@ def kernels_for(
             names[operation] = name
     for operation in PLATFORM_BOUND:
         name, table = names[operation], OPERATIONS[operation]
-        able = [n for n, row in table.items() if platform in (row.platforms or (platform,))]
-        if name not in able:
+        supported = [n for n, row in table.items() if platform in (row.platforms or (platform,))]
+        if name not in supported:
             raise ValueError(
                 f'kernels.{operation}={name} runs on {", ".join(table[name].platforms)} alone, and '
-                f'these devices are {platform}; choose auto, or {", ".join(able)}'
+                f'these devices are {platform}; choose auto, or {", ".join(supported)}'
             )
-    options = (tuple((given or {}).items()) for given in (matmul_options, attention_options))
-    return Kernels(platform, tuple(names.items()), *options)
+    option_pairs = (
+        tuple((options or {}).items()) for options in (matmul_options, attention_options)
+    )
+    return Kernels(platform, tuple(names.items()), *option_pairs)

@@ -1,9 +1,12 @@
-"""Normalization layers over the last axis. A new one is a file here and a row in `NORMS`.
+"""Normalization layers over the last axis. To add one, write a file here and register it in
+`NORMS`.
 
 Each is a Linen class called on x [..., D]; the same classes serve the residual stream ([M, D]) and
-queries and keys ([B, N, T, H]). `modules.norms.base.Norm` says which of its fields the config and
-which the model fills in.
+queries and keys ([B, N, T, H]). `modules.norms.base.Norm` documents which fields come from the
+config and which from the model.
 """
+
+import jax
 
 from modules.norms.base import Norm
 from modules.norms.batchnorm import (
@@ -31,7 +34,7 @@ __all__ = ['NORMS', 'Norm']
 class NoNorm(Norm):
     """The identity."""
 
-    def __call__(self, x):
+    def __call__(self, x: jax.Array) -> jax.Array:
         return x
 
 

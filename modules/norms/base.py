@@ -1,4 +1,4 @@
-"""Base class, options and helpers that norm layers share."""
+"""Base class, options and helpers of norm layers."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -24,24 +24,24 @@ WarmupUpdates = Annotated[
 
 
 class Norm(nn.Module):
-    """A map of x [..., D] over its last axis, whose logical name is `axis`.
+    """A map of x [..., D] over its last axis, which has the logical name `axis`.
 
-    Options are further fields (`modules.options`). The model fills in fields of these names: `site`
-    ('embedding', 'attention', 'mlp', 'qk' or 'final'), `valid` ([..., 1], 0 for padding), `order`
-    (the norm's place in the order of removal).
+    Options are further fields (`modules.options`). The model fills in fields with these names:
+    `site` ('embedding', 'attention', 'mlp', 'qk' or 'final'), `valid` ([..., 1], 0 for padding),
+    `order` (the norm's place in the order of removal).
     """
 
     axis: str = 'embed'  #: the logical name of the last axis of x
 
-    #: What the value of a token depends on in training, besides the token itself.
+    #: In training, the output for a token also depends on this; '': on nothing else.
     leaks: ClassVar[str] = ''
-    #: How many coordinates of the stream the norm does without.
+    #: How many coordinates fewer the stream has with this norm.
     dropped_coordinates: ClassVar[int] = 0
     #: Whether it has a derivative in forward mode.
     forward_mode: ClassVar[bool] = True
-    #: Whether the embeddings are multiplied by a learned number, sqrt(D) at the start.
+    #: Whether the embeddings are multiplied by a learned scalar, sqrt(D) at the start.
     scales_embedding: ClassVar[bool] = False
-    #: Whether it divides by the root mean square, for which there are kernels.
+    #: Whether it divides by the root mean square, which has kernels.
     divides_by_rms: ClassVar[bool] = False
     #: Options that must divide the width.
     divide_width: ClassVar[tuple[str, ...]] = ('groups',)
@@ -52,7 +52,7 @@ class Norm(nn.Module):
 
     @classmethod
     def check(cls, recipe: Any, part: Any) -> None:
-        """Raises ValueError for options that do not divide what the norm at this place is over.
+        """Raises ValueError for options that do not divide the axes that this norm normalizes.
 
         Args:
           recipe: the resolved config (`lm.config.recipe`).
@@ -60,19 +60,19 @@ class Norm(nn.Module):
         """
         if cls.dropped_coordinates and recipe.model.d_model % 2 and part is recipe.norm:
             raise ValueError(
-                f'{part} keeps d_model - {cls.dropped_coordinates} coordinates of a stream whose width '
-                f'model.d_model must be even; got {recipe.model.d_model}. Nearest that works: '
-                f'{recipe.model.d_model + 1}.'
+                f'{part} keeps d_model - {cls.dropped_coordinates} coordinates of a stream whose '
+                f'width model.d_model must be even; got {recipe.model.d_model}. Nearest that '
+                f'works: {recipe.model.d_model + 1}.'
             )
-        given = {name: size for name, size in part.options.items() if size is not None}
-        for name in given.keys() & cls.divide_sequences:
-            what = 'the sequences of a microbatch'
-            check_divides(f'norm.{name}', given[name], what, recipe.microbatch_size)
+        sizes = {name: size for name, size in part.options.items() if size is not None}
+        for name in sizes.keys() & cls.divide_sequences:
+            axis_name = 'the sequences of a microbatch'
+            check_divides(f'norm.{name}', sizes[name], axis_name, recipe.microbatch_size)
         for width in recipe.norm_widths(part.path):
-            for name in given.keys() & cls.divide_width:
-                what = f'the width {width} that {part} normalizes'
-                check_divides(f'norm.{name}', given[name], what, width)
-            if given.get('groups') == width:
+            for name in sizes.keys() & cls.divide_width:
+                axis_name = f'the width {width} that {part} normalizes'
+                check_divides(f'norm.{name}', sizes[name], axis_name, width)
+            if sizes.get('groups') == width:
                 raise ValueError(
                     f'norm.groups={width} leaves {part} groups of one feature each, which have no '
                     'spread; give fewer'
@@ -81,18 +81,22 @@ class Norm(nn.Module):
     def vector(
         self, name: str, features: int, value: float, axis: str | None = None, decayed: bool = False
     ) -> jax.Array:
-        """Returns a parameter of the norm, float32 [features].
+        """Creates a vector parameter of the norm.
 
         Args:
           name: of the parameter.
           features: the length; 0: a scalar.
-          value: the start.
+          value: the initial value.
           axis: its logical name; None: the norm's.
           decayed: whether weight decay applies.
+
+        Returns:
+          The parameter, float32 [features].
         """
         axes = (axis or self.axis,) if features else ()
         init = declare(nn.initializers.constant(value), 'vector', axes, part=NORM, decayed=decayed)
-        return self.param(name, init, (features,) if features else ())
+        param: Any = self.param(name, init, (features,) if features else ())  # unboxed by Flax
+        return param
 
 
 def broadcast_like(vector: jax.Array, x: jax.Array) -> jax.Array:
@@ -101,7 +105,14 @@ def broadcast_like(vector: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def apply_affine(norm: Norm, y: jax.Array, scale: bool = True, bias: bool = True) -> jax.Array:
-    """Returns y * scale + bias, either of which can be left out; they start at 1 and 0."""
+    """Returns y * scale + bias with learned parameters that start at 1 and 0.
+
+    Args:
+      norm: owns the parameters.
+      y: [..., D].
+      scale: whether there is a scale.
+      bias: whether there is a bias.
+    """
     if scale:
         y = y * broadcast_like(norm.vector('scale', y.shape[-1], 1.0), y)
     if bias:
@@ -110,13 +121,19 @@ def apply_affine(norm: Norm, y: jax.Array, scale: bool = True, bias: bool = True
 
 
 def default_groups(features: int) -> int:
-    """Returns the published 32, or the most below that divide the width into 8 features or more."""
+    """Returns the published 32 groups, or the most below that leave at least 8 features a group."""
     return max(n for n in range(1, 33) if features % n == 0 and (n == 1 or features >= 8 * n))
 
 
 def reshape_groups(x: jax.Array, groups: int | None) -> jax.Array:
-    """Splits [..., D] into [..., groups, D / groups], by default into `default_groups` of them;
-    raises ValueError where these do not divide D.
+    """Splits [..., D] into [..., groups, D / groups].
+
+    Args:
+      x: [..., D].
+      groups: the number of groups; None: `default_groups`.
+
+    Raises:
+      ValueError: if the number of groups does not divide D.
     """
     groups = default_groups(x.shape[-1]) if groups is None else groups
     check_divides('the number of groups', groups, 'the width', x.shape[-1])

@@ -1,8 +1,8 @@
-"""Norms with statistics of the batch: a channel's mean and variance over tokens; and EvoNorms.
+"""Norms with batch statistics, each channel's mean and variance over tokens, and EvoNorms.
 
-In training a token sees statistics of later tokens and of other sequences: the training loss is not
-that of a causal model. Evaluation uses running averages and is causal. EvoNorm-S0, which has no
-such statistics, is here beside EvoNorm-B0: both were found by the same search.
+In training, a token sees statistics of later tokens and of other sequences, so the training loss is
+not a causal model's. Evaluation uses running averages and is causal. EvoNorm-S0, which has no such
+statistics, is here beside EvoNorm-B0, because the same search found both.
 """
 
 from typing import Annotated, Any
@@ -28,24 +28,41 @@ from modules.statistics import STATS, at_least_float32, is_training, token_mean
 
 
 def moments(x: jax.Array, valid: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Returns (mean, biased variance), [D] each, of the tokens that count."""
+    """Returns (mean, biased variance), [D] each, over the valid tokens."""
     mean = token_mean(x, valid)
     return mean, token_mean((x - broadcast_like(mean, x)) ** 2, valid)
 
 
 def normalize(x: jax.Array, mean: jax.Array, variance: jax.Array, eps: float) -> jax.Array:
+    """Returns (x - mean) / sqrt(variance + eps).
+
+    Args:
+      x: [..., D].
+      mean: [D].
+      variance: [D].
+      eps: added under the root.
+    """
     return (x - broadcast_like(mean, x)) * jax.lax.rsqrt(broadcast_like(variance, x) + eps)
 
 
 def unbiased_variance(variance: jax.Array, x: jax.Array, valid: jax.Array | None) -> jax.Array:
-    """variance * n / (n - 1) with n the number of tokens."""
+    """Returns variance * n / (n - 1) with n the number of valid tokens.
+
+    Args:
+      variance: the biased variance, [D].
+      x: the tokens, [..., D].
+      valid: 0 for padding; None: no padding.
+    """
     tokens = jnp.ones((*x.shape[:-1], 1), x.dtype)
     n = jnp.sum(tokens if valid is None else tokens * valid)
     return variance * n / jnp.maximum(n - 1, 1.0)
 
 
 class BatchStatisticsNorm(Norm):
-    """A norm with running averages, the variance unbiased, moved by `momentum` of the way."""
+    """A norm with running averages of mean and unbiased variance.
+
+    An update moves them by `momentum` of the way to the batch's.
+    """
 
     eps: Eps = 1e-5
     momentum: Momentum = 0.1
@@ -59,13 +76,14 @@ class BatchStatisticsNorm(Norm):
         return mean, self.variable(STATS, 'variance', jnp.ones, x.shape[-1:])
 
     def update_average(self, running: Any, batch_average: jax.Array) -> None:
+        """Moves a running average towards the batch's."""
         running.value = running.value + self.momentum * (batch_average - running.value)
 
 
 class BatchNorm(BatchStatisticsNorm):
     """y = (x - mean) / sqrt(variance + eps) * scale + bias, over the tokens of a batch.
 
-    Evaluation takes the running averages. Source: arXiv:1502.03167, algorithm 1.
+    Evaluation uses the running averages. Source: arXiv:1502.03167, algorithm 1.
     """
 
     scale: HasScale = True
@@ -77,14 +95,14 @@ class BatchNorm(BatchStatisticsNorm):
         mean, variance = self.running_moments(x)
         if is_training(self):
             y, means, variances = self.normalize_batch(x32)
-            for seen_mean, seen_variance in zip(means, variances, strict=True):
-                self.update_average(mean, seen_mean)
-                self.update_average(variance, seen_variance)
+            for batch_mean, batch_variance in zip(means, variances, strict=True):
+                self.update_average(mean, batch_mean)
+                self.update_average(variance, batch_variance)
         else:
             y = normalize(x32, mean.value, variance.value, self.eps)
         return apply_affine(self, y, self.scale, self.bias).astype(x.dtype)
 
-    def normalize_batch(self, x):
+    def normalize_batch(self, x: jax.Array) -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
         """Returns (normalized x, means, variances): one update of the running averages for each."""
         mean, variance = moments(x, self.valid)
         y = normalize(x, mean, variance, self.eps)
@@ -92,7 +110,7 @@ class BatchNorm(BatchStatisticsNorm):
 
 
 class GhostBatchNorm(BatchNorm):
-    """BatchNorm over each of `ghost_batches` parts of the batch on its own, whole sequences each.
+    """BatchNorm over each of `ghost_batches` parts of the batch separately, in whole sequences.
 
     The running averages are updated once for each part, in order. `ghost_batches` must divide the
     sequences of a microbatch. Source: arXiv:1705.08741, algorithm 1.
@@ -103,10 +121,10 @@ class GhostBatchNorm(BatchNorm):
     divide_sequences = ('ghost_batches',)
     leaks = 'statistics over all tokens of its ghost batch'
 
-    def normalize_batch(self, x):
-        def split_batch(values):
-            values = jnp.broadcast_to(values, (*x.shape[:-1], values.shape[-1]))
-            return values.reshape(self.ghost_batches, -1, values.shape[-1])
+    def normalize_batch(self, x: jax.Array) -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
+        def split_batch(tokens):
+            tokens = jnp.broadcast_to(tokens, (*x.shape[:-1], tokens.shape[-1]))
+            return tokens.reshape(self.ghost_batches, -1, tokens.shape[-1])
 
         valid = jnp.ones((1,) * x.ndim, x.dtype) if self.valid is None else self.valid
         parts, valid = split_batch(x), split_batch(valid)
@@ -120,14 +138,14 @@ class GhostBatchNorm(BatchNorm):
 
 
 class BatchChannelNorm(BatchStatisticsNorm):
-    """standardize(BatchNorm(x)) in `groups` groups of channels, then a gain and bias a group.
+    """standardize(BatchNorm(x)) in `groups` groups of channels, then a gain and bias per group.
 
     With `estimated` the first norm is the paper's for small batches: it normalizes by the running
     averages in training too, after this batch has moved them. No gradient flows through them, and
-    their variance moves towards that about the running mean before the move. The paper changes
-    `momentum` with time; here it is constant. The affine map of the first norm is per channel, that
-    of the second per group. Source: arXiv:1911.09738 and the code beside it (BCNorm, EstBN); here
-    the groups are of one token's features.
+    their variance moves towards the batch's variance about the running mean before the update. The
+    paper changes `momentum` with time; here it is constant. The affine map of the first norm is per
+    channel, the second norm's per group. Source: arXiv:1911.09738 and its code (BCNorm, EstBN);
+    here the groups are of a token's features.
     """
 
     groups: Groups = None
@@ -138,24 +156,24 @@ class BatchChannelNorm(BatchStatisticsNorm):
         x32 = at_least_float32(x)
         mean, variance = self.running_moments(x)
         if is_training(self) and not self.estimated:
-            used = moments(x32, self.valid)
-            seen_variance = unbiased_variance(used[1], x32, self.valid)
-            self.update_average(mean, used[0])
-            self.update_average(variance, seen_variance)
+            mean_and_variance = moments(x32, self.valid)
+            batch_variance = unbiased_variance(mean_and_variance[1], x32, self.valid)
+            self.update_average(mean, mean_and_variance[0])
+            self.update_average(variance, batch_variance)
         else:
             if is_training(self):
-                seen = jax.lax.stop_gradient(x32)
-                about_running = token_mean(
-                    (seen - broadcast_like(mean.value, seen)) ** 2, self.valid
+                x_constant = jax.lax.stop_gradient(x32)
+                variance_about_running = token_mean(
+                    (x_constant - broadcast_like(mean.value, x_constant)) ** 2, self.valid
                 )
-                self.update_average(mean, token_mean(seen, self.valid))
-                self.update_average(variance, about_running)
-            used = mean.value, variance.value
-        y = apply_affine(self, normalize(x32, *used, self.eps))
+                self.update_average(mean, token_mean(x_constant, self.valid))
+                self.update_average(variance, variance_about_running)
+            mean_and_variance = mean.value, variance.value
+        y = apply_affine(self, normalize(x32, *mean_and_variance, self.eps))
         y = standardize(reshape_groups(y, self.groups), self.eps)
         gain, shift = (
-            self.vector(name, y.shape[-2], value, axis='group')[:, None]
-            for name, value in (('group_scale', 1.0), ('group_bias', 0.0))
+            self.vector(name, y.shape[-2], initial, axis='group')[:, None]
+            for name, initial in (('group_scale', 1.0), ('group_bias', 0.0))
         )
         return (
             (y * broadcast_like(gain, y) + broadcast_like(shift, y))
@@ -165,11 +183,11 @@ class BatchChannelNorm(BatchStatisticsNorm):
 
 
 class EvoNormS0(Norm):
-    """y = x sigmoid(v x) / sqrt(var_group(x) + eps) * scale + bias, with a learned v a channel.
+    """y = x sigmoid(v x) / sqrt(var_group(x) + eps) * scale + bias, with a learned v per channel.
 
-    The variance is the centred, biased one of each of `groups` groups of a token's features; the
-    published one, for images, is over space too. v = 1 at the start; no decay. It changes the sign
-    and shape of what it normalizes, as an activation does. Source: arXiv:2004.02967.
+    The variance is centred and biased, within each of `groups` groups of a token's features; the
+    published variance, for images, is over space too. v = 1 at the start; no decay. It changes sign
+    and shape of its input, as an activation does. Source: arXiv:2004.02967.
     """
 
     eps: Eps = 1e-5
@@ -188,9 +206,9 @@ class EvoNormS0(Norm):
 class EvoNormB0(BatchStatisticsNorm):
     """y = x / max(sqrt(var_batch + eps), v x + sqrt(var_token + eps)) * scale + bias.
 
-    var_batch [D] is over the tokens of the batch, in evaluation its running average; var_token is
-    over the features of one token, in the place of the published variance over space, which would
-    read later tokens. Source: arXiv:2004.02967.
+    var_batch [D] is over the tokens of the batch, in evaluation its running average. var_token is
+    over the features of a token, instead of the published variance over space, which would read
+    later tokens. Source: arXiv:2004.02967.
     """
 
     eps: Eps = 1e-3

@@ -16,10 +16,10 @@ FINITE = sys.float_info.max
 
 
 def standardize(x: jax.Array, eps: float) -> jax.Array:
-    """(x - mean(x)) / sqrt(var(x) + eps) over the last axis, in float32.
+    """Returns (x - mean(x)) / sqrt(var(x) + eps) over the last axis, in float32 at least.
 
-    The variance is the biased one, of the centred values (E[x^2] - E[x]^2 loses its digits where
-    the mean is large). Source: arXiv:1607.06450, equation 4.
+    The variance is the biased variance of the centred values, since E[x^2] - E[x]^2 loses digits if
+    the mean is large. Source: arXiv:1607.06450, equation 4.
     """
     x = at_least_float32(x)
     centred = x - jnp.mean(x, -1, keepdims=True)
@@ -27,7 +27,7 @@ def standardize(x: jax.Array, eps: float) -> jax.Array:
 
 
 class LayerNorm(Norm):
-    """y = standardize(x) * scale + bias, either of which can be left out (arXiv:1607.06450)."""
+    """y = standardize(x) * scale + bias, each optional (arXiv:1607.06450)."""
 
     eps: Eps = 1e-6
     scale: HasScale = True
@@ -37,23 +37,24 @@ class LayerNorm(Norm):
     def __call__(self, x):
         return apply_affine(self, self.center_and_scale(x), self.scale, self.bias).astype(x.dtype)
 
-    def center_and_scale(self, x):
+    def center_and_scale(self, x: jax.Array) -> jax.Array:
+        """Returns x with mean 0 and deviation 1 over the last axis."""
         return standardize(x, self.eps)
 
 
 class L1Norm(LayerNorm):
     """y = (x - mean(x)) / (mean|x - mean(x)| + eps) * scale + bias, computed in float32.
 
-    OUR READING of arXiv:2411.10948, of which we had the abstract alone: the mean absolute deviation
+    OUR READING of arXiv:2411.10948, whose abstract alone was available: the mean absolute deviation
     replaces the standard deviation, which is sqrt(pi / 2) times as large for a Gaussian. `rescale`
     multiplies by sqrt(2 / pi), so that such an x gets unit variance; whether the paper does so is
-    not known.
+    unknown.
     """
 
     eps: Eps = 1e-5
     rescale: Annotated[bool, Option('whether a Gaussian input gets unit variance')] = False
 
-    def center_and_scale(self, x):
+    def center_and_scale(self, x: jax.Array) -> jax.Array:
         x = at_least_float32(x)
         centred = x - jnp.mean(x, -1, keepdims=True)
         y = centred / (jnp.mean(jnp.abs(centred), -1, keepdims=True) + self.eps)
@@ -61,13 +62,13 @@ class L1Norm(LayerNorm):
 
 
 class DyT(Norm):
-    """y = tanh(a x) * scale (+ bias), with one learned number a in each layer.
+    """y = tanh(a x) * scale (+ bias), with a learned scalar a in each layer.
 
-    a starts at `alpha`, in front of attention at `alpha_attention` (None: at `alpha`). The authors'
+    a starts at `alpha`, before attention at `alpha_attention` (None: at `alpha`). The authors'
     LLaMA has no bias, and alpha_attention | alpha of 0.8 | 0.2 at 7B (width 4096), 0.6 | 0.15 at
-    13B, 0.2 | 0.05 at 34B and 70B; small models are best with larger ones. It also multiplies the
-    embeddings by a learned number that starts at sqrt(D), and so does a model with this norm.
-    Source: arXiv:2503.10622, equation 1, and the code beside it.
+    13B, 0.2 | 0.05 at 34B and 70B; small models are best with larger values. It also multiplies the
+    embeddings by a learned scalar that starts at sqrt(D), and so does a model with this norm.
+    Source: arXiv:2503.10622, equation 1, and its code.
     """
 
     alpha: Annotated[float, Option('where the learned slope starts', -FINITE, FINITE)] = 0.5

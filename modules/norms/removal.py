@@ -1,7 +1,7 @@
 """Removal of norms from a trained model, one after the other (arXiv:2507.02559).
 
-A model that is fine-tuned with the statistics of a norm held at a constant learns to do without it.
-An affine map is left of the norm, which `modules.norms.fold` takes into the matrix after it.
+A model that is fine-tuned with a norm's statistics held constant learns to do without them. The
+norm is then an affine map, which `modules.norms.fold` folds into the matrix after it.
 """
 
 from typing import Annotated, ClassVar
@@ -16,25 +16,31 @@ from modules.statistics import STATS, at_least_float32, is_training, token_mean
 
 
 def removal_update(start: int, gap: int, order: jax.Array | int) -> jax.Array | int:
-    """Returns after how many updates the norm in place `order`, from 0, is removed."""
+    """Returns the number of updates before a norm is removed.
+
+    Args:
+      start: updates before the first removal.
+      gap: updates from one removal to the next.
+      order: the norm's place, from 0.
+    """
     return start + gap * order
 
 
 class _Removal(Norm):
     """y = c(x) / d * scale (+ bias), d = sqrt(mean(c(x)^2) + eps) until the norm is removed.
 
-    c(x) is x - mean(x) where the norm is `centred`, else x. From update removal_start +
-    removal_gap * order on, d is the running mean over tokens of its earlier values, which each
-    update before has moved by 1 - ema_decay of the way. `order` is the norm's place: the norms of
-    the MLPs from the first layer on, then those of attention, then the final one, as published. A
-    microbatch is an update. The parameters are those of the norm that it removes, so that training
-    goes on from a checkpoint of that norm (train.init_from).
+    c(x) is x - mean(x) if the norm is `centred`, else x. From update removal_start + removal_gap *
+    order on, d is the running mean over tokens of its earlier values, which each earlier update has
+    moved by 1 - ema_decay of the way. `order` is the norm's place: the MLPs' norms from the first
+    layer on, then attention's, then the final norm, as published. A microbatch is an update. The
+    parameters are the same as the removed norm's, so that training continues from its checkpoint
+    (train.init_from).
 
-    The running mean is frozen as in the code beside the paper (with EXP_RECOMPUTE_STD_ON_REAL).
-    Ours is simpler: it has one constant for all positions, where the code keeps one of their own
-    for the first position and end-of-text until the end; it removes the norms of queries, keys and
-    values at once, where the code does values later; and it has no auxiliary loss that evens out
-    the last stream.
+    The running mean is frozen as in the paper's code (with EXP_RECOMPUTE_STD_ON_REAL). Ours is
+    simpler in three ways. It has one constant for all positions, while the code keeps separate
+    constants for the first position and end-of-text until the end. It removes the norms of queries,
+    keys and values together, while the code removes those of values later. It has no auxiliary loss
+    that evens out the last stream.
     """
 
     eps: Eps = 1e-6
@@ -53,9 +59,17 @@ class _Removal(Norm):
     centred: ClassVar[bool] = False
 
     @staticmethod
-    def lasts(blocks: int, removal_start: int, removal_gap: int) -> int:
-        """Returns after how many updates the last norm of a model of `blocks` is removed."""
-        return removal_update(removal_start, removal_gap, 2 * blocks)
+    def lasts(  # ty: ignore[incompatible-attribute-override]  # callers pass its options by name
+        blocks: int, removal_start: int, removal_gap: int
+    ) -> int:
+        """Returns the number of updates before the last norm of the model is removed.
+
+        Args:
+          blocks: blocks of the model.
+          removal_start: updates before the first removal.
+          removal_gap: updates from one removal to the next.
+        """
+        return int(removal_update(removal_start, removal_gap, 2 * blocks))
 
     @nn.compact
     def __call__(self, x):
@@ -65,23 +79,28 @@ class _Removal(Norm):
         if self.centred:
             x32 = x32 - jnp.mean(x32, -1, keepdims=True)
         deviation = jnp.sqrt(jnp.mean(x32**2, -1, keepdims=True) + self.eps)
-        removed = updates.value >= removal_update(self.removal_start, self.removal_gap, self.order)
+        is_removed = updates.value >= removal_update(
+            self.removal_start, self.removal_gap, self.order
+        )
         if is_training(self):
-            seen = jax.lax.stop_gradient(token_mean(deviation, self.valid)[0])
-            kept = self.ema_decay * constant.value + (1 - self.ema_decay) * seen
-            kept = jnp.where(updates.value == 0, seen, kept)
-            constant.value, before = jnp.where(removed, constant.value, kept), constant.value
+            batch_deviation = jax.lax.stop_gradient(token_mean(deviation, self.valid)[0])
+            running = self.ema_decay * constant.value + (1 - self.ema_decay) * batch_deviation
+            running = jnp.where(updates.value == 0, batch_deviation, running)  # not from the 1.0
+            constant.value, used_constant = (
+                jnp.where(is_removed, constant.value, running),
+                constant.value,
+            )
             updates.value = updates.value + 1
         else:
-            before = constant.value
-        y = x32 / jnp.where(removed, before, deviation)
+            used_constant = constant.value
+        y = x32 / jnp.where(is_removed, used_constant, deviation)
         return apply_affine(self, y, self.scale, self.bias).astype(x.dtype)
 
 
 class LayerNormRemoval(_Removal):
     """LayerNorm whose deviation becomes a constant, one norm after another (arXiv:2507.02559).
 
-    Taking off the mean is linear and stays.
+    The subtraction of the mean is linear and stays.
     """
 
     centred = True

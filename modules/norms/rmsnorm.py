@@ -1,7 +1,7 @@
-"""Root-mean-square normalization (arXiv:1910.07467) and variants of it."""
+"""Root-mean-square normalization (arXiv:1910.07467) and its variants."""
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,15 @@ from modules.statistics import at_least_float32
 
 
 def rms_normalize(x: jax.Array, eps: float) -> jax.Array:
-    """x / sqrt(mean(x^2) + eps) over the last axis, in float32 (arXiv:1910.07467, equation 4)."""
+    """Returns x / sqrt(mean(x^2) + eps) over the last axis, in float32 at least.
+
+    Source: arXiv:1910.07467, equation 4.
+    """
     return reference(at_least_float32(x), None, eps)
 
 
 class RMSNormBase(Norm):
-    """A norm that divides by the root mean square, by a kernel that the model fills in."""
+    """A norm that divides by the root mean square, with a kernel that the model fills in."""
 
     eps: Eps = 1e-6
     rms_norm: Callable[..., jax.Array] = reference
@@ -28,15 +31,16 @@ class RMSNormBase(Norm):
     divides_by_rms = True
 
     def normalize(self, x: jax.Array, scale_D: jax.Array | None = None) -> jax.Array:
-        """rms_normalize(x) * scale, in float32 at least."""
+        """Returns rms_normalize(x) * scale, in float32 at least."""
         return self.rms_norm(x, scale_D, self.eps, at_least_float32(x).dtype)
 
     def scale_parameter(self, x: jax.Array) -> jax.Array:
+        """Creates the parameter `scale` [D], 1 at the start."""
         return self.vector('scale', x.shape[-1], 1.0)
 
 
 class RMSNorm(RMSNormBase):
-    """y = rms_normalize(x) * scale, which can be left out (arXiv:1910.07467)."""
+    """y = rms_normalize(x) * scale; the scale is optional (arXiv:1910.07467)."""
 
     scale: HasScale = True
 
@@ -46,9 +50,9 @@ class RMSNorm(RMSNormBase):
 
 
 def crms_normalize(x: jax.Array, eps: float) -> jax.Array:
-    """x / sqrt((sum(x^2) + sum(x)^2) / (D + 1) + eps) over the D entries of the last axis.
+    """Returns x / sqrt((sum(x^2) + sum(x)^2) / (D + 1) + eps) over the D entries of the last axis.
 
-    They stand for D + 1 entries that add up to zero and are normalized together; in float32.
+    They stand for D + 1 entries that sum to zero and are normalized together; in float32 at least.
     Source: arXiv:2305.14858.
     """
     x = at_least_float32(x)
@@ -57,10 +61,11 @@ def crms_normalize(x: jax.Array, eps: float) -> jax.Array:
 
 
 class CRMSNorm(Norm):
-    """LayerNorm's model on a stream of one coordinate less; gain and bias are in the next matrix.
+    """LayerNorm's model on a stream with one coordinate less.
 
-    y = crms_normalize(x). The stream holds one coordinate less than model.d_model: the model equals
-    a Pre-LN one of that width whose stream has mean zero (arXiv:2305.14858).
+    y = crms_normalize(x); gain and bias are in the next matrix. The stream holds one coordinate
+    less than model.d_model: the model equals a Pre-LN model of that width whose stream has mean
+    zero (arXiv:2305.14858).
     """
 
     eps: Eps = 1e-6
@@ -75,8 +80,8 @@ class CRMSNorm(Norm):
 class PreAffineRMSNorm(RMSNormBase):
     """y = rms_normalize(x * pre_scale) * scale, both 1 at the start.
 
-    Source: arXiv:2601.22966, which does not say where pre_scale starts; the re-implementations
-    known to us have 1.
+    Source: arXiv:2601.22966, which does not give the initial pre_scale; the re-implementations
+    known to us use 1.
     """
 
     @nn.compact
@@ -86,11 +91,11 @@ class PreAffineRMSNorm(RMSNormBase):
 
 
 class GatedRMSNorm(RMSNormBase):
-    """y = n * sigmoid(swish(n W_down) W_up) with n = rms_normalize(x) * scale; rank r inside.
+    """y = n * sigmoid(swish(n W_down) W_up) with n = rms_normalize(x) * scale, of rank r.
 
     W_down [D, r] and W_up [r, D] are initialised, scaled and decayed like other matrices (the paper
-    gives no initialisation), so that the gate is about 1/2 at the start. Computed in float32.
-    Source: arXiv:2601.22966 (GatedNorm).
+    gives no initialisation), so that the gate starts near 1/2. Computed in float32. Source:
+    arXiv:2601.22966 (GatedNorm).
     """
 
     rank: Annotated[int, Option('inner width of the gate', 1)] = 16
@@ -102,15 +107,23 @@ class GatedRMSNorm(RMSNormBase):
         gate = hidden @ self.matrix('up', ('rank', self.axis), (self.rank, x.shape[-1]))
         return (y * nn.sigmoid(gate)).astype(x.dtype)
 
-    def matrix(self, name, axes, shape):
-        normal = nn.initializers.normal(1.0)
-        return self.param(name, declare(normal, 'hidden', axes, fan_in=axes[:1], part=NORM), shape)
+    def matrix(self, name: str, axes: tuple[str, ...], shape: tuple[int, ...]) -> jax.Array:
+        """Creates a matrix parameter.
+
+        Args:
+          name: of the parameter.
+          axes: its logical axes, of which the first is summed over.
+          shape: the sizes of the axes.
+        """
+        init = declare(nn.initializers.normal(1.0), 'hidden', axes, fan_in=axes[:1], part=NORM)
+        param: Any = self.param(name, init, shape)  # unboxed by Flax
+        return param
 
 
 class SeeDNorm(RMSNormBase):
     """y = rms_normalize(x) * (scale + alpha * tanh(<x, beta>)): a gain that depends on x itself.
 
-    x is cut into `heads` slices with an inner product each. scale = 1, alpha = 1 and beta = 0 at
+    x is split into `heads` slices with an inner product each. scale = 1, alpha = 1 and beta = 0 at
     the start, which is RMSNorm; alpha and beta decay, scale does not. Source: arXiv:2510.22777.
     """
 
@@ -135,7 +148,7 @@ class SeeDNorm(RMSNormBase):
 
 
 class AdaRMSNorm(RMSNormBase):
-    """y = rms_normalize(x) * rms(alpha * x + beta): one number a token carries its size over.
+    """y = rms_normalize(x) * rms(alpha * x + beta), a scalar per token that can restore its size.
 
     alpha = 0 and beta = 1 at the start: RMSNorm without a gain. alpha = 1 and beta = 0 would be the
     identity. eps is in both roots. Source: the code of PPGT (arXiv:2504.12588), AdaRMSN.

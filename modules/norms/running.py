@@ -1,8 +1,8 @@
-"""Norms by a running mean square over tokens, whose backward pass uses a running estimate too.
+"""Norms by a running mean square over tokens, with a running estimate in the backward pass too.
 
 The exact gradient would need means of the gradients over the same tokens. Their running estimates
 are BACKWARD_STATS: the backward pass returns their next values. In training a token sees the mean
-square of later tokens; evaluation uses a running one and is causal.
+square of later tokens; evaluation uses a running mean square and is causal.
 """
 
 import functools
@@ -32,13 +32,21 @@ from modules.statistics import BACKWARD_STATS, STATS, at_least_float32, is_train
 def power_scale(
     eps: float, ema_decay: float, x, running_gz, mean_square, batch_mean_square
 ) -> jax.Array:
-    """z = x / sqrt(used + eps), with PowerNorm's backward pass in place of the exact one.
+    """z = x / sqrt(mean_square + eps), with PowerNorm's backward pass instead of the exact one.
 
-    Given g = dL/dz [..., D]: h = g - (1 - ema_decay) e z with e = running_gz [D];
-    dx = h / sqrt(seen + eps); and the cotangent of running_gz is its next value e + mean(h z), the
-    mean over tokens, padding too. `used` and `seen` [D] are the mean squares of the forward pass
-    and of this batch, constants here. The code divides by that of the batch; arXiv:2003.07845,
-    algorithm 2, by the running one. With ema_decay = 1, dx = g / sqrt(seen + eps).
+    Given g = dL/dz [..., D]: h = g - (1 - ema_decay) e z with e = running_gz [D]; dx = h /
+    sqrt(batch_mean_square + eps); and the cotangent of running_gz is its next value e + mean(h z),
+    the mean over tokens, padding too. The mean squares are constants here. The code divides dx by
+    the batch's; arXiv:2003.07845, algorithm 2, by the running one. With ema_decay = 1, dx = g /
+    sqrt(batch_mean_square + eps).
+
+    Args:
+      eps: added under the root.
+      ema_decay: decay of running_gz.
+      x: [..., D].
+      running_gz: the running mean of h z, [D].
+      mean_square: the mean square that divides x, [D].
+      batch_mean_square: the mean square of this batch, [D].
     """
     return x * broadcast_like(jax.lax.rsqrt(mean_square + eps), x)
 
@@ -49,11 +57,11 @@ def _power_forward(eps, ema_decay, x, running_gz, mean_square, batch_mean_square
 
 
 def _power_backward(eps, ema_decay, residuals, g):
-    z, running_gz, seen = residuals
+    z, running_gz, batch_mean_square = residuals
     h = g - (1 - ema_decay) * broadcast_like(running_gz, g) * z
     next_gz = running_gz + token_mean(h * z, None)
-    zero = jnp.zeros_like(seen)
-    return h * broadcast_like(jax.lax.rsqrt(seen + eps), g), next_gz, zero, zero
+    zero = jnp.zeros_like(batch_mean_square)
+    return h * broadcast_like(jax.lax.rsqrt(batch_mean_square + eps), g), next_gz, zero, zero
 
 
 power_scale.defvjp(_power_forward, _power_backward)
@@ -62,11 +70,11 @@ power_scale.defvjp(_power_forward, _power_backward)
 class PowerNorm(Norm):
     """y = s / sqrt(phi + eps) * scale + bias, with s = x over its rms in each of `groups` groups.
 
-    phi [D] is the mean square of s over tokens: that of the batch in the first `warmup` updates,
-    the running one afterwards and in evaluation. An update moves phi by (1 - ema_decay) of the way,
-    in warm-up starting from the plain mean of all batches so far. The backward pass is
-    `power_scale`'s. The authors' translation models have as many groups as heads. Source:
-    arXiv:2003.07845 and the code beside it (MaskPowerNorm).
+    phi [D] is the mean square of s over tokens: the batch's in the first `warmup` updates, the
+    running one afterwards and in evaluation. An update moves phi by (1 - ema_decay) of the way,
+    during warm-up from the plain mean of all batches so far. The backward pass is `power_scale`'s.
+    The authors' translation models have as many groups as heads. Source: arXiv:2003.07845 and its
+    code (MaskPowerNorm).
     """
 
     eps: Eps = 1e-5
@@ -87,12 +95,15 @@ class PowerNorm(Norm):
         s = rms_normalize(reshape_groups(x, self.groups), self.eps).reshape(x.shape)
         if is_training(self):
             update = count.value + 1
-            seen = jax.lax.stop_gradient(token_mean(s**2, self.valid))
-            used = jnp.where(update <= self.warmup, seen, phi.value)
-            z = power_scale(self.eps, self.ema_decay, s, running_gz.value, used, seen)
-            plain = phi.value + (seen - phi.value) / update
-            kept = jnp.where(update < self.warmup, plain, phi.value)
-            phi.value = self.ema_decay * kept + (1 - self.ema_decay) * seen
+            batch_mean_square = jax.lax.stop_gradient(token_mean(s**2, self.valid))
+            mean_square = jnp.where(update <= self.warmup, batch_mean_square, phi.value)
+            z = power_scale(
+                self.eps, self.ema_decay, s, running_gz.value, mean_square, batch_mean_square
+            )
+            # During warm-up phi first becomes the plain mean of all batches, this one included.
+            plain = phi.value + (batch_mean_square - phi.value) / update
+            average = jnp.where(update < self.warmup, plain, phi.value)
+            phi.value = self.ema_decay * average + (1 - self.ema_decay) * batch_mean_square
             count.value = update
         else:
             z = s * broadcast_like(jax.lax.rsqrt(phi.value + self.eps), s)
@@ -103,16 +114,22 @@ class PowerNorm(Norm):
 def unified_scale(
     eps: float, ema_decay: float, warmup: int, x, scale, statistics, constants
 ) -> jax.Array:
-    """z scale with z = x / sqrt(used + eps), with Unified Normalization's backward pass.
+    """z scale with z = x / sqrt(m + eps), with Unified Normalization's backward pass.
 
     Given dy: g = dy scale r with r = compensation; G = mean(g z) over tokens, padding too, enters
-    slot update mod W of a window [W, D] (the running value does, where skip); its mean G' over the
-    window (G itself while update <= W or update < warmup, or where skip) moves the running value e
-    by (1 - ema_decay) of the way; dx = (g - e' z) / sqrt(used + eps), with G' for e' where skip.
-    dscale = sum(dy r z).
+    slot update mod W of a window [W, D] (if skip, the running value does). Its mean G' over the
+    window (G itself if update <= W or update < warmup or skip) moves the running value e by (1 -
+    ema_decay) of the way; dx = (g - e' z) / sqrt(m + eps), with G' instead of e' if skip. dscale =
+    sum(dy r z).
 
-    statistics: (window, e), whose cotangents are their next values. constants: (used [D],
-    compensation [D], update, skip), through which no gradient flows.
+    Args:
+      eps: added under the root.
+      ema_decay: decay of the running value.
+      warmup: updates without the window.
+      x: [..., D].
+      scale: the gain, [D].
+      statistics: (window, e), whose cotangents are their next values.
+      constants: (m [D], compensation [D], update, skip), which have no gradient.
     """
     return x * broadcast_like(jax.lax.rsqrt(constants[0] + eps) * scale, x)
 
@@ -124,17 +141,17 @@ def _unified_forward(eps, ema_decay, warmup, x, scale, statistics, constants):
 
 def _unified_backward(eps, ema_decay, warmup, residuals, dy):
     z, scale, (window, running), constants = residuals
-    used, compensation, update, skip = constants
+    mean_square, compensation, update, skip = constants
     length = window.shape[0]
     g = dy * broadcast_like(scale * compensation, dy)
-    seen = token_mean(g * z, None)
+    batch_gz = token_mean(g * z, None)
     slot = jnp.mod(update, length).astype(jnp.int32)
-    window = jnp.asarray(window).at[slot].set(jnp.where(skip > 0, running, seen))
-    alone = (update <= length) | (update < warmup) | (skip > 0)
-    mean = jnp.where(alone, seen, jnp.mean(window, 0))
+    window = jnp.asarray(window).at[slot].set(jnp.where(skip > 0, running, batch_gz))
+    ignores_window = (update <= length) | (update < warmup) | (skip > 0)
+    mean = jnp.where(ignores_window, batch_gz, jnp.mean(window, 0))
     running = ema_decay * running + (1 - ema_decay) * mean
     correction = broadcast_like(jnp.where(skip > 0, mean, running), z)
-    dx = (g - correction * z) * broadcast_like(jax.lax.rsqrt(used + eps), z)
+    dx = (g - correction * z) * broadcast_like(jax.lax.rsqrt(mean_square + eps), z)
     axes = tuple(range(dy.ndim - 1))
     dscale = jnp.sum(dy * z, axes) * compensation
     return dx, dscale, (window, running), jax.tree.map(jnp.zeros_like, constants)
@@ -146,18 +163,18 @@ unified_scale.defvjp(_unified_forward, _unified_backward)
 class UnifiedNorm(Norm):
     """y = x / sqrt(m + eps) * scale + bias, m [D] a geometric mean of mean squares over tokens.
 
-    In training m is the geometric mean over the last `window` batches; that of the batch alone
-    while there are fewer, in the first `warmup` updates, and for a batch that `filter_outliers`
-    finds to be one. In evaluation it is the running mean, moved by (1 - ema_decay) of the way each
-    update, so that the layer is an affine map a channel and folds into the matrix after it
-    (`modules.norms.fold`). The backward pass is `unified_scale`'s, its compensation
-    sqrt(m + eps) / sqrt(running + eps) within 1/5 and 5, after update max(1000, warmup).
+    In training m is the geometric mean over the last `window` batches. It is the batch's own mean
+    square while there are fewer batches, in the first `warmup` updates, and for outliers if
+    `filter_outliers` is set. In evaluation it is the running mean, moved by (1 - ema_decay) of the
+    way each update, so that the layer is an affine map per channel and folds into the matrix after
+    it (`modules.norms.fold`). The backward pass is `unified_scale`'s. Its compensation is sqrt(m +
+    eps) / sqrt(running + eps) within 1/5 and 5, after update max(1000, warmup).
 
-    A batch is an outlier where, with its own mean square in the window, the arithmetic mean of any
-    channel exceeds the geometric one by more than window times the variance (unbiased, over all
-    entries) of the square roots of the window before it; the running mean then takes its slot. The
-    authors filter for vision and advise against it for language. Source: arXiv:2208.01313 and the
-    code beside it (UN1d).
+    A batch is an outlier if, with its mean square in the window, the arithmetic mean of any channel
+    exceeds the geometric mean by more than window times the variance (unbiased, over all entries)
+    of the square roots of the window before it. The running mean then takes its slot. The authors
+    filter for vision and advise against it for language. Source: arXiv:2208.01313 and its code
+    (UN1d).
     """
 
     eps: Eps = 1e-5
@@ -182,16 +199,18 @@ class UnifiedNorm(Norm):
         scale = self.vector('scale', features, 1.0)
         if is_training(self):
             update = count.value + 1
-            used, squares.value, skip = self.mean_square(x32, squares.value, running.value, update)
-            compensation = jnp.sqrt((used + self.eps) / (running.value + self.eps))
-            plain = (update <= max(1000, self.warmup)) | skip
-            compensation = jnp.where(plain, 1.0, jnp.clip(compensation, 1 / 5, 5.0))
-            running.value = self.ema_decay * running.value + (1 - self.ema_decay) * used
+            mean_square, squares.value, skip = self.mean_square(
+                x32, squares.value, running.value, update
+            )
+            compensation = jnp.sqrt((mean_square + self.eps) / (running.value + self.eps))
+            uncompensated = (update <= max(1000, self.warmup)) | skip
+            compensation = jnp.where(uncompensated, 1.0, jnp.clip(compensation, 1 / 5, 5.0))
+            running.value = self.ema_decay * running.value + (1 - self.ema_decay) * mean_square
             count.value = update
-            skipped.value = skipped.value + (
-                skip & (self.window > 1)
-            )  # a window of one has no outliers
-            constants = used, compensation, update.astype(jnp.float32), skip.astype(jnp.float32)
+            # A window of 1 always skips, and has no outliers to count.
+            skipped.value = skipped.value + (skip & (self.window > 1))
+            flags = update.astype(jnp.float32), skip.astype(jnp.float32)
+            constants = mean_square, compensation, *flags
             statistics = window_gz.value, running_gz.value
             options = self.eps, self.ema_decay, self.warmup
             y = unified_scale(*options, x32, scale, statistics, constants)
@@ -199,18 +218,27 @@ class UnifiedNorm(Norm):
             y = x32 * broadcast_like(jax.lax.rsqrt(running.value + self.eps) * scale, x)
         return (y + broadcast_like(self.vector('bias', features, 0.0), y)).astype(x.dtype)
 
-    def mean_square(self, x, window, running, update):
-        """Returns (m [D], the next window, whether the batch is an outlier)."""
-        seen = jax.lax.stop_gradient(token_mean(x**2, self.valid))
+    def mean_square(
+        self, x: jax.Array, window: jax.Array, running: jax.Array, update: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns (m [D], the next window, whether to skip the batch's statistics).
+
+        Args:
+          x: [..., D].
+          window: mean squares of the last batches, [window, D].
+          running: the running mean square, [D].
+          update: the number of this update, from 1.
+        """
+        batch_mean_square = jax.lax.stop_gradient(token_mean(x**2, self.valid))
         slot = jnp.mod(update, self.window)
         spread = jnp.var(jnp.sqrt(window), ddof=1)
-        window = jnp.asarray(window).at[slot].set(seen)
+        window = jnp.asarray(window).at[slot].set(batch_mean_square)
         geometric = jnp.exp(jnp.mean(jnp.log(window), 0))
         skip = jnp.bool_(self.window == 1)
         if self.filter_outliers:
-            far = jnp.any(jnp.mean(window, 0) - geometric > spread * self.window)
-            outlier = (update >= self.warmup) & far
-            window = jnp.where(outlier, window.at[slot].set(running), window)
-            skip = skip | outlier
-        alone = (update <= self.window) | (update < self.warmup) | skip
-        return jnp.where(alone, seen, geometric), window, skip
+            exceeds_spread = jnp.any(jnp.mean(window, 0) - geometric > spread * self.window)
+            is_outlier = (update >= self.warmup) & exceeds_spread
+            window = jnp.where(is_outlier, window.at[slot].set(running), window)
+            skip = skip | is_outlier
+        ignores_window = (update <= self.window) | (update < self.warmup) | skip
+        return jnp.where(ignores_window, batch_mean_square, geometric), window, skip

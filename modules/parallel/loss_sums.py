@@ -1,4 +1,4 @@
-"""Sums over tokens that are cut over devices, each of which loops over its own."""
+"""Sums over sharded tokens: each device loops over its own tokens."""
 
 import functools
 import math
@@ -23,21 +23,25 @@ SUMS, PER_TOKEN, READOUT_GRADIENT = 'sums', 'of_tokens', 'of_readout'  # kinds o
 
 
 def token_spec(shape: Sequence[int], whole_rows: bool) -> PartitionSpec | None:
-    """Returns how labels of this shape are cut, if each device can loop over its own.
+    """Returns the sharding of labels of this shape if each device can loop over its own; else None.
 
-    None leaves the sums to XLA: where the mesh does not cut tokens, where they do not divide, where
-    the caller runs on each device already, and where rows that must be whole are cut.
+    None leaves the sums to XLA: if the mesh does not shard tokens, if they do not divide, if the
+    caller already runs on each device, or if rows that must be whole are sharded.
     """
     mesh, letters = jax.sharding.get_abstract_mesh(), LETTERS[len(shape)]
-    wanted = {a for letter in letters for a in ACTIVATIONS[letter] if mesh.shape.get(a, 1) > 1}
-    over = partition(mesh, ACTIVATIONS, letters, shape)
-    if not wanted or wanted != {*spec_axes(over)} or (whole_rows and 'context' in wanted):
+    token_axes = {a for letter in letters for a in ACTIVATIONS[letter] if mesh.shape.get(a, 1) > 1}
+    spec = partition(mesh, ACTIVATIONS, letters, shape)
+    if (
+        not token_axes
+        or token_axes != {*spec_axes(spec)}
+        or (whole_rows and 'context' in token_axes)
+    ):
         return None
-    return over
+    return spec
 
 
 def count_token_shards(over: PartitionSpec | None) -> int:
-    """Returns how many devices tokens are cut over."""
+    """Counts the devices that tokens are sharded over."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if over is None else math.prod(mesh.shape[axis] for axis in spec_axes(over))
 
@@ -52,78 +56,90 @@ def map_token_shards(
     weights: jax.Array,
     *shared: Any,
 ) -> tuple[Any, ...]:
-    """Computes compute(x, readout, labels, weights, *others), on each device for its own tokens.
+    """Computes compute(x, readout, labels, weights, *shared), on each device for its tokens.
 
-    over: how labels are cut (`token_spec`). Each device has the whole readout, its weight in the
-    type of products, and all of `others`. made: the kind of each result. SUMS are added over the
-    devices; OF_TOKENS is shaped and cut as x; OF_READOUT, the readout's gradient, is added, and
-    each device keeps the part of the weight's gradient that it has of the weight.
+    However often `compute` loops, the readout's weight is gathered once and its gradient scattered
+    once; XLA alone would do both in each iteration. XLA shards the vocabulary over `tensor` inside
+    `compute`, but not in these two operations, where it would gather the vocabulary.
 
-    However many rounds `compute` makes, the weight is gathered once and its gradient scattered
-    once; left to XLA, both happen in each round. XLA cuts the vocabulary over `tensor` inside, but
-    not in these two, where it would gather the vocabulary.
+    Args:
+      compute: the function of one device.
+      over: the sharding of labels (`token_spec`).
+      kinds: the kind of each result. SUMS are added over the devices. PER_TOKEN is shaped and
+        sharded
+        like x. READOUT_GRADIENT is added, and sharded like the readout's weight.
+      x: activations.
+      readout: whole on each device, with its weight in the type of products.
+      labels: a label for each token.
+      weights: a weight for each token.
+      *shared: whole on each device.
+
+    Returns:
+      The results of `compute`.
     """
-    axes, whole, of_weight = spec_axes(over), PartitionSpec(), _weight_spec(readout)
-    narrow = readout.weight_DV.astype(readout.dtype)
-    readout = readout.replace(weight_DV=_gather_weight(narrow, of_weight))
+    axes, whole, weight_spec = spec_axes(over), PartitionSpec(), _weight_spec(readout)
+    cast_weight_DV = readout.weight_DV.astype(readout.dtype)
+    readout = readout.replace(weight_DV=_gather_weight(cast_weight_DV, weight_spec))
     specs = {SUMS: whole, PER_TOKEN: over, READOUT_GRADIENT: PartitionSpec(axes)}
-    ends = {
-        SUMS: lambda own: jax.lax.psum(own, axes),
-        PER_TOKEN: lambda own: own,
-        READOUT_GRADIENT: lambda own: own[None],
+    finish = {
+        SUMS: lambda local: jax.lax.psum(local, axes),
+        PER_TOKEN: lambda local: local,
+        READOUT_GRADIENT: lambda local: local[None],
     }
 
     def on_device(*arrays):
-        found = zip(kinds, compute(*arrays), strict=True)
-        return tuple(jax.tree.map(ends[kind], one) for kind, one in found)
+        arrays = zip(kinds, compute(*arrays), strict=True)
+        return tuple(jax.tree.map(finish[kind], array) for kind, array in arrays)
 
     in_specs = (over, whole, over, over, *[whole] * len(shared))
     run = map_devices(
         on_device, in_specs, tuple(specs[kind] for kind in kinds), except_axis='tensor'
     )
-    found = run(x, readout, labels, weights, *shared)
-    of_readout = jax.tree.map(lambda _: whole, readout).replace(weight_DV=of_weight)
-    summed = functools.partial(_sum_shards, axes)
+    arrays = run(x, readout, labels, weights, *shared)
+    readout_spec = jax.tree.map(lambda _: whole, readout).replace(weight_DV=weight_spec)
+    sum_shards = functools.partial(_sum_shards, axes)
     return tuple(
-        jax.tree.map(summed, one, of_readout) if kind == READOUT_GRADIENT else one
-        for kind, one in zip(kinds, found, strict=True)
+        jax.tree.map(sum_shards, array, readout_spec) if kind == READOUT_GRADIENT else array
+        for kind, array in zip(kinds, arrays, strict=True)
     )
 
 
 def _weight_spec(readout: Any) -> PartitionSpec:
-    """Returns how the readout's weight [D, V] is cut, as the parameter that it is."""
+    """Returns the sharding of the readout's weight [D, V] as a parameter."""
     mesh, shape = jax.sharding.get_abstract_mesh(), readout.weight_DV.shape
     if not readout.is_table:
         return partition(mesh, PARAMETERS, ('embed', 'vocab'), shape)
-    of_vocab, of_embed = partition(mesh, PARAMETERS, AXES, shape[::-1])
-    return PartitionSpec(of_embed, of_vocab)
+    vocab_axes, embed_axes = partition(mesh, PARAMETERS, AXES, shape[::-1])
+    return PartitionSpec(embed_axes, vocab_axes)
 
 
-def _gather_weight(weight_DV: jax.Array, over: PartitionSpec) -> jax.Array:
+def _gather_weight(weight_DV: jax.Array, spec: PartitionSpec) -> jax.Array:
     """Gathers a weight over `fsdp`."""
-    cut, kept = _without_fsdp(over)
-    if cut is None:
+    axis, without_fsdp = _without_fsdp(spec)
+    if axis is None:
         return weight_DV
-    gather = functools.partial(jax.lax.all_gather, axis_name='fsdp', axis=cut, tiled=True)
-    return map_devices(gather, over, kept)(weight_DV)
+    gather = functools.partial(jax.lax.all_gather, axis_name='fsdp', axis=axis, tiled=True)
+    return map_devices(gather, spec, without_fsdp)(weight_DV)
 
 
-def _sum_shards(axes: tuple[str, ...], parts: jax.Array, over: PartitionSpec) -> jax.Array:
-    """Sums over the first axis, cut over the mesh axes `axes`; the sum is cut by `over`."""
-    cut, kept = _without_fsdp(over)
-    rest = tuple(axis for axis in axes if cut is None or axis != 'fsdp')
+def _sum_shards(axes: tuple[str, ...], partial_sums: jax.Array, spec: PartitionSpec) -> jax.Array:
+    """Sums over the first axis, which the mesh axes `axes` shard; `spec` shards the sum."""
+    axis, without_fsdp = _without_fsdp(spec)
+    mesh_axes = tuple(name for name in axes if axis is None or name != 'fsdp')
 
     def on_device(gradient):
-        gradient = gradient[0]
-        if cut is not None:
-            gradient = jax.lax.psum_scatter(gradient, 'fsdp', scatter_dimension=cut, tiled=True)
-        return jax.lax.psum(gradient, rest)
+        gradient = gradient[0]  # the axis that READOUT_GRADIENT added for the devices
+        if axis is not None:
+            gradient = jax.lax.psum_scatter(gradient, 'fsdp', scatter_dimension=axis, tiled=True)
+        return jax.lax.psum(gradient, mesh_axes)
 
-    return map_devices(on_device, PartitionSpec(axes, *kept), over)(parts)
+    return map_devices(on_device, PartitionSpec(axes, *without_fsdp), spec)(partial_sums)
 
 
-def _without_fsdp(over: PartitionSpec) -> tuple[int | None, PartitionSpec]:
-    """Returns (which axis of an array is cut over `fsdp`, how the array is cut without it)."""
-    cut = [i for i, part in enumerate(over) if 'fsdp' in part_axes(part)]
-    kept = (tuple(axis for axis in part_axes(part) if axis != 'fsdp') for part in over)
-    return (cut[0] if cut else None), PartitionSpec(*(part or None for part in kept))
+def _without_fsdp(spec: PartitionSpec) -> tuple[int | None, PartitionSpec]:
+    """Returns (the axis of an array that `fsdp` shards or None, the sharding without `fsdp`)."""
+    fsdp_axes = [i for i, part in enumerate(spec) if 'fsdp' in part_axes(part)]
+    without_fsdp = (tuple(axis for axis in part_axes(part) if axis != 'fsdp') for part in spec)
+    return (fsdp_axes[0] if fsdp_axes else None), PartitionSpec(
+        *(part or None for part in without_fsdp)
+    )

@@ -1,14 +1,14 @@
-"""Measures everything that waits for a GPU or TPU, in slices: kernels, steps, sweeps, plans, peers.
+"""Measures everything that needs a GPU or TPU, in slices: kernels, steps, sweeps, plans, peers.
 
     python -m tests.bench.accelerator --out=DIR [--minutes=9] [--tiny]
     python -m tests.bench.accelerator --out=DIR --table
 
-Needs no network, and nothing but JAX (with its plugin for the device), Flax, Optax, Orbax, NumPy
-and ml_collections; PyTorch, Liger and tokamax are measured where they are. A call goes on where the
-last one ended, and ends by itself within its minutes. Rows are measured in child processes, so that
-one that crashes, hangs or runs out of memory is a row with its reason. DIR/rows.jsonl gets each row
-as it is measured, DIR/log.txt what else the children print. --table prints the rows for RESULTS.md.
---tiny, and any machine without a chip, rehearses all of it at sizes of a CPU.
+Needs no network, and only JAX (with its plugin for the device), Flax, Optax, Orbax, NumPy and
+ml_collections; PyTorch, Liger and tokamax are measured if installed. A call resumes where the last
+one ended, and ends by itself within its minutes. Rows are measured in child processes, so that a
+row that crashes, hangs or runs out of memory is recorded with its reason. DIR/rows.jsonl gets each
+row as it is measured, DIR/log.txt all other output of the children. --table prints the rows for
+RESULTS.md. --tiny, and any machine without a chip, rehearses all of it at sizes of a CPU.
 """
 
 import argparse
@@ -58,7 +58,7 @@ class Journal:
         self.path = folder / 'rows.jsonl'
         self.entries: list[dict[str, Any]] = []
         for line in self.path.read_text().splitlines() if self.path.exists() else ():
-            with contextlib.suppress(ValueError):  # one that was cut short
+            with contextlib.suppress(ValueError):  # a line that was cut short
                 self.entries.append(json.loads(line))
 
     def add(self, entry: dict[str, Any]) -> None:
@@ -68,14 +68,15 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
 
-    def ended(self) -> set[str]:
+    def ended_rows(self) -> set[str]:
+        """Returns 'group: row' of each row that has ended."""
         return {f'{e["group"]}: {e["row"]}' for e in self.entries if e.get('ended')}
 
     def stuck(self) -> set[tuple[str, str]]:
-        """(group, row) of those that began in two calls, and ended in none."""
+        """Returns (group, row) of each row that began in two calls, and ended in none."""
         begun = [(e['group'], e['row']) for e in self.entries if 'row' in e and not e['ended']]
-        ended = self.ended()
-        return {one for one in begun if begun.count(one) > 1 and ': '.join(one) not in ended}
+        ended = self.ended_rows()
+        return {row for row in begun if begun.count(row) > 1 and ': '.join(row) not in ended}
 
 
 def say_error(text: str) -> int:
@@ -87,26 +88,28 @@ class Command:
     def __init__(self, folder: Path, minutes: float, tiny: bool, groups: str | None):
         self.journal, self.log = Journal(folder), folder / 'log.txt'
         self.tiny, self.deadline = tiny, time.monotonic() + 60 * minutes
-        self.asked = tuple((groups or '').split(','))
+        self.group_prefixes = tuple((groups or '').split(','))
 
     def run(self) -> int:
-        """Returns 0 where all rows are measured, MORE where the time is over before."""
+        """Returns 0 if all rows are measured, MORE if the time is over before."""
         for group, row in self.journal.stuck():
-            self.failed(group, row, 'it began in two calls, and ended in none')
-        machine, *_ = [*self.lines_of(MACHINE)]
-        if 'device' not in machine:
-            return say_error(f'no device: {machine["reason"]}; {self.log} has more')
-        others = {e['device'] for e in self.journal.entries if 'device' in e} - {machine['device']}
-        if others:
+            self.record_failure(group, row, 'it began in two calls, and ended in none')
+        description, *_ = [*self.child_entries(MACHINE)]
+        if 'device' not in description:
+            return say_error(f'no device: {description["reason"]}; {self.log} has more')
+        other_devices = {e['device'] for e in self.journal.entries if 'device' in e} - {
+            description['device']
+        }
+        if other_devices:
             return say_error(
-                f'the rows of {self.journal.path} are of {", ".join(others)}, and this is '
-                f'{machine["device"]}: give another --out'
+                f'the rows of {self.journal.path} are of {", ".join(other_devices)}, and this is '
+                f'{description["device"]}: give another --out'
             )
-        groups = [group for group in machine['groups'] if group.startswith(self.asked)]
+        groups = [group for group in description['groups'] if group.startswith(self.group_prefixes)]
         if not groups:
-            return say_error(f'--groups begin as one of {"; ".join(machine["groups"])}')
-        self.journal.add(machine)
-        self.tiny = self.tiny or machine['platform'] == 'cpu'
+            return say_error(f'--groups begin as one of {"; ".join(description["groups"])}')
+        self.journal.add(description)
+        self.tiny = self.tiny or description['platform'] == 'cpu'
         for group in groups:
             if not self.measure(group):
                 print(f'the time is over in {group!r}; the same command goes on')
@@ -114,10 +117,10 @@ class Command:
         return 0
 
     def measure(self, group: str) -> bool:
-        """Whether all rows of the group have ended, by as many children as it takes."""
+        """Returns whether all rows of the group have ended, with as many children as needed."""
         while time.monotonic() < self.deadline:
             begun = None
-            for line in self.lines_of(group):
+            for line in self.child_entries(group):
                 if 'row' not in line:
                     status, reason = line['status'], line['reason']
                     break
@@ -131,20 +134,20 @@ class Command:
             elif time.monotonic() >= self.deadline:
                 return False
             else:
-                self.failed(group, begun or 'start', reason)
+                self.record_failure(group, begun or 'start', reason)
                 if begun is None:
                     return True
         return False
 
-    def failed(self, group: str, row: str, reason: str) -> None:
+    def record_failure(self, group: str, row: str, reason: str) -> None:
         self.journal.add({'group': group, 'row': row, 'ended': True, 'failed': reason})
         print(f'{group}: {row}: {reason}', flush=True)
 
-    def lines_of(self, group: str) -> Iterator[dict[str, Any]]:
-        """Yields what a child tells, each within ROW_SECONDS; at last its status."""
+    def child_entries(self, group: str) -> Iterator[dict[str, Any]]:
+        """Yields the entries that a child prints, each within ROW_SECONDS; at last its status."""
         command = [*CHILD, f'--child={group}', f'--out={self.log.parent}']
         command += ['--tiny'] if self.tiny else []
-        told: queue.Queue[str | None] = queue.Queue()
+        lines: queue.Queue[str | None] = queue.Queue()
         with (
             self.log.open('ab') as log,
             subprocess.Popen(
@@ -160,77 +163,80 @@ class Command:
 
             def listen():
                 for line in child.stdout:
-                    told.put(line)
-                told.put(None)
+                    lines.put(line)
+                lines.put(None)
 
             threading.Thread(target=listen, daemon=True).start()
             with contextlib.suppress(BrokenPipeError):  # it says why it ended
-                child.stdin.write(json.dumps(sorted(self.journal.ended())))
+                child.stdin.write(json.dumps(sorted(self.journal.ended_rows())))
                 child.stdin.close()
             reason = ''
             try:
-                left = self.deadline - time.monotonic()
-                while line := told.get(timeout=max(0, min(ROW_SECONDS, left))):
+                remaining = self.deadline - time.monotonic()
+                while line := lines.get(timeout=max(0, min(ROW_SECONDS, remaining))):
                     yield json.loads(line)
-                    left = self.deadline - time.monotonic()
+                    remaining = self.deadline - time.monotonic()
             except queue.Empty:
-                reason = f'it took longer than {min(ROW_SECONDS, left):.0f} s'
+                reason = f'it took longer than {min(ROW_SECONDS, remaining):.0f} s'
             finally:
                 if child.poll() is None and (reason or sys.exc_info()[0]):
                     os.killpg(child.pid, signal.SIGKILL)
         last = self.log.read_bytes()[-300:].decode(errors='replace').strip().splitlines() or ['']
-        words = f'its process ended with status {child.returncode}: {last[-1]}'
-        yield {'status': child.returncode, 'reason': reason or words}
+        status = f'its process ended with status {child.returncode}: {last[-1]}'
+        yield {'status': child.returncode, 'reason': reason or status}
 
     def environment(self, group: str) -> dict[str, str]:
-        """Variables of a child. Some exact results come from the CPU: it is always a platform."""
-        found = {'XLA_PYTHON_CLIENT_MEM_FRACTION': '0.92'}
+        """Returns variables of a child. Some exact results come from the CPU: it is always a
+        platform.
+        """
+        variables = {'XLA_PYTHON_CLIENT_MEM_FRACTION': '0.92'}
         if self.tiny:
-            found['JAX_PLATFORMS'] = 'cpu'
-        elif given := os.environ.get('JAX_PLATFORMS'):
-            found['JAX_PLATFORMS'] = f'{given},cpu'
+            variables['JAX_PLATFORMS'] = 'cpu'
+        elif platforms := os.environ.get('JAX_PLATFORMS'):
+            variables['JAX_PLATFORMS'] = f'{platforms},cpu'
         if group in BESIDE_OTHERS:
-            found['XLA_PYTHON_CLIENT_PREALLOCATE'] = 'false'
-        return found
+            variables['XLA_PYTHON_CLIENT_PREALLOCATE'] = 'false'
+        return variables
 
 
 def measure(group: str, tiny: bool, ended: set[str]) -> int:
-    """A child: measures the rows of a group that have not ended, and tells of them on its stdout,
-    where nothing else is printed. Returns its exit status.
+    """Measures the rows of a group that have not ended, in a child process.
+
+    It reports them on its stdout, where nothing else is printed. Returns its exit status.
     """
-    told = os.fdopen(os.dup(1), 'w')
+    stdout = os.fdopen(os.dup(1), 'w')
     os.dup2(2, 1)
 
     def tell(entry: dict[str, Any]) -> None:
-        print(json.dumps(entry), file=told, flush=True)
+        print(json.dumps(entry), file=stdout, flush=True)
 
     if group == MACHINE:
         tell(machine())
         return 0
     import jax
 
-    from tests.bench.accelerator_rows import rows_of
+    from tests.bench.accelerator_rows import list_rows
 
-    for row in rows_of(group, tiny):
+    for row in list_rows(group, tiny):
         if f'{group}: {row.name}' in ended:
             continue
         tell({'row': row.name, 'ended': False})
-        begun, broken = time.perf_counter(), False
+        start, broken = time.perf_counter(), False
         try:
-            found = row.measure()
+            report = row.measure()
         except Exception as error:
-            # What a device that ran out of memory holds, the next row would lack.
+            # After running out of memory the device may still hold some of it.
             broken = isinstance(error, jax.errors.JaxRuntimeError)
-            found = {'failed': f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'}
-        seconds = round(time.perf_counter() - begun, 1)
-        tell({'row': row.name, 'ended': True, 'seconds': seconds} | found)
+            report = {'failed': f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'}
+        seconds = round(time.perf_counter() - start, 1)
+        tell({'row': row.name, 'ended': True, 'seconds': seconds} | report)
         if broken or group in ONE_A_PROCESS:
             return MORE
     return 0
 
 
 def machine() -> dict[str, Any]:
-    """The device, its driver, versions, and the groups to measure."""
+    """Returns the device, its driver, versions, and the groups to measure."""
     from importlib import metadata
 
     import jax
@@ -254,7 +260,7 @@ def machine() -> dict[str, Any]:
 
 
 def driver() -> str:
-    """The NVIDIA driver's version; '' without one."""
+    """Returns the NVIDIA driver's version; '' without a driver."""
     query = ['nvidia-smi', '--query-gpu=driver_version', '--format=csv,noheader']
     try:
         return subprocess.check_output(query, text=True, timeout=30).split()[0]
@@ -263,10 +269,11 @@ def driver() -> str:
 
 
 def table(entries: list[dict[str, Any]]) -> Iterator[str]:
-    """Lines of Markdown: the machines, the rows of each group, and what failed and why."""
-    for one in {json.dumps(e | {'begun': ''}): e for e in entries if 'device' in e}.values():
-        versions = ', '.join(f'{name} {version}' for name, version in one['versions'].items())
-        yield f'{one["device"]}, driver {one["driver"]}, Python {one["python"]}, {versions}'
+    """Yields lines of Markdown: the machines, the rows of each group, and failures with reasons."""
+    machines = {json.dumps(e | {'begun': ''}): e for e in entries if 'device' in e}
+    for entry in machines.values():
+        versions = ', '.join(f'{name} {version}' for name, version in entry['versions'].items())
+        yield f'{entry["device"]}, driver {entry["driver"]}, Python {entry["python"]}, {versions}'
     rows = [entry for entry in entries if entry.get('ended')]
     for group in dict.fromkeys(row['group'] for row in rows):
         good = [row for row in rows if row['group'] == group and 'failed' not in row]
@@ -276,12 +283,13 @@ def table(entries: list[dict[str, Any]]) -> Iterator[str]:
             yield f'| row | {" | ".join(columns)} |'
             yield '|---' * (1 + len(columns)) + '|'
         for row in good:
-            yield f'| {row["row"]} | {" | ".join(said(row.get(key, "")) for key in columns)} |'
+            values = ' | '.join(format_value(row.get(key, '')) for key in columns)
+            yield f'| {row["row"]} | {values} |'
         for row in good:
             if top := row.get('top'):
                 yield from ('', f'{row["row"]}:', '', '| operation | share | ms | calls |')
                 yield '|---|---|---|---|'
-                yield from (f'| {" | ".join(map(said, one.values()))} |' for one in top)
+                yield from (f'| {" | ".join(map(format_value, op.values()))} |' for op in top)
         failed: dict[str, list[str]] = {}
         for row in rows:
             if row['group'] == group and 'failed' in row:
@@ -295,11 +303,13 @@ HIDDEN = ('group', 'row', 'ended', 'seconds', 'top')
 
 
 def cells(row: dict[str, Any]) -> str:
-    return ', '.join(f'{key} {said(value)}' for key, value in row.items() if key not in HIDDEN)
+    return ', '.join(
+        f'{key} {format_value(value)}' for key, value in row.items() if key not in HIDDEN
+    )
 
 
-def said(value: Any) -> str:
-    """A number in as many digits as mean something."""
+def format_value(value: Any) -> str:
+    """Formats a number with its significant digits."""
     if isinstance(value, bool):
         return 'yes' if value else '**no**'
     if not isinstance(value, float):

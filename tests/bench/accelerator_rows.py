@@ -1,5 +1,6 @@
-"""The rows of `tests.bench.accelerator`: what each measures, by group. `tiny`: sizes that a CPU has
-in seconds, with Pallas kernels for TPUs in their interpreter.
+"""The rows of `tests.bench.accelerator`: the measurements of each group.
+
+`tiny`: sizes that a CPU runs in seconds, with Pallas kernels for TPUs in their interpreter.
 """
 
 import contextlib
@@ -37,8 +38,8 @@ from modules.kernels.attention.base import attend_at_positions
 from modules.kernels.cross_entropy import tpu
 from modules.numerics import REMAT_POLICIES
 from tests.bench import row_kernels
-from tests.bench.plan import measured
-from tests.bench.row_kernels import CLOSE, NORM_CASES, ROW_CASES, distance, time_of
+from tests.bench.plan import measure_step
+from tests.bench.row_kernels import NORM_CASES, ROW_CASES, TOLERANCES, distance, time_calls
 from tests.bench.step import evenkeel_step, plain_step
 from tests.bench.sweep import SHAPE
 from tpu.chips import CHIPS, Topology, count_chips, list_shapes, open_topology
@@ -46,15 +47,15 @@ from tpu.compiled_step import CompiledStep, build_blueprint, compile_step, estim
 from tpu.environment import HERE
 
 PLATFORM = jax.default_backend()
-SERVED = {
+SUPPORTED = {
     name: row
     for name, row in ATTENTION_KERNELS.items()
     if row.platforms is None or PLATFORM in row.platforms
 }
 LENGTHS = (2048, 8192, 32_768)
-DENSE = 8192  # tokens of the longest row whose scores are made all at once
-PIECE = 512  # queries whose exact scores are made at a time
-HEADS = (4, 2, 128)  # queries', keys' and the width of one
+DENSE = 8192  # tokens of the longest row whose scores are materialized
+PIECE = 512  # queries whose exact scores are computed at a time
+HEADS = (4, 2, 128)  # query heads, key heads and their width
 ASKED = ({'window': 100}, {'softcap': 30.0}, {'sinks': True}, {'slopes': True}, {'key_bias': True})
 MODELS = {'llama_124m': 4, 'llama_1b': 2}  # rows of 8,192 tokens a device
 TINY_MODEL = {
@@ -77,28 +78,28 @@ class Row(NamedTuple):
     measure: Callable[[], dict[str, Any]]
 
 
-def rows_of(group: str, tiny: bool) -> Iterator[Row]:
-    """Yields the rows of one of GROUPS, in the order that they are measured in."""
+def list_rows(group: str, tiny: bool) -> Iterator[Row]:
+    """Yields the rows of one of GROUPS, in the order of measurement."""
     if tiny:
         row_kernels.BEYOND_CACHE, row_kernels.COPIED = 1e4, 2**22
     return GROUPS[group](tiny)
 
 
 def attention_rows(tiny: bool) -> Iterator[Row]:
-    """Each kernel against float64: lengths and documents, what else it serves, odd sizes, types."""
+    """Each kernel against float64: lengths and documents, other options, odd sizes, types."""
     lengths = (128, 256) if tiny else LENGTHS
-    usual = {'length': lengths[0], 'heads': HEADS, 'dtype': 'bfloat16', 'documents': True}
+    default = {'length': lengths[0], 'heads': HEADS, 'dtype': 'bfloat16', 'documents': True}
     changes = [{'length': n, 'documents': d} for n in lengths for d in (False, True)]
     changes += [{'asked': asked, 'documents': d} for asked in ASKED for d in (False, True)]
     changes += [{'length': lengths[0] - 1}, {'dtype': 'float32'}]
     changes += [{'heads': heads} for heads in ((3, 1, 80), (4, 4, 64), (2, 1, 256))]
-    for name, kernel in SERVED.items():
+    for name, kernel in SUPPORTED.items():
         for change in changes:
-            serves = kernel.supports >= change.get('asked', {}).keys()
-            if serves and not (kernel.holds_scores and change.get('length', 0) > DENSE):
-                words = f'{name}: {words_of(change)}'
-                yield Row(words, functools.partial(attention, name, **usual | change))
-    for name in ATTENTION_KERNELS.keys() - SERVED.keys():
+            is_supported = kernel.supports >= change.get('asked', {}).keys()
+            if is_supported and not (kernel.holds_scores and change.get('length', 0) > DENSE):
+                title = f'{name}: {format_changes(change)}'
+                yield Row(title, functools.partial(attention, name, **default | change))
+    for name in ATTENTION_KERNELS.keys() - SUPPORTED.keys():
         yield Row(name, functools.partial(refuse_platform, name))
 
 
@@ -106,7 +107,7 @@ def refuse_platform(name: str) -> dict[str, Any]:
     raise NotImplementedError(f'for {ATTENTION_KERNELS[name].platforms}, and this is {PLATFORM}')
 
 
-def words_of(changes: dict[str, Any]) -> str:
+def format_changes(changes: dict[str, Any]) -> str:
     return ', '.join(f'{key}={value}' for key, value in changes.items())
 
 
@@ -118,59 +119,61 @@ def attention(name, length, heads, dtype, documents, asked=None) -> dict[str, An
     segments = None
     if documents:
         segments = np.cumsum(random.random((1, length)) < 8 / length, 1).astype(np.int32)
-    of_heads = random.standard_normal(heads[0]).astype(np.float32)
-    arrays = {'sinks_N': of_heads, 'slopes_N': np.abs(of_heads)}
+    head_numbers = random.standard_normal(heads[0]).astype(np.float32)
+    arrays = {'sinks_N': head_numbers, 'slopes_N': np.abs(head_numbers)}
     arrays['key_bias_BKS'] = random.standard_normal(k.shape[:3]).astype(np.float32)
     arrays = {
         key: x for key, x in arrays.items() if key.rpartition('_')[0] in scores.changed_fields()
     }
 
-    def ours(q, k, v):
+    def compute(q, k, v):
         return attend(name, q, k, v, scores, segments, **arrays)
 
-    found = jax.jit(both(ours))(q, k, v, g)
-    # TPUs have no float64: there it is the host's CPU.
-    on = jax.devices('cpu')[0] if PLATFORM == 'tpu' else None
-    with jax.enable_x64(True), jax.default_device(on):
+    actual = jax.jit(both(compute))(q, k, v, g)
+    # TPUs have no float64, so the host's CPU computes it there.
+    device = jax.devices('cpu')[0] if PLATFORM == 'tpu' else None
+    with jax.enable_x64(True), jax.default_device(device):
         exact = functools.partial(attention_in_pieces, scores, segments, arrays)
-        given = (jnp.asarray(np.asarray(x), jnp.float64) for x in (q, k, v, g))
-        right = jax.jit(both(exact))(*given)
-    errors = [distance(a, b) for a, b in zip(found, right, strict=True)]
-    # A GPU has float32 products in TF32 and a TPU in bfloat16, unless it is asked otherwise.
-    bound = CLOSE['bfloat16' if PLATFORM != 'cpu' else dtype]
-    named = dict(zip(('of out', 'of dq', 'of dk', 'of dv'), errors, strict=True))
-    return agreement(max(errors), bound) | named
+        arrays64 = (jnp.asarray(np.asarray(x), jnp.float64) for x in (q, k, v, g))
+        expected = jax.jit(both(exact))(*arrays64)
+    errors = [distance(a, b) for a, b in zip(actual, expected, strict=True)]
+    # By default a GPU computes float32 products in TF32, and a TPU in bfloat16.
+    bound = TOLERANCES['bfloat16' if PLATFORM != 'cpu' else dtype]
+    by_gradient = dict(zip(('of out', 'of dq', 'of dk', 'of dv'), errors, strict=True))
+    return agreement(max(errors), bound) | by_gradient
 
 
 def attention_in_pieces(scores, segments, arrays, q, k, v):
-    """The specification, PIECE queries at a time, which the backward pass makes again."""
+    """Computes the reference, PIECE queries at a time, which the backward pass recomputes."""
     length, size = q.shape[2], min(PIECE, q.shape[2] // 2)
     count = -(-length // size)
-    missing = count * size - length
-    places = jnp.arange(count * size)[None]
-    q = jnp.pad(q, ((0, 0), (0, 0), (0, missing), (0, 0)))
+    n_padding = count * size - length
+    positions = jnp.arange(count * size)[None]
+    q = jnp.pad(q, ((0, 0), (0, 0), (0, n_padding), (0, 0)))
 
     @jax.checkpoint
     def piece(i):
-        def own(x, axis):
+        def slice_piece(x, axis):
             return jax.lax.dynamic_slice_in_dim(x, i * size, size, axis)
 
         same = None
         if segments is not None:
-            padded = jnp.pad(segments, ((0, 0), (0, missing)), mode='edge')
-            same = own(padded, 1)[..., None] == segments[:, None]
-        return attend_at_positions(own(q, 2), k, v, scores, own(places, 1), same, **arrays)
+            padded = jnp.pad(segments, ((0, 0), (0, n_padding)), mode='edge')
+            same = slice_piece(padded, 1)[..., None] == segments[:, None]
+        return attend_at_positions(
+            slice_piece(q, 2), k, v, scores, slice_piece(positions, 1), same, **arrays
+        )
 
     pieces = jax.lax.map(piece, jnp.arange(count))
     return jnp.moveaxis(pieces, 0, 2).reshape(q.shape)[:, :, :length]
 
 
 def both(compute: Callable) -> Callable:
-    """(q, k, v, g) -> the result, and the gradients where that of the result is g."""
+    """Returns (q, k, v, g) -> the output, and the gradients for the output's gradient g."""
 
     def run(q, k, v, g):
-        out, pull = jax.vjp(compute, q, k, v)
-        return out, *pull(g)
+        y, pull = jax.vjp(compute, q, k, v)
+        return y, *pull(g)
 
     return run
 
@@ -180,99 +183,107 @@ def agreement(error: float, bound: float) -> dict[str, Any]:
 
 
 def row_agreement_rows(tiny: bool) -> Iterator[Row]:
-    """RMSNorm, softmax and loss over rows of a usual and of odd sizes."""
+    """RMSNorm, softmax and loss over rows of usual and odd sizes."""
     shapes = [(16, 128), (5, 131)] if tiny else [(64, 4096), (67, 1000), (33, 50_257)]
     for case in (*NORM_CASES[1:], *ROW_CASES[1::2]):
         for shape in shapes[:2] if case in NORM_CASES else shapes:
             for name in case.kernels:
                 for dtype in row_kernels.TYPES:
-                    words = f'{case.name}, {name}: {shape[0]} x {shape[1]:,}, {dtype}'
-                    yield Row(words, functools.partial(row_agreement, case, name, shape, dtype))
+                    title = f'{case.name}, {name}: {shape[0]} x {shape[1]:,}, {dtype}'
+                    yield Row(title, functools.partial(row_agreement, case, name, shape, dtype))
 
 
 def row_agreement(case, name, shape, dtype) -> dict[str, Any]:
     with kernels_here() as platform:
-        error = row_kernels.error_of(case, name, shape, dtype, platform)
-    return agreement(error, CLOSE[dtype])
+        error = row_kernels.compute_error(case, name, shape, dtype, platform)
+    return agreement(error, TOLERANCES[dtype])
 
 
 @contextlib.contextmanager
 def kernels_here() -> Iterator[str]:
-    """The platform whose kernels run here: on a CPU a TPU's, interpreted."""
+    """Yields the platform whose kernels run here: on a CPU a TPU's, interpreted."""
     if PLATFORM != 'cpu':
         yield PLATFORM
         return
-    # The interpreter cannot write in place where blocks do not divide an array.
+    # The interpreter cannot write in place if blocks do not divide an array.
     with pltpu.force_tpu_interpret_mode(), mock.patch.object(tpu, 'ALIASES', {}):
         yield 'tpu'
 
 
-def fields_of(name: str) -> dict[str, Any]:
-    """What this command changes of a config: it is for all devices here, and for any kind."""
+def config_fields(name: str) -> dict[str, Any]:
+    """Returns this command's changes to a config, for any number and kind of devices."""
     fields = {'data.batch_size': MODELS.get(name, 8) * len(jax.devices())}
     fields |= {'mesh.data': -1, 'mesh.fsdp': 1, 'model.dtype': 'bfloat16'}
     return fields | {'kernels.implementation': 'auto'}
 
 
-def recipe_of(name: str, tiny: bool, **changes: Any) -> Recipe:
+def build_recipe(name: str, tiny: bool, **changes: Any) -> Recipe:
     config = importlib.import_module(f'configs.{name}').get_config()
-    fields = fields_of(name) | (TINY_MODEL if tiny else {}) | changes
+    fields = config_fields(name) | (TINY_MODEL if tiny else {}) | changes
     config.update_from_flattened_dict(fields)
     return resolve(config)
 
 
-def step_of(recipe: Recipe) -> CompiledStep:
-    """The step, compiled for the devices here."""
-    here = open_topology(HERE)
-    return compile_step(build_blueprint(recipe, here, print), here)
+def compile_here(recipe: Recipe) -> CompiledStep:
+    """Compiles the step for the devices here."""
+    topology = open_topology(HERE)
+    return compile_step(build_blueprint(recipe, topology, print), topology)
 
 
 def step_against_cpu_rows(tiny: bool) -> Iterator[Row]:
-    yield Row('default', functools.partial(step_against_cpu, recipe_of('default', tiny)))
+    yield Row('default', functools.partial(step_against_cpu, build_recipe('default', tiny)))
 
 
 def step_against_cpu(recipe: Recipe) -> dict[str, Any]:
-    """One step of gradient descent in bfloat16, from the same parameters and tokens."""
+    """Compares one step of gradient descent in bfloat16, from the same parameters and tokens."""
     recipe = update_recipe(recipe, {'optim.name': 'sgd', 'optim.warmup_steps': 0})
-    shape, found, start = (recipe.data.batch_size, recipe.data.seq_len + 1), [], None
+    shape, outcomes, start = (recipe.data.batch_size, recipe.data.seq_len + 1), [], None
     tokens = np.random.default_rng(0).integers(0, 256, shape, np.int32)
     batch, active = {'tokens': tokens, 'segments': np.ones_like(tokens)}, np.array([True])
     for device in (jax.devices()[0], jax.devices('cpu')[-1]):
         with jax.default_device(device):
             topology = Topology(HERE, None, [device])
-            made, hyper = build_blueprint(recipe, topology, print), make_hyper(recipe)
-            step = compile_step(made, topology)
-            state = jit_init(made.learner, made.mesh)(jax.random.key(0), hyper)
+            blueprint, hyper = build_blueprint(recipe, topology, print), make_hyper(recipe)
+            step = compile_step(blueprint, topology)
+            state = jit_init(blueprint.learner, blueprint.mesh)(jax.random.key(0), hyper)
             start = start or jax.device_get(state)
-            put = lambda host, own: jax.device_put(host, own.sharding)  # noqa: E731
+            put = lambda host, shard: jax.device_put(host, shard.sharding)  # noqa: E731
             state = jax.tree.map(put, start, state)
             state, metrics = step.executable(active, state, batch, hyper)
-        moved = jax.tree.map(np.subtract, jax.device_get(state.params), start.params)
-        moved = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(moved)])
-        found.append((float(metrics['loss']), float(metrics['grad_norm']), moved))
-    (loss, norm, ours), (loss_cpu, norm_cpu, right) = found
-    told = {'loss': loss, 'on CPU': loss_cpu, 'gradient norm': norm, 'norm on CPU': norm_cpu}
-    # Gradients by two orders of sums in bfloat16.
-    return agreement(max(distance(ours, right), abs(loss / loss_cpu - 1)), 5e-2) | told
+        update = jax.tree.map(np.subtract, jax.device_get(state.params), start.params)
+        update = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(update)])
+        outcomes.append((float(metrics['loss']), float(metrics['grad_norm']), update))
+    (loss, norm, actual), (loss_cpu, norm_cpu, expected) = outcomes
+    metrics_by_device = {
+        'loss': loss,
+        'on CPU': loss_cpu,
+        'gradient norm': norm,
+        'norm on CPU': norm_cpu,
+    }
+    # Two orders of sums in bfloat16 give different gradients.
+    return (
+        agreement(max(distance(actual, expected), abs(loss / loss_cpu - 1)), 5e-2)
+        | metrics_by_device
+    )
 
 
 def step_rows(tiny: bool) -> Iterator[Row]:
-    """Each model as it is, and with one choice changed."""
+    """Each model unchanged, and with one choice changed."""
     changes: list[dict[str, Any]] = [{}]
-    for name in SERVED:
+    for name in SUPPORTED:
         changes += [{'kernels.attention': name, 'data.mask_documents': d} for d in (True, False)]
     changes += [{'model.remat': name} for name in REMAT_POLICIES]
     changes += [{f'kernels.{op}': 'pallas'} for op in ('cross_entropy', 'rms_norm')]
     changes += [{'loss.chunk': 0}, {'model.scan_layers': False}]
     for model in ['llama_124m'] if tiny else MODELS:
         for change in changes:
-            name = f'{model}: {words_of(change) or "as it is"}'
+            name = f'{model}: {format_changes(change) or "as it is"}'
             yield Row(name, functools.partial(train, model, tiny, change))
 
 
 def train(model: str, tiny: bool, changes: dict[str, Any]) -> dict[str, Any]:
-    step = step_of(recipe_of(model, tiny, **changes))
-    seconds, metrics = measured(step)
+    step = compile_here(build_recipe(model, tiny, **changes))
+    seconds, metrics = measure_step(step)
     return rates(step, seconds) | {
         'loss': float(metrics['loss']),
         'peak GB': peak_memory_bytes() / 1e9,
@@ -293,33 +304,33 @@ def copy_rows(tiny: bool) -> Iterator[Row]:
     small = [(case, (16, 128), 'bfloat16') for case in (*NORM_CASES, *ROW_CASES)]
     for case, shape, dtype in small if tiny else row_kernels.cases():
         for name in case.kernels:
-            words = f'{case.name}, {name}: {shape[0]:,} x {shape[1]:,}, {dtype}'
-            yield Row(words, functools.partial(copy_share, case, shape, dtype, name))
+            title = f'{case.name}, {name}: {shape[0]:,} x {shape[1]:,}, {dtype}'
+            yield Row(title, functools.partial(copy_share, case, shape, dtype, name))
 
 
 def copy_share(case, shape, dtype, name) -> dict[str, float]:
-    with kernels_here() as on:
-        timed = functools.partial(row_kernels.time_kernel, case, name, shape, dtype, on)
-        return row_kernels.share_of_copy(case, shape, dtype, timed)
+    with kernels_here() as platform:
+        time_sets = functools.partial(row_kernels.time_kernel, case, name, shape, dtype, platform)
+        return row_kernels.copy_share(case, shape, dtype, time_sets)
 
 
 def sweep_rows(tiny: bool) -> Iterator[Row]:
     runs = 4 if tiny else 16
     for dtype in ('bfloat16', 'float32'):
-        for words, how, n in (('a single run', SINGLE, 1), ('vmap', 'vmap', runs)):
-            name = f'{words}, {n} run{"s" * (n > 1)}, {dtype}'
-            yield Row(name, functools.partial(sweep, tiny, how, n, dtype))
+        for title, run_axis, n in (('a single run', SINGLE, 1), ('vmap', 'vmap', runs)):
+            name = f'{title}, {n} run{"s" * (n > 1)}, {dtype}'
+            yield Row(name, functools.partial(sweep, tiny, run_axis, n, dtype))
 
 
-def sweep(tiny: bool, how: str, runs: int, dtype: str) -> dict[str, float]:
+def sweep(tiny: bool, run_axis: str, runs: int, dtype: str) -> dict[str, float]:
     config, topology = default.get_config(), open_topology(HERE)
     small = TINY_MODEL | {'data.batch_size': 2} if tiny else {}
     config.update_from_flattened_dict(SHAPE | {'model.dtype': dtype} | small)
     topology = dataclasses.replace(topology, devices=topology.devices[:1])
     step = compile_step(
-        build_blueprint(resolve(config), topology, print, runs), topology, how, runs
+        build_blueprint(resolve(config), topology, print, runs), topology, run_axis, runs
     )
-    return rates(step, measured(step, how)[0])
+    return rates(step, measure_step(step, run_axis)[0])
 
 
 def plan_rows(tiny: bool) -> Iterator[Row]:
@@ -328,33 +339,43 @@ def plan_rows(tiny: bool) -> Iterator[Row]:
 
 
 def plan(name: str, tiny: bool) -> dict[str, Any]:
-    """tpu.plan's words for this chip, by its compiler, beside the step measured here."""
-    step, devices = step_of(recipe_of(name, tiny)), jax.devices()
-    seconds, _ = measured(step)
+    """Compares tpu.plan's step for this chip, by its compiler, with the step measured here."""
+    step, devices = compile_here(build_recipe(name, tiny)), jax.devices()
+    seconds, _ = measure_step(step)
     chip = next((key for key, row in CHIPS.items() if row.kind == devices[0].device_kind), None)
     if chip is None:
-        least, source = estimate_step(step, open_topology(HERE)).step_seconds, 'rates measured here'
+        planned_seconds, source = (
+            estimate_step(step, open_topology(HERE)).step_seconds,
+            'rates measured here',
+        )
     else:
         n = len(devices) // CHIPS[chip].devices_a_chip
         shape = next(shape for shape in list_shapes(CHIPS[chip]) if count_chips(shape) == n)
-        least, source = planned(name, f'{chip}:{shape}'), f'{chip}:{shape}'
-    return {'ms': 1e3 * seconds, 'planned ms': 1e3 * least, 'ratio': seconds / least, 'of': source}
+        planned_seconds, source = plan_seconds(name, f'{chip}:{shape}'), f'{chip}:{shape}'
+    return {
+        'ms': 1e3 * seconds,
+        'planned ms': 1e3 * planned_seconds,
+        'ratio': seconds / planned_seconds,
+        'of': source,
+    }
 
 
-def planned(name: str, topology: str) -> float:
+def plan_seconds(name: str, topology: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, 'plan.json')
+        file = Path(folder, 'plan.json')
         command = [sys.executable, '-m', 'tpu.plan', f'--config=configs/{name}.py']
-        command += [f'--topology={topology}', f'--out={out}']
-        command += [f'--config.{key}={value}' for key, value in fields_of(name).items()]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if not out.exists():
-            raise RuntimeError(f'tpu.plan: {(done.stderr.strip() or "nothing").splitlines()[-1]}')
-        return json.loads(out.read_text())['step_seconds']
+        command += [f'--topology={topology}', f'--out={file}']
+        command += [f'--config.{key}={value}' for key, value in config_fields(name).items()]
+        process = subprocess.run(command, capture_output=True, text=True)
+        if not file.exists():
+            raise RuntimeError(
+                f'tpu.plan: {(process.stderr.strip() or "nothing").splitlines()[-1]}'
+            )
+        return json.loads(file.read_text())['step_seconds']
 
 
 def decoder_rows(tiny: bool) -> Iterator[Row]:
-    """A plain decoder of three makes."""
+    """A plain decoder of three frameworks."""
     shape = TINY_PEER if tiny else PEER
     ours = functools.partial(evenkeel_step, changes={'model.dtype': 'bfloat16'})
     plain = functools.partial(plain_step, dtype=jnp.bfloat16)
@@ -364,20 +385,20 @@ def decoder_rows(tiny: bool) -> Iterator[Row]:
 
 
 def peer_rows(tiny: bool) -> Iterator[Row]:
-    """Attention alone, and kernels over rows, beside those of other libraries."""
+    """Attention alone, and kernels over rows, beside other libraries."""
     rows, length = (1, 128) if tiny else (2, 8192)
     for n, width in BY_HEADS[:1] if tiny else BY_HEADS:
         q_shape = (rows, n, length, width)
-        for name in [*SERVED, 'tokamax', 'PyTorch']:
+        for name in [*SUPPORTED, 'tokamax', 'PyTorch']:
             if name != 'reference':
-                one = functools.partial(attention_alone, name, q_shape)
-                yield Row(f'attention {q_shape}, forward and backward: {name}', one)
+                measure = functools.partial(attention_alone, name, q_shape)
+                yield Row(f'attention {q_shape}, forward and backward: {name}', measure)
     shapes = [(16, 128)] * 2 if tiny else [(8192, 4096), (16_384, 50_257)]
-    for cases, of_rows in zip((NORM_CASES, ROW_CASES), shapes, strict=True):
+    for cases, shape in zip((NORM_CASES, ROW_CASES), shapes, strict=True):
         for case in cases:
             for name in ('pallas', 'reference', 'PyTorch', 'Liger', 'tokamax'):
-                one = functools.partial(row_peer, case, of_rows, name)
-                yield Row(f'{case.name}, {of_rows[0]:,} x {of_rows[1]:,}: {name}', one)
+                measure = functools.partial(row_peer, case, shape, name)
+                yield Row(f'{case.name}, {shape[0]:,} x {shape[1]:,}: {name}', measure)
 
 
 def decoder(make, shape) -> dict[str, float]:
@@ -385,37 +406,37 @@ def decoder(make, shape) -> dict[str, float]:
     milliseconds = []
     for _ in range(STEPS):
         start = time.perf_counter()
-        state, out = step(state)
-        jax.block_until_ready((state, out))
+        state, metrics = step(state)
+        jax.block_until_ready((state, metrics))
         milliseconds.append(1e3 * (time.perf_counter() - start))
     peak = peak_memory_bytes() / 1e9
-    return of_decoder(shape, milliseconds) | {'peak GB': peak, 'compile s': compile_sec}
+    return decoder_rates(shape, milliseconds) | {'peak GB': peak, 'compile s': compile_sec}
 
 
-def of_decoder(shape, milliseconds: list[float]) -> dict[str, float]:
+def decoder_rates(shape, milliseconds: list[float]) -> dict[str, float]:
     ms = statistics.median(milliseconds[3:])
     return {'ms': ms, 'tokens/s': 1e3 * shape[4] * shape[6] / ms}
 
 
 def torch_decoder(shape) -> dict[str, float]:
-    importlib.import_module('torch')  # in words that name it, where it is missing
+    importlib.import_module('torch')  # so that a missing PyTorch is named in the error
     script = str(Path(__file__).with_name('torch_decoder.py'))
     command = [sys.executable, script, *map(str, shape), str(STEPS)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f'PyTorch: {done.stderr.strip().splitlines()[-1]}')
-    found = json.loads(done.stdout.splitlines()[-1])
-    return of_decoder(shape, found['ms']) | {'peak GB': found['peak_gb']}
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode:
+        raise RuntimeError(f'PyTorch: {process.stderr.strip().splitlines()[-1]}')
+    report = json.loads(process.stdout.splitlines()[-1])
+    return decoder_rates(shape, report['ms']) | {'peak GB': report['peak_gb']}
 
 
 def attention_alone(name: str, shape: tuple[int, ...]) -> dict[str, float]:
-    """Causal, forward and backward, in bfloat16."""
+    """Causal attention, forward and backward, in bfloat16."""
     keys = jax.random.split(jax.random.key(0), 4)
     q, k, v, g = (jax.random.normal(key, shape, jnp.bfloat16) for key in keys)
     if name == 'PyTorch':
         from tests.bench import torch_rows
 
-        return {'ms': 1e3 * torch_rows.seconds_of_attention(shape)}
+        return {'ms': 1e3 * torch_rows.time_attention(shape)}
     if name == 'tokamax':
         import tokamax
 
@@ -424,15 +445,15 @@ def attention_alone(name: str, shape: tuple[int, ...]) -> dict[str, float]:
     else:
         attend_by = functools.partial(attend, name, scores=Scores())
 
-    return {'ms': 1e3 * time_of(both(attend_by), [(q, k, v, g)])}
+    return {'ms': 1e3 * time_calls(both(attend_by), [(q, k, v, g)])}
 
 
 def row_peer(case, shape, name) -> dict[str, float]:
     if name in case.kernels:
         return copy_share(case, shape, 'bfloat16', name)
     seconds = row_kernels.peer(name)
-    timed = functools.partial(seconds, case.name, shape, 'bfloat16')
-    return row_kernels.share_of_copy(case, shape, 'bfloat16', timed)
+    time_sets = functools.partial(seconds, case.name, shape, 'bfloat16')
+    return row_kernels.copy_share(case, shape, 'bfloat16', time_sets)
 
 
 def profile_rows(tiny: bool) -> Iterator[Row]:
@@ -441,11 +462,13 @@ def profile_rows(tiny: bool) -> Iterator[Row]:
 
 
 def profile(model: str, tiny: bool) -> dict[str, Any]:
-    """The operations that take most of the device's time, over five steps."""
-    step = step_of(recipe_of(model, tiny))
+    """Returns the operations that take most of the device's time, over two measured steps and
+    warm-up.
+    """
+    step = compile_here(build_recipe(model, tiny))
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            seconds, _ = measured(step, steps=2)
+            seconds, _ = measure_step(step, steps=2)
         (file, *_) = Path(folder).rglob('*.xplane.pb')
         planes = jax.profiler.ProfileData.from_file(str(file)).planes
         spent, counts = Counter(), Counter()
@@ -461,15 +484,15 @@ def profile(model: str, tiny: bool) -> dict[str, Any]:
 
 
 def operations(planes: Any) -> Iterator[tuple[str, float]]:
-    """(name without its number, nanoseconds) of each operation of the first device."""
+    """Yields (name without its number, nanoseconds) of each operation of the first device."""
     planes = list(planes)
     device = next((plane for plane in planes if plane.name.startswith('/device:')), None)
     for plane in [device] if device else planes:
         lines = list(plane.lines)
-        kept = [line for line in lines if line.name == 'XLA Ops'] or [
+        op_lines = [line for line in lines if line.name == 'XLA Ops'] or [
             line for line in lines if device is None or 'Stream' in line.name
         ]
-        for line in kept:
+        for line in op_lines:
             for event in line.events:
                 name = re.sub(r'[.\d]+$', '', event.name.split(' = ')[0]).lstrip('%')
                 holds_others = re.match(r'while|conditional|call\b', name)

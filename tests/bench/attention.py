@@ -1,11 +1,11 @@
-"""Speed of a step with long rows, beside PyTorch's; and what each option costs.
+"""Speed of a step with long rows, beside PyTorch's, and the cost of each option.
 
     uv run python -m tests.bench.attention [--rounds=3] [--torch=PYTHON]
 
 Long rows: 4,096 tokens a step in rows of 1,024, 2,048 and 4,096, width 256, four layers. Each case
-in processes of its own, in turn, with equal malloc settings; `--torch` names an interpreter that
-has PyTorch (tests/bench/torch_decoder.py). Options: steps of the second shape of
-`tests.bench.step`, all compiled in one process and taken in turn.
+runs in its own processes, in turn, with equal malloc settings; `--torch` names an interpreter with
+PyTorch (tests/bench/torch_decoder.py). Options: steps of the second shape of `tests.bench.step`,
+all compiled in one process and run in turn.
 """
 
 import argparse
@@ -39,7 +39,7 @@ STEPS, WARMUP_STEPS = 8, 3
 
 
 def measure(length: int) -> dict:
-    """Evenkeel's steps in this process."""
+    """Runs Evenkeel's steps in this process."""
     import jax
 
     from lm.record.machine import peak_memory_bytes
@@ -55,11 +55,11 @@ def measure(length: int) -> dict:
 
 
 def in_process(command: list[str]) -> tuple[float, float]:
-    """(milliseconds of a step, peak GB)."""
+    """Returns (milliseconds of a step, peak GB)."""
     child = {k: v for k, v in os.environ.items() if k != 'GLIBC_TUNABLES'} | KEEPING
-    done = subprocess.run(command, env=child, check=True, capture_output=True, text=True)
-    found = json.loads(done.stdout.splitlines()[-1])
-    return statistics.median(found['ms'][WARMUP_STEPS:]), found['peak_gb']
+    process = subprocess.run(command, env=child, check=True, capture_output=True, text=True)
+    report = json.loads(process.stdout.splitlines()[-1])
+    return statistics.median(report['ms'][WARMUP_STEPS:]), report['peak_gb']
 
 
 def long_rows(rounds: int, torch: str | None) -> None:
@@ -72,41 +72,43 @@ def long_rows(rounds: int, torch: str | None) -> None:
         if torch:
             script = str(Path(__file__).with_name('torch_decoder.py'))
             commands['torch'] = [torch, script, *map(str, shape), str(WARMUP_STEPS + STEPS)]
-        found = {case: [] for case in commands}
+        runs = {case: [] for case in commands}
         for _ in range(rounds):
             for case, command in commands.items():
-                found[case].append(in_process(command))
-        for case, runs in found.items():
-            ms, peak = (statistics.median(column) for column in zip(*runs, strict=True))
+                runs[case].append(in_process(command))
+        for case, samples in runs.items():
+            ms, peak = (statistics.median(column) for column in zip(*samples, strict=True))
             print(f'| {length} | {case} | {ms:.0f} | {4096e3 / ms:,.0f} | {peak:.2f} |', flush=True)
         if torch:
-            each = [b[0] / a[0] for a, b in zip(found['evenkeel'], found['torch'], strict=True)]
-            span = f'{min(each):.2f} to {max(each):.2f}'
-            ratios[length] = f'{statistics.median(each):.2f} times PyTorch ({span})'
+            ratios_by_round = [
+                b[0] / a[0] for a, b in zip(runs['evenkeel'], runs['torch'], strict=True)
+            ]
+            span = f'{min(ratios_by_round):.2f} to {max(ratios_by_round):.2f}'
+            ratios[length] = f'{statistics.median(ratios_by_round):.2f} times PyTorch ({span})'
     print("\nEvenkeel's tokens/s:", *(f'- {n}: {text}' for n, text in ratios.items()), sep='\n')
 
 
 def options(rounds: int) -> None:
     import jax
 
-    made = {name: evenkeel_step(SHAPES['medium'], changes) for name, changes in OPTIONS.items()}
-    states = {name: state for name, (state, _, _) in made.items()}
-    milliseconds = {name: [] for name in made}
+    steps = {name: evenkeel_step(SHAPES['medium'], changes) for name, changes in OPTIONS.items()}
+    states = {name: state for name, (state, _, _) in steps.items()}
+    milliseconds = {name: [] for name in steps}
     for _ in range(WARMUP_STEPS + STEPS * rounds):
-        for name, (_, step, _) in made.items():
+        for name, (_, step, _) in steps.items():
             start = time.perf_counter()
             states[name], metrics = step(states[name])
             jax.block_until_ready((states[name], metrics))
             milliseconds[name].append(1e3 * (time.perf_counter() - start))
-    kept = {name: ms[WARMUP_STEPS:] for name, ms in milliseconds.items()}
+    measured = {name: ms[WARMUP_STEPS:] for name, ms in milliseconds.items()}
     print('\n| option | step ms | against nothing |\n|---|---|---|')
-    for name, ms in kept.items():
-        each = [a / b for a, b in zip(ms, kept['nothing'], strict=True)]
-        print(f'| {name} | {statistics.median(ms):.0f} | {statistics.median(each):.3f} |')
+    for name, ms in measured.items():
+        ratios = [a / b for a, b in zip(ms, measured['nothing'], strict=True)]
+        print(f'| {name} | {statistics.median(ms):.0f} | {statistics.median(ratios):.3f} |')
 
 
 def kernel() -> None:
-    """Attention alone, forward and backward, by each kernel that runs on a CPU."""
+    """Times attention only, forward and backward, with each kernel that runs on a CPU."""
     import jax
 
     from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend
@@ -118,8 +120,8 @@ def kernel() -> None:
         for name in sorted(n for n, row in ATTENTION_KERNELS.items() if not row.platforms):
 
             def run(q, k, v, grad, name=name):
-                out, pull = jax.vjp(lambda *a: attend(name, *a, Scores()), q, k, v)
-                return out, pull(grad)
+                y, pull = jax.vjp(lambda *a: attend(name, *a, Scores()), q, k, v)
+                return y, pull(grad)
 
             compiled, milliseconds = jax.jit(run).lower(q, k, v, grad).compile(), []
             for _ in range(WARMUP_STEPS + STEPS):
@@ -127,8 +129,8 @@ def kernel() -> None:
                 jax.block_until_ready(compiled(q, k, v, grad))
                 milliseconds.append(1e3 * (time.perf_counter() - start))
             ms = min(milliseconds[WARMUP_STEPS:])
-            held = compiled.memory_analysis().temp_size_in_bytes / 1e6
-            print(f'| {rows} x 4 | {length} | {name} | {ms:.1f} | {held:.0f} |', flush=True)
+            temporary_mb = compiled.memory_analysis().temp_size_in_bytes / 1e6
+            print(f'| {rows} x 4 | {length} | {name} | {ms:.1f} | {temporary_mb:.0f} |', flush=True)
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""Tokens a second of evaluation, beside those of training the same config, in one process.
+"""Tokens per second of evaluation, beside training of the same config, in one process.
 
     uv run python -m tests.bench.evaluation [--rounds=5] [--steps=4] [--change=PATH=VALUE ...]
 
-The default config with random weights on rows of random tokens, every program compiled before.
-A round times some training steps, then as many batches of each kind of evaluation: `rows` as the
+The default config with random weights on rows of random tokens, every program compiled before. A
+round times some training steps, then as many batches of each kind of evaluation: `rows` as the
 loop's validation reads them, `scores` as suite perplexity does (a score of each token comes back),
-and `packed` documents of a sixth to a whole row, as pairs and windows are scored, whose tokens are
+and `packed` documents of a sixth to a whole row, as pairs and windows are scored, with tokens
 counted without the padding. The goal is 2.5 times training's rate: a forward pass is a third of it.
 """
 
@@ -22,7 +22,7 @@ Timed = dict[str, tuple[Callable[[], object], int]]  # what is run, and its toke
 
 
 def cases(changes: dict[str, object], steps: int) -> Timed:
-    """Returns what is timed: a call of each, and how many tokens it reads."""
+    """Returns the timed functions, and how many tokens each reads."""
     import jax
     import numpy as np
 
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument('--steps', type=int, default=4, help='batches of a round')
     parser.add_argument('--change', action='append', default=[], help='PATH=VALUE of the config')
     options = parser.parse_args()
-    changes = dict(one.split('=', 1) for one in options.change)
+    changes = dict(change.split('=', 1) for change in options.change)
     timed = cases({path: _value(text) for path, text in changes.items()}, options.steps)
     for run, _ in timed.values():
         run()  # compiles
@@ -91,15 +91,15 @@ def main() -> None:
             run()
             rates[name].append(tokens / (time.perf_counter() - start))
     print('| what | tokens/s | times training, by round |\n|---|---|---|')
-    for name, own in rates.items():
-        ratios = sorted(a / b for a, b in zip(own, rates['training'], strict=True))
+    for name, samples in rates.items():
+        ratios = sorted(a / b for a, b in zip(samples, rates['training'], strict=True))
         span = f'{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})'
-        print(f'| {name} | {statistics.median(own):,.0f} | {span} |', flush=True)
+        print(f'| {name} | {statistics.median(samples):,.0f} | {span} |', flush=True)
     print(f'goal: {GOAL} times training')
 
 
 def _value(text: str) -> object:
-    """Returns a number where the text is one."""
+    """Returns a number if the text is a number."""
     for kind in (int, float):
         try:
             return kind(text)

@@ -1,11 +1,12 @@
-"""Tokens a second of generation, by how many rows are gone on together, beside PyTorch's.
+"""Tokens per second of generation, by how many rows are generated together, beside PyTorch's.
 
     uv run python -m tests.bench.generate [--rounds=3] [--length=256] [--torch=PYTHON]
 
-The default model with random weights; prompts of 8 tokens, gone on to rows of `length` tokens,
-greedy, every program compiled before. Each case in processes of its own, in turn, with equal malloc
-settings; `--torch` names an interpreter that has PyTorch (tests/bench/torch_generate.py). `window`
-reads the whole row for each token instead of a cache. `filters` samples with top_k and top_p.
+The default model with random weights; prompts of 8 tokens, completed to rows of `length` tokens,
+greedy, every program compiled before. Each case runs in its own processes, in turn, with equal
+malloc settings; `--torch` names an interpreter with PyTorch (tests/bench/torch_generate.py).
+`window` reads the whole row for each token instead of a cache. `filters` samples with top_k and
+top_p.
 """
 
 import argparse
@@ -25,8 +26,8 @@ SLOTS = (1, 4, 16, 64)
 VOCAB = 4096
 
 
-def checkpoint_of(length: int):
-    """The default model with random weights, whose rows nothing ends."""
+def random_checkpoint(length: int):
+    """Returns the default model with random weights; nothing ends its rows."""
     import jax
 
     from configs import default
@@ -47,11 +48,11 @@ def checkpoint_of(length: int):
 
 
 def with_engine(slots: int, length: int, **sampling):
-    """run() -> nothing: all slots are gone on to rows of `length` tokens."""
+    """Returns run() -> None, which completes all slots to rows of `length` tokens."""
     from lm.inference.engine import Engine, Request
     from lm.inference.sampling import Sampling
 
-    engine = Engine(checkpoint_of(length), slots)
+    engine = Engine(random_checkpoint(length), slots)
 
     def run() -> None:
         for i in range(slots):
@@ -64,11 +65,11 @@ def with_engine(slots: int, length: int, **sampling):
 
 
 def by_window(length: int):
-    """The same of one row, all of it read for each token."""
+    """Returns the same for one row, all of it read for each token."""
     import jax
     import jax.numpy as jnp
 
-    checkpoint = checkpoint_of(length)
+    checkpoint = random_checkpoint(length)
     variables, model = checkpoint.variables, checkpoint.model
 
     @jax.jit
@@ -101,26 +102,26 @@ def measure(case: str, slots: int, length: int, rounds: int) -> None:
 
 
 def commands(slots: int, length: int, rounds: int, torch: str | None) -> dict[str, list[str]]:
-    """What measures each case in a process of its own."""
+    """Returns the commands that measure each case in its own process."""
     cases = ('evenkeel', 'filters', *(['window'] if slots == 1 else []))
     flags = [f'--slots={slots}', f'--length={length}', f'--rounds={rounds}']
     module = [sys.executable, '-m', 'tests.bench.generate']
-    found = {case: [*module, f'--measure={case}', *flags] for case in cases}
+    case_commands = {case: [*module, f'--measure={case}', *flags] for case in cases}
     if torch:
         from configs import default
 
         model = default.get_config().model
         shape = (model.d_model, model.n_heads, model.n_layers, model.d_ff, length, VOCAB)
         script = str(Path(__file__).with_name('torch_generate.py'))
-        found['torch'] = [torch, script, *map(str, (*shape, slots, PROMPT, rounds + 1))]
-    return found
+        case_commands['torch'] = [torch, script, *map(str, (*shape, slots, PROMPT, rounds + 1))]
+    return case_commands
 
 
-def seconds_of(command: list[str]) -> float:
-    """The median of the rounds behind the first one."""
+def run_seconds(command: list[str]) -> float:
+    """Returns the median of the rounds after the first."""
     child = {k: v for k, v in os.environ.items() if k != 'GLIBC_TUNABLES'} | KEEPING
-    done = subprocess.run(command, env=child, check=True, capture_output=True, text=True)
-    return statistics.median(json.loads(done.stdout.splitlines()[-1])['seconds'][1:])
+    process = subprocess.run(command, env=child, check=True, capture_output=True, text=True)
+    return statistics.median(json.loads(process.stdout.splitlines()[-1])['seconds'][1:])
 
 
 def main() -> None:
@@ -136,13 +137,16 @@ def main() -> None:
         return
     print('| rows together | case | tokens/s | ms a token of all rows |\n|---|---|---|---|')
     for slots in flags.slots:
-        each = {case: [] for case in commands(slots, flags.length, 1, flags.torch)}
+        samples = {case: [] for case in commands(slots, flags.length, 1, flags.torch)}
         for _ in range(flags.rounds):
             for case, command in commands(slots, flags.length, 1, flags.torch).items():
-                each[case].append(seconds_of(command))
-        for case, seconds in each.items():
-            of_row = statistics.median(seconds) / (flags.length - PROMPT)
-            print(f'| {slots} | {case} | {slots / of_row:,.0f} | {1e3 * of_row:.2f} |', flush=True)
+                samples[case].append(run_seconds(command))
+        for case, seconds in samples.items():
+            token_seconds = statistics.median(seconds) / (flags.length - PROMPT)
+            print(
+                f'| {slots} | {case} | {slots / token_seconds:,.0f} | {1e3 * token_seconds:.2f} |',
+                flush=True,
+            )
 
 
 if __name__ == '__main__':

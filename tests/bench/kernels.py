@@ -1,16 +1,16 @@
-"""What kernels over rows move through the memory of TPUs and GPUs, beside the same left to XLA.
+"""Bytes that kernels over rows move through the memory of TPUs and GPUs, beside XLA's own programs.
 
     uv run --extra tpu --extra cuda-compiler python -m tests.bench.kernels [chip ...]
 
-Nothing runs: compilers make each program for chips that need not be here, and what its instructions
-read and write is added up (`program_text.moves`), arrays in a TPU's fast memory left out. That over
-the memory's rate is the least time the program takes, and what it takes where nothing else holds it
-up: it is computed, not timed. What a kernel itself reads twice counts once.
+Nothing runs. Compilers build each program for chips that need not be present, and the bytes that
+its instructions read and write are summed (`program_text.moves`), without arrays in a TPU's fast
+memory. Divided by the memory's rate, this is the least time that the program takes, and its time if
+nothing else limits it: computed, not timed. A second read inside a kernel does not count.
 
-`in a block`, `of queries and keys`, `in attention` and `behind a readout` have the products around
-them that a model has, forward and backward: a kernel is a barrier to XLA's fusion. Of GPUs the
-lesser of two programs counts: with products by Triton, which take in what is around them, and by
-cuBLAS, which do not. Where there is one, XLA takes the faster.
+`in a block`, `of queries and keys`, `in attention` and `behind a readout` include the products
+around them in a model, forward and backward: a kernel is a barrier to XLA's fusion. For GPUs the
+lesser of two programs counts: with products by Triton, which fuse their surroundings, and by
+cuBLAS, which do not. On a GPU, XLA chooses the faster.
 """
 
 import json
@@ -45,16 +45,16 @@ OPTIONS = {  # of the compiler, for each program that it may make
 
 
 def in_a_block(norm):
-    def block(x, into, out, scale):
-        total = x + jnp.dot(x, out)
-        return total + jnp.dot(jax.nn.silu(jnp.dot(norm(total, scale, EPS), into)), out)
+    def block(x, into, projection, scale):
+        total = x + jnp.dot(x, projection)
+        return total + jnp.dot(jax.nn.silu(jnp.dot(norm(total, scale, EPS), into)), projection)
 
     return both(block)
 
 
-def of_queries_and_keys(norm):
-    def scores(x, of_q, of_k, scale):
-        q, k = (norm(jnp.einsum('bsw,whj->bshj', x, w), scale, EPS) for w in (of_q, of_k))
+def before_queries_and_keys(norm):
+    def scores(x, w_q, w_k, scale):
+        q, k = (norm(jnp.einsum('bsw,whj->bshj', x, w), scale, EPS) for w in (w_q, w_k))
         return jnp.einsum('bqhj,bkhj->bhqk', q, k)
 
     return both(scores)
@@ -71,13 +71,13 @@ def in_attention(softmax):
 
 def behind_a_readout(cross_entropy):
     def loss(x, weight, labels):
-        return total_of(cross_entropy)(jnp.dot(x, weight), labels)
+        return total_loss(cross_entropy)(jnp.dot(x, weight), labels)
 
     return jax.value_and_grad(loss, argnums=(0, 1))
 
 
 def behind_a_readout_by_chunks(cross_entropy):
-    """As a step has it: of some tokens at a time, logits in float32."""
+    """As in a step: some tokens at a time, with logits in float32."""
 
     def total(x, weight, labels):
         chunk = select_chunk_size(labels.size, weight.shape[-1])
@@ -89,15 +89,15 @@ def behind_a_readout_by_chunks(cross_entropy):
     return jax.value_and_grad(total, argnums=(0, 1))
 
 
-def total_of(cross_entropy):
+def total_loss(cross_entropy):
     def total(logits, labels):
         return jnp.sum(cross_entropy(logits, labels, z_loss=1e-4, label_smoothing=0.0)['objective'])
 
     return total
 
 
-def gradient_of(cross_entropy):
-    return jax.value_and_grad(total_of(cross_entropy))
+def loss_and_gradient(cross_entropy):
+    return jax.value_and_grad(total_loss(cross_entropy))
 
 
 def plain_softmax(x, mask=None):
@@ -106,22 +106,22 @@ def plain_softmax(x, mask=None):
 
 
 def both(function):
-    """Forward and backward, of arguments and the result's gradient."""
+    """Forward and backward, from arguments and the output's gradient."""
 
-    def run(*given):
-        y, pull = jax.vjp(function, *given[:-1])
-        return y, pull(given[-1])
+    def run(*arrays):
+        y, pull = jax.vjp(function, *arrays[:-1])
+        return y, pull(arrays[-1])
 
     return run
 
 
 def backward(function):
-    return lambda *given: jax.vjp(function, *given[:-1])[1](given[-1])
+    return lambda *arrays: jax.vjp(function, *arrays[:-1])[1](arrays[-1])
 
 
 class Case(NamedTuple):
-    """plain: what models have otherwise. make: a program of either. letters: of the axes of its
-    arguments, by SIZES. donated: of which it may write to.
+    """plain: the alternative without a kernel. make: builds a program from either. letters: the
+    axes of each argument, by SIZES. donated: arguments that it may overwrite.
     """
 
     name: str
@@ -132,8 +132,8 @@ class Case(NamedTuple):
     donated: tuple[int, ...] = ()
 
 
-def kernel_of(table, platform):
-    """None where the platform has none."""
+def find_kernel(table, platform):
+    """Returns the platform's kernel, or None."""
     row = table['pallas']
     return row.for_platform(platform) if platform in row.platforms else None
 
@@ -152,44 +152,45 @@ def norms(width, pair):
 def cases(platform: str) -> Iterator[Case]:
     pair = (
         RMS_NORM_KERNELS['reference'].for_platform(platform),
-        kernel_of(RMS_NORM_KERNELS, platform),
+        find_kernel(RMS_NORM_KERNELS, platform),
     )
     for width in 'DE':
         for case in norms(width, pair):
             yield case._replace(name=f'rms_norm, 65,536 x {SIZES[width]:,}, {case.name}')
-    given = ('RSW', 'WHJ', 'WHJ', 'J', 'RHSS')
-    of_heads = 'rms_norm, 256 x 256 x 16 x 64, of queries and keys'
-    yield Case(of_heads, *pair, of_queries_and_keys, given)
-    pair = plain_softmax, kernel_of(SOFTMAX_KERNELS, platform)
+    letters = ('RSW', 'WHJ', 'WHJ', 'J', 'RHSS')
+    heads_case = 'rms_norm, 256 x 256 x 16 x 64, of queries and keys'
+    yield Case(heads_case, *pair, before_queries_and_keys, letters)
+    pair = plain_softmax, find_kernel(SOFTMAX_KERNELS, platform)
     yield Case('softmax, 65,536 x 4,096, both', *pair, both, ('ND', 'ND'))
     heads = ('BHTK',) * 4
     yield Case('softmax, 4 x 16 x 2,048 x 2,048, in attention', *pair, in_attention, heads)
-    pair = LOSSES['cross_entropy'].__wrapped__, kernel_of(CROSS_ENTROPY_KERNELS, platform)
-    of_loss = 'cross_entropy, 4,096 x 50,257'
-    yield Case(f'{of_loss}, both', *pair, gradient_of, ('MV', 'M'), (0,))
-    yield Case(f'{of_loss}, behind a readout', *pair, behind_a_readout, ('MW', 'WV', 'M'))
+    pair = LOSSES['cross_entropy'].__wrapped__, find_kernel(CROSS_ENTROPY_KERNELS, platform)
+    loss_case = 'cross_entropy, 4,096 x 50,257'
+    yield Case(f'{loss_case}, both', *pair, loss_and_gradient, ('MV', 'M'), (0,))
+    yield Case(f'{loss_case}, behind a readout', *pair, behind_a_readout, ('MW', 'WV', 'M'))
     name = 'cross_entropy, 16,384 x 50,257, behind a readout by chunks'
     yield Case(name, *pair, behind_a_readout_by_chunks, ('HWW', 'WU', 'HW'))
 
 
 def gigabytes(case: Case, function: Callable[..., Any], chip: str) -> float:
-    def type_of(letters):
+    def select_type(letters):
         return 'float32' if letters in FLOAT32 else 'int32' if letters in INT32 else 'bfloat16'
 
-    shapes = [(tuple(SIZES[axis] for axis in one), type_of(one)) for one in case.letters]
+    shapes = [(tuple(SIZES[axis] for axis in axes), select_type(axes)) for axes in case.letters]
 
-    def moved(options):
+    def sum_moved(options):
         program = compiled(case.make(function), shapes, chip, case.donated, options)
         return sum(move.bytes for move in moves(program))
 
-    return min(map(moved, OPTIONS[CHIPS[chip].platform])) / 1e9
+    return min(map(sum_moved, OPTIONS[CHIPS[chip].platform])) / 1e9
 
 
 def print_gigabytes(chips: Sequence[str]) -> None:
     """A line of JSON for each case: chip, name, by XLA, by the kernel."""
     for chip in chips:
         for case in cases(CHIPS[chip].platform):
-            pair = [one and gigabytes(case, one, chip) for one in (case.plain, case.kernel)]
+            functions = (case.plain, case.kernel)
+            pair = [function and gigabytes(case, function, chip) for function in functions]
             print(json.dumps([chip, case.name, *pair]), flush=True)
 
 
@@ -204,20 +205,20 @@ def cell(chip: str, xla: float, kernel: float | None) -> str:
 
 def print_table(chips: Sequence[str]) -> None:
     lines = [line for chip in chips for line in printed_by(MODULE, chip, seconds=3600)]
-    found = {(chip, name): pair for chip, name, *pair in lines}
+    pairs = {(chip, name): pair for chip, name, *pair in lines}
     print(f'| bfloat16: GB by XLA, by the kernel; ms | {" | ".join(chips)} |')
     print('|---|' + '---|' * len(chips))
-    for name in dict.fromkeys(name for _, name in found):
-        cells = [cell(chip, *found[chip, name]) for chip in chips]
+    for name in dict.fromkeys(name for _, name in pairs):
+        cells = [cell(chip, *pairs[chip, name]) for chip in chips]
         print(f'| {name} | {" | ".join(cells)} |', flush=True)
 
 
-def main(*asked: str) -> None:
+def main(*names: str) -> None:
     if os.environ.items() >= ENVIRONMENT.items():  # a process of its own, by `print_table`
-        print_gigabytes(asked)
+        print_gigabytes(names)
         return
     for chips in (TPUS, GPUS):
-        if chosen := [chip for chip in chips if chip in asked or not asked]:
+        if chosen := [chip for chip in chips if chip in names or not names]:
             print_table(chosen)
             print()
 

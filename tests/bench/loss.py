@@ -2,8 +2,8 @@
 
     uv run python -m tests.bench.loss [--rounds=3]
 
-Value and gradients in activations and readout, each case compiled before and taken in turn;
-temporaries are what the compiled program allocates.
+Value and gradients of activations and readout, each case compiled before and run in turn;
+temporaries are allocated by the compiled program.
 """
 
 import argparse
@@ -22,8 +22,8 @@ SIZES = (  # tokens, vocabulary, width, type
 ROW = 256  # tokens
 
 
-def compiled(tokens: int, vocab: int, width: int, dtype: str, chunk: int):
-    """(run(), bytes of temporaries)."""
+def compile_loss(tokens: int, vocab: int, width: int, dtype: str, chunk: int):
+    """Returns (run(), bytes of temporaries)."""
     import jax
     import jax.numpy as jnp
 
@@ -46,8 +46,8 @@ def compiled(tokens: int, vocab: int, width: int, dtype: str, chunk: int):
     weight = jax.random.normal(keys[1], (width, vocab)) / width**0.5
     labels = jax.random.randint(keys[2], shape, 0, vocab)
     program = jax.jit(value_and_grads).lower(x, weight, labels).compile()
-    held = program.memory_analysis().temp_size_in_bytes
-    return lambda: jax.block_until_ready(program(x, weight, labels)), held
+    temporary_bytes = program.memory_analysis().temp_size_in_bytes
+    return lambda: jax.block_until_ready(program(x, weight, labels)), temporary_bytes
 
 
 def main() -> None:
@@ -60,17 +60,20 @@ def main() -> None:
     print('|---|---|---|---|---|')
     for tokens, vocab, width, dtype in SIZES:
         chunks = sorted({0, select_chunk_size(tokens, vocab), tokens // 8, tokens // 16})
-        made = {chunk: compiled(tokens, vocab, width, dtype, chunk) for chunk in chunks}
+        programs = {chunk: compile_loss(tokens, vocab, width, dtype, chunk) for chunk in chunks}
         seconds = {chunk: [] for chunk in chunks}
         for _ in range(1 + rounds):
-            for chunk, (run, _) in made.items():
+            for chunk, (run, _) in programs.items():
                 start = time.perf_counter()
                 run()
                 seconds[chunk].append(time.perf_counter() - start)
-        for chunk, (_, held) in made.items():
+        for chunk, (_, temporary_bytes) in programs.items():
             ms, name = 1e3 * statistics.median(seconds[chunk][1:]), chunk or 'all'
             sizes = f'{tokens:,}, {vocab:,}, {width}'
-            print(f'| {sizes} | {dtype} | {name} | {ms:.0f} | {held / 1e6:.0f} |', flush=True)
+            print(
+                f'| {sizes} | {dtype} | {name} | {ms:.0f} | {temporary_bytes / 1e6:.0f} |',
+                flush=True,
+            )
 
 
 if __name__ == '__main__':

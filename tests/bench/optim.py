@@ -1,12 +1,12 @@
-"""What each optimizer costs: the time of a step beside AdamW's, and the bytes of its state.
+"""Cost of each optimizer: the time of a step beside AdamW's, and the bytes of its state.
 
     uv run python -m tests.bench.optim [--rounds=1] [--shapes=medium,large]
 
 Steps of the second and third shape of `tests.bench.step`, or of the model of the study of
-optimizers (`--shapes=study --rounds=5`), each optimizer for the hidden matrices beside AdamW for
-the rest; compiled in one process and taken in turn. What an optimizer does every so many steps
-alone is in the mean where it falls into these, and not in the median. Those for small models and
-those that need the reference kernel are left out.
+optimizers (`--shapes=study --rounds=5`), with each optimizer for the hidden matrices beside AdamW
+for the rest; compiled in one process and run in turn. Work that an optimizer does only every so
+many steps is in the mean if it falls into these steps, and not in the median. Optimizers for small
+models and those that need the reference kernel are left out.
 """
 
 import argparse
@@ -24,17 +24,17 @@ STUDY = (64, 4, 4, 256, 128, 512, 8)
 
 
 def state_bytes(state) -> tuple[int, int]:
-    """(of the optimizer's state, the number of parameters)."""
+    """Returns (bytes of the optimizer's state, the number of parameters)."""
     import jax
 
-    found = sum(leaf.nbytes for leaf in jax.tree.leaves(state.opt_state))
-    return found, sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    n_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state.opt_state))
+    return n_bytes, sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
 
 def changes(row: str, name: str) -> dict:
     seldom = row == 'shampoo' and name == 'study'  # as the study has it
-    more = {'optim.shampoo_every': 10} if seldom else {}
-    return {'optim.name': row, 'model.scan_layers': True, **more}
+    extra = {'optim.shampoo_every': 10} if seldom else {}
+    return {'optim.name': row, 'model.scan_layers': True, **extra}
 
 
 def measure(name: str, rounds: int) -> None:
@@ -42,15 +42,15 @@ def measure(name: str, rounds: int) -> None:
 
     from modules.optim import OPTIMIZERS
 
-    made = {
+    steps = {
         row: evenkeel_step((SHAPES | {'study': STUDY})[name], changes(row, name))
         for row, part in OPTIMIZERS.items()
         if part.needs.max_parameters is None and part.needs.forward_mode != 'logits'
     }
-    states = {row: state for row, (state, _, _) in made.items()}
-    milliseconds = {row: [] for row in made}
+    states = {row: state for row, (state, _, _) in steps.items()}
+    milliseconds = {row: [] for row in steps}
     for _ in range(WARMUP_STEPS + STEPS * rounds):
-        for row, (_, step, _) in made.items():
+        for row, (_, step, _) in steps.items():
             start = time.perf_counter()
             states[row], metrics = step(states[row])
             jax.block_until_ready((states[row], metrics))
@@ -59,14 +59,14 @@ def measure(name: str, rounds: int) -> None:
         f'\n| {name} | step ms, median | mean | against adamw, medians | state bytes a parameter |'
     )
     print('|---|---|---|---|---|')
-    kept = {row: ms[WARMUP_STEPS:] for row, ms in milliseconds.items()}
-    for row, ms in kept.items():
-        each = [a / b for a, b in zip(ms, kept['adamw'], strict=True)]
-        held, parameters = state_bytes(states[row])
+    measured = {row: ms[WARMUP_STEPS:] for row, ms in milliseconds.items()}
+    for row, ms in measured.items():
+        ratios = [a / b for a, b in zip(ms, measured['adamw'], strict=True)]
+        n_bytes, parameters = state_bytes(states[row])
         print(
             f'| `{row}` | {statistics.median(ms):.1f} | {statistics.mean(ms):.1f} | '
-            f'{statistics.median(each):.2f} | '
-            f'{held / parameters:.2f} |',
+            f'{statistics.median(ratios):.2f} | '
+            f'{n_bytes / parameters:.2f} |',
             flush=True,
         )
 

@@ -1,10 +1,10 @@
-"""What a plan is worth: the step that `tpu.plan --topology=here` predicts, beside the one measured.
+"""Accuracy of a plan: the step that `tpu.plan --topology=here` predicts, beside the measured step.
 
     uv run python -m tests.bench.plan
 
 For each config, in one process: the step is compiled and read as the planner reads it, with rates
 of products and of memory measured right before, and then run on random tokens. `ratio` is measured
-over predicted: a roofline is a bound from below, so that it is to be 1 or more.
+over predicted: a roofline is a lower bound, so it should be at least 1.
 """
 
 from lm.launch.before_jax import prepare_process
@@ -47,15 +47,17 @@ CONFIGS = {
 }
 
 
-def measured(step: CompiledStep, how: str = SINGLE, steps: int = STEPS) -> tuple[float, dict]:
-    """(seconds of a step on random documents, the median of `steps`; its last metrics)."""
-    made, runs, program = step.blueprint, range(step.runs), Program(step.blueprint, how)
-    recipe, random = made.recipe, np.random.default_rng(0)
+def measure_step(
+    step: CompiledStep, run_axis: str = SINGLE, steps: int = STEPS
+) -> tuple[float, dict]:
+    """Returns (median seconds of a step on random documents; its last metrics)."""
+    blueprint, runs, program = step.blueprint, range(step.runs), Program(step.blueprint, run_axis)
+    recipe, random = blueprint.recipe, np.random.default_rng(0)
     shape = recipe.data.batch_size, recipe.data.seq_len + 1
-    tokens = random.integers(0, made.vocab_size - 2, shape, np.int32)
+    tokens = random.integers(0, blueprint.vocab_size - 2, shape, np.int32)
     segments = np.cumsum(random.random(shape) < 1 / DOCUMENT, 1, np.int32) + 1
     batch = program.stack_batches([{'tokens': tokens, 'segments': segments}] * step.runs)
-    init, states = jit_init(made.learner, made.mesh), program.make_buffer(step.runs)
+    init, states = jit_init(blueprint.learner, blueprint.mesh), program.make_buffer(step.runs)
     for run in runs:
         state = init(jax.random.key(run), make_hyper(recipe))
         states = program.put(states, state, run)
@@ -75,13 +77,14 @@ def main() -> None:
     print('|---|---|---|---|---|---|')
     for name, changes in CONFIGS.items():
         config = update_recipe(resolve(default.get_config()), changes)
-        made = build_blueprint(config, topology, print)
-        step = compile_step(made, topology)
-        found = estimate_step(step, topology)
-        took, _ = measured(step)
+        blueprint = build_blueprint(config, topology, print)
+        step = compile_step(blueprint, topology)
+        estimate = estimate_step(step, topology)
+        seconds, _ = measure_step(step)
         print(
-            f'| {name} | {found.parameters:,} | {1e3 * found.step_seconds:,.1f} | {found.bound_by} '
-            f'| {1e3 * took:,.1f} | {took / found.step_seconds:.2f} |',
+            f'| {name} | {estimate.parameters:,} | {1e3 * estimate.step_seconds:,.1f} '
+            f'| {estimate.bound_by} | {1e3 * seconds:,.1f} '
+            f'| {seconds / estimate.step_seconds:.2f} |',
             flush=True,
         )
 

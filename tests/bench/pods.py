@@ -3,8 +3,8 @@
     uv run python -m tests.bench.pods --table=models [--only=llama_8b]
     uv run python -m tests.bench.pods --table=scaling
 
-Every row is a command, `python -m tpu.plan --config=configs/MODEL.py --topology=... FLAGS`, with as
-many rows of text as the chips are given each.
+Every row is a command, `python -m tpu.plan --config=configs/MODEL.py --topology=... FLAGS`, with
+the given number of rows of text per chip.
 """
 
 from tpu.environment import prepare_environment
@@ -21,7 +21,7 @@ from tpu.chips import Topology, open_topology
 from tpu.trials import Trial, run_trial
 
 GIB = 2**30
-# (model, topology, slices, rows a chip, the mesh by hand and what else is changed)
+# (model, topology, slices, rows per chip, the mesh by hand and other changes)
 MODELS = [
     ('llama_124m', 'v5e:4x4', 1, 4, {}),
     ('llama_124m', 'v5p:4x4x4', 1, 4, {}),
@@ -64,7 +64,9 @@ COLUMNS = (
 )
 
 
-def planned(model: str, name: str, slices: int, rows: int, changes: dict) -> tuple[Topology, Trial]:
+def plan_row(
+    model: str, name: str, slices: int, rows: int, changes: dict
+) -> tuple[Topology, Trial]:
     topology = open_topology(name, slices)
     config: Config = resolve(importlib.import_module(f'configs.{model}').get_config())
     changes = {'data.batch_size': rows * topology.chips, 'mesh.data': -1} | changes
@@ -74,37 +76,37 @@ def planned(model: str, name: str, slices: int, rows: int, changes: dict) -> tup
 def row(model: str, topology: Topology, trial: Trial) -> list[str]:
     head = [model, topology.label, f'{trial.changes["data.batch_size"]:,}']
     if trial.estimate is None:
-        said = (
+        reason = (
             trial.refusal
             or f'does not fit: {trial.needed / GIB:.2f} of {trial.available / GIB:.2f}'
         )
-        return [*head, trial.label, said, *['-'] * (len(COLUMNS) - 5)]
-    found = trial.estimate
-    memory = f'{found.memory_needed / GIB:.2f} of {found.memory_there / GIB:.2f}'
+        return [*head, trial.label, reason, *['-'] * (len(COLUMNS) - 5)]
+    estimate = trial.estimate
+    memory = f'{estimate.memory_needed / GIB:.2f} of {estimate.memory_there / GIB:.2f}'
     times = (
-        found.compute_seconds,
-        found.operation_seconds,
-        found.link_seconds,
-        found.waiting_seconds,
-        found.step_seconds,
-        found.step_seconds_hidden,
-        found.step_seconds_exposed,
-        found.bound_seconds,
+        estimate.compute_seconds,
+        estimate.operation_seconds,
+        estimate.link_seconds,
+        estimate.waiting_seconds,
+        estimate.step_seconds,
+        estimate.step_seconds_hidden,
+        estimate.step_seconds_exposed,
+        estimate.bound_seconds,
     )
-    shares = [f'{share:.1%}' for share in (found.mfu, found.mfu_in_full, found.mfu_bound)]
-    tail = [*shares, f'{found.tokens_a_day / 1e9:,.1f}', f'{found.compile_seconds:.0f}']
-    return [*head, found.mesh, memory, *(f'{1e3 * sec:,.0f}' for sec in times), *tail]
+    shares = [f'{share:.1%}' for share in (estimate.mfu, estimate.mfu_in_full, estimate.mfu_bound)]
+    tail = [*shares, f'{estimate.tokens_a_day / 1e9:,.1f}', f'{estimate.compile_seconds:.0f}']
+    return [*head, estimate.mesh, memory, *(f'{1e3 * sec:,.0f}' for sec in times), *tail]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument('--table', choices=TABLES, required=True)
     parser.add_argument('--only', default='', help='a model')
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     print(f'| {" | ".join(COLUMNS)} |\n|{"---|" * len(COLUMNS)}', flush=True)
-    for model, *rest in TABLES[given.table]:
-        if given.only in model:
-            print(f'| {" | ".join(row(model, *planned(model, *rest)))} |', flush=True)
+    for model, *settings in TABLES[arguments.table]:
+        if arguments.only in model:
+            print(f'| {" | ".join(row(model, *plan_row(model, *settings)))} |', flush=True)
 
 
 if __name__ == '__main__':

@@ -1,9 +1,9 @@
-"""What preparing one text file takes: peak memory, time, and how often its bytes are read.
+"""Cost of preparing one text file: peak memory, time, and how often its bytes are read.
 
     uv run python -m tests.bench.prepare [--megabytes=300] [--tokenizer=byte]
 
-The text is made here: words of Zipf's law from a lexicon of LEXICON, some on each line, all of them
-one document. It is prepared in a process of its own, whose memory is the whole process's.
+The text is generated: words of Zipf's law from a lexicon of LEXICON, some on each line, all in one
+document. It is prepared in its own process, and the memory is the whole process's.
 """
 
 import argparse
@@ -29,8 +29,8 @@ LEXICON, LETTERS = 100_000, np.frombuffer(b'abcdefghijklmnopqrstuvwxyz', np.uint
 AT_ONCE, ON_A_LINE = 200_000, 12  # words
 
 
-def words(rng: np.random.Generator) -> Iterator[list[bytes]]:
-    """AT_ONCE at a time, without end."""
+def generate_words(rng: np.random.Generator) -> Iterator[list[bytes]]:
+    """Yields AT_ONCE words at a time, without end."""
     lexicon = [rng.choice(LETTERS, rng.integers(2, 11)).tobytes() for _ in range(LEXICON)]
     weights = 1 / np.arange(1, LEXICON + 1)
     while True:
@@ -38,37 +38,37 @@ def words(rng: np.random.Generator) -> Iterator[list[bytes]]:
 
 
 def make_text(path: Path, megabytes: float) -> None:
-    made = words(np.random.default_rng(0))
+    batches = generate_words(np.random.default_rng(0))
     with open(path, 'wb') as file:
         while file.tell() < megabytes * 1e6:
-            found = next(made)
-            lines = (found[i : i + ON_A_LINE] for i in range(0, AT_ONCE, ON_A_LINE))
+            batch = next(batches)
+            lines = (batch[i : i + ON_A_LINE] for i in range(0, AT_ONCE, ON_A_LINE))
             file.writelines(b' '.join(line) + b'\n' for line in lines)
 
 
-class Counted(io.FileIO):
-    """Counts what is read of all files that are opened through it."""
+class CountingFile(io.FileIO):
+    """Counts the bytes read from all files opened through it."""
 
     n_bytes = 0
 
     def readinto(self, buffer) -> int:
-        found = super().readinto(buffer)
-        Counted.n_bytes += found
-        return found
+        n_read = super().readinto(buffer)
+        CountingFile.n_bytes += n_read
+        return n_read
 
     def readall(self) -> bytes:
-        found = super().readall()
-        Counted.n_bytes += len(found)
-        return found
+        content = super().readall()
+        CountingFile.n_bytes += len(content)
+        return content
 
 
 def prepare_here(source: Path, tokenizer: str, cache: str) -> dict[str, float]:
-    opened = builtins.open
+    open_file = builtins.open
 
     def count(path, *args, **kwargs):
         if path == source:
-            return io.BufferedReader(Counted(path))
-        return opened(path, *args, **kwargs)
+            return io.BufferedReader(CountingFile(path))
+        return open_file(path, *args, **kwargs)
 
     builtins.open = count
     cfg = dataclasses.replace(
@@ -82,21 +82,21 @@ def prepare_here(source: Path, tokenizer: str, cache: str) -> dict[str, float]:
     return {
         'seconds': time.perf_counter() - start,
         'peak': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        'read': Counted.n_bytes,
+        'read': CountingFile.n_bytes,
         'tokens': dataset.report['train']['tokens'],
     }
 
 
 def measure(megabytes: float, tokenizer: str) -> dict[str, float]:
-    """In a process of its own; its text and what it prepares are removed."""
+    """Runs in its own process; its text and the prepared files are removed."""
     with tempfile.TemporaryDirectory() as name:
         source = Path(name) / 'text.txt'
         make_text(source, megabytes)
         command = [sys.executable, '-m', 'tests.bench.prepare', f'--source={source}']
-        out = subprocess.run(
+        process = subprocess.run(
             [*command, f'--tokenizer={tokenizer}'], check=True, stdout=subprocess.PIPE, text=True
         )
-        return {'bytes': source.stat().st_size, **json.loads(out.stdout)}
+        return {'bytes': source.stat().st_size, **json.loads(process.stdout)}
 
 
 def main() -> None:
@@ -109,12 +109,12 @@ def main() -> None:
         folder = str(arguments.source.parent / 'cache')
         print(json.dumps(prepare_here(arguments.source, arguments.tokenizer, folder)))
         return
-    found = measure(arguments.megabytes, arguments.tokenizer)
+    report = measure(arguments.megabytes, arguments.tokenizer)
     print('| text, MB | tokenizer | peak memory, MB | seconds | times read | tokens |')
     print('|---|---|---|---|---|---|')
     print(
-        f'| {found["bytes"] / 1e6:,.0f} | {arguments.tokenizer} | {found["peak"] / 1e6:,.0f} | '
-        f'{found["seconds"]:.0f} | {found["read"] / found["bytes"]:.2f} | {found["tokens"]:,} |'
+        f'| {report["bytes"] / 1e6:,.0f} | {arguments.tokenizer} | {report["peak"] / 1e6:,.0f} | '
+        f'{report["seconds"]:.0f} | {report["read"] / report["bytes"]:.2f} | {report["tokens"]:,} |'
     )
 
 

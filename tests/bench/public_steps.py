@@ -3,12 +3,13 @@
     uv run python -m tests.bench.public_steps [--rows=v6e] [--programs=FOLDER] [--write]
 
 Each step is planned as `tpu.plan` does it: compiled for the chips that it ran on, some minutes
-each. --programs keeps the compiled programs in a folder, and prices those that are there without a
-compiler. --write puts the rows into tpu/measured_steps.json, which `predicted` of a plan goes by.
+each. --programs keeps the compiled programs in a folder, and estimates those in it without a
+compiler. --write puts the rows into tpu/measured_steps.json, which a plan's `predicted` is based
+on.
 
-A plan is of this project's program, not of the one that was measured: same shapes, rows and mesh,
-but its own kernels, optimizer in float32, and the nearest rematerialization that it has. Of those
-that a row names, the first that fits is priced.
+A plan is of this project's program, not of the measured one: same shapes, rows and mesh, but its
+own kernels, optimizer in float32, and the nearest rematerialization that it has. The first of a
+row's policies that fits is estimated.
 """
 
 from tpu.environment import prepare_environment
@@ -110,8 +111,9 @@ A3 = Source(
 
 
 class Measured(NamedTuple):
-    """A published step. seconds: of a step; or tflops: TFLOP/s of a chip, where `seconds_at` makes
-    seconds of them.
+    """A published step.
+
+    seconds: of a step; or tflops: TFLOP/s of a chip, which `seconds_at` converts to seconds.
     """
 
     source: Source
@@ -120,8 +122,10 @@ class Measured(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A step to plan. chips, rows: of all slices. remat: policies to try, in this order. theirs:
-    what was measured in the place of the policy. more: other changes to the config.
+    """A step to plan.
+
+    chips, rows: of all slices. remat: policies to try, in this order. theirs: the measured
+    counterpart of the policy. more: other changes to the config.
     """
 
     name: str
@@ -141,19 +145,20 @@ class Row(NamedTuple):
         return self.topology.partition(':')[0]
 
     def changes(self, remat: str) -> dict[str, Any]:
-        """Returns the changes to configs/llama_8b.py: text without documents, as was measured."""
-        data = {'data.seq_len': self.seq_len, 'data.batch_size': self.rows}
+        """Returns the changes to configs/llama_8b.py: text without documents, as measured."""
+        data_fields = {'data.seq_len': self.seq_len, 'data.batch_size': self.rows}
         mesh = {f'mesh.{axis}': n for axis, n in ({'data': -1} | dict(self.mesh)).items()}
-        own = {'data.mask_documents': False, 'model.remat': remat}
-        return MODELS[self.model] | data | mesh | own | dict(self.more)
+        other_fields = {'data.mask_documents': False, 'model.remat': remat}
+        return MODELS[self.model] | data_fields | mesh | other_fields | dict(self.more)
 
 
 def mpt(
     chip: str, size: str, rows: int, seq_len: int, microbatches: int, remat: str, rate: int
 ) -> Row:
-    """Makes a row of llm-foundry's table. rate: tokens a second of eight GPUs. All activations,
-    which it keeps where it says none, would here need 145 GiB of an H100 for 7 billion parameters,
-    and 119 of an A100 for one: `dots` is the nearest that fits.
+    """Makes a row of llm-foundry's table. rate: tokens per second of eight GPUs.
+
+    Where it names no policy it keeps all activations, which would here need 145 GiB of an H100 for
+    7 billion parameters, and 119 of an A100 for one billion: `dots` is the nearest that fits.
     """
     return Row(
         *(f'{chip}-8-mpt{size.lower()}-{seq_len // 1024}k', f'MPT {size}', f'{chip}:8', rows),
@@ -257,8 +262,8 @@ ROWS = [
 ]
 
 
-class Kept(NamedTuple):
-    """A compiled program as a file keeps it, for `tpu.compiled_step.estimate`."""
+class StoredProgram(NamedTuple):
+    """A compiled program as stored in a file, for `tpu.compiled_step.estimate_step`."""
 
     text: str
     memory: Mapping[str, int]
@@ -270,100 +275,104 @@ class Kept(NamedTuple):
         return SimpleNamespace(**self.memory)
 
 
-class Planned(NamedTuple):
-    """What a plan says of a row: the policy, bytes a device, and the estimate of what fits."""
+class PlannedRow(NamedTuple):
+    """The plan of a row: the policy, bytes per device, and the estimate if it fits."""
 
     remat: str
     needed: int
-    there: int
+    available: int
     estimate: StepEstimate | None
 
 
-def planned(row: Row, base: Config, programs: Path | None) -> list[Planned]:
-    """Plans a row with its policies, to the first that fits."""
-    topology, found = open_topology(row.topology, row.slices), []
+def plan_row(row: Row, base: Config, programs: Path | None) -> list[PlannedRow]:
+    """Plans a row with each of its policies, up to the first that fits."""
+    topology, plans = open_topology(row.topology, row.slices), []
     for remat in row.remat:
-        found.append(_planned(row, remat, base, topology, programs))
-        if found[-1].estimate is not None:
+        plans.append(_plan_policy(row, remat, base, topology, programs))
+        if plans[-1].estimate is not None:
             break
-    return found
+    return plans
 
 
-def _planned(
+def _plan_policy(
     row: Row, remat: str, base: Config, topology: Topology, programs: Path | None
-) -> Planned:
+) -> PlannedRow:
     config = update_recipe(base, row.changes(remat))
     check(config)
-    made = build_blueprint(config, topology, lambda _: None)
+    blueprint = build_blueprint(config, topology, lambda _: None)
     file = programs and programs / f'{row.name}-{remat}.json'
-    kept = json.loads(file.read_text()) if file and file.exists() else None
-    if kept is None:
+    stored = json.loads(file.read_text()) if file and file.exists() else None
+    if stored is None:
         try:
-            step = compile_step(made, topology)
+            step = compile_step(blueprint, topology)
         except DoesNotFit as error:
-            kept = {'needed': error.needed, 'there': error.available}
+            stored = {'needed': error.needed, 'there': error.available}
         else:
-            kept = keep(step, topology)
+            stored = keep(step, topology)
             if file:
-                with gzip.open(file.with_suffix('.hlo.gz'), 'wt') as out:
-                    out.write(step.executable.as_text())
+                with gzip.open(file.with_suffix('.hlo.gz'), 'wt') as archive:
+                    archive.write(step.executable.as_text())
         if file:
-            file.write_text(json.dumps(kept))
-    elif 'memory' in kept:
+            file.write_text(json.dumps(stored))
+    elif 'memory' in stored:
         with gzip.open(file.with_suffix('.hlo.gz'), 'rt') as text:
-            step = CompiledStep(made, Kept(text.read(), kept['memory']), 1, kept['seconds'])
-    fits = kept['needed'] <= kept['there']
-    found = estimate_step(step, topology) if fits else None
-    return Planned(remat, kept['needed'], kept['there'], found)
+            step = CompiledStep(
+                blueprint, StoredProgram(text.read(), stored['memory']), 1, stored['seconds']
+            )
+    fits = stored['needed'] <= stored['there']
+    estimate = estimate_step(step, topology) if fits else None
+    return PlannedRow(remat, stored['needed'], stored['there'], estimate)
 
 
 def keep(step: CompiledStep, topology: Topology) -> dict[str, Any]:
-    """Returns what `Kept` and the table need of a compiled step, beside its text."""
+    """Returns the data of a compiled step that `StoredProgram` and the table need, without its
+    text.
+    """
     report = step.executable.memory_analysis()
     memory = {name: getattr(report, name) for name in dir(report) if name.endswith('_in_bytes')}
-    needed, there = peak_bytes(step.executable, topology), device_memory(topology)
-    return {'memory': memory, 'seconds': step.seconds, 'needed': needed, 'there': there}
+    needed, available = peak_bytes(step.executable, topology), device_memory(topology)
+    return {'memory': memory, 'seconds': step.seconds, 'needed': needed, 'there': available}
 
 
 def seconds_at(tflops: float, tokens: float, parameters: int, attention: float) -> float:
-    """Returns the seconds of a step whose rate a source has in TFLOP/s of a chip.
+    """Returns the seconds of a step that a source reports in TFLOP/s of a chip.
 
-    MaxText counts 6 P + A operations a token, forward and backward: `tokens * (6 P + A) / rate`,
+    MaxText counts 6 P + A operations per token, forward and backward: `tokens * (6 P + A) / rate`,
     with all parameters P and A of causal attention (MaxText 76bd53b, MaxText/train.py).
 
     Args:
-      tflops: 1e12 operations a second of one chip.
+      tflops: 1e12 operations per second of one chip.
       tokens: of one chip in a step.
-      parameters: those that the source counts.
-      attention: operations of attention, a token.
+      parameters: as the source counts them.
+      attention: operations of attention per token.
     """
     return tokens * (6 * parameters + attention) / (1e12 * tflops)
 
 
-def measured_seconds(row: Row, found: StepEstimate, base: Config) -> float:
+def measured_seconds(row: Row, estimate: StepEstimate, base: Config) -> float:
     if row.measured.seconds is not None:
         return row.measured.seconds
     attention = attention_flops(update_recipe(base, row.changes(row.remat[0])))
-    tokens = found.tokens / found.chips
-    return seconds_at(row.measured.tflops, tokens, found.parameters, attention)
+    tokens = estimate.tokens / estimate.chips
+    return seconds_at(row.measured.tflops, tokens, estimate.parameters, attention)
 
 
-def record(row: Row, tried: list[Planned], base: Config) -> dict[str, Any]:
+def record(row: Row, tried: list[PlannedRow], base: Config) -> dict[str, Any]:
     """Returns a row of tpu/measured_steps.json."""
     *_, last = tried
-    found = last.estimate
+    estimate = last.estimate
     times = dict.fromkeys(('bound', 'estimate', 'exposed', 'measured', 'mfu'))
     times['measured'] = row.measured.seconds
-    if found is not None:
-        took = measured_seconds(row, found, base)
+    if estimate is not None:
+        seconds = measured_seconds(row, estimate, base)
         times = {
-            'bound': found.bound_seconds,
-            'estimate': found.step_seconds,
-            'exposed': found.step_seconds_exposed,
-            'measured': took,
-            'mfu': found.mfu * found.step_seconds / took,
+            'bound': estimate.bound_seconds,
+            'estimate': estimate.step_seconds,
+            'exposed': estimate.step_seconds_exposed,
+            'measured': seconds,
+            'mfu': estimate.mfu * estimate.step_seconds / seconds,
         }
-    memory = {one.remat: [one.needed, one.there] for one in tried}
+    memory = {plan.remat: [plan.needed, plan.available] for plan in tried}
     return {'name': row.name, 'chip': row.chip, 'source': row.measured.source.url} | {
         'memory': memory,
         **times,
@@ -388,32 +397,33 @@ COLUMNS = (
 )
 
 
-def cells(row: Row, found: Mapping[str, Any]) -> list[str]:
+def cells(row: Row, stored_row: Mapping[str, Any]) -> list[str]:
     """Returns a row of the table, from its record."""
     chips = f'{row.slices} x {row.topology}' if row.slices > 1 else row.topology
     mesh = ' '.join(f'{axis}={n}' for axis, n in row.mesh.items())
-    sizes = found['memory'].items()
+    sizes = stored_row['memory'].items()
     memory = '; '.join(
-        f'{name} {format_gib(needed)} of {format_gib(there)}' for name, (needed, there) in sizes
+        f'{name} {format_gib(needed)} of {format_gib(available)}'
+        for name, (needed, available) in sizes
     )
     source = row.measured.source
     head = [chips, row.model, f'{row.rows:,} of {row.seq_len:,}', mesh, row.theirs, memory]
     tail = [f'[{source.name}]({source.url})']
-    took = found['measured']
-    if found['estimate'] is None:
-        said = '-' if took is None else f'{took:.2f}'
-        return [*head, 'does not fit', '-', '-', said, '-', '-', '-', *tail]
-    times = [f'{found[name]:.2f}' for name in ('bound', 'estimate', 'exposed', 'measured')]
-    ratios = [f'{took / found[name]:.2f}' for name in ('bound', 'estimate')]
-    return [*head, *times, f'{found["mfu"]:.1%}', *ratios, *tail]
+    seconds = stored_row['measured']
+    if stored_row['estimate'] is None:
+        measured = '-' if seconds is None else f'{seconds:.2f}'
+        return [*head, 'does not fit', '-', '-', measured, '-', '-', '-', *tail]
+    times = [f'{stored_row[name]:.2f}' for name in ('bound', 'estimate', 'exposed', 'measured')]
+    ratios = [f'{seconds / stored_row[name]:.2f}' for name in ('bound', 'estimate')]
+    return [*head, *times, f'{stored_row["mfu"]:.1%}', *ratios, *tail]
 
 
 def lines(records: list[dict[str, Any]]) -> Iterator[str]:
     by_name = {row.name: row for row in ROWS}
     yield f'| {" | ".join(COLUMNS)} |'
     yield f'|{"---|" * len(COLUMNS)}'
-    for found in records:
-        yield f'| {" | ".join(cells(by_name[found["name"]], found))} |'
+    for stored_row in records:
+        yield f'| {" | ".join(cells(by_name[stored_row["name"]], stored_row))} |'
 
 
 def main() -> None:
@@ -421,15 +431,15 @@ def main() -> None:
     parser.add_argument('--rows', default='', help='names of rows or parts of them, with commas')
     parser.add_argument('--programs', type=Path, help='folder of compiled programs')
     parser.add_argument('--write', action='store_true', help=f'put the rows into {FILE.name}')
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     base, records = resolve(llama_8b.get_config()), {}
     for row in ROWS:
-        if any(part in row.name for part in given.rows.split(',')):
-            records[row.name] = record(row, planned(row, base, given.programs), base)
+        if any(part in row.name for part in arguments.rows.split(',')):
+            records[row.name] = record(row, plan_row(row, base, arguments.programs), base)
     print('\n'.join(lines(list(records.values()))))
-    if given.write:
-        kept = {found['name']: found for found in json.loads(FILE.read_text())['steps']} | records
-        steps = [kept[row.name] for row in ROWS if row.name in kept]
+    if arguments.write:
+        stored = {step['name']: step for step in json.loads(FILE.read_text())['steps']} | records
+        steps = [stored[row.name] for row in ROWS if row.name in stored]
         FILE.write_text(json.dumps({'steps': steps}, indent=1) + '\n')
 
 

@@ -1,9 +1,9 @@
-"""What digests and syncs cost a run of the default config, on this machine and in one run.
+"""Cost of digests and syncs in a run of the default config, on this machine and in one run.
 
     uv run python -m tests.bench.records
 
-Each act is timed alone, some times; the median, times how often a run does it, is set against the
-time that the run trains meanwhile. Digests and syncs of rows are made between two steps; files of a
+Each action is timed alone, several times; the median, times its count per run, is compared with the
+time that the run trains meanwhile. Digests and syncs of rows happen between two steps; files of a
 checkpoint are synced by the thread that writes them. The first digest of a process compiles.
 """
 
@@ -36,13 +36,13 @@ ROW = dict.fromkeys(('loss', 'ce', 'z_loss', 'lr', 'grad_norm', 'update_norm', '
 
 
 def seconds(act: Callable[[], None]) -> float:
-    """The median of TIMES."""
-    found = []
+    """Returns the median of TIMES."""
+    samples = []
     for _ in range(TIMES):
         start = time.perf_counter()
         act()
-        found.append(time.perf_counter() - start)
-    return statistics.median(found)
+        samples.append(time.perf_counter() - start)
+    return statistics.median(samples)
 
 
 def step_seconds(wave: Wave) -> float:
@@ -83,12 +83,12 @@ def main() -> None:
         synced = []
         sync = Checkpoints._sync
 
-        def timed(checkpoints):
+        def timed_sync(checkpoints):
             start = time.perf_counter()
             sync(checkpoints)
             synced.append(time.perf_counter() - start)
 
-        Checkpoints._sync = timed
+        Checkpoints._sync = timed_sync
         checkpoints = Checkpoints(workdir / 'again', 1, 0)
         for _ in range(3):
             state = state.replace(step=state.step + 1)
@@ -100,13 +100,13 @@ def main() -> None:
     between_rows = config.train.log_every * step_sec
     print(f'step {step_sec * 1e3:.0f} ms; {n_bytes / 1e6:.0f} MB in a checkpoint')
     print('| act | ms | each | share of the time |\n|---|---|---|---|')
-    for name, sec, every in (
+    for name, sec, interval in (
         ('digests of all arrays', digest, between_saves),
         ('rows synced before a checkpoint', sync_rows, between_saves),
         ('files of a checkpoint synced, in the background', max(synced), between_saves),
         ('a row written, with its TensorBoard event', row, between_rows),
     ):
-        print(f'| {name} | {sec * 1e3:.2f} | {every:.0f} s | {sec / every:.4%} |')
+        print(f'| {name} | {sec * 1e3:.2f} | {interval:.0f} s | {sec / interval:.4%} |')
     total = (digest + sync_rows) / between_saves + row / between_rows
     print(f'between steps, together: {total:.4%}; once a process: {first * 1e3:.0f} ms to compile')
 

@@ -1,11 +1,11 @@
-"""Waiting times of well-behaved clients of the server, alone and beside others that are not.
+"""Waiting times of well-behaved clients of the server, alone and beside misbehaving ones.
 
     uv run python -m tests.bench.serve_load [--minutes=10] [--clients=200] [--checkpoint=WORKDIR]
 
-Starts `python -m eval.serve`. Half of the clients ask, read what comes and think a while; they are
-alone for half of the time. Then the other half leaves in the middle, reads slowly or not at all, or
-sends nonsense. Ends with an error where the server has printed a traceback, has ended, holds a slot
-at the end, or has grown by more than --growth megabytes after its first minute with all of them.
+Starts `python -m eval.serve`. Half of the clients send requests, read the responses and pause; they
+are alone for half of the time. Then the other half disconnects midway, reads slowly or not at all,
+or sends nonsense. Ends with an error if the server has printed a traceback, has ended, holds a slot
+at the end, or has grown by more than --growth megabytes after its first minute with all clients.
 Without --checkpoint the model is a tiny one, trained for a step.
 """
 
@@ -33,8 +33,9 @@ GOES_ON_SEC = 30.0  # for the server to be idle when all clients have gone
 
 @dataclasses.dataclass
 class Waits:
-    """Seconds of well-behaved clients, from their first try: to the first byte of the answer, and
-    to its end. refused: tries that the full queue sent away. failed: answers that were no text.
+    """Seconds of well-behaved clients, from their first try, to the first byte and to the end.
+
+    refused: tries rejected by the full queue. failed: responses without text.
     """
 
     first: list[float] = dataclasses.field(default_factory=list)
@@ -64,7 +65,7 @@ def quantile(seconds: list[float], share: float) -> float:
 
 
 def request(body: bytes, *headers: str, path: str = '/v1/completions') -> bytes:
-    """Returns a POST with a body of the length that it says."""
+    """Returns a POST request with the content length of its body."""
     head = [f'POST {path} HTTP/1.1', 'host: x', f'content-length: {len(body)}', *headers]
     return '\r\n'.join([*head, '', '']).encode() + body
 
@@ -92,7 +93,7 @@ async def connection(port: int) -> Iterator[tuple[asyncio.StreamReader, asyncio.
 
 
 async def asks_and_reads(port: int, rng: random.Random, waits: Waits) -> None:
-    """Asks until it gets a text, and records how long that took."""
+    """Requests until it gets a text, and records how long that took."""
     sent, start = completion(rng), time.perf_counter()
     while True:
         async with connection(port) as (reader, writer):
@@ -116,7 +117,7 @@ async def asks_and_reads(port: int, rng: random.Random, waits: Waits) -> None:
 
 
 def reset(writer: asyncio.StreamWriter) -> None:
-    """Lets the connection end with a reset, as a process that is killed may."""
+    """Makes the connection end with a reset, like a killed process's."""
     linger = struct.pack('ii', 1, 0)
     writer.get_extra_info('socket').setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 
@@ -130,7 +131,7 @@ async def leaves_midway(port: int, rng: random.Random) -> None:
 
 
 async def leaves_at_once(port: int, rng: random.Random) -> None:
-    """Sends a request, or the beginning of one, and goes."""
+    """Sends a request, or the beginning of one, and disconnects."""
     async with connection(port) as (_, writer):
         sent = completion(rng, stream=False, max_tokens=MOST_TOKENS)
         writer.write(sent[: rng.choice([20, len(sent) - 5, len(sent)])])
@@ -140,7 +141,7 @@ async def leaves_at_once(port: int, rng: random.Random) -> None:
 
 
 async def reads_slowly(port: int, rng: random.Random) -> None:
-    """Reads some bytes now and then, and nothing in the end."""
+    """Reads a few bytes now and then, and finally nothing."""
     async with connection(port) as (reader, writer):
         writer.write(completion(rng, stream=True, n=2, logprobs=20, max_tokens=MOST_TOKENS))
         for _ in range(10):
@@ -149,7 +150,7 @@ async def reads_slowly(port: int, rng: random.Random) -> None:
 
 
 async def says_nothing(port: int, rng: random.Random) -> None:
-    """Holds a connection, with a part of a request or without."""
+    """Holds a connection, with or without a part of a request."""
     async with connection(port) as (_, writer):
         writer.write(completion(rng)[: rng.choice([0, 30])])
         await asyncio.sleep(5 + 10 * rng.random())
@@ -199,7 +200,7 @@ BAD: tuple[Callable[[int, random.Random], Awaitable[None]], ...] = (
 async def load(
     port: int, good: int, bad: int, seconds: float, think_sec: float = THINK_SEC, seed: int = 0
 ) -> Waits:
-    """Lets clients ask for some seconds, and waits until the good ones have their last answers."""
+    """Runs clients for some seconds, and waits until the good ones have their last responses."""
     waits, end = Waits(), time.perf_counter() + seconds
 
     async def client(act: Callable[[random.Random], Awaitable[None]], i: int) -> None:
@@ -215,15 +216,15 @@ async def load(
             async with asyncio.timeout(60):
                 await rng.choice(BAD)(port, rng)
 
-    others = [asyncio.create_task(client(behave_badly, -1 - i)) for i in range(bad)]
+    bad_clients = [asyncio.create_task(client(behave_badly, -1 - i)) for i in range(bad)]
     try:
         await asyncio.gather(
             *(client(lambda rng: asks_and_reads(port, rng, waits), i) for i in range(good))
         )
     finally:
-        for task in others:
+        for task in bad_clients:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*bad_clients, return_exceptions=True)
     return waits
 
 
@@ -234,7 +235,7 @@ async def health(port: int) -> dict:
 
 
 async def idle(port: int, slots: int) -> dict:
-    """Returns what the server says of itself, when all its slots are free or time is up."""
+    """Returns the server's own report, when all its slots are free or time is up."""
     end = time.perf_counter() + GOES_ON_SEC
     while True:
         state = await health(port)
@@ -297,7 +298,7 @@ async def measure(process: subprocess.Popen, port: int, options: argparse.Namesp
     watching.cancel()
     settled = resident[min(began + 60, (began + len(resident)) // 2) :]
     print(f'resident memory: {describe(resident)} MB; at the end {state}')
-    wrong = [f'an answer was {one}' for one in failed[:3]]
+    wrong = [f'an answer was {failure}' for failure in failed[:3]]
     if (state['free_slots'], state['waiting']) != (options.slots, 0):
         wrong.append(f'the server is not idle at the end: {state}')
     if settled[-1] - settled[0] > options.growth:
@@ -306,7 +307,7 @@ async def measure(process: subprocess.Popen, port: int, options: argparse.Namesp
 
 
 def describe(resident: list[float]) -> str:
-    """Returns eleven of many numbers."""
+    """Formats eleven of many numbers."""
     places = [round(i * (len(resident) - 1) / 10) for i in range(11)]
     return ' '.join(f'{resident[i]:.0f}' for i in places)
 
@@ -327,10 +328,10 @@ def main() -> None:
             wrong = asyncio.run(measure(process, port, options))
             if process.poll() is not None:
                 wrong.append(f'the server has ended with {process.returncode}')
-        said = log.read_text()
-        if 'Traceback' in said:
-            wrong.append(f'the server printed {said[-2000:]}')
-        print(f'the server printed {len(said.splitlines())} lines')
+        printed = log.read_text()
+        if 'Traceback' in printed:
+            wrong.append(f'the server printed {printed[-2000:]}')
+        print(f'the server printed {len(printed.splitlines())} lines')
     if wrong:
         sys.exit('\n'.join(wrong))
 

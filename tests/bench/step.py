@@ -1,14 +1,13 @@
 """Speed of a training step, beside a plain Linen decoder's, on this machine and in one run.
 
     uv run python -m tests.bench.step [--rounds=3]
-    uv run python -m tests.bench.step --field=loss.chunk=0,256,512   # Evenkeel's alone, by a field
+    uv run python -m tests.bench.step --field=loss.chunk=0,256,512   # Evenkeel only, by a field
 
-For each shape, several rounds, each in processes of their own so that memory is their own too:
+For each shape, several rounds, each in separate processes so that memory is separate too:
 Evenkeel's step as train.py runs it; the plain decoder as anybody would run it; and the plain
-decoder with the malloc settings that train.py starts itself with (lm/launch/before_jax.py).
-`share` is model FLOP/s (lm/training/flops.py) over the float32 2048^3 product measured in the same
-process right before and after. Medians over rounds are printed. Last, the program itself: how long
-it waits for data.
+decoder with the malloc settings of train.py (lm/launch/before_jax.py). `share` is model FLOP/s
+(lm/training/flops.py) over the float32 2048^3 product, measured in the same process right before
+and after. Medians over rounds are printed. Last, the program itself: how long it waits for data.
 """
 
 import argparse
@@ -40,7 +39,7 @@ STEPS, WARMUP_STEPS = 8, 3
 
 
 def evenkeel_step(shape, changes=None):
-    """(state, step(state) -> state, config, vocabulary) of the framework's own step."""
+    """Returns (state, step(state) -> state, seconds of compilation) of the framework's own step."""
     import jax
     import numpy as np
 
@@ -98,21 +97,21 @@ def bench_learner(shape, changes=None):
 
 
 def measure(case: str, name: str, changes: dict | None = None) -> dict[str, float]:
-    """One case in this process."""
+    """Measures a case in this process."""
     import jax
 
     from lm.record.machine import peak_memory_bytes
     from lm.training.flops import flops_per_token, measure_gemm_flops
 
     shape = SHAPES[name]
-    made = evenkeel_step(shape, changes) if case == 'evenkeel' else plain_step(shape)
-    state, step, compile_sec = made
+    built = evenkeel_step(shape, changes) if case == 'evenkeel' else plain_step(shape)
+    state, step, compile_sec = built
     gemm = [measure_gemm_flops()]
     seconds = []
     for _ in range(WARMUP_STEPS + STEPS):
         start = time.perf_counter()
-        state, out = step(state)
-        jax.block_until_ready((state, out))
+        state, metrics = step(state)
+        jax.block_until_ready((state, metrics))
         seconds.append(time.perf_counter() - start)
     gemm.append(measure_gemm_flops())
     tokens = shape[4] * shape[6]
@@ -129,13 +128,13 @@ def measure(case: str, name: str, changes: dict | None = None) -> dict[str, floa
 
 
 def in_process(case: str, name: str, changes: dict | None = None) -> dict[str, float]:
-    """`measure` in a process of its own."""
+    """Runs `measure` in its own process."""
     kind, environment = CASES[case]
     child = {k: v for k, v in os.environ.items() if k != 'GLIBC_TUNABLES'} | environment
     command = [sys.executable, '-m', 'tests.bench.step', f'--measure={kind},{name}']
     command += [f'--changes={json.dumps(changes or {})}']
-    done = subprocess.run(command, env=child, check=True, capture_output=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, env=child, check=True, capture_output=True, text=True)
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def compare(rounds: int) -> None:
@@ -158,18 +157,18 @@ def compare(rounds: int) -> None:
                 f'{median["peak_gb"]:.2f}',
             )
             print(f'| {shape} | {case} | ' + ' | '.join(cells) + ' |', flush=True)
-        for other in ('plain', 'plain, memory kept'):
+        for peer in ('plain', 'plain, memory kept'):
             ratios = [
                 a['tokens_per_sec'] / b['tokens_per_sec']
-                for a, b in zip(measured['evenkeel'], measured[other], strict=True)
+                for a, b in zip(measured['evenkeel'], measured[peer], strict=True)
             ]
             span = f'{min(ratios):.2f} to {max(ratios):.2f}'
-            faster.append(f'- {shape}: {statistics.median(ratios):.2f} times {other} ({span})')
+            faster.append(f'- {shape}: {statistics.median(ratios):.2f} times {peer} ({span})')
     print("\nEvenkeel's tokens/s:", *faster, sep='\n')
 
 
 def by_field(field: str, values: list, rounds: int) -> None:
-    """Evenkeel's step with each value of a field, in turn, the first value's beside it."""
+    """Compares Evenkeel's step over the values of a field, in turn, with the first value."""
     print(f'| shape | {field} | step ms | against the first | peak GB |')
     print('|---|---|---|---|---|')
     for name, shape in SHAPES.items():
@@ -187,11 +186,11 @@ def program() -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, 'train.py', '--config=configs/default.py', f'--workdir={folder}']
         command += ['--config.train.steps=40', '--config.optim.warmup_steps=10']
-        begun = time.perf_counter()
+        start = time.perf_counter()
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             for line in process.stdout:
                 if re.match(r'step +1 ', line):
-                    print(f'\nfirst logged step after {time.perf_counter() - begun:.1f} s')
+                    print(f'\nfirst logged step after {time.perf_counter() - start:.1f} s')
         summary = json.loads((Path(folder) / 'summary.json').read_text())
         print(f'waiting for data: {summary["data_wait_fraction"]:.2%} of training time')
 

@@ -106,9 +106,9 @@ def report(seconds: dict[str, list[float]], folder: Path, settings: dict) -> Non
     print('| way | seconds, median | of each round | against one program |')
     print('|---|---|---|---|')
     base = statistics.median(seconds['one program'])
-    for way, taken in seconds.items():
-        median = statistics.median(taken)
-        rounds = ', '.join(f'{t:.0f}' for t in taken)
+    for way, samples in seconds.items():
+        median = statistics.median(samples)
+        rounds = ', '.join(f'{t:.0f}' for t in samples)
         print(f'| {way} | {median:.0f} | {rounds} | {median / base:.2f} |')
     together = summaries(folder / 'one program')
     training = statistics.median(s['tokens'] / s['tokens_per_sec_mean'] for s in together)

@@ -1,5 +1,5 @@
-"""`tests.bench.accelerator`: rows that crash, hang or are cut are rows, once; a step needs few
-packages; the rehearsal.
+"""`tests.bench.accelerator`: rows that crash, hang or are interrupted are recorded once; a step
+needs few packages; the rehearsal.
 """
 
 import json
@@ -16,7 +16,7 @@ from tests import ROOT
 from tests.bench import accelerator, accelerator_rows
 from tests.bench.accelerator import MORE, Command, Journal, table
 
-# A child of two groups; in the first, a row does what the test says.
+# A child of two groups; in the first, a row does the test's action.
 CHILD = """
 import json, os, sys, time
 group = sys.argv[1].partition('=')[2]
@@ -41,7 +41,7 @@ PLUGINS = ('libtpu', 'jax-cuda13-plugin', 'jax-cuda13-pjrt')
 
 @pytest.fixture
 def call(monkeypatch, tmp_path):
-    """call(act, hook(command, entry)) -> (exit status, {(group, row): entry} of those that ended)
+    """Returns call(act, hook(command, entry)) -> (exit status, {(group, row): ended entry}).
 
     hook: is called with each new entry of the journal.
     """
@@ -56,15 +56,15 @@ def call(monkeypatch, tmp_path):
             command.journal.add = lambda entry: (add(entry), hook(command, entry))
         status = command.run()
         ended = [entry for entry in Journal(tmp_path).entries if entry.get('ended')]
-        found = {(entry['group'], entry['row']): entry for entry in ended}
-        assert len(found) == len(ended), 'a row is there twice'
-        return status, found
+        rows = {(entry['group'], entry['row']): entry for entry in ended}
+        assert len(rows) == len(ended), 'a row is there twice'
+        return status, rows
 
     return run
 
 
-def cut(command, entry):
-    """The time is over once the row has begun."""
+def end_time(command, entry):
+    """Ends the time once the row has begun."""
     if entry.get('row') == 'b':
         command.deadline = 0
 
@@ -74,47 +74,47 @@ ALL = {(group, row) for group in ('one', 'two') for row in 'abc'}
 
 def test_rows_are_measured_once(call):
     for _ in range(2):
-        status, found = call('pass')
-        assert status == 0 and found.keys() == ALL
-        assert all(entry['ms'] == 1.5 for entry in found.values())
+        status, rows = call('pass')
+        assert status == 0 and rows.keys() == ALL
+        assert all(entry['ms'] == 1.5 for entry in rows.values())
 
 
-def test_a_row_that_crashes_is_a_row_with_its_reason(call, tmp_path):
-    status, found = call('os.kill(os.getpid(), 9)')
-    assert status == 0 and found.keys() == ALL
-    failed = [key for key, entry in found.items() if 'failed' in entry]
+def test_crashed_row_has_reason(call, tmp_path):
+    status, rows = call('os.kill(os.getpid(), 9)')
+    assert status == 0 and rows.keys() == ALL
+    failed = [key for key, entry in rows.items() if 'failed' in entry]
     assert failed == [('one', 'b')]
     reason = 'its process ended with status -9: last words'
-    assert found['one', 'b']['failed'] == reason
+    assert rows['one', 'b']['failed'] == reason
     assert f'- {reason}: b' in list(table(Journal(tmp_path).entries))
 
 
-def test_a_row_that_hangs_is_given_up(call, monkeypatch):
+def test_hanging_row_is_abandoned(call, monkeypatch):
     def limit(command, entry):
         last = entry.get('row') == 'b' and not entry['ended']
         monkeypatch.setattr(accelerator, 'ROW_SECONDS', 0.1 if last else 60)
 
-    status, found = call(HANGS, limit)
-    assert status == 0 and found.keys() == ALL
-    assert found['one', 'b']['failed'] == 'it took longer than 0 s'
+    status, rows = call(HANGS, limit)
+    assert status == 0 and rows.keys() == ALL
+    assert rows['one', 'b']['failed'] == 'it took longer than 0 s'
 
 
-def test_a_call_ends_in_its_minutes_and_the_next_goes_on(call):
-    """What two calls had to leave, a third does without."""
+def test_call_ends_in_time_and_next_resumes(call):
+    """A third call gives up the row that two calls could not finish."""
     for _ in range(2):
-        status, found = call(HANGS, cut)
-        assert status == MORE and found.keys() == {('one', 'a')}
-    status, found = call(HANGS)
-    assert status == 0 and found.keys() == ALL
-    assert found['one', 'b']['failed'] == 'it began in two calls, and ended in none'
+        status, rows = call(HANGS, end_time)
+        assert status == MORE and rows.keys() == {('one', 'a')}
+    status, rows = call(HANGS)
+    assert status == 0 and rows.keys() == ALL
+    assert rows['one', 'b']['failed'] == 'it began in two calls, and ended in none'
 
 
-def test_a_row_that_was_cut_is_measured_by_the_next_call(call):
-    call(HANGS, cut)
+def test_interrupted_row_is_measured_by_next_call(call):
+    call(HANGS, end_time)
     assert call('pass')[1]['one', 'b']['ms'] == 1.5
 
 
-def test_rows_of_two_devices_do_not_mix(call, tmp_path, capsys):
+def test_rows_from_two_devices_do_not_mix(call, tmp_path, capsys):
     Journal(tmp_path).add({'device': 'another'})
     assert call('pass') == (1, {})
     assert 'are of another, and this is card: give another --out' in capsys.readouterr().err
@@ -122,37 +122,37 @@ def test_rows_of_two_devices_do_not_mix(call, tmp_path, capsys):
 
 @pytest.mark.default_rows('10')
 @pytest.mark.parametrize('window', [9, 10])
-def test_a_kernel_that_is_a_token_off_does_not_agree(window, monkeypatch):
-    right = accelerator_rows.attend
+def test_kernel_off_by_one_token_does_not_agree(window, monkeypatch):
+    attend_right = accelerator_rows.attend
 
-    def attend(name, q, k, v, scores, *more):
+    def attend(name, q, k, v, scores, *arrays):
         assert scores.window == 9
-        return right(name, q, k, v, Scores(window=window), *more)
+        return attend_right(name, q, k, v, Scores(window=window), *arrays)
 
     monkeypatch.setattr(accelerator_rows, 'attend', attend)
-    asked = {'asked': {'window': 9}, 'documents': True}
-    found = accelerator_rows.attention('reference', 65, (2, 1, 8), 'float32', **asked)
-    assert found['agrees'] == (window == 9)
+    options = {'asked': {'window': 9}, 'documents': True}
+    row = accelerator_rows.attention('reference', 65, (2, 1, 8), 'float32', **options)
+    assert row['agrees'] == (window == 9)
 
 
-def test_the_cpu_is_a_platform_beside_the_one_that_is_given(monkeypatch, tmp_path):
+def test_cpu_is_added_to_platforms(monkeypatch, tmp_path):
     monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
-    of_child = [Command(tmp_path, 1, tiny, None).environment('steps') for tiny in (False, True)]
-    assert [one['JAX_PLATFORMS'] for one in of_child] == ['cuda,cpu', 'cpu']
+    environments = [Command(tmp_path, 1, tiny, None).environment('steps') for tiny in (False, True)]
+    assert [environment['JAX_PLATFORMS'] for environment in environments] == ['cuda,cpu', 'cpu']
 
 
-def few_packages(folder):
-    """The environment of a process that can import those of ENOUGH and what they bring alone."""
-    allowed, left = set(), {*ENOUGH, *PLUGINS}
-    while left:
-        name = left.pop()
+def restrict_packages(folder):
+    """Returns the environment of a process that can import only ENOUGH and their dependencies."""
+    allowed, pending = set(), {*ENOUGH, *PLUGINS}
+    while pending:
+        name = pending.pop()
         allowed.add(name)
         try:
             needs = metadata.requires(name) or ()
         except metadata.PackageNotFoundError:
             continue
         names = (re.match(r'[\w.-]+', need)[0] for need in needs if 'extra ==' not in need)
-        left |= {re.sub(r'[-_.]+', '-', name).lower() for name in names} - allowed
+        pending |= {re.sub(r'[-_.]+', '-', name).lower() for name in names} - allowed
     refused = {
         top
         for top, packages in metadata.packages_distributions().items()
@@ -171,41 +171,46 @@ def few_packages(folder):
 
 
 @pytest.mark.full
-def test_a_step_needs_few_packages(tmp_path):
-    """And no group has two rows of one name, which a call would take for one."""
+def test_step_needs_few_packages(tmp_path):
+    """No group has two rows of the same name, which a call would confuse."""
     program = (
         'from tests.bench import accelerator_rows as rows\n'
-        "recipe = rows.recipe_of('default', True)\n"
-        "rows.blueprint_of(recipe, rows.open_topology('here'), print)\n"
+        "recipe = rows.build_recipe('default', True)\n"
+        "rows.build_blueprint(recipe, rows.open_topology('here'), print)\n"
         'for tiny in (False, True):\n'
         '    for group in rows.GROUPS:\n'
-        '        names = [row.name for row in rows.rows_of(group, tiny)]\n'
+        '        names = [row.name for row in rows.list_rows(group, tiny)]\n'
         '        assert names and len({*names}) == len(names), names\n'
     )
     command = [sys.executable, '-c', program]
-    subprocess.run(command, env=few_packages(tmp_path), cwd=ROOT, check=True)
+    subprocess.run(command, env=restrict_packages(tmp_path), cwd=ROOT, check=True)
 
 
 @pytest.mark.full
-def test_the_rehearsal_goes_on_after_a_stop(tmp_path):
-    """It is stopped as its second row is there."""
-    out, groups = tmp_path / 'out', ('norms, softmax and loss against float64', 'share of a copy')
-    command = [*accelerator.CHILD, f'--out={out}', '--tiny', '--groups=norms,share']
-    how = {'env': few_packages(tmp_path), 'cwd': ROOT, 'text': True}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, **how) as first:
+def test_rehearsal_resumes_after_stop(tmp_path):
+    """It is stopped when its second row appears."""
+    folder, groups = (
+        tmp_path / 'out',
+        ('norms, softmax and loss against float64', 'share of a copy'),
+    )
+    command = [*accelerator.CHILD, f'--out={folder}', '--tiny', '--groups=norms,share']
+    process_options = {'env': restrict_packages(tmp_path), 'cwd': ROOT, 'text': True}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, **process_options) as first:
         first.stdout.readline()
         first.stdout.readline()
         first.terminate()
-    before = Journal(out).ended()
+    before = Journal(folder).ended_rows()
     assert 2 <= len(before) < 36
-    subprocess.run(command, check=True, **how)
-    entries = [entry for entry in Journal(out).entries if entry.get('ended')]
-    assert len(entries) == len(Journal(out).ended()) == 36
+    subprocess.run(command, check=True, **process_options)
+    entries = [entry for entry in Journal(folder).entries if entry.get('ended')]
+    assert len(entries) == len(Journal(folder).ended_rows()) == 36
     assert not [entry for entry in entries if 'failed' in entry]
     assert all(entry['agrees'] for entry in entries if entry['group'] == groups[0])
-    done = subprocess.run([*command, '--table'], check=True, stdout=subprocess.PIPE, **how)
-    lines = done.stdout.splitlines()
+    process = subprocess.run(
+        [*command, '--table'], check=True, stdout=subprocess.PIPE, **process_options
+    )
+    lines = process.stdout.splitlines()
     assert '### Norms, softmax and loss against float64' in lines
     assert '| row | error | bound | agrees |' in lines
     assert sum(line.startswith('| rms_norm both, pallas: 5 x 131') for line in lines) == 2
-    assert json.loads((out / 'rows.jsonl').read_text().splitlines()[0])['platform'] == 'cpu'
+    assert json.loads((folder / 'rows.jsonl').read_text().splitlines()[0])['platform'] == 'cpu'

@@ -11,7 +11,7 @@ EPS = 1e-6
 
 
 def _functions(name: str) -> dict[str, Callable]:
-    """(x, scale or labels) -> what the gradient is taken of."""
+    """Returns the functions (x, scale or labels) -> y to differentiate."""
     if name == 'Liger':
         from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
         from liger_kernel.ops.rms_norm import LigerRMSNormFunction
@@ -26,8 +26,8 @@ def _functions(name: str) -> dict[str, Callable]:
     def cross_entropy(x, labels):
         x = x.float()
         log_z = torch.logsumexp(x, -1)
-        picked = x.gather(-1, labels[:, None])[:, 0]
-        return (log_z - picked + 1e-4 * log_z**2).sum()
+        label_logit = x.gather(-1, labels[:, None])[:, 0]
+        return (log_z - label_logit + 1e-4 * log_z**2).sum()
 
     def softmax(x, _):
         return torch.softmax(x, -1)
@@ -35,34 +35,34 @@ def _functions(name: str) -> dict[str, Callable]:
     def rms_norm(x, scale):
         return F.rms_norm(x, scale.shape, scale, EPS)
 
-    own = {'rms_norm': rms_norm, 'softmax': softmax, 'cross_entropy': cross_entropy}
-    return {name: torch.compile(function, dynamic=False) for name, function in own.items()}
+    functions = {'rms_norm': rms_norm, 'softmax': softmax, 'cross_entropy': cross_entropy}
+    return {name: torch.compile(function, dynamic=False) for name, function in functions.items()}
 
 
 def seconds(name: str, case: str, shape: tuple[int, int], dtype: str, count: int) -> float:
-    """Of a call of `case`, as `count` sets of arrays are gone through."""
+    """Returns the seconds of a call of `case`, over `count` sets of arrays."""
     operation, direction = case.split()
     functions = _functions(name)
     if operation not in functions:
         raise NotImplementedError(f'{name} has no {operation}')
-    sets = [_drawn(operation, shape, dtype, direction == 'both') for _ in range(count)]
-    # Liger's cross-entropy writes over its logits: they are right in the first call alone.
+    sets = [_draw(operation, shape, dtype, direction == 'both') for _ in range(count)]
+    # Liger's cross-entropy overwrites its logits: they are right in the first call only.
     function = functions[operation]
 
     def run():
-        for x, g, other in sets:
+        for x, g, scale_or_labels in sets:
             if direction == 'forward':
                 with torch.no_grad():
-                    function(x, other)
+                    function(x, scale_or_labels)
             else:
-                y = function(x, other)
-                wanted = [x, other] if operation == 'rms_norm' else [x]
-                torch.autograd.grad(y, wanted, None if y.ndim == 0 else g)
+                y = function(x, scale_or_labels)
+                inputs = [x, scale_or_labels] if operation == 'rms_norm' else [x]
+                torch.autograd.grad(y, inputs, None if y.ndim == 0 else g)
 
-    return _median_of(run) / count
+    return _median_seconds(run) / count
 
 
-def seconds_of_attention(shape: tuple[int, ...]) -> float:
+def time_attention(shape: tuple[int, ...]) -> float:
     """Causal attention of [B, N, T, H], forward and backward, in bfloat16."""
     q, k, v = (
         torch.randn(shape, device='cuda', dtype=torch.bfloat16, requires_grad=True)
@@ -71,14 +71,14 @@ def seconds_of_attention(shape: tuple[int, ...]) -> float:
     g = torch.randn_like(q)
 
     def run():
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        torch.autograd.grad(out, [q, k, v], g)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        torch.autograd.grad(y, [q, k, v], g)
 
-    return _median_of(run)
+    return _median_seconds(run)
 
 
-def _median_of(run: Callable[[], None]) -> float:
-    """Seconds, after three rounds that do not count."""
+def _median_seconds(run: Callable[[], None]) -> float:
+    """Returns seconds, after three rounds that do not count."""
     milliseconds = []
     for _ in range(ROUNDS + 3):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -90,12 +90,14 @@ def _median_of(run: Callable[[], None]) -> float:
     return statistics.median(milliseconds[3:]) / 1e3
 
 
-def _drawn(operation, shape, dtype, is_differentiated):
+def _draw(operation, shape, dtype, is_differentiated):
     kind = getattr(torch, dtype)
     x, g = (torch.randn(shape, device='cuda', dtype=kind) for _ in range(2))
     x.requires_grad_(is_differentiated)
     if operation == 'rms_norm':
-        other = torch.ones(shape[1:], device='cuda', dtype=kind).requires_grad_(is_differentiated)
+        scale_or_labels = torch.ones(shape[1:], device='cuda', dtype=kind).requires_grad_(
+            is_differentiated
+        )
     else:
-        other = torch.randint(0, shape[1], shape[:1], device='cuda')
-    return x, g, other
+        scale_or_labels = torch.randint(0, shape[1], shape[:1], device='cuda')
+    return x, g, scale_or_labels

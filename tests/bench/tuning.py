@@ -1,11 +1,11 @@
 """Validates tuning on simulated ablations: `python -m tests.bench.tuning [--studies=200]`.
 
-A study has a baseline and four arms; effects, curves, noise and the places of the optima are known,
-so that verdicts can be checked. Passes: intervals cover at least .92 of the true differences, any
-false verdict in at most .08 of the studies, regret of the chosen values at most .25 deviations over
-seeds, and at most 1% of the arms end at an edge where the noise is at most half of the curvature.
-Of one study in fifty the ledger is also grown as runs end in any order and are killed; the
-waves must be the same.
+A study has a baseline and four arms; effects, curves, noise and optima are known, so that verdicts
+can be checked. It passes if intervals cover at least .92 of the true differences, at most .08 of
+the studies have any false verdict, the regret of the chosen values is at most .25 deviations over
+seeds, and at most 1% of the arms end at an edge if the noise is at most half of the curvature. For
+one study in fifty the ledger is also grown as runs end in any order and are killed; the waves must
+be the same.
 """
 
 import argparse
@@ -39,99 +39,103 @@ from lm.study.verdicts import FIRST_FRESH_SEED, Study
 
 CURVATURE = 0.010  # nats an octave^2: median of 160 published curves
 EFFECT = 2.5  # deviations over seeds, of two of the arms
-OFFSET = 3.0  # octaves: optima lie so far from the centre at most
+OFFSET = 3.0  # octaves: the largest distance of an optimum from the centre
 SEEDS = 5  # of a look
-LEAST_COVERAGE, MOST_FAMILY, MOST_REGRET, MOST_EDGES = 0.92, 0.08, 0.25, 0.01
+MIN_COVERAGE, MAX_FAMILY, MAX_REGRET, MAX_EDGES = 0.92, 0.08, 0.25, 0.01
 SIGMAS = (0.15, 0.5, 2.0)  # times CURVATURE
-REPLAYED = 50  # one study in so many is replayed
+REPLAYED = 50  # one study in this many is replayed
 OPTIMIZERS = Path('configs/studies/results/optimizers.md')
 
-Curve = Callable[[float], float]  # loss - its least over octaves - the place of the least
+Curve = Callable[[float], float]  # octaves from the optimum -> loss above its minimum
 
 
 def quadratic(z: float) -> float:
     return CURVATURE * z**2
 
 
-def slanted(z: float) -> float:
-    """Fit to published curves."""
+def slanted_curve(z: float) -> float:
+    """A fit to published curves."""
     return 0.0086 * abs(z) ** 1.64 if z < 0 else 0.0136 * z**2.03
 
 
 def diverging(z: float) -> float:
-    return math.inf if z > 1.3 else slanted(z)
+    return math.inf if z > 1.3 else slanted_curve(z)
 
 
 def cliff(z: float) -> float:
     return math.inf if z > 1.75 else CURVATURE * max(0.0, abs(z) - 0.75) ** 2
 
 
-def published(number: int) -> Curve:
-    """A curve with the statistics of 160 published ones: curvature .006, .010, .021 at quantiles of
-    10%, 50%, 90%; steeper on the right in 74%, by 1.56 in the median; not unimodal in 31%.
+def published_curve(number: int) -> Curve:
+    """Draws a curve with the statistics of 160 published ones.
+
+    Curvature .006, .010, .021 at quantiles of 10%, 50%, 90%; steeper on the right in 74%, by 1.56
+    in the median; not unimodal in 31%.
     """
     rng = np.random.default_rng((number, 1))
     curvature = CURVATURE * math.exp(0.49 * rng.standard_normal())
     slant = math.exp((0.44 + 0.69 * rng.standard_normal()) / 2)
     bump = rng.uniform(0.0015, 0.006) if rng.uniform() < 0.31 else 0.0
-    at = rng.choice((-1, 1)) * rng.uniform(0.5, 2)
+    bump_z = rng.choice((-1, 1)) * rng.uniform(0.5, 2)
 
     def raw(z):
         side = curvature / slant * abs(z) ** 1.6 if z < 0 else curvature * slant * z**2
-        return side + bump * math.exp(-(((z - at) / 0.35) ** 2))
+        return side + bump * math.exp(-(((z - bump_z) / 0.35) ** 2))
 
-    return lowered(raw)
+    return shift_to_zero(raw)
 
 
-def lowered(raw: Curve) -> Curve:
-    """Moves a curve so that its least is 0 at 0."""
+def shift_to_zero(raw: Curve) -> Curve:
+    """Moves a curve so that its minimum is 0 at 0."""
     grid = np.arange(-256, 257) / 64
     losses = [raw(z) for z in grid]
-    at, least = grid[int(np.argmin(losses))], min(losses)
-    return lambda z: max(0.0, raw(z + at) - least)
+    best_z, min_loss = grid[int(np.argmin(losses))], min(losses)
+    return lambda z: max(0.0, raw(z + best_z) - min_loss)
 
 
 @functools.lru_cache
-def tabulated() -> list[Curve]:
-    """Curves of this project's optimizers by learning rate, monotone between the tabulated ones."""
+def tabulated_curves() -> list[Curve]:
+    """Returns curves of this project's optimizers by learning rate, interpolated monotonically."""
     from scipy.interpolate import PchipInterpolator
 
     text = OPTIMIZERS.read_text()
     table = [line.split('|')[2:7] for line in text.splitlines() if re.match(r'\| `\w+` \|', line)]
     rows = [[float(re.search(r'\d\.\d+', cell)[0]) for cell in line] for line in table]
     octaves = np.log2([0.001, 0.003, 0.01, 0.03, 0.1])
-    found = []
+    curves = []
     for row in rows:
         best = int(np.argmin(row))
         if 0 < best < len(row) - 1:
             curve = PchipInterpolator(octaves - octaves[best], np.array(row) - row[best])
-            found.append(functools.partial(_beyond, curve))
-    return found
+            curves.append(functools.partial(_extrapolate, curve))
+    return curves
 
 
-def _beyond(curve, z: float) -> float:
-    """A curve within its table, and its slope there beyond."""
+def _extrapolate(curve, z: float) -> float:
+    """Evaluates a curve within its table, and its slope at the end beyond it."""
     inside = min(max(z, curve.x[0]), curve.x[-1])
     return float(curve(inside)) + float(curve(inside, 1)) * (z - inside)
 
 
-def own(number: int) -> Curve:
-    return tabulated()[number % len(tabulated())]
+def optimizer_curve(number: int) -> Curve:
+    return tabulated_curves()[number % len(tabulated_curves())]
 
 
 CURVES = {
     'quadratic': lambda number: quadratic,
-    'slanted': lambda number: slanted,
+    'slanted': lambda number: slanted_curve,
     'diverging': lambda number: diverging,
     'cliff': lambda number: cliff,
-    'published': published,
-    'optimizers': own,
+    'published': published_curve,
+    'optimizers': optimizer_curve,
 }
 
 
 class Cell(NamedTuple):
-    """A row of the table: noise in CURVATURE, correlation of arms over seeds, the arm with twice
-    the noise, and the effect in deviations.
+    """A row of the table.
+
+    sigma: noise in units of CURVATURE. rho: correlation of arms over seeds. loud: the arm with
+    twice the noise. effect: in deviations.
     """
 
     curve: str
@@ -153,12 +157,12 @@ SETTINGS = (
     (0.0, None, EFFECT),
     (0.36, 2, 1.0),
 )
-CELLS = [Cell(c, s, *rest) for rest, c, s in itertools.product(SETTINGS, CURVES, SIGMAS)]
-CELLS.sort(key=lambda cell: cell.seed)  # mixed, so that a run that is stopped has seen all kinds
+CELLS = [Cell(c, s, *setting) for setting, c, s in itertools.product(SETTINGS, CURVES, SIGMAS)]
+CELLS.sort(key=lambda cell: cell.seed)  # mixed, so that a stopped run has covered all kinds
 
 
 class Runs(Mapping):
-    """Losses of an arm's runs: the same for a point, whenever it is asked for. All have ended."""
+    """Losses of an arm's runs, the same for a point at every access. All have ended."""
 
     def __init__(self, curve: Curve, sigma: float, rho: float, shift: float, study: int, arm: int):
         self.curve, self.sigma, self.rho, self.shift = curve, sigma, rho, shift
@@ -174,9 +178,9 @@ class Runs(Mapping):
             (k,), seed = point
             normal_AKS, fresh = _normal(self.study), (seed >= FIRST_FRESH_SEED) * 50
             common = normal_AKS[-1, 0, seed % FIRST_FRESH_SEED + fresh]
-            own = normal_AKS[self.arm, k % 64, seed % FIRST_FRESH_SEED + fresh]
+            individual = normal_AKS[self.arm, k % 64, seed % FIRST_FRESH_SEED + fresh]
             sd = self.sigma * 2 ** (max(k / PER_OCTAVE - self.optimum, 0) / 2)
-            noise = math.sqrt(self.rho) * common + math.sqrt(1 - self.rho) * own
+            noise = math.sqrt(self.rho) * common + math.sqrt(1 - self.rho) * individual
             self.known[point] = self.truth(k) + sd * noise
         return self.known[point]
 
@@ -192,12 +196,12 @@ class Runs(Mapping):
 
 @functools.lru_cache(4)
 def _normal(study: int) -> np.ndarray:
-    """Deviates of a study by arm (and one row that all share), value and seed."""
+    """Returns deviates of a study by arm (and a row that all share), value and seed."""
     return np.random.default_rng((study, 2)).standard_normal((6, 64, 70))
 
 
 def simulate(cell: Cell, number: int) -> dict:
-    """Runs one study to its end; what came out, against what is true."""
+    """Runs a study to its end; compares its conclusions with the truth."""
     sigma = cell.sigma * CURVATURE
     effects = (0, 0, 0, -cell.effect * sigma, -cell.effect * sigma)
     arms = [
@@ -212,18 +216,18 @@ def simulate(cell: Cell, number: int) -> dict:
         for i, shift in enumerate(effects)
     ]
     search = Search(smallest_effect=EFFECT * sigma / 2)
-    study = study_of(search, arms)
+    study = build_study(search, arms)
     assert study.next_runs is None
     true = [arm.shift - arms[0].shift for arm in arms[1:]]
     verdicts = [c and c.verdict for c in study.fresh_results[1:]]
-    said = [v.outcome if v else UNDECIDED for v in verdicts]
+    outcomes = [v.outcome if v else UNDECIDED for v in verdicts]
     return {
         'covered': [v.low <= t <= v.high for v, t in zip(verdicts, true, strict=True) if v],
         'wrong': any(
-            (one == BETTER and t >= 0) or (one == WORSE and t <= 0)
-            for one, t in zip(said, true, strict=True)
+            (outcome == BETTER and t >= 0) or (outcome == WORSE and t <= 0)
+            for outcome, t in zip(outcomes, true, strict=True)
         ),
-        'power': [one == BETTER for one, t in zip(said, true, strict=True) if t < 0],
+        'power': [outcome == BETTER for outcome, t in zip(outcomes, true, strict=True) if t < 0],
         'regret': [
             (arm.truth(p.k[0]) - arm.shift) / arm.sigma
             for arm, p in zip(arms, study.picks, strict=True)
@@ -234,35 +238,36 @@ def simulate(cell: Cell, number: int) -> dict:
             pick.allowance / arm.sigma for arm, pick in zip(arms, study.picks, strict=True)
         ],
         'lost': sum(v is None for v in verdicts),
-        'replays': [] if number % REPLAYED else grown(study, arms, number),
+        'replays': [] if number % REPLAYED else replay_in_random_order(study, arms, number),
     }
 
 
-def study_of(search: Search, losses: Sequence[Mapping]) -> Study:
+def build_study(search: Search, losses: Sequence[Mapping]) -> Study:
     n = len(losses)
     return Study(search, [(UNBOUNDED,)] * n, losses, [True] * n, SEEDS, HOLM)
 
 
-def grown(whole: Study, arms: Sequence[Runs], number: int) -> list[bool]:
-    """Grows the ledger of a study by runs that end in random order, killed after each random count;
-    whether each time the runs that come next are those of the whole study at that stage.
+def replay_in_random_order(whole: Study, arms: Sequence[Runs], number: int) -> list[bool]:
+    """Grows the ledger of a study by runs that end in random order, killed after random counts.
+
+    Returns for each time whether the next runs are the whole study's at that stage.
     """
     rng = np.random.default_rng((number, 3))
-    asked = [wave.points for wave in whole.tuning.waves] + [points for points, _ in whole.looks]
+    stages = [wave.points for wave in whole.tuning.waves] + [points for points, _ in whole.looks]
     ledger: list[dict[Point, float]] = [{} for _ in arms]
-    found = []
-    for points in asked:
-        left = [(i, p) for i, own in enumerate(points) for p in own if p not in ledger[i]]
-        while left:
-            found.append(study_of(whole.search, ledger).next_runs[1] == points)
-            for _ in range(int(rng.integers(1, len(left) + 1))):
-                i, p = left.pop(int(rng.integers(len(left))))
+    matches = []
+    for points in stages:
+        remaining = [(i, p) for i, arm in enumerate(points) for p in arm if p not in ledger[i]]
+        while remaining:
+            matches.append(build_study(whole.search, ledger).next_runs[1] == points)
+            for _ in range(int(rng.integers(1, len(remaining) + 1))):
+                i, p = remaining.pop(int(rng.integers(len(remaining))))
                 ledger[i] = {p: arms[i][p], **ledger[i]}
-    found.append(study_of(whole.search, ledger).next_runs is None)
-    return found
+    matches.append(build_study(whole.search, ledger).next_runs is None)
+    return matches
 
 
-def studies_of(cell: Cell, numbers: range) -> list[dict]:
+def simulate_studies(cell: Cell, numbers: range) -> list[dict]:
     return [simulate(cell, number) for number in numbers]
 
 
@@ -279,8 +284,8 @@ class Surface(Mapping):
 
     def truth(self, k: tuple[int, ...]) -> float:
         z = np.array(k) / PER_OCTAVE - self.optimum
-        own = 1 - self.INTERACTION
-        return CURVATURE * (own * np.sum(z**2) + self.INTERACTION * np.sum(z) ** 2)
+        separate = 1 - self.INTERACTION
+        return CURVATURE * (separate * np.sum(z**2) + self.INTERACTION * np.sum(z) ** 2)
 
     def __getitem__(self, point: Point) -> float:
         rng = np.random.default_rng((self.number, point.seed, *(i + 10_000 for i in point.k)))
@@ -296,26 +301,26 @@ class Surface(Mapping):
         raise NotImplementedError
 
 
-def surfaces(fields: int, sigma: float, most_runs: float, numbers: range) -> tuple[float, float]:
-    """(mean regret, mean runs) of arms with several tuned fields."""
+def surfaces(fields: int, sigma: float, max_runs: float, numbers: range) -> tuple[float, float]:
+    """Returns (mean regret, mean runs) of arms with several tuned fields."""
     scans = tuple((-step, 0, step) for step in STEPS[:fields]) if fields > 1 else (SCAN,)
     regret, runs = [], []
     for number in numbers:
         arm = Surface(fields, sigma, number)
-        found = replay_waves(
-            [arm], Search(scans, EFFECT * sigma / 2, most_runs), [(UNBOUNDED,) * fields]
+        tuning = replay_waves(
+            [arm], Search(scans, EFFECT * sigma / 2, max_runs), [(UNBOUNDED,) * fields]
         )
-        regret.append(arm.truth(compute_picks(found)[0].k))
-        runs.append(sum(len(wave.points[0]) for wave in found.waves))
+        regret.append(arm.truth(compute_picks(tuning)[0].k))
+        runs.append(sum(len(wave.points[0]) for wave in tuning.waves))
     return float(np.mean(regret)), float(np.mean(runs))
 
 
-def mean_of(found: Sequence[dict], key: str) -> float:
-    values = np.concatenate([np.ravel(one[key]) for one in found])
-    return float(np.mean(values)) if values.size else math.nan
+def mean_value(studies: Sequence[dict], key: str) -> float:
+    numbers = np.concatenate([np.ravel(study[key]) for study in studies])
+    return float(np.mean(numbers)) if numbers.size else math.nan
 
 
-def print_cells(found: Iterator[tuple[Cell, list[dict]]], start: float) -> None:
+def print_cells(results: Iterator[tuple[Cell, list[dict]]], start: float) -> None:
     print(
         '| curve | noise | correlation | loud arm | effect | coverage | family error | power | '
         'regret | edges | runs | allowance | no verdict |'
@@ -323,25 +328,25 @@ def print_cells(found: Iterator[tuple[Cell, list[dict]]], start: float) -> None:
     print('|---' * 13 + '|')
     worst = {'covered': 1.0, 'wrong': 0.0, 'regret': 0.0, 'edge': 0.0}
     replays = same = 0
-    for cell, studies in found:
-        one = {key: mean_of(studies, key) for key in studies[0]}
+    for cell, studies in results:
+        means = {key: mean_value(studies, key) for key in studies[0]}
         print(
             f'| {cell.curve} | {cell.sigma} | {cell.rho} | {cell.loud or ""} | {cell.effect} '
-            f'| {one["covered"]:.3f} | {one["wrong"]:.3f} | {one["power"]:.2f} '
-            f'| {one["regret"]:.3f} | {one["edge"]:.3f} | {one["runs"]:.1f} '
-            f'| {one["allowance"]:.2f} | {one["lost"]:.2f} |',
+            f'| {means["covered"]:.3f} | {means["wrong"]:.3f} | {means["power"]:.2f} '
+            f'| {means["regret"]:.3f} | {means["edge"]:.3f} | {means["runs"]:.1f} '
+            f'| {means["allowance"]:.2f} | {means["lost"]:.2f} |',
             flush=True,
         )
-        worst['covered'] = min(worst['covered'], one['covered'])
-        worst['wrong'] = max(worst['wrong'], one['wrong'])
-        worst['regret'] = max(worst['regret'], one['regret'])
-        worst['edge'] = max(worst['edge'], one['edge'] if cell.sigma <= 0.5 else 0.0)
+        worst['covered'] = min(worst['covered'], means['covered'])
+        worst['wrong'] = max(worst['wrong'], means['wrong'])
+        worst['regret'] = max(worst['regret'], means['regret'])
+        worst['edge'] = max(worst['edge'], means['edge'] if cell.sigma <= 0.5 else 0.0)
         flags = [flag for study in studies for flag in study['replays']]
         replays, same = replays + len(flags), same + sum(flags)
     print(
-        f'worst: coverage {worst["covered"]:.3f} (at least {LEAST_COVERAGE}), family error '
-        f'{worst["wrong"]:.3f} (at most {MOST_FAMILY}), regret {worst["regret"]:.3f} (at most '
-        f'{MOST_REGRET}), edges {worst["edge"]:.3f} (at most {MOST_EDGES}); '
+        f'worst: coverage {worst["covered"]:.3f} (at least {MIN_COVERAGE}), family error '
+        f'{worst["wrong"]:.3f} (at most {MAX_FAMILY}), regret {worst["regret"]:.3f} (at most '
+        f'{MAX_REGRET}), edges {worst["edge"]:.3f} (at most {MAX_EDGES}); '
         f'{same} of {replays} proposals the same after a kill, in any order of ends; '
         f'{(time.monotonic() - start) / 60:.1f} minutes',
         flush=True,
@@ -351,9 +356,9 @@ def print_cells(found: Iterator[tuple[Cell, list[dict]]], start: float) -> None:
 
 def print_fields(fields: Sequence[int], studies: int) -> None:
     print('\n| fields | noise | runs at most | runs | regret, nats / 1000 |\n' + '|---' * 5 + '|')
-    for n, most, sigma in itertools.product(fields, (13, 20, math.inf), SIGMAS):
-        regret, runs = surfaces(n, sigma * CURVATURE, most, range(studies))
-        print(f'| {n} | {sigma} | {most} | {runs:.1f} | {1000 * regret:.2f} |', flush=True)
+    for n, max_runs, sigma in itertools.product(fields, (13, 20, math.inf), SIGMAS):
+        regret, runs = surfaces(n, sigma * CURVATURE, max_runs, range(studies))
+        print(f'| {n} | {sigma} | {max_runs} | {runs:.1f} | {1000 * regret:.2f} |', flush=True)
 
 
 def main() -> None:
@@ -367,7 +372,7 @@ def main() -> None:
         rows = []
         for cell in (cell for cell in CELLS if cell.curve in args.curves):
             numbers = range(cell.seed, cell.seed + args.studies)
-            rows.append((cell, pool.submit(studies_of, cell, numbers)))
+            rows.append((cell, pool.submit(simulate_studies, cell, numbers)))
         if rows:
             print_cells(((cell, row.result()) for cell, row in rows), start)
     print_fields(args.fields, args.studies)

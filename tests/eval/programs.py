@@ -1,4 +1,4 @@
-"""Programs as processes of their own."""
+"""Runs programs as separate processes."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from tests.commands import PATIENCE_SEC, ROOT
 
 
 def run_module(*arguments: str, **env: str) -> subprocess.CompletedProcess:
-    """`python -m` of these words, to its end."""
-    command, own = [sys.executable, '-m', *arguments], os.environ | env
-    how = {'capture_output': True, 'text': True, 'timeout': PATIENCE_SEC}
-    return subprocess.run(command, cwd=ROOT, env=own, check=False, **how)
+    """Runs `python -m` with these arguments, to its end."""
+    command, environment = [sys.executable, '-m', *arguments], os.environ | env
+    options = {'capture_output': True, 'text': True, 'timeout': PATIENCE_SEC}
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False, **options)

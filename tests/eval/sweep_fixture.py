@@ -1,6 +1,7 @@
-"""Writes what train.py would leave of a sweep, in closed form, so that tests know every number.
+"""Writes the files that train.py leaves of a sweep, in closed form, so that tests know every
+number.
 
-    python -m tests.eval.sweep_fixture DIR     writes a large one, to look at the report of
+    python -m tests.eval.sweep_fixture DIR     writes a large one, to look at its report
 
 Final losses are `final_ce`, a parabola in log10(lr) with a known best learning rate. Some cells end
 otherwise: `FATES`.
@@ -36,7 +37,7 @@ BY_LAYER = {'activation_rms': 1.0, 'attention_logit_max': 4.0, 'update_rms_ratio
 
 
 def base_config() -> dict[str, Any]:
-    """The baseline: the default config with the swept fields at the first value of each axis."""
+    """Returns the baseline: the default config with the first value of each axis."""
     base = to_dict(resolve(default.get_config()))
     return changed(base, {path: values[0] for path, values in AXES.items()})
 
@@ -51,48 +52,50 @@ def changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def final_ce(config: dict[str, Any]) -> float:
-    """Validation loss at the end: best at lr 0.003, 0.08 more with layernorm, less 0.01 a seed, and
-    0.002 more for seed 2 so that differences between seeds differ.
+    """Returns the final validation loss.
+
+    It is lowest at lr 0.003, 0.08 higher with layernorm, 0.01 lower per seed, and 0.002 higher for
+    seed 2, so that differences between seeds differ.
     """
     seed, norm = config['train']['seed'], config['model']['norm']
-    far = math.log10(config['optim']['lr'] / 0.003)
-    worse = 0.08 * (norm == 'layernorm') + 0.03 * (config['model']['placement'] == 'post')
+    decades = math.log10(config['optim']['lr'] / 0.003)
+    penalty = 0.08 * (norm == 'layernorm') + 0.03 * (config['model']['placement'] == 'post')
     jitter = 0.002 * (seed == 2) * (norm == 'layernorm')
-    return 2.9 + 0.2 * far**2 + worse - 0.01 * seed + jitter
+    return 2.9 + 0.2 * decades**2 + penalty - 0.01 * seed + jitter
 
 
 def training_ce(config: dict[str, Any], step: int) -> float:
-    """From INITIAL_CE at step 1 towards `final_ce`, with a ripple that smoothing takes away."""
+    """Returns a loss that falls from INITIAL_CE at step 1 to `final_ce`, with a ripple."""
     final = final_ce(config)
     ripple = 0.03 * math.sin(1.7 * step + config['train']['seed']) * (step > 1)
     return final + (INITIAL_CE - final) * math.exp(-(step - 1) / (0.12 * STEPS)) + ripple
 
 
 def rows(config: dict[str, Any], until: int, broken: bool) -> list[dict[str, Any]]:
-    """Training rows every 5 steps, validation and per-layer rows every 40."""
-    found = []
+    """Returns training rows every 5 steps, validation and per-layer rows every 40."""
+    records = []
     for step in [1, *range(5, until + 1, 5)]:
         ce = None if broken and step == until else training_ce(config, step)
         row = {'step': step, 'loss': ce, 'ce': ce, 'z_loss': 0.001, 'lr': config['optim']['lr']}
         row |= {'grad_norm': 1.0, 'update_norm': 0.1, 'tokens': 2048 * step}
         row |= {'tokens_per_sec': 13000.0 + 100 * config['train']['seed'], 'mfu': 0.5}
-        found.append(row | {'step_sec': 0.16, 'data_wait_sec': 0.001})
+        records.append(row | {'step_sec': 0.16, 'data_wait_sec': 0.001})
         if step % 40 == 0 and not (broken and step == until):
-            found.append({'step': step} | validation(config, step))
+            records.append({'step': step} | validation(config, step))
         if step == 1 or step % 40 == 0:
-            found.append({'step': step} | by_layer(config, step))
-    return found
+            records.append({'step': step} | by_layer(config, step))
+    return records
 
 
 def validation(config: dict[str, Any], step: int) -> dict[str, float]:
-    left = (INITIAL_CE - final_ce(config)) * math.exp(-step / (0.12 * STEPS))
-    ce = final_ce(config) + (left if step < STEPS else 0.0)
+    excess = (INITIAL_CE - final_ce(config)) * math.exp(-step / (0.12 * STEPS))
+    ce = final_ce(config) + (excess if step < STEPS else 0.0)
     per_byte = ce / math.log(2) / BYTES_PER_TOKEN
     return {'validation_ce': ce, 'bits_per_byte': per_byte, 'perplexity': math.exp(ce)}
 
 
 def by_layer(config: dict[str, Any], step: int) -> dict[str, list[float]]:
-    """Grows with depth and with time, more so with layernorm."""
+    """Returns values that grow with depth and with time, faster with layernorm."""
     speed = 0.6 if config['model']['norm'] == 'layernorm' else 0.3
     depths = range(LAYERS)
     return {
@@ -142,7 +145,7 @@ def write_run(folder: Path, config: dict[str, Any], fate: str = 'done') -> None:
 def write_sweep(
     folder: Path, axes: dict[str, tuple] = AXES, fates: dict[tuple, str] = FATES
 ) -> list[dict[str, Any]]:
-    """Writes the sweep and returns its cells, as they stand in sweep.json."""
+    """Writes the sweep and returns its cells, as in sweep.json."""
     folder.mkdir(parents=True)
     base, cells = base_config(), []
     for values in itertools.product(*axes.values()):

@@ -1,4 +1,4 @@
-"""Contract: the listing says of each part what it is, whose, and what options it has."""
+"""Contract: the listing describes each part, its source and its options."""
 
 import math
 
@@ -19,7 +19,7 @@ from modules.options import Option, OptionDeclaration, coerce_type
 
 ROWS = [(field, row) for field in CHOICES for row in part_rows(field)]
 LONGEST_LINE = 100
-# What everybody knows, and what is a way to compute and no idea.
+# Common knowledge, and implementations without an idea to cite.
 WITHOUT_SOURCE = {
     ('data.objective', 'causal'),
     ('model.activation', 'relu'),
@@ -42,7 +42,7 @@ def test_every_row_is_described(field, row):
 
 
 @pytest.mark.parametrize(('field', 'row'), ROWS, ids=lambda value: getattr(value, 'name', value))
-def test_every_option_has_words_a_field_and_a_default_that_may_be_given(field, row):
+def test_every_option_is_described_and_valid(field, row):
     for path, declared in row.options.items():
         assert declared.option.description, path
         assert FIELDS[path].is_part_option, path
@@ -51,21 +51,21 @@ def test_every_option_has_words_a_field_and_a_default_that_may_be_given(field, r
             declared.option.check(path, declared.default)
 
 
-def test_rows_of_one_table_differ():
-    """Catches a line that comes from a class that several rows are instances of."""
+def test_row_summaries_differ():
+    """Catches a line from a class with several rows as instances."""
     for field in CHOICES:
         words = [row.summary for row in part_rows(field)]
         assert len(set(words)) == len(words), field
 
 
 def block(text, name):
-    """The lines of one row of a listing, to the empty line."""
+    """Returns the lines of one row of a listing, to the empty line."""
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if line.split(' (')[0] == name)
     return lines[start : [*lines, ''].index('', start)]
 
 
-def test_one_field_with_options_defaults_and_bounds():
+def test_listing_has_options_defaults_and_bounds():
     text = format_listing('model.norm')
     assert text.startswith('model.norm=NAME or NAME:OPTION=VALUE,...\n')
     lines = [' '.join(line.split()) for line in block(text, 'powernorm')]
@@ -82,13 +82,13 @@ def test_one_field_with_options_defaults_and_bounds():
     assert block(text, 'none') == ['none', '  The identity']
 
 
-def test_what_layers_sow_is_weighed_by_an_option_of_theirs():
+def test_layer_options_weight_auxiliary_losses():
     (line,) = [line for line in block(format_listing('model.mlp'), 'moe') if 'balance' in line]
     assert line.split()[:6] == ['loss.balance_loss=0.01', 'float,', '0', 'to', 'any', 'finite,']
     assert 'traced' in line
 
 
-def test_a_paper_stands_behind_the_name_and_not_again_at_the_end_of_the_line():
+def test_paper_follows_the_name_once():
     assert block(format_listing('model.placement'), 'pre') == [
         'pre (arXiv:2002.04745)',
         '  x + F(N(x))',
@@ -151,20 +151,22 @@ def test_the_first_sentence_and_the_sources():
     assert find_sources('no source code') == ''
 
 
-def test_names_that_an_option_repeats_are_those_of_the_table():
+def test_option_choices_match_their_tables():
     from lm.devices.run_axis import RUN_AXES
     from lm.model.parameters import TRAINABLE
 
-    def named(path):
+    def option_choices(path):
         return set(FIELDS[path].option.choices)
 
-    assert named('model.dtype') - {'auto'} == DTYPES.keys() - {'float64'}  # nothing trains in it
+    assert option_choices('model.dtype') - {'auto'} == DTYPES.keys() - {
+        'float64'
+    }  # nothing trains in it
     # The way of a single run is not chosen: it follows.
-    assert named('kernels.run_axis') - {'auto'} == RUN_AXES.keys() - {'single'}
-    assert named('train.trainable') == TRAINABLE.keys()
+    assert option_choices('kernels.run_axis') - {'auto'} == RUN_AXES.keys() - {'single'}
+    assert option_choices('train.trainable') == TRAINABLE.keys()
 
 
-def test_a_row_is_a_card_with_all_that_is_said_of_it():
+def test_card_has_the_whole_docstring():
     """Catches a card of all rows, or of a first sentence."""
     card = format_listing('model.norm=dyt')
     assert 'y = tanh(a x)' in card and "authors'" in card and 'norm.alpha=0.5' in card

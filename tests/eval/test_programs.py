@@ -1,4 +1,4 @@
-"""What reads checkpoints: loading, perplexity, generation, and the programs' answers."""
+"""Programs that read checkpoints: loading, perplexity, generation, and their output."""
 
 import io
 import json
@@ -29,7 +29,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def workdir(corpus, tmp_path_factory):
-    """A model that has learnt its short text by heart."""
+    """A model that has memorized its short text."""
     folder = tmp_path_factory.mktemp('runs') / 'run'
     config = tiny(
         corpus,
@@ -43,7 +43,7 @@ def workdir(corpus, tmp_path_factory):
     return folder
 
 
-def test_perplexity_of_the_checkpoint_is_that_of_the_run(workdir):
+def test_perplexity_matches_the_run(workdir):
     written = read_rows(workdir / 'metrics.jsonl')[-1]
     measured = perplexity(load(workdir)).numbers
     for name in ('validation_ce', 'bits_per_byte', 'perplexity'):
@@ -51,15 +51,18 @@ def test_perplexity_of_the_checkpoint_is_that_of_the_run(workdir):
 
 
 @pytest.mark.full
-def test_an_older_checkpoint_is_named_by_its_path(workdir):
+def test_path_names_an_older_checkpoint(workdir):
     older, newest = load(workdir / 'checkpoints' / '100'), load(workdir)
     assert (older.step, newest.step) == (100, 200)
-    beside = load_step(newest, 100)
-    assert (beside.step, beside.path) == (100, older.path) and beside.learner is newest.learner
-    jax.tree.map(np.testing.assert_array_equal, beside.weights, older.weights)
-    written = [row for row in read_rows(workdir / 'metrics.jsonl') if 'bits_per_byte' in row]
+    same_step = load_step(newest, 100)
+    assert (same_step.step, same_step.path) == (
+        100,
+        older.path,
+    ) and same_step.learner is newest.learner
+    jax.tree.map(np.testing.assert_array_equal, same_step.weights, older.weights)
+    records = [row for row in read_rows(workdir / 'metrics.jsonl') if 'bits_per_byte' in row]
     np.testing.assert_allclose(
-        perplexity(older).numbers['bits_per_byte'], written[0]['bits_per_byte'], rtol=1e-6
+        perplexity(older).numbers['bits_per_byte'], records[0]['bits_per_byte'], rtol=1e-6
     )
 
 
@@ -71,20 +74,24 @@ def test_ngram_suite_on_the_same_split(workdir):
 
 
 @pytest.mark.full
-def test_generate_goes_on_as_the_text_does(workdir):
-    """Beyond one window of 16 tokens too."""
+def test_generate_continues_the_text(workdir):
+    """Also beyond one window of 16 tokens."""
     (text,) = generate(load(workdir), ['3: abcdefgh abc'], tokens=40, temperature=0)
     assert text.startswith('3: abcdefgh abcdefgh abcdefgh abcdefgh abc')
 
 
 @pytest.mark.full
-def test_prompts_of_different_length_are_gone_on_as_alone(workdir):
-    """Beyond one window of 16 tokens; the first row draws what it draws alone."""
+def test_prompts_are_independent(workdir):
+    """Also beyond one window of 16 tokens; the first row is sampled as if it were alone."""
     checkpoint, prompts = load(workdir), ['3: abcdefgh abc', '1']
     together = generate(checkpoint, prompts, tokens=20, temperature=0)
-    assert together == [generate(checkpoint, [p], tokens=20, temperature=0)[0] for p in prompts]
-    drawn = [generate(checkpoint, p, 9, temperature=2.0)[0] for p in (prompts, prompts[:1])]
-    assert drawn[0] == drawn[1]
+    assert together == [
+        generate(checkpoint, [prompt], tokens=20, temperature=0)[0] for prompt in prompts
+    ]
+    texts = [
+        generate(checkpoint, prompt, 9, temperature=2.0)[0] for prompt in (prompts, prompts[:1])
+    ]
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.full
@@ -95,23 +102,26 @@ def test_generate_is_repeatable_by_seed(workdir):
 
 
 @pytest.mark.full
-def test_samples_stops_and_typed_prompts(workdir, monkeypatch, capsys):
-    """More prompts than slots; the i-th is drawn with seed + i; a line gives what its text gives;
-    a stop string ends a text, also where tokens cut it.
+def test_sampling_stop_strings_and_converse(workdir, monkeypatch, capsys):
+    """With more prompts than slots, the i-th is sampled with seed + i. A line gives the same text
+    as its prompt. A stop string ends a text, even if tokens cut it.
     """
     checkpoint = load(workdir)
     many = generate(checkpoint, ['1: abcdefgh ', '2'] * 9, 12, 2.0, seed=5)
     options = {'top_k': 250, 'top_p': 0.99, 'min_p': 1e-3}
-    (one,) = generate(checkpoint, ['2'], 12, 2.0, seed=12)
-    assert many[7] == one and len({*many[1::2]}) > 1
+    (single,) = generate(checkpoint, ['2'], 12, 2.0, seed=12)
+    assert many[7] == single and len({*many[1::2]}) > 1
     (stopped,) = generate(checkpoint, ['3: abcd'], 14, temperature=0, stop=['zz', 'h ab'])
     assert stopped == '3: abcdefg'
     monkeypatch.setattr('sys.stdin', io.StringIO('3: abc\n' + 'long ' * 9 + '\n2\n'))
     converse(checkpoint, 12, Sampling(2.0, **options, seed=1), [])
-    found, error = capsys.readouterr()
-    wanted = [generate(checkpoint, [p], 12, 2.0, seed=1, **options)[0] for p in ('3: abc', '2')]
-    assert found == ''.join(
-        text[len(p) :] + '\n' for text, p in zip(wanted, ('3: abc', '2'), strict=True)
+    output, error = capsys.readouterr()
+    completions = [
+        generate(checkpoint, [prompt], 12, 2.0, seed=1, **options)[0] for prompt in ('3: abc', '2')
+    ]
+    assert output == ''.join(
+        text[len(prompt) :] + '\n'
+        for text, prompt in zip(completions, ('3: abc', '2'), strict=True)
     )
     assert error == (
         'error: a prompt has 1 to 16 tokens, with the one that begins it; got 46. Leave out its '
@@ -120,7 +130,7 @@ def test_samples_stops_and_typed_prompts(workdir, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize('place', ['', 'checkpoints/7', 'tokenizer'])
-def test_no_checkpoint_says_what_to_give(place, workdir, tmp_path):
+def test_errors_missing_checkpoint(place, workdir, tmp_path):
     root = workdir if place else tmp_path
     with pytest.raises(ValueError, match='holds no checkpoint'):
         load(root / place)
@@ -141,14 +151,14 @@ def test_changed_data_is_refused(corpus, tmp_path):
 
 @pytest.mark.full
 def test_eval_program_writes_json(workdir, tmp_path):
-    out = tmp_path / 'out.json'
+    json_path = tmp_path / 'out.json'
     page, suite = tmp_path / 'page.html', '--suite=perplexity'
     options = ('--perplexity.stride=8', '--perplexity.documents=1', '--step=100')
-    words = (f'--checkpoint={workdir}', suite, *options, f'--out={out}', f'--page={page}')
-    done = run_module('eval', *words)
-    assert done.returncode == 0, done.stderr
-    record = json.loads(done.stdout)
-    assert json.loads(out.read_text()) == record and record['step'] == 100
+    arguments = (f'--checkpoint={workdir}', suite, *options, f'--out={json_path}', f'--page={page}')
+    process = run_module('eval', *arguments)
+    assert process.returncode == 0, process.stderr
+    record = json.loads(process.stdout)
+    assert json.loads(json_path.read_text()) == record and record['step'] == 100
     assert 0 < record['perplexity']['tokens'] < perplexity(load(workdir)).numbers['tokens']
     assert 'Bits per byte by domain' in page.read_text()
     (path,) = (workdir / 'evaluations' / '100').iterdir()
@@ -156,36 +166,38 @@ def test_eval_program_writes_json(workdir, tmp_path):
 
 
 @pytest.mark.full
-def test_eval_program_answers_an_unknown_suite_with_the_nearest(workdir):
-    done = run_module('eval', f'--checkpoint={workdir}', '--suite=perplexty')
-    assert done.returncode == 1 and "Did you mean 'perplexity'" in done.stderr
-    assert 'Traceback' not in done.stderr
+def test_eval_program_suggests_the_nearest_suite(workdir):
+    process = run_module('eval', f'--checkpoint={workdir}', '--suite=perplexty')
+    assert process.returncode == 1 and "Did you mean 'perplexity'" in process.stderr
+    assert 'Traceback' not in process.stderr
 
 
 @pytest.mark.full
 def test_generate_program_prints_the_text(workdir):
-    """Streamed, which is what the function gives."""
-    done = run_module('eval.generate', f'--checkpoint={workdir}', '--prompt=3: abc', '--tokens=6')
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == generate(load(workdir), ['3: abc'], 6)[0] + '\n'
+    """Streamed, with the text of the function."""
+    process = run_module(
+        'eval.generate', f'--checkpoint={workdir}', '--prompt=3: abc', '--tokens=6'
+    )
+    assert process.returncode == 0, process.stderr
+    assert process.stdout == generate(load(workdir), ['3: abc'], 6)[0] + '\n'
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ('flag', 'said'),
+    ('flag', 'message'),
     [
         ('--top_p=0', 'error: top_p must be above 0 and at most 1'),
         ('--stop=', 'error: --stop= is empty'),
         ('--prompt=' + 'long ' * 9, 'error: a prompt has 1 to 16 tokens'),
     ],
 )
-def test_generate_program_answers_bad_input_in_a_line(flag, said, workdir):
-    done = run_module('eval.generate', f'--checkpoint={workdir}', flag)
-    assert done.returncode == 1 and done.stderr.startswith(said) and not done.stdout
-    assert done.stderr.count('\n') == 1
+def test_generate_program_errors_are_one_line(flag, message, workdir):
+    process = run_module('eval.generate', f'--checkpoint={workdir}', flag)
+    assert process.returncode == 1 and process.stderr.startswith(message) and not process.stdout
+    assert process.stderr.count('\n') == 1
 
 
-def test_tiny_settings_are_of_the_default_config():
+def test_tiny_settings_are_fields():
     """A renamed field would otherwise only show in a subprocess."""
     assert set(TINY) <= set(json_fields())
 

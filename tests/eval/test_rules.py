@@ -1,4 +1,4 @@
-"""`eval.rules`: published tables, exponents, ranges, and numbers that cannot be."""
+"""`eval.rules`: published tables, exponents, ranges, and invalid numbers."""
 
 import json
 import math
@@ -14,9 +14,9 @@ from tests.eval.programs import run_module
 GOPHER_FLOPS = 5.76e23
 
 
-def found(**given):
-    """{(rule, first words of what): Rule}"""
-    return {(one.name, one.what): one for one in apply_rules(RuleInputs(**given))}
+def rules_by_key(**inputs):
+    """Returns {(rule, description): Rule}."""
+    return {(rule.name, rule.what): rule for rule in apply_rules(RuleInputs(**inputs))}
 
 
 # Table A3 of arXiv:2203.15556, approach 3: the rows with models of 0.4e9 to 67e9 parameters.
@@ -29,14 +29,14 @@ def found(**given):
         (1.71e24, 67e9, 4.1e12),
     ],
 )
-def test_chinchilla_of_its_own_table(flops, parameters, tokens):
+def test_chinchilla_matches_its_table(flops, parameters, tokens):
     """Reference. Catches rounded exponents (off by a fifth), and alpha in the place of beta."""
     best = rules.chinchilla_allocation(flops, rules.HOFFMANN_SURFACE)
     assert best.parameters == pytest.approx(parameters, rel=0.06)
     assert best.tokens == pytest.approx(tokens, rel=0.06)
 
 
-def test_chinchilla_refitted_is_chinchilla():
+def test_refit_recovers_chinchilla():
     """Reference: 70e9 parameters on 1.4e12 tokens were trained with Gopher's compute."""
     best = rules.chinchilla_allocation(GOPHER_FLOPS, rules.BESIROGLU_SURFACE)
     assert best.parameters == pytest.approx(70e9, rel=0.06)
@@ -44,8 +44,8 @@ def test_chinchilla_refitted_is_chinchilla():
 
 
 @pytest.mark.parametrize('surface', [rules.HOFFMANN_SURFACE, rules.BESIROGLU_SURFACE])
-def test_chinchilla_is_the_least_loss(surface):
-    """Property: no model a little smaller or larger, of the same compute, has less loss."""
+def test_chinchilla_minimizes_the_loss(surface):
+    """Property: no slightly smaller or larger model of the same compute has less loss."""
     best = rules.chinchilla_allocation(1e21, surface)
     assert rules.training_flops(*best) == pytest.approx(1e21)
 
@@ -60,11 +60,11 @@ def test_chinchilla_is_the_least_loss(surface):
 @pytest.mark.parametrize(
     ('parameters', 'tokens'), [(4e8, 8e9), (1e9, 20.2e9), (1e10, 205.1e9), (67e9, 1.5e12)]
 )
-def test_twenty_tokens_of_the_table(parameters, tokens):
+def test_twenty_tokens_match_the_table(parameters, tokens):
     assert rules.twenty_tokens(parameters) == pytest.approx(tokens, rel=0.12)
 
 
-def test_step_law_by_logarithms_of_its_fits():
+def test_step_law_matches_its_fits():
     """Reference: the mean of the authors' bootstrap fits, exp(c + n ln N + d ln D)."""
     n, d = math.log(1e9), math.log(1e11)
     rate = math.exp(0.5863 - 0.7129 * n + 0.3075 * d)
@@ -93,16 +93,16 @@ def test_kaplan_at_one_pf_day():
     assert rules.critical_batch(1.0) == 2.1e8
 
 
-def test_the_critical_batch_doubles_for_13_percent_of_loss():
-    """Reference: the paper's words for figure 10 of arXiv:2001.08361."""
+def test_critical_batch_doubles_at_13_percent_less_loss():
+    """Reference: the text on figure 10 of arXiv:2001.08361."""
     assert rules.critical_batch(0.87 * 3) / rules.critical_batch(3) == pytest.approx(2, rel=0.05)
 
 
 def test_exponents():
-    """Property: what doubling does to each rule."""
+    """Property: the effect of doubling on each rule."""
 
-    def power(of):
-        return math.log2(of(2e9) / of(1e9))
+    def power(function):
+        return math.log2(function(2e9) / function(1e9))
 
     assert power(lambda x: rules.step_law_rate(x, 1e10)) == pytest.approx(-0.713)
     assert power(lambda x: rules.step_law_rate(1e9, x)) == pytest.approx(0.307)
@@ -116,7 +116,7 @@ def test_exponents():
 
 
 def test_around_the_critical_batch():
-    """Property: linear far below it, flat far above; twice the least steps and tokens at it."""
+    """Property: linear far below it, flat far above; twice the fewest steps and tokens at it."""
     assert rules.saturating_rate(0.1, 1.0, 2.0, 1e9) == pytest.approx(0.2)
     assert rules.saturating_rate(0.1, 1e9, 2e9, 1.0) == pytest.approx(0.1)
     assert rules.overhead(3e5, 3e5) == (2, 2)
@@ -125,14 +125,14 @@ def test_around_the_critical_batch():
 
 
 def test_ranges():
-    """Contract: small models are beyond Step Law's, and the text says of what and by how much."""
-    small = found(parameters=124e6, tokens=2.5e9)
+    """Contract: small models are beyond Step Law's range, and the text states the quantities."""
+    small = rules_by_key(parameters=124e6, tokens=2.5e9)
     rate = small['step_law', 'learning rate, AdamW']
     assert rate.holds == BEYOND and rate.value == pytest.approx(2.33e-3, rel=0.01)
     assert rate.outside == 'parameters 1.24e8 (2.14e8 to 1.08e9), tokens 2.5e9 (4e9 to 1e11)'
     epoch = small['one_epoch', 'data for these parameters']
     assert (epoch.holds, epoch.range) == (UNKNOWN, UNKNOWN)
-    inside = found(parameters=4e8, tokens=2e10)
+    inside = rules_by_key(parameters=4e8, tokens=2e10)
     assert inside['step_law', 'learning rate, AdamW'].holds == WITHIN
     text = format_rules(list(small.values()))
     assert f'beyond the range it was fitted on: {rate.outside}' in text
@@ -140,30 +140,32 @@ def test_ranges():
     assert 'beyond' not in format_rules([inside['step_law', 'learning rate, AdamW']])
 
 
-def test_an_allocation_is_judged_by_what_it_allocates():
-    """Not by the size that was given: its compute may ask for another."""
-    large = found(parameters=1e9, tokens=3e14)
-    for of in ('model', 'data'):
-        assert large['chinchilla', f'{of} for this compute'].holds == BEYOND
-        assert 'parameters' in large['chinchilla', f'{of} for this compute'].outside
+def test_range_applies_to_the_allocation():
+    """The given size may differ from the allocation for its compute."""
+    large = rules_by_key(parameters=1e9, tokens=3e14)
+    for quantity in ('model', 'data'):
+        assert large['chinchilla', f'{quantity} for this compute'].holds == BEYOND
+        assert 'parameters' in large['chinchilla', f'{quantity} for this compute'].outside
 
 
-def test_a_batch_and_a_rate_add_rows():
-    """The rate of 1e5 tokens at 64 times as many: beyond what the scaling rules were tried on."""
+def test_batch_and_rate_add_rules():
+    """A rate tuned at 1e5 tokens, at 64 times as many: beyond the tested range of the scaling
+    rules.
+    """
     size = {'parameters': 4e8, 'tokens': 2e10}
-    bare, batch = found(**size), found(**size, batch_tokens=6.4e6)
-    rate = found(**size, batch_tokens=6.4e6, base_lr=1e-3, base_batch=1e5)
+    bare, batch = rules_by_key(**size), rules_by_key(**size, batch_tokens=6.4e6)
+    rate = rules_by_key(**size, batch_tokens=6.4e6, base_lr=1e-3, base_batch=1e5)
     assert len(batch) == len(bare) + 2 and len(rate) == len(batch) + 4
     assert rate['sqrt', 'learning rate, Adam'].value == pytest.approx(8e-3)
     assert rate['linear', 'learning rate, SGD'].value == pytest.approx(64e-3)
     assert rate['linear', 'learning rate, SGD'].outside == 'batch ratio 64 (0.25 to 32)'
     assert rate['sqrt', 'learning rate, Adam'].holds == UNKNOWN
-    lower = found(**size, loss=2.5)['kaplan', 'critical batch at this loss']
+    lower = rules_by_key(**size, loss=2.5)['kaplan', 'critical batch at this loss']
     assert lower.value == pytest.approx(2.1e8 / 2.5 ** (1 / 0.21))
 
 
 @pytest.mark.parametrize(
-    ('given', 'words'),
+    ('inputs', 'message'),
     [
         ({}, '--parameters and --tokens missing'),
         ({'parameters': 1e9}, '--tokens missing'),
@@ -181,12 +183,12 @@ def test_a_batch_and_a_rate_add_rows():
         ),
     ],
 )
-def test_numbers_that_cannot_be(given, words):
-    with pytest.raises(ValueError, match=words):
-        RuleInputs(**given)
+def test_errors_invalid_inputs(inputs, message):
+    with pytest.raises(ValueError, match=message):
+        RuleInputs(**inputs)
 
 
-def test_functions_refuse_too():
+def test_functions_refuse_invalid_numbers():
     for bad in (0, -1.0, math.nan):
         with pytest.raises(ValueError, match='tokens must be a positive number'):
             rules.step_law_rate(1e9, bad)
@@ -195,18 +197,18 @@ def test_functions_refuse_too():
 
 
 def test_written_as_json(tmp_path):
-    """Every digit, and what was asked."""
-    given = RuleInputs(parameters=1e9, tokens=2e10)
-    write_rules(tmp_path / 'rules.json', given, apply_rules(given))
-    read = json.loads((tmp_path / 'rules.json').read_text())
-    assert read['given']['tokens'] == 2e10 and read['rules'][0]['name'] == 'step_law'
-    assert read['rules'][0]['value'] == rules.step_law_rate(1e9, 2e10)
+    """Every digit, and the inputs."""
+    inputs = RuleInputs(parameters=1e9, tokens=2e10)
+    write_rules(tmp_path / 'rules.json', inputs, apply_rules(inputs))
+    record = json.loads((tmp_path / 'rules.json').read_text())
+    assert record['given']['tokens'] == 2e10 and record['rules'][0]['name'] == 'step_law'
+    assert record['rules'][0]['value'] == rules.step_law_rate(1e9, 2e10)
     with pytest.raises(ValueError, match=r'must end with .json, got .*rules.txt'):
-        write_rules(tmp_path / 'rules.txt', given, apply_rules(given))
+        write_rules(tmp_path / 'rules.txt', inputs, apply_rules(inputs))
 
 
-def test_a_config_file_may_call_them(tmp_path):
-    """Contract: what they return is a plain float that a field takes."""
+def test_config_file_may_call_rules(tmp_path):
+    """Contract: they return plain floats, which a field accepts."""
     path = tmp_path / 'mine.py'
     path.write_text(
         'from configs import default\n'
@@ -221,10 +223,10 @@ def test_a_config_file_may_call_them(tmp_path):
 
 
 @pytest.mark.full
-def test_bad_input_ends_with_a_line():
+def test_invalid_input_is_one_line():
     """One line, exit status 1."""
-    done = run_module('eval.rules', '--parameters=124e6')
-    assert done.returncode == 1 and done.stdout == ''
-    assert done.stderr.splitlines() == [
+    process = run_module('eval.rules', '--parameters=124e6')
+    assert process.returncode == 1 and process.stdout == ''
+    assert process.stderr.splitlines() == [
         'error: --tokens missing: give both, as --parameters=124e6 --tokens=2.5e9'
     ]

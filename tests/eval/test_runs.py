@@ -1,4 +1,4 @@
-"""Reference tests of the run table: every number is known from `sweep_fixture`'s closed forms."""
+"""Reference tests of the run table, with the closed forms of `sweep_fixture`."""
 
 import json
 import shutil
@@ -32,12 +32,14 @@ def sweep(tmp_path_factory):
 
 
 def cell(records, norm, lr, seed):
-    wanted = (norm, lr, seed)
-    return next(r for r in records if (r['norm'], r['lr'], r['train_seed']) == wanted)
+    key = (norm, lr, seed)
+    return next(
+        record for record in records if (record['norm'], record['lr'], record['train_seed']) == key
+    )
 
 
 V0 = Path(__file__).parents[1] / 'fixtures' / 'v0'
-# What nothing read is none now, and 'auto' is what it stood for.
+# Options that no part reads are None now, and 'auto' is replaced by its choice.
 UPGRADED = {
     'n_experts': None,
     'experts_per_token': None,
@@ -50,7 +52,7 @@ UPGRADED = {
 
 
 def v0_table():
-    """(types by column, rows) of the sweep as commit 0447279 saw it, without times and workdir."""
+    """Returns (types by column, rows) of the sweep at commit 0447279, without times and workdir."""
     expected = json.loads((V0 / 'expected.json').read_text())['sweep']
     rows = [dict(zip(expected['columns'], row, strict=True)) for row in expected['rows']]
     return expected['types'], rows
@@ -62,20 +64,20 @@ def test_no_two_columns_share_a_name():
     assert SHORT.keys() <= FIELDS.keys()
 
 
-def test_every_column_of_v0_is_there_with_its_type():
-    """Stored queries name them. Catches a short name that is lost."""
+def test_v0_columns_keep_name_and_type():
+    """Stored queries name them. Catches a lost short name."""
     kinds = {field.name: str(field.type) for field in schema()}
     types, _ = v0_table()
     assert kinds.items() >= types.items()
-    of_objectives = {'prefix_ce', 'span_corruption_ce', 'infill_ce'}
-    of_summaries = {'optimizer_state_bytes', 'side_by_side', *of_objectives}
-    of_tuned = {'arm', 'stage'}
-    new = {name for name in kinds if name not in types} - of_summaries - of_tuned
-    assert all(name in columns().values() for name in new)
+    objective_columns = {'prefix_ce', 'span_corruption_ce', 'infill_ce'}
+    summary_columns = {'optimizer_state_bytes', 'side_by_side', *objective_columns}
+    tuned_columns = {'arm', 'stage'}
+    added = {name for name in kinds if name not in types} - summary_columns - tuned_columns
+    assert all(name in columns().values() for name in added)
 
 
-def test_a_field_that_is_not_in_the_list_is_its_whole_path():
-    """Whatever fields of its name there are in other sections."""
+def test_unlisted_fields_use_their_whole_path():
+    """Regardless of fields with the same name in other sections."""
     names = columns()
     assert names['model.norm'] == 'norm' and names['optim.eps'] == 'eps'
     for path in FIELDS.keys() - SHORT.keys():
@@ -83,38 +85,38 @@ def test_a_field_that_is_not_in_the_list_is_its_whole_path():
     assert names['norm.eps'] == 'norm_eps' and names['mesh.data'] == 'mesh_data'
 
 
-def test_a_sweep_of_v0_is_read_in_the_present_form(tmp_path):
-    """Every column of then has the value of then, but for `UPGRADED`."""
-    found = runs.gather(shutil.copytree(V0 / 'sweep', tmp_path / 'sweep'))
+def test_v0_sweep_is_upgraded(tmp_path):
+    """Every old column has its old value, except `UPGRADED`."""
+    records = runs.gather(shutil.copytree(V0 / 'sweep', tmp_path / 'sweep'))
     _, rows = v0_table()
-    for record, row in zip(found, rows, strict=True):
-        wanted = row | UPGRADED | {'final_norm': row['norm']}
-        assert {name: record[name] for name in wanted} == wanted
+    for record, row in zip(records, rows, strict=True):
+        expected = row | UPGRADED | {'final_norm': row['norm']}
+        assert {name: record[name] for name in expected} == expected
 
 
-def test_a_table_of_v0_outlives_its_cells(tmp_path):
-    """Columns that were not there are NULL, and what is no column any more is left out."""
+def test_v0_table_outlives_its_cells(tmp_path):
+    """Missing columns are NULL, and obsolete columns are left out."""
     folder = tmp_path / 'sweep'
     folder.mkdir()
     shutil.copy(V0 / 'sweep' / 'sweep.json', folder)
     table = pq.read_table(V0 / 'sweep' / 'cells.parquet')
     table = table.append_column('gone', pa.array([1] * len(table)))
     pq.write_table(table, folder / 'cells.parquet')
-    found, (_, rows) = runs.gather(folder), v0_table()
-    for record, row in zip(found, rows, strict=True):
+    records, (_, rows) = runs.gather(folder), v0_table()
+    for record, row in zip(records, rows, strict=True):
         assert record.keys() == {*schema().names}
         assert {name: record[name] for name in row} == row
         assert record['attention_norm_values'] is None
     assert len(runs.query('select norm_ema_decay from runs', folder)) == len(rows)
 
 
-def test_columns_can_be_asked_for_unquoted(sweep):
-    """No column but `group` is a word of SQL."""
+def test_columns_need_no_quotes(sweep):
+    """No column but `group` is a keyword of SQL."""
     names = [name for name in schema().names if name != 'group']
     assert runs.query(f'select {", ".join(names)} from runs', sweep).column_names == names
 
 
-def test_a_done_cell(sweep):
+def test_done_cell(sweep):
     record = cell(runs.gather(sweep), 'layernorm', 0.01, 1)
     config = fixture.changed(
         fixture.base_config(), {'model.norm': 'layernorm', 'optim.lr': 0.01, 'train.seed': 1}
@@ -128,7 +130,7 @@ def test_a_done_cell(sweep):
     assert (sweep / record['cell']).samefile(record['workdir'])
 
 
-def test_cells_that_did_not_end_well(sweep):
+def test_failed_and_unfinished_cells(sweep):
     records = runs.gather(sweep)
     ends = {key: cell(records, *key) for key in fixture.FATES}
     assert {key: end['status'] for key, end in ends.items()} == fixture.FATES
@@ -143,19 +145,19 @@ def test_cells_that_did_not_end_well(sweep):
     assert waiting['step'] is waiting['ce'] is None and waiting['lr'] == 0.03
 
 
-def test_best_of_rows_is_not_the_last(tmp_path):
+def test_best_row_is_not_the_last(tmp_path):
     fixture.write_run(tmp_path / 'run', fixture.base_config(), 'unfinished')
     lines = (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()[:-1]
-    worse = {'step': 125, 'validation_ce': 7.0, 'bits_per_byte': 3.0, 'perplexity': 1096.0}
-    broken = {'step': 130, 'validation_ce': None, 'bits_per_byte': None, 'perplexity': None}
-    for extra, last in ((worse, 7.0), (broken, None)):
-        lines.append(json.dumps(extra))
+    worse_row = {'step': 125, 'validation_ce': 7.0, 'bits_per_byte': 3.0, 'perplexity': 1096.0}
+    broken_row = {'step': 130, 'validation_ce': None, 'bits_per_byte': None, 'perplexity': None}
+    for row, last in ((worse_row, 7.0), (broken_row, None)):
+        lines.append(json.dumps(row))
         (tmp_path / 'run' / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
         [record] = runs.gather(tmp_path / 'run')
         assert record['ce'] == last and record['best_step'] == 120 and record['best_ce'] < 4
 
 
-def test_a_run_of_an_unknown_version_has_what_it_knew(tmp_path):
+def test_run_with_unknown_fields_keeps_the_known(tmp_path):
     config = fixture.base_config()
     del config['model']['activation'], config['mesh']
     fixture.write_run(tmp_path / 'run', config | {'gone': {'field': 1}})
@@ -166,24 +168,24 @@ def test_a_run_of_an_unknown_version_has_what_it_knew(tmp_path):
     assert record['cell'] == 'run' and record['sweep'] is None and record['ce'] is not None
 
 
-def test_a_cell_that_waits_has_what_follows_from_its_changes(tmp_path):
-    """Not what its sweep's base has there."""
+def test_waiting_cell_has_its_resolved_config(tmp_path):
+    """Instead of the values of its sweep's base."""
     raw = tiny_raw()
     grouped = group_by_program(expand_sweep(raw, {'model.placement': ('pre', 'post', 'wide')}))
     open_sweep(tmp_path, resolve(raw), grouped, False)
-    found = {record['placement']: record for record in runs.gather(tmp_path)}
-    assert {record['status'] for record in found.values()} == {'waiting'}
-    assert [found[name]['final_norm'] for name in ('pre', 'post')] == ['rmsnorm', 'none']
-    assert (found['wide']['mlp'], found['wide']['reparam']) == ('moe', 'shared')
+    by_placement = {record['placement']: record for record in runs.gather(tmp_path)}
+    assert {record['status'] for record in by_placement.values()} == {'waiting'}
+    assert [by_placement[name]['final_norm'] for name in ('pre', 'post')] == ['rmsnorm', 'none']
+    assert (by_placement['wide']['mlp'], by_placement['wide']['reparam']) == ('moe', 'shared')
 
 
-def test_a_folder_of_runs_and_sweeps(sweep):
+def test_folder_with_runs_and_sweeps(sweep):
     records = runs.gather(sweep.parent)
     assert len(records) == 25 and records[-1]['cell'] == 'single'
     assert len(runs.frame(sweep, sweep.parent / 'single')) == 25
 
 
-def test_neither_run_nor_sweep(tmp_path):
+def test_errors_neither_run_nor_sweep(tmp_path):
     with pytest.raises(ValueError, match='holds no run and no sweep'):
         runs.gather(tmp_path)
 
@@ -199,7 +201,7 @@ def test_parquet_round_trip_through_duckdb(sweep):
     assert mean == pytest.approx(2.89)  # 2.9 - 0.01 * (0, 1, 2)
 
 
-def test_columns_are_typed_before_anything_ran(tmp_path):
+def test_columns_are_typed_before_any_run(tmp_path):
     fates = dict.fromkeys([(n, lr, s) for n in fixture.NORMS for lr in fixture.LRS for s in (0, 1)])
     waiting = dict.fromkeys(fates, 'waiting')
     fixture.write_sweep(tmp_path / 'sweep', fixture.AXES | {'train.seed': (0, 1)}, waiting)
@@ -209,7 +211,7 @@ def test_columns_are_typed_before_anything_ran(tmp_path):
     assert stored.field('tie_embeddings').type == pa.bool_()
 
 
-def test_the_table_outlives_the_cells(sweep, tmp_path):
+def test_table_outlives_the_cells(sweep, tmp_path):
     copy = tmp_path / 'norms'
     shutil.copytree(sweep, copy)
     before = runs.gather(copy)
@@ -233,17 +235,17 @@ def test_metrics_join_runs(sweep):
     assert not frame.duplicated(['cell', 'step']).any()
 
 
-def test_quantities_of_layers_are_lists(sweep):
-    """Catches numbers of layers that a select cannot reach."""
+def test_layer_quantities_are_lists(sweep):
+    """Catches numbers of layers that a query cannot reach."""
     select = 'select max(list_max(activation_rms)) most, max(len(activation_rms)) n from metrics'
-    [found] = runs.query(select, sweep).to_pylist()
+    [summary] = runs.query(select, sweep).to_pylist()
     rows = [row for path in sweep.glob('*/metrics.jsonl') for row in read_rows(path)]
-    known = [row['activation_rms'] for row in rows if 'activation_rms' in row]
-    assert found == {'most': max(map(max, known)), 'n': len(known[0])}
+    rms_by_layer = [row['activation_rms'] for row in rows if 'activation_rms' in row]
+    assert summary == {'most': max(map(max, rms_by_layer)), 'n': len(rms_by_layer[0])}
 
 
 @pytest.mark.parametrize(
-    ('sql', 'answer'),
+    ('sql', 'message'),
     [
         ('select nrom from runs', "Did you mean 'norm'?"),
         ('select r.nrom from runs r', "Did you mean 'norm'?"),
@@ -257,20 +259,20 @@ def test_quantities_of_layers_are_lists(sweep):
         ('select * from records', 'Table with name records does not exist'),  # a Python variable
     ],
 )
-def test_sql_that_cannot_be_answered(sweep, sql, answer):
+def test_errors_invalid_sql(sweep, sql, message):
     with pytest.raises(ValueError) as error:
         runs.query(sql, sweep)
-    assert answer in str(error.value) and '\n' not in str(error.value)
+    assert message in str(error.value) and '\n' not in str(error.value)
 
 
 @pytest.mark.full
 def test_program_prints_csv(sweep):
     sql = 'select norm, count(*) n, sum(train_seed) s from runs group by norm order by norm'
-    done = run_module('eval.runs', f'--workdir={sweep},{sweep.parent}', '--format=csv', sql)
-    assert done.stdout == 'norm,n,s\nlayernorm,24,24\nrmsnorm,25,24\n', done.stderr
+    process = run_module('eval.runs', f'--workdir={sweep},{sweep.parent}', '--format=csv', sql)
+    assert process.stdout == 'norm,n,s\nlayernorm,24,24\nrmsnorm,25,24\n', process.stderr
 
 
-def test_overview_tells_cells_apart(sweep):
+def test_overview_distinguishes_cells(sweep):
     rows = runs.overview(runs.gather(sweep.parent))
     assert len(rows) == 25 and list(rows[0]) == ['cell', 'swept', *runs.OVERVIEW]
     by_caption = {row['swept']: row for row in rows}
@@ -280,9 +282,9 @@ def test_overview_tells_cells_apart(sweep):
 
 @pytest.mark.full
 def test_program_fails_in_one_line(sweep):
-    done = run_module('eval.runs', f'--workdir={sweep}', 'select nrom from runs')
-    assert done.returncode == 1 and done.stderr.count('\n') == 1
-    assert done.stderr.startswith('error: Binder Error') and "mean 'norm'" in done.stderr
+    process = run_module('eval.runs', f'--workdir={sweep}', 'select nrom from runs')
+    assert process.returncode == 1 and process.stderr.count('\n') == 1
+    assert process.stderr.startswith('error: Binder Error') and "mean 'norm'" in process.stderr
 
 
 def test_rows_as_text():
@@ -293,8 +295,8 @@ def test_rows_as_text():
     assert format_table(rows, ['ce', 'norm'], 'table') == 'ce      norm\n2.1235  a|b\n'
 
 
-def test_options_that_may_be_none_keep_their_type():
-    """A column of text could not be averaged, and 4 could not be written to it."""
+def test_optional_options_keep_their_type():
+    """A column of text could not be averaged, and could not store 4."""
     kinds = {field.name: field.type for field in schema()}
     assert kinds['norm_eps'] == kinds['mix_fraction'] == pa.float64()
     assert kinds['norm_groups'] == pa.int64()

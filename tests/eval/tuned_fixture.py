@@ -1,6 +1,6 @@
-"""Writes what train.py would leave of a tuned sweep, with losses in closed form.
+"""Writes the files that train.py leaves of a tuned sweep, with losses in closed form.
 
-python -m tests.eval.tuned_fixture DIR     writes one with many arms, to look at the page of
+python -m tests.eval.tuned_fixture DIR     writes one with many arms, to look at its page
 """
 
 import dataclasses
@@ -28,33 +28,39 @@ BESIDE = 5  # runs share their time
 Loss = Callable[[float, int], float]  # (octaves from the centre, seed) -> final loss
 
 
-def bowl(least: float, best: float = 0.0, noise: float = 0.0, number: int = 0) -> Loss:
-    """Returns least + CURVATURE (z - best)^2, with noise that arms share for the most part."""
+def bowl(minimum: float, best: float = 0.0, noise: float = 0.0, number: int = 0) -> Loss:
+    """Returns minimum + CURVATURE (z - best)^2, with noise that is largely common to all arms."""
 
     def loss(z: float, seed: int) -> float:
         common = np.random.default_rng(seed).standard_normal()
-        own = np.random.default_rng((number, seed, round(z * PER_OCTAVE) + 999)).standard_normal()
-        return least + CURVATURE * (z - best) ** 2 + noise * (0.8 * common + 0.6 * own)
+        individual = np.random.default_rng(
+            (number, seed, round(z * PER_OCTAVE) + 999)
+        ).standard_normal()
+        return minimum + CURVATURE * (z - best) ** 2 + noise * (0.8 * common + 0.6 * individual)
 
     return loss
 
 
 def diverging(above: float, loss: Loss) -> Loss:
-    """Returns the loss, and inf for octaves above."""
+    """Returns the loss, but inf for octaves above the limit."""
     return lambda z, seed: math.inf if z > above else loss(z, seed)
 
 
-def simulate(losses: Sequence[Loss], asked: Mapping[str, Any], most: float = math.inf) -> Study:
-    """Returns the study of arms by their norms, after `most` runs at least, or at its end."""
-    tune = parse_tune(asked)
-    known: list[dict[Point, float]] = [{} for _ in losses]
+def simulate(
+    losses: Sequence[Loss], settings: Mapping[str, Any], max_runs: float = math.inf
+) -> Study:
+    """Returns the study of arms, after at least `max_runs` runs, or at its end."""
+    tune = parse_tune(settings)
+    losses_by_arm: list[dict[Point, float]] = [{} for _ in losses]
     while True:
-        arms = [Arm('', {}, grid(tune), losses=own) for own in known]
+        arms = [Arm('', {}, grid(tune), losses=arm_losses) for arm_losses in losses_by_arm]
         study = Ablation(tune, 'ce', arms).study
-        if study.next_runs is None or sum(map(len, known)) >= most:
+        if study.next_runs is None or sum(map(len, losses_by_arm)) >= max_runs:
             return study
-        for own, loss, points in zip(known, losses, study.next_runs[1], strict=True):
-            own.update({p: loss(p.k[0] / PER_OCTAVE, p.seed) for p in points if p not in own})
+        for arm_losses, loss, points in zip(losses_by_arm, losses, study.next_runs[1], strict=True):
+            arm_losses.update(
+                {p: loss(p.k[0] / PER_OCTAVE, p.seed) for p in points if p not in arm_losses}
+            )
 
 
 def grid(tune: Tune) -> Grid:
@@ -64,30 +70,30 @@ def grid(tune: Tune) -> Grid:
 def write_tuned(
     folder: Path,
     losses: Mapping[str, Loss],
-    asked: Mapping[str, Any],
-    most: float = math.inf,
+    settings: Mapping[str, Any],
+    max_runs: float = math.inf,
     field: str = 'model.norm',
 ) -> Study:
-    """Writes the folder of a sweep over `field`, with the arms `losses`; returns its study.
+    """Writes the folder of a sweep over `field` with the arms `losses`; returns its study.
 
-    most: after about so many runs the sweep was stopped: half of the wave that is open then has
-    ended, and nobody has begun the others.
+    max_runs: the sweep is stopped after about this many runs. Half of the open wave has then ended,
+    and the rest has not started.
     """
-    study = simulate(list(losses.values()), asked, most)
-    tune, base = parse_tune(asked), flatten(fixture.base_config())
+    study = simulate(list(losses.values()), settings, max_runs)
+    tune, base = parse_tune(settings), flatten(fixture.base_config())
     cells = []
-    for i, (name, own) in enumerate(zip(losses, study.stages, strict=True)):
-        for j, (point, stage) in enumerate(own.items()):
+    for i, (name, stages) in enumerate(zip(losses, study.stages, strict=True)):
+        for j, (point, stage) in enumerate(stages.items()):
             values = grid(tune).values(point.k)
             seeds = {'train.seed': point.seed, 'data.seed': point.seed}
             changes = {field: name} | values | seeds
             cell = hashlib.sha256(json.dumps(changes).encode()).hexdigest()[:8]
             tuned = {'arm': i, 'k': list(point.k), 'seed': point.seed, 'stage': stage}
             differs = {path: v for path, v in changes.items() if base[path] != v}
-            about = {'cell': cell, 'group': i, 'changes': changes, 'differs': differs}
-            cells.append(about | {'tuned': tuned})
+            cell_record = {'cell': cell, 'group': i, 'changes': changes, 'differs': differs}
+            cells.append(cell_record | {'tuned': tuned})
             loss = study.losses[i].get(point)
-            if loss is None and most < math.inf and j % 2:
+            if loss is None and max_runs < math.inf and j % 2:
                 loss = list(losses.values())[i](point.k[0] / PER_OCTAVE, point.seed)
             if loss is not None:
                 (folder / cell).mkdir(parents=True)
@@ -107,16 +113,16 @@ def write_tuned(
 
 
 def summary(loss: float, point: Point) -> dict[str, Any]:
-    """What a run leaves; of one that diverged no loss."""
-    status, known = ('done', loss) if math.isfinite(loss) else ('diverged', None)
+    """Returns the summary of a run; without a loss if it diverged."""
+    status, final_ce = ('done', loss) if math.isfinite(loss) else ('diverged', None)
     wall = FIRST_SEC if point.seed == 0 else SEC
     return {
         'status': status,
         'step': fixture.STEPS,
-        'validation_ce': known,
-        'best_validation_ce': known,
-        'bits_per_byte': known and known / math.log(2),
-        'ce': known,
+        'validation_ce': final_ce,
+        'best_validation_ce': final_ce,
+        'bits_per_byte': final_ce and final_ce / math.log(2),
+        'ce': final_ce,
         'tokens_per_sec_mean': TOKENS_PER_SEC,
         'wall_sec': wall,
         'side_by_side': BESIDE,
@@ -136,5 +142,5 @@ if __name__ == '__main__':
         'groupnorm': lambda z, seed: math.inf if seed in (1001, 1003) else bowl(2.9)(z, seed),
         'l2norm': bowl(3.1, 1.0, 0.02, 8),
     }
-    most = float(sys.argv[2]) if sys.argv[2:] else math.inf
-    write_tuned(Path(sys.argv[1]), some, {'optim.lr': None}, most)
+    max_runs = float(sys.argv[2]) if sys.argv[2:] else math.inf
+    write_tuned(Path(sys.argv[1]), some, {'optim.lr': None}, max_runs)

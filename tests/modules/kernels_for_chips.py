@@ -1,6 +1,7 @@
-"""Compiles kernels for the chips named as arguments, which need not be here, and prints, one line
-of JSON for each, how often the program passes over its rows, by which instructions, and what
-kernels take of a GPU's registers. A process of its own.
+"""Compiles kernels for the chips named as arguments, which need not be present.
+
+Prints a JSON line for each: how often the program passes over its rows, by which instructions, and
+how many registers of a GPU the kernels use. It runs in a process of its own.
 """
 
 import json
@@ -18,12 +19,14 @@ from tpu.chips import CHIPS
 
 ROWS = 131_072  # more than fast memory holds of the narrow ones, too
 TYPES = {'ND': 'bfloat16', 'D': 'float32', 'N': 'int32'}
-# One that registers divide, one that they do not, and one of which a GPU's do not hold a row.
+# Divisible by registers, not divisible, and too wide for a GPU's registers.
 WIDTHS = {'tpu': (4096, 1000), 'gpu': (4096, 1000, 8192)}
 
 
 def cases(platform: str):
-    """name, function, its arguments by the letters of their axes, which of them it may write to."""
+    """Yields name, function, its arguments by the letters of their axes, and which it may
+    overwrite.
+    """
     tables = RMS_NORM_KERNELS, SOFTMAX_KERNELS, CROSS_ENTROPY_KERNELS
     norm, softmax, cross_entropy = (table['pallas'].for_platform(platform) for table in tables)
 
@@ -54,16 +57,19 @@ def main(*chips: str) -> None:
         for name, function, letters, donated in cases(platform):
             for width in WIDTHS[platform]:
                 sizes = {'N': ROWS, 'D': width}
-                shapes = [(tuple(sizes[axis] for axis in one), TYPES[one]) for one in letters]
+                shapes = [
+                    (tuple(sizes[axis] for axis in argument), TYPES[argument])
+                    for argument in letters
+                ]
                 program = compiled(function, shapes, chip, donated)
-                found = moves(program)
+                passes = moves(program)
                 line = {
                     'chip': chip,
                     'name': name,
                     'width': width,
-                    'passes': sum(move.bytes for move in found) / (ROWS * width * 2),
-                    'operations': [move.operation for move in found],
-                    'instructions': [move.name for move in found],
+                    'passes': sum(move.bytes for move in passes) / (ROWS * width * 2),
+                    'operations': [move.operation for move in passes],
+                    'instructions': [move.name for move in passes],
                     'compiled': [kernel._asdict() for kernel in kernels_compiled()],
                     'temporary': program.memory_analysis().temp_size_in_bytes,
                 }

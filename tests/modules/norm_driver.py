@@ -1,4 +1,4 @@
-"""Norms with drawn parameters and statistics, run in training or in evaluation."""
+"""Runs norms with drawn parameters and statistics, in training or in evaluation."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ WEIGHTS = np.float64([1, 0, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0])[:, None]  # 0 for pad
 
 
 class Case(NamedTuple):
-    """A norm, parameters and statistics that are not those of the start, as float32 numpy."""
+    """A norm with drawn parameters and statistics, as float32 NumPy arrays."""
 
     norm: Any
     params: dict[str, Any]
@@ -23,13 +23,16 @@ class Case(NamedTuple):
     options: dict[str, Any]  # all of the norm's fields
 
 
-def build(name, seed=1, drawn=True, features=D, dtype='float32', **options) -> Case:
-    """drawn: parameters and statistics at random rather than as they start."""
+def build(name, seed=1, randomize=True, features=D, dtype='float32', **options) -> Case:
+    """Builds a norm.
+
+    randomize: whether to draw parameters and statistics at random instead of the initial values.
+    """
     norm = NORMS[name](**options)
-    start = norm.init(jax.random.key(0), jnp.ones((M, features), dtype))
-    params = jax.device_get(split_boxes(start.pop('params', {}))[0])
-    stats = jax.device_get(start)
-    if drawn:
+    variables = norm.init(jax.random.key(0), jnp.ones((M, features), dtype))
+    params = jax.device_get(split_boxes(variables.pop('params', {}))[0])
+    stats = jax.device_get(variables)
+    if randomize:
         rng = np.random.default_rng(seed)
         params = jax.tree.map(lambda p: np.float32(rng.normal(0.2, 0.3, p.shape)), params)
         stats = {k: {n: _draw(rng, n, v) for n, v in tree.items()} for k, tree in stats.items()}
@@ -46,39 +49,39 @@ def _draw(rng, name, value):
 
 
 def tokens(dtype='float32', seed=0, shape=(M, D)):
-    """x and dy, exact in `dtype`, as float64."""
+    """Draws x and dy, exact in `dtype`, as float64."""
     rng = np.random.default_rng(seed)
-    drawn = rng.normal(1, 2, shape), rng.normal(size=shape)
-    return tuple(np.asarray(jnp.asarray(v, dtype), np.float64) for v in drawn)
+    arrays = rng.normal(1, 2, shape), rng.normal(size=shape)
+    return tuple(np.asarray(jnp.asarray(v, dtype), np.float64) for v in arrays)
 
 
-def with_weights(name, weights=WEIGHTS):
-    """{'valid': ...} for the norms that take it."""
+def weight_options(name, weights=WEIGHTS):
+    """Returns {'valid': ...} for norms with that field."""
     takes = 'valid' in NORMS[name].__dataclass_fields__
     return {'valid': np.float32(weights)} if takes else {}
 
 
 def run(norm, params, stats, x, training):
-    """(y, the next STATS)."""
+    """Returns (y, the next STATS)."""
     variables = jax.tree.map(jnp.asarray, {'params': params, **stats})
     if training:
-        y, new = norm.apply(variables, x, mutable=(STATS,))
-        return y, new.get(STATS, {})
+        y, next_stats = norm.apply(variables, x, mutable=(STATS,))
+        return y, next_stats.get(STATS, {})
     return norm.apply(variables, x), {}
 
 
 def differentiate(norm, training):
-    """Compiled: (params, stats, x, dy) -> (y, next STATS, dparams, next BACKWARD_STATS, dx)."""
+    """Compiles (params, stats, x, dy) -> (y, next STATS, dparams, next BACKWARD_STATS, dx)."""
 
-    def pulled(params, stats, x, dy):
+    def compute(params, stats, x, dy):
         backward = {k: v for k, v in stats.items() if k == BACKWARD_STATS}
         carried = {k: v for k, v in stats.items() if k != BACKWARD_STATS}
 
         def f(params, backward, x):
             return run(norm, params, carried | backward, x, training)
 
-        y, pull, new = jax.vjp(f, params, backward, x, has_aux=True)
+        y, pull, next_stats = jax.vjp(f, params, backward, x, has_aux=True)
         grads, backward, grad_x = pull(dy)
-        return y, new, grads, backward.get(BACKWARD_STATS, {}), grad_x
+        return y, next_stats, grads, backward.get(BACKWARD_STATS, {}), grad_x
 
-    return jax.jit(pulled)
+    return jax.jit(compute)

@@ -1,7 +1,7 @@
-"""Closed forms of the norms in numpy float64, written from the papers and not from `modules.norms`.
+"""Closed forms of the norms in NumPy float64, written from the papers, not from `modules.norms`.
 
-x [M, D] are tokens, p parameters, o options of the layer with its defaults filled in. Running
-statistics are dicts by name; w [M, 1] weights tokens, 0 for padding.
+x [M, D] are tokens, p parameters, o options of the layer including defaults. Running statistics are
+dicts by name; w [M, 1] weights tokens, 0 for padding.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ def rmsnorm(x, p, used, o):
 
 
 def crmsnorm(x, p, used, o):
-    """The first D entries of RMSNorm of the D + 1 that add up to zero."""
+    """Returns the first D entries of RMSNorm of the D + 1 entries that sum to zero."""
     whole = np.concatenate([x, -np.sum(x, -1, keepdims=True)], -1)
     return (whole / rms(whole, o['eps']))[:, :-1]
 
@@ -111,12 +111,12 @@ def is_removed(stats, o):
     return stats['updates'] >= o['removal_start'] + o['removal_gap'] * o['order']
 
 
-def removed(x, p, used, o):
+def apply_removal(x, p, used, o):
     return affine(x / (used['deviation'] if is_removed(used, o) else rms(x, o['eps'])), p)
 
 
-def removed_layernorm(x, p, used, o):
-    return removed(x - mean(x), p, used, o)
+def apply_centred_removal(x, p, used, o):
+    return apply_removal(x - mean(x), p, used, o)
 
 
 def moments(x, w):
@@ -126,22 +126,24 @@ def moments(x, w):
 
 
 def measure_batch(x, w, stats, o):
-    """(what normalizes x, the next running statistics), each dict of mean and variance."""
+    """Returns (the statistics that normalize x, the next running statistics)."""
     centre, variance, n = moments(x, w)
-    seen = {'mean': centre, 'variance': variance * n / (n - 1)}
-    following = {k: (1 - o['momentum']) * stats[k] + o['momentum'] * seen[k] for k in stats}
+    batch_stats = {'mean': centre, 'variance': variance * n / (n - 1)}
+    following = {k: (1 - o['momentum']) * stats[k] + o['momentum'] * batch_stats[k] for k in stats}
     return {'mean': centre, 'variance': variance}, following
 
 
 def measure_ghosts(x, w, stats, o):
-    """mu <- (1 - m)^n mu + sum_i (1 - m)^(n - i) m mu_i, and the same of the variance."""
+    """mu <- (1 - m)^n mu + sum_i (1 - m)^(n - i) m mu_i, and the same for the variance."""
     n, m = o['ghost_batches'], o['momentum']
-    seen = [measure_batch(*part, stats, o)[0] for part in zip(*ghosts(x, w, n), strict=True)]
-    used = {k: np.repeat([s[k] for s in seen], len(x) // n, 0) for k in stats}
+    part_stats = [measure_batch(*part, stats, o)[0] for part in zip(*ghosts(x, w, n), strict=True)]
+    used = {k: np.repeat([s[k] for s in part_stats], len(x) // n, 0) for k in stats}
     following = {k: (1 - m) ** n * stats[k] for k in stats}
     for i, (_, part_w) in enumerate(zip(*ghosts(x, w, n), strict=True), 1):
         size = np.sum(part_w)
-        unbiased = seen[i - 1] | {'variance': seen[i - 1]['variance'] * size / (size - 1)}
+        unbiased = part_stats[i - 1] | {
+            'variance': part_stats[i - 1]['variance'] * size / (size - 1)
+        }
         following = {k: following[k] + (1 - m) ** (n - i) * m * unbiased[k] for k in stats}
     return used, following
 
@@ -152,9 +154,9 @@ def ghosts(x, w, n):
 
 def measure_estimated(x, w, stats, o):
     centre, _, n = moments(x, w)
-    about_running = np.sum((x - stats['mean']) ** 2 * w, 0) / n
-    seen = {'mean': centre, 'variance': about_running}
-    following = {k: (1 - o['momentum']) * stats[k] + o['momentum'] * seen[k] for k in stats}
+    variance = np.sum((x - stats['mean']) ** 2 * w, 0) / n
+    batch_stats = {'mean': centre, 'variance': variance}
+    following = {k: (1 - o['momentum']) * stats[k] + o['momentum'] * batch_stats[k] for k in stats}
     return following, following
 
 
@@ -163,13 +165,13 @@ def measure_batch_channel(x, w, stats, o):
 
 
 def measure_removal(x, w, stats, o):
-    seen = np.sum(rms(x, o['eps']) * w) / np.sum(w)
-    moved = o['ema_decay'] * stats['deviation'] + (1 - o['ema_decay']) * seen
+    batch_deviation = np.sum(rms(x, o['eps']) * w) / np.sum(w)
+    deviation = o['ema_decay'] * stats['deviation'] + (1 - o['ema_decay']) * batch_deviation
     if stats['updates'] == 0:
-        moved = seen
+        deviation = batch_deviation
     elif is_removed(stats, o):
-        moved = stats['deviation']
-    return stats, {'deviation': moved, 'updates': stats['updates'] + 1}
+        deviation = stats['deviation']
+    return stats, {'deviation': deviation, 'updates': stats['updates'] + 1}
 
 
 def measure_centred_removal(x, w, stats, o):
@@ -177,7 +179,7 @@ def measure_centred_removal(x, w, stats, o):
 
 
 def derivative(f, value, step=1e-6):
-    """df/dvalue of a scalar f(value), by central differences."""
+    """Returns df/dvalue of a scalar f(value), by central differences."""
     value = np.float64(value)
     slopes = np.empty(value.size)
     for i in range(value.size):
@@ -190,8 +192,10 @@ def derivative(f, value, step=1e-6):
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """apply(x, p, used, o) -> y. measure(x, w, stats, o) -> (used, next stats) in training; in
-    evaluation the running statistics are what is used. constant: no gradient through `used`.
+    """The closed form of a norm.
+
+    apply(x, p, used, o) -> y. measure(x, w, stats, o) -> (used, next stats) in training; in
+    evaluation, `used` are the running statistics. constant: no gradient through `used`.
     """
 
     apply: Callable[..., Any]
@@ -211,10 +215,10 @@ REFERENCES = {
     'ghost_batchnorm': Reference(batchnorm, measure_ghosts),
     'l1norm': Reference(l1norm),
     'layernorm': Reference(layernorm),
-    'layernorm_removal': Reference(removed_layernorm, measure_centred_removal),
+    'layernorm_removal': Reference(apply_centred_removal, measure_centred_removal),
     'none': Reference(no_norm),
     'pre_affine_rmsnorm': Reference(pre_affine_rmsnorm),
     'rmsnorm': Reference(rmsnorm),
-    'rmsnorm_removal': Reference(removed, measure_removal),
+    'rmsnorm_removal': Reference(apply_removal, measure_removal),
     'seednorm': Reference(seednorm),
 }

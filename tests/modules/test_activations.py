@@ -1,4 +1,4 @@
-"""Reference: activations and the MLP against closed forms in numpy float64."""
+"""Reference: activations and the MLP against closed forms in NumPy float64."""
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ def elu(x):
 
 
 def selu(x):
-    """With the constants as the paper prints them, to four digits and more."""
+    """Uses the constants as the paper prints them, to four digits and more."""
     alpha, scale = 1.6732632423543772, 1.0507009873554805
     return scale * np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0)))
 
@@ -79,23 +79,25 @@ def test_forward_and_gradient(name):
     assert activation.fn(jnp.bfloat16(X)).dtype == jnp.bfloat16
 
 
-def test_tanh_form_of_gelu_is_as_near_the_exact_one_as_documented():
+def test_gelu_tanh_form_is_near_exact_form():
     exact = X * special.ndtr(X)
     assert np.abs(np.float64(ACTIVATIONS['gelu'].fn(jnp.float32(X))) - exact).max() < 5e-4
 
 
-def test_constants_of_selu_keep_a_standard_normal_as_it_is():
+def test_selu_constants_keep_standard_normal():
     """Reference: mean 0 and variance 1 of selu(z), z standard normal, by quadrature."""
     z = np.linspace(-12, 12, 24001)
     y, weights = selu(z), np.exp(-(z**2) / 2) * (z[1] - z[0]) / np.sqrt(2 * np.pi)
     assert abs(weights @ y) < 1e-6
     assert abs(weights @ y**2 - 1) < 1e-6
-    least = -1.7580993408473766
-    np.testing.assert_allclose(-SELU_SCALE * SELU_ALPHA, least, rtol=1e-12)
+    infimum = -1.7580993408473766
+    np.testing.assert_allclose(-SELU_SCALE * SELU_ALPHA, infimum, rtol=1e-12)
 
 
-def layers_of(fn, depth=32, width=256):
-    """Mean and variance after a deep MLP of plain matrices, drawn as scaling.name=standard does."""
+def deep_mlp_moments(fn, depth=32, width=256):
+    """Returns mean and variance after a deep MLP of plain matrices, drawn as scaling.name=standard
+    does.
+    """
     spec = ParamSpec('hidden', ('embed', 'mlp'), ('embed',))
     std = INITS['fan_in'](spec, (width, width), 1)
     rng = np.random.default_rng(0)
@@ -106,34 +108,34 @@ def layers_of(fn, depth=32, width=256):
 
 
 @pytest.mark.full
-def test_layers_of_selu_draw_activations_to_mean_0_and_variance_1():
-    """Property: from 0.3 and 2.25, with the start that `standard` gives (LeCun's); ELU and ReLU
-    vanish. Catches constants of another fixed point, or a start of twice the variance.
+def test_selu_layers_normalize_activations():
+    """Property: from 0.3 and 2.25, with the initial weights of `standard` (LeCun's); ELU and ReLU
+    vanish. Catches constants of another fixed point, or initial weights of twice the variance.
     """
-    mean, variance = layers_of(lambda x: np.float64(ACTIVATIONS['selu'].fn(jnp.float32(x))))
+    mean, variance = deep_mlp_moments(lambda x: np.float64(ACTIVATIONS['selu'].fn(jnp.float32(x))))
     assert abs(mean) < 0.1 and abs(variance - 1) < 0.2
-    assert layers_of(elu)[1] < 0.2 and layers_of(lambda x: np.maximum(x, 0))[1] < 0.01
+    assert deep_mlp_moments(elu)[1] < 0.2 and deep_mlp_moments(lambda x: np.maximum(x, 0))[1] < 0.01
 
 
 @pytest.mark.parametrize('rate', [0.05, 0.5])
 def test_alpha_dropout_keeps_mean_and_variance(rate):
-    """Reference: of x of mean 0 and variance 1, share `rate` at its least. Catches a plain dropout,
-    which adds variance, and constants of the share that is kept.
+    """Reference: for x of mean 0 and variance 1, with share `rate` at its infimum. Catches a plain
+    dropout, which adds variance, and constants of the share that stays.
     """
     x = np.float32(np.random.default_rng(0).normal(size=200_000))
     x = (x - x.mean()) / x.std()
     y = np.float64(apply_alpha_dropout(rate, jnp.asarray(x), jax.random.key(0)))
     assert abs(y.mean()) < 0.02 and abs(y.var() - 1) < 0.02
-    q, least = 1 - rate, -1.7580993408473766
-    a = (q * (1 + (1 - q) * least**2)) ** -0.5
-    b = -a * (1 - q) * least
-    dropped = np.isclose(y, a * least + b, atol=1e-6)
+    q, infimum = 1 - rate, -1.7580993408473766
+    a = (q * (1 + (1 - q) * infimum**2)) ** -0.5
+    b = -a * (1 - q) * infimum
+    dropped = np.isclose(y, a * infimum + b, atol=1e-6)
     np.testing.assert_allclose(dropped.mean(), rate, atol=0.005)
     np.testing.assert_allclose(y[~dropped], (a * x + b)[~dropped], rtol=1e-4, atol=1e-5)
     assert apply_alpha_dropout(rate, jnp.bfloat16(x[:9]), jax.random.key(0)).dtype == jnp.bfloat16
 
 
-def test_alpha_dropout_is_an_option_of_selu_alone():
+def test_only_selu_has_alpha_dropout():
     readers = [
         name for name, row in ACTIVATIONS.items() if 'alpha_dropout' in declared_options(row)
     ]
@@ -143,8 +145,8 @@ def test_alpha_dropout_is_an_option_of_selu_alone():
 
 @pytest.mark.parametrize('name', ACTIVATIONS)
 def test_mlp(name):
-    """Forward, with a third matrix where gated. Catches gate and up exchanged, and in gpt-oss a
-    gate that is cut below too, and 1 added to what is not cut yet.
+    """Forward, with a third matrix if gated. Catches gate and up exchanged, and in gpt-oss a gate
+    that is clipped below too, and 1 added before clipping.
     """
     fn, gated = REFERENCES[name]
     mlp = MLP(12, ACTIVATIONS[name], kernels_for('cpu', 'reference'), jnp.float32)
@@ -153,8 +155,8 @@ def test_mlp(name):
     w = {key: np.float64(value) for key, value in params.items()}
     assert w.keys() == ({'up', 'gate', 'down'} if gated else {'up', 'down'})
     up_MF = x_MD @ w['up']
-    of_up_MF = 1 + np.clip(up_MF, -7, 7) if name == 'swiglu_oai' else up_MF
-    hidden_MF = fn(x_MD @ w['gate']) * of_up_MF if gated else fn(up_MF)
+    linear_MF = 1 + np.clip(up_MF, -7, 7) if name == 'swiglu_oai' else up_MF
+    hidden_MF = fn(x_MD @ w['gate']) * linear_MF if gated else fn(up_MF)
     assert up_MF.min() < -7 and up_MF.max() > 7
     y_MD = mlp.apply({'params': params}, jnp.float32(x_MD))
     np.testing.assert_allclose(y_MD, hidden_MF @ w['down'], rtol=1e-4, atol=1e-2)

@@ -1,4 +1,4 @@
-"""Reference: sums of exponentials as an exponent and a mantissa are those of float64."""
+"""Reference: sums of exponentials as an exponent and a mantissa match float64."""
 
 import functools
 
@@ -16,19 +16,20 @@ from modules.kernels.common.exponentials import (
     exact_exp2,
     probabilities,
 )
-from tests.modules.test_softmax_kernels import softmax_exactly
+from tests.modules.test_softmax_kernels import numpy_softmax
 
 
-def log_of(form, pair):
+def log_sum(form, pair):
     high, low = form.log(pair)
     return jnp.where(pair[1] == 0, -jnp.inf, high + low)
 
 
 @pytest.mark.default_rows('online')
 @pytest.mark.parametrize('form', [ONLINE, TWO_PASS], ids=['online', 'two_pass'])
-def test_sums_of_blocks_are_those_of_rows(form):
+def test_block_sums_equal_row_sums(form):
     """Logits at 1e4 and -1e4, scaled by 2000, at -1e30 and the least float32, with -inf first, last
-    or all. Catches a sum that is not scaled when its exponent grows, or an exponent of -inf.
+    or everywhere. Catches a sum that is not rescaled when its exponent grows, or an exponent of
+    -inf.
     """
     z = np.random.default_rng(0).normal(size=(10, 64)).astype(np.float32)
     z[1:4] = z[1:4] * [[2000], [1], [1]] + [[0], [1e4], [-1e4]]
@@ -38,8 +39,8 @@ def test_sums_of_blocks_are_those_of_rows(form):
     pair = empty_sum((10, 1))
     for block in np.split(z, 4, axis=1):
         pair = add_terms(form, pair, [jnp.asarray(block)], axis=-1)
-    p, log = probabilities(form, jnp.asarray(z), pair), log_of(form, pair)
-    exact, *_ = softmax_exactly(z, np.ones_like(z))
+    p, log = probabilities(form, jnp.asarray(z), pair), log_sum(form, pair)
+    exact, *_ = numpy_softmax(z, np.ones_like(z))
     np.testing.assert_allclose(p, exact, rtol=0, atol=8 * 2**-23)
     exact_log = special.logsumexp(z.astype(np.float64), -1)
     finite = np.arange(10) != 5  # a finite number for two_pass, though a larger one
@@ -49,9 +50,9 @@ def test_sums_of_blocks_are_those_of_rows(form):
 
 @pytest.mark.default_rows('online')
 @pytest.mark.parametrize('form', [ONLINE, TWO_PASS], ids=['online', 'two_pass'])
-def test_sums_of_parts_are_put_together(form):
-    """As of devices or threads, of which one has nothing. Catches a sum that is not scaled to the
-    larger exponent, or an exponent of nothing that wins.
+def test_pairs_are_added(form):
+    """As over devices or threads, one of which has an empty sum. Catches a sum that is not rescaled
+    to the larger exponent, or the exponent of an empty sum that wins.
     """
     z = np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32)
     z[1:4] += [[1e4], [-1e4], [-2e5]]
@@ -63,11 +64,13 @@ def test_sums_of_parts_are_put_together(form):
     ]
     pair = functools.reduce(functools.partial(add_pairs, form), parts, empty_sum((5, 1)))
     exact = special.logsumexp(z.astype(np.float64), -1)
-    np.testing.assert_allclose(log_of(form, pair)[:, 0], exact, rtol=4 * 2**-23, atol=4 * 2**-23)
-    assert log_of(form, empty_sum((1, 1))) == -np.inf
+    np.testing.assert_allclose(log_sum(form, pair)[:, 0], exact, rtol=4 * 2**-23, atol=4 * 2**-23)
+    assert log_sum(form, empty_sum((1, 1))) == -np.inf
 
 
-def test_powers_of_two_are_exact_down_to_the_least_normal_number():
-    """Catches an end before it, which sums of logits 50 and more apart would lose."""
+def test_exact_exp2_is_exact():
+    """Down to the least normal number. Catches an earlier end, which would lose sums of logits 50
+    and more apart.
+    """
     n = jnp.float32([0, -1, -63, -64, -126, -127, -1e9])
     assert exact_exp2(n).tolist() == [1, 0.5, 2.0**-63, 2.0**-64, 2.0**-126, 0, 0]

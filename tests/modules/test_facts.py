@@ -1,4 +1,6 @@
-"""Property: every row of every table says what its readers ask; unknown facts are refused."""
+"""Property: every row of every table declares the facts that its readers use; unknown facts are
+rejected.
+"""
 
 import inspect
 
@@ -17,14 +19,14 @@ ROWS = [
 
 
 @pytest.mark.parametrize('row', ROWS)
-def test_a_row_has_a_rule_and_says_how_long_it_takes(row):
-    """Without its mark a row would fail in the run that chooses it first."""
+def test_rows_declare_check_and_horizon(row):
+    """Without its decorator a row would fail in the first run that chooses it."""
     assert list(inspect.signature(row.check).parameters) == ['recipe', 'part']
     if counted := {n: d.default for n, d in declared_options(row).items() if d.option.time_unit}:
         assert row.lasts(2, **counted) >= max(counted.values())
 
 
-def test_a_mark_sets_each_fact_of_its_table():
+def test_decorator_sets_every_fact():
     mark = row_decorator(is_fast=False, check=accept_any)
 
     @mark(is_fast=True)
@@ -38,5 +40,5 @@ def test_a_mark_sets_each_fact_of_its_table():
         mark(is_slow=True)
 
 
-def test_the_longest_of_several_lengths_counts():
+def test_longest_horizon_counts():
     assert longest_horizon(3, warmup=5, decay=40) == 40

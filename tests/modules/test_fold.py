@@ -1,4 +1,6 @@
-"""Reference: what is folded computes what it did, in float64, against the equations in numpy."""
+"""Reference: folded matrices compute the same function, in float64, against the equations in
+NumPy.
+"""
 
 import jax
 import numpy as np
@@ -25,13 +27,13 @@ def rms_normalize(x):
 
 
 def crms_normalize(x):
-    """Of the first D - 1 of D numbers that add up to zero, as the paper's code has it."""
+    """Normalizes the first D - 1 of D numbers that sum to zero, as the paper's code does."""
     total = np.sum(x, -1, keepdims=True)
     return x / np.sqrt((np.sum(x**2, -1, keepdims=True) + total**2) / (x.shape[-1] + 1) + EPS)
 
 
 def apply(affine, x):
-    """The map itself, layer by layer: x [L, M, D]."""
+    """Applies the map itself, layer by layer: x [L, M, D]."""
     x = x - x.mean(-1, keepdims=True) if affine.centred else x
     x = x if affine.scale is None else x * affine.scale[:, None]
     return x if affine.shift is None else x + affine.shift[:, None]
@@ -40,21 +42,21 @@ def apply(affine, x):
 @pytest.mark.parametrize('with_bias', [False, True])
 @pytest.mark.parametrize('centred', [False, True])
 @pytest.mark.parametrize('scale, shift', [(0, 0), (1, 0), (0, 1), (1, 1)])
-def test_reader_takes_up_an_affine_map(scale, shift, centred, with_bias):
+def test_reader_absorbs_affine_map(scale, shift, centred, with_bias):
     """Catches a gain on the outputs, a shift through the folded matrix, a mean over outputs."""
-    given = draw(L, D, seed=1) if scale else None, draw(L, D, seed=2) if shift else None
-    affine = Affine(*given, centred)
+    scale_and_shift = draw(L, D, seed=1) if scale else None, draw(L, D, seed=2) if shift else None
+    affine = Affine(*scale_and_shift, centred)
     x, kernel, bias = draw(L, M, D), draw(L, D, O, seed=3), draw(L, O, seed=4) * with_bias
-    wanted = apply(affine, x) @ kernel + bias[:, None]
-    folded, added = fold.fold_into_reader(affine, kernel, bias if with_bias else None)
-    assert (added is not None) == bool(shift or with_bias)
+    expected = apply(affine, x) @ kernel + bias[:, None]
+    folded, folded_bias = fold.fold_into_reader(affine, kernel, bias if with_bias else None)
+    assert (folded_bias is not None) == bool(shift or with_bias)
     np.testing.assert_allclose(
-        x @ folded + (0 if added is None else added[:, None]), wanted, **EXACT
+        x @ folded + (0 if folded_bias is None else folded_bias[:, None]), expected, **EXACT
     )
 
 
-def test_one_matrix_without_layers():
-    """As the readout is."""
+def test_reader_without_layer_axis():
+    """Like the readout."""
     affine, x, kernel = Affine(draw(D, seed=1), draw(D, seed=2), True), draw(M, D), draw(D, O)
     folded, bias = fold.fold_into_reader(affine, kernel)
     centred = x - x.mean(-1, keepdims=True)
@@ -64,13 +66,13 @@ def test_one_matrix_without_layers():
 
 
 def stream(write, x):
-    """What embeddings, then a matrix with its bias, add up to: x [M, I] -> [M, D]."""
+    """Returns the sum of embeddings and of a matrix with its bias: x [M, I] -> [M, D]."""
     embeddings, kernel, bias = draw(M, D), draw(O, D, seed=5), draw(D, seed=6)
     return write(embeddings) + x @ write(kernel) + write(bias)
 
 
 def test_recentred_writers_make_layernorm_an_rmsnorm():
-    """Catches a mean over inputs, and a bias left out."""
+    """Catches a mean over inputs, and a missing bias."""
     x = draw(M, O, seed=7)
     plain, recentred = stream(lambda w: w, x), stream(fold.recentre_writer, x)
     np.testing.assert_allclose(recentred.mean(-1), 0, atol=1e-15)
@@ -78,8 +80,8 @@ def test_recentred_writers_make_layernorm_an_rmsnorm():
     assert np.abs(rms_normalize(plain) - standardize(plain)).max() > 0.1
 
 
-def test_compressed_stream_is_the_rmsnorm_s_of_all_coordinates():
-    """Catches another coordinate dropped, the last one's sign, D for D - 1 in the mean."""
+def test_compressed_stream_equals_rmsnorm():
+    """Catches another dropped coordinate, the last one's sign, D instead of D - 1 in the mean."""
     x, kernel = draw(M, O, seed=7), draw(D, O, seed=8)
     full = stream(fold.recentre_writer, x)
     short = stream(lambda w: fold.compress_writer(fold.recentre_writer(w)), x)
@@ -89,45 +91,49 @@ def test_compressed_stream_is_the_rmsnorm_s_of_all_coordinates():
     )
 
 
-def evaluated(name, x, **options):
-    """(params, stats, y) of a layer in evaluation, all it has drawn anew, positive."""
+def evaluate_layer(name, x, **options):
+    """Returns (params, stats, y) of a layer in evaluation, with positive drawn variables."""
     norm = NORMS[name](eps=EPS, **options)
-    drawn = jax.eval_shape(norm.init, jax.random.key(0), x)
-    drawn.pop('bwd_stats', None)
+    shapes = jax.eval_shape(norm.init, jax.random.key(0), x)
+    shapes.pop('bwd_stats', None)
     rng = np.random.default_rng(3)
 
-    def value(leaf):
+    def draw_leaf(leaf):
         if np.issubdtype(leaf.dtype, np.integer):
-            return np.full(leaf.shape, 100, leaf.dtype)  # updates: all norms are removed by then
+            return np.full(leaf.shape, 100, leaf.dtype)  # enough updates to remove all norms
         return rng.uniform(0.5, 2, leaf.shape)
 
-    variables = jax.tree.map(value, {'params': {}, 'stats': {}} | jax.device_get(unboxed(drawn)))
+    variables = jax.tree.map(draw_leaf, {'params': {}, 'stats': {}} | jax.device_get(unbox(shapes)))
     backward = {'bwd_stats': {'window_gz': np.zeros((4, D)), 'running_gz': np.zeros(D)}}
     y = norm.apply(variables | (backward if name == 'unified' else {}), x)
     assert y.dtype == np.float64
     return variables['params'], variables['stats'], np.asarray(y)
 
 
-def unboxed(drawn):
+def unbox(collections):
     return {
-        name: {k: getattr(v, 'value', v) for k, v in tree.items()} for name, tree in drawn.items()
+        name: {k: getattr(v, 'value', v) for k, v in tree.items()}
+        for name, tree in collections.items()
     }
 
 
-BARE = {'scale': False, 'bias': False}
-HAVE_BARE = [
-    name for name in fold.CONSTANT_AFFINE if set(BARE) <= set(NORMS[name].__dataclass_fields__)
+WITHOUT_AFFINE = {'scale': False, 'bias': False}
+NORMS_WITHOUT_AFFINE = [
+    name
+    for name in fold.CONSTANT_AFFINE
+    if set(WITHOUT_AFFINE) <= set(NORMS[name].__dataclass_fields__)
 ]
 
 
 @pytest.mark.parametrize(
-    'name, options', [(n, {}) for n in fold.CONSTANT_AFFINE] + [(n, BARE) for n in HAVE_BARE]
+    'name, options',
+    [(n, {}) for n in fold.CONSTANT_AFFINE] + [(n, WITHOUT_AFFINE) for n in NORMS_WITHOUT_AFFINE],
 )
-def test_constant_norms_are_their_affine_map(name, options):
-    """Catches eps left out, a variance for a deviation, a mean that the shift forgets."""
+def test_constant_norms_match_affine_map(name, options):
+    """Catches a missing eps, a variance instead of a deviation, a mean that the shift ignores."""
     with jax.enable_x64(True):
         x = draw(M, D)
-        params, stats, y = evaluated(name, x, **options)
+        params, stats, y = evaluate_layer(name, x, **options)
     affine = fold.CONSTANT_AFFINE[name](params, stats, EPS)
     assert affine.centred == (name == 'layernorm_removal')
     whole = Affine(*(None if a is None else np.broadcast_to(a, (1, D)) for a in affine[:2]))
@@ -138,10 +144,10 @@ def test_constant_norms_are_their_affine_map(name, options):
 @pytest.mark.parametrize(
     'name, normalize', [('layernorm', standardize), ('rmsnorm', rms_normalize)]
 )
-def test_learned_part_of_a_norm(name, normalize):
+def test_learned_affine_maps(name, normalize):
     with jax.enable_x64(True):
         x = draw(M, D)
-        params, stats, y = evaluated(name, x)
+        params, stats, y = evaluate_layer(name, x)
     affine = fold.LEARNED_AFFINE[name](params, stats, EPS)
     shift = 0 if affine.shift is None else affine.shift
     np.testing.assert_allclose(y, normalize(x) * affine.scale + shift, **EXACT)

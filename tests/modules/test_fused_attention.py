@@ -1,7 +1,7 @@
-"""Equivalence: the library's fused attention, computed in plain operations, is the reference, on
-one device and cut over several. Contract: what it lacks is refused by name before anything is
-compiled, and its programs hold its calls (tests/lm/devices/test_compiled_for_chips.py compiles them
-for TPUs).
+"""Equivalence: the library's fused attention, computed in plain operations, equals the reference,
+on one device and sharded over several. Contract: unsupported options are rejected by name before
+anything is compiled, and its programs contain its calls
+(tests/lm/devices/test_compiled_for_chips.py compiles them for TPUs).
 """
 
 import dataclasses
@@ -43,8 +43,8 @@ ROUNDING = {'float32': 2**-23, 'bfloat16': 2**-8}
 
 @pytest.fixture
 def plain_operations(monkeypatch):
-    """JAX's functions with other implementations than those that a CPU lacks; of any type, so that
-    float32 tells mistakes from rounding.
+    """Replaces the implementations that a CPU lacks in JAX's functions, for any type: float32
+    separates mistakes from rounding.
     """
     fused, splash = jax.nn.dot_product_attention, splash_attention_kernel.make_splash_mha
 
@@ -61,7 +61,9 @@ def plain_operations(monkeypatch):
 
 
 def draw(length, n_heads=4, n_kv_heads=2, batch=2, head_dim=8, dtype='float32'):
-    """q, k, v, the cotangent of the output, segments and sinks: three documents, then padding."""
+    """Draws q, k, v, the cotangent of the output, segments and sinks: three documents, then
+    padding.
+    """
     rng = np.random.default_rng(length)
     heads = (n_heads, n_kv_heads, n_kv_heads, n_heads)
     arrays = [jnp.asarray(rng.normal(size=(batch, n, length, head_dim)), dtype) for n in heads]
@@ -72,32 +74,34 @@ def draw(length, n_heads=4, n_kv_heads=2, batch=2, head_dim=8, dtype='float32'):
 
 
 def forward_and_gradients(name, scores, segmented, *arrays, **options):
-    """The output, and gradients of q, k, v and of sinks."""
+    """Returns the output, and gradients of q, k, v and of sinks."""
     q, k, v, grad, segments, sinks = arrays
-    more = {'sinks_N': sinks} if scores.sinks else {}
+    sink_arrays = {'sinks_N': sinks} if scores.sinks else {}
 
-    def run(q, k, v, more):
+    def run(q, k, v, sink_arrays):
         return attend(
-            name, q, k, v, scores, segments if segmented else None, **more, options=options
+            name, q, k, v, scores, segments if segmented else None, **sink_arrays, options=options
         )
 
-    out, pull = jax.vjp(run, q, k, v, more)
-    return out, *jax.tree.leaves(pull(grad))
+    output, pull = jax.vjp(run, q, k, v, sink_arrays)
+    return output, *jax.tree.leaves(pull(grad))
 
 
-jitted = jax.jit(forward_and_gradients, static_argnums=(0, 1, 2))
+compiled = jax.jit(forward_and_gradients, static_argnums=(0, 1, 2))
 
 
-def assert_close(actual, wanted, rounding):
-    for ours, right in zip(actual, wanted, strict=True):
-        assert ours.dtype == right.dtype
-        right = np.asarray(right, np.float64)
-        assert np.isfinite(right).all()
-        atol = 16 * rounding * np.abs(right).max()
-        np.testing.assert_allclose(np.asarray(ours, np.float64), right, rtol=0, atol=atol)
+def assert_close(actual, expected, rounding):
+    for actual_array, expected_array in zip(actual, expected, strict=True):
+        assert actual_array.dtype == expected_array.dtype
+        expected_array = np.asarray(expected_array, np.float64)
+        assert np.isfinite(expected_array).all()
+        atol = 16 * rounding * np.abs(expected_array).max()
+        np.testing.assert_allclose(
+            np.asarray(actual_array, np.float64), expected_array, rtol=0, atol=atol
+        )
 
 
-ALL_OF_SPLASH = Scores(scale=0.3, softcap=0.7, window=5, sinks=True)
+SPLASH_SCORES = Scores(scale=0.3, softcap=0.7, window=5, sinks=True)
 
 
 @pytest.mark.usefixtures('plain_operations')
@@ -109,41 +113,42 @@ ALL_OF_SPLASH = Scores(scale=0.3, softcap=0.7, window=5, sinks=True)
         pytest.param('cudnn', 12, Scores(window=1), False, 'float32', marks=pytest.mark.full),
         pytest.param('cudnn', 32, Scores(window=20), True, 'bfloat16', marks=pytest.mark.full),
         pytest.param('splash', 128, PLAIN, False, 'float32', marks=pytest.mark.full),
-        ('splash', 100, ALL_OF_SPLASH, True, 'float32'),
+        ('splash', 100, SPLASH_SCORES, True, 'float32'),
         # a window across blocks
         pytest.param('splash', 256, Scores(window=200), True, 'bfloat16', marks=pytest.mark.full),
         pytest.param('splash', 2048, PLAIN, True, 'float32', marks=pytest.mark.full),  # of 1,024
-        # nine blocks, whose gradients of queries a kernel of its own makes
+        # nine blocks: a separate kernel computes the gradient of queries
         pytest.param('splash', 1152, PLAIN, True, 'float32', marks=pytest.mark.full),
     ],
     ids=str,
 )
-def test_fused_attention_is_the_reference(name, length, scores, segmented, dtype):
+def test_fused_attention_matches_reference(name, length, scores, segmented, dtype):
     """Forward and gradient, in documents and grouped heads; 9 and 100 are padded. Catches a window
-    that is one off, documents or a scale left out, padding that is seen, heads that share wrongly.
+    off by one, missing documents or scale, visible padding, heads that share wrongly.
     """
     arrays = draw(length, dtype=dtype)
-    ours = jitted(name, scores, segmented, *arrays)
+    ours = compiled(name, scores, segmented, *arrays)
     assert ours[0].shape == arrays[0].shape
-    assert_close(ours, jitted('reference', scores, segmented, *arrays), ROUNDING[dtype])
+    assert_close(ours, compiled('reference', scores, segmented, *arrays), ROUNDING[dtype])
 
 
 @pytest.mark.full
 @pytest.mark.usefixtures('plain_operations')
-def test_blocks_of_splash_are_those_given():
-    """Reference: of other sizes for queries and keys. Property: they are in the program, and the
-    share of pairs is that of its blocks. Catches one size for both, and options left out.
+def test_splash_uses_requested_blocks():
+    """Reference: different sizes for queries and keys. Property: the program has these sizes, and
+    the share of computed pairs follows from them. Catches a single size for both, and ignored
+    options.
     """
-    given = {'splash_block_q': 128, 'splash_block_kv': 256, 'splash_block_kv_compute': 128}
+    requested = {'splash_block_q': 128, 'splash_block_kv': 256, 'splash_block_kv_compute': 128}
     arrays = draw(512, batch=1)
-    run = jax.jit(functools.partial(forward_and_gradients, 'splash', PLAIN, True, **given))
-    right = jitted('reference', PLAIN, True, *arrays)
-    assert_close(run(*arrays), right, ROUNDING['float32'])
-    sizes = kernel_block_sizes(select_block_sizes(512, requested=BlockSizes(**given)), 512)
+    run = jax.jit(functools.partial(forward_and_gradients, 'splash', PLAIN, True, **requested))
+    expected = compiled('reference', PLAIN, True, *arrays)
+    assert_close(run(*arrays), expected, ROUNDING['float32'])
+    sizes = kernel_block_sizes(select_block_sizes(512, requested=BlockSizes(**requested)), 512)
     assert [sizes[f'block_{name}'] for name in ('q', 'kv', 'kv_compute')] == [128, 256, 128]
-    assert computed_share(512, None, requested=BlockSizes(**given)) == 6 / 8
-    assert computed_share(512, 129, requested=BlockSizes(**given)) == 5 / 8
-    assert select_block_sizes(640, requested=BlockSizes(**given)) == (
+    assert computed_share(512, None, requested=BlockSizes(**requested)) == 6 / 8
+    assert computed_share(512, 129, requested=BlockSizes(**requested)) == 5 / 8
+    assert select_block_sizes(640, requested=BlockSizes(**requested)) == (
         128,
         128,
         128,
@@ -153,7 +158,7 @@ def test_blocks_of_splash_are_those_given():
 @pytest.mark.default_rows('cudnn')
 @pytest.mark.usefixtures('plain_operations')
 @pytest.mark.parametrize('name', ['cudnn', 'splash'])
-def test_a_layer_may_leave_its_window_out(name):
+def test_is_full_turns_window_off(name):
     """By a traced scalar, as the layers of a scan differ; padded rows and documents."""
     q, k, v, _, segments, _ = draw(9)
 
@@ -169,19 +174,19 @@ def test_a_layer_may_leave_its_window_out(name):
 @pytest.mark.full
 @pytest.mark.usefixtures('plain_operations')
 @pytest.mark.parametrize('batch', [4, 3])
-def test_splash_is_cut_over_the_devices_of_a_mesh(batch):
-    """On 2 x 4 devices as on one, the gradient of what they share too; three rows do not divide.
-    Catches one that counts a device's sinks alone, or those of `run` twice.
+def test_splash_shards_batch(batch):
+    """2 x 4 devices agree with one device, in the gradient of shared arrays too; three rows do not
+    divide. Catches a gradient of sinks from one device only, or counted twice over `run`.
     """
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ('run', 'data'))
     arrays, scores = draw(128, batch=batch), Scores(sinks=True, window=9)
     rows = batch_sharding(mesh) if batch == 4 else replicated_sharding(mesh)
     run = trace_on_mesh(mesh, functools.partial(forward_and_gradients, 'splash', scores, True))
-    cut = jax.jit(run, in_shardings=(*[rows] * 5, replicated_sharding(mesh)))
-    assert_close(cut(*arrays), jitted('reference', scores, True, *arrays), 2**-23)
-    text = cut.lower(*arrays).as_text()
-    heads, rows_each = 4, 1 if batch == 4 else 3
-    assert f'tensor<{rows_each}x{heads}x128x8xf32>' in text
+    sharded = jax.jit(run, in_shardings=(*[rows] * 5, replicated_sharding(mesh)))
+    assert_close(sharded(*arrays), compiled('reference', scores, True, *arrays), 2**-23)
+    text = sharded.lower(*arrays).as_text()
+    heads, local_rows = 4, 1 if batch == 4 else 3
+    assert f'tensor<{local_rows}x{heads}x128x8xf32>' in text
 
 
 @pytest.mark.full
@@ -193,15 +198,15 @@ def test_splash_is_cut_over_the_devices_of_a_mesh(batch):
         ({'data': 2, 'context': 4}, 1024, Scores(softcap=0.7, window=300, sinks=True)),
     ],
 )
-def test_splash_computes_cut_rows_in_pieces_of_equal_work(sizes, length, scores):
-    """Each device has queries of two pieces and all keys; documents reach over pieces. Catches
-    queries that take part at a place that is not theirs, and results that do not come back.
+def test_splash_shards_tokens(sizes, length, scores):
+    """Each device has queries of two pieces and all keys; documents extend over pieces. Catches
+    queries that are computed at another position, and outputs that are not sent back.
     """
     mesh = make_mesh(MeshConfig(**sizes))
     arrays, n = draw(length), sizes['context']
     run = trace_on_mesh(mesh, functools.partial(forward_and_gradients, 'splash', scores, True))
     spec = PartitionSpec('data', 'tensor', 'context')
-    cut = jax.jit(
+    sharded = jax.jit(
         run,
         in_shardings=(
             *[NamedSharding(mesh, spec)] * 4,
@@ -209,17 +214,17 @@ def test_splash_computes_cut_rows_in_pieces_of_equal_work(sizes, length, scores)
             replicated_sharding(mesh),
         ),
     )
-    assert_close(cut(*arrays), jitted('reference', scores, True, *arrays), 2**-23)
+    assert_close(sharded(*arrays), compiled('reference', scores, True, *arrays), 2**-23)
     heads = 4 // sizes.get('tensor', 1)
-    assert f'tensor<1x{heads}x{length // n}x8xf32>' in cut.lower(*arrays).as_text()
+    assert f'tensor<1x{heads}x{length // n}x8xf32>' in sharded.lower(*arrays).as_text()
 
 
 @pytest.mark.parametrize('parts', [2, 3, 4, 8])
-def test_queries_are_dealt_so_that_each_device_sees_as_many_keys(parts):
-    """Every query once; of an early piece and a late one together."""
-    places = device_queries(12 * parts, parts)
-    assert sorted(places.ravel()) == list(range(12 * parts))
-    assert len({int(own.sum()) for own in places}) == 1
+def test_device_queries_balance_keys(parts):
+    """Every query occurs once; an early piece is paired with a late one."""
+    positions = device_queries(12 * parts, parts)
+    assert sorted(positions.ravel()) == list(range(12 * parts))
+    assert len({int(device_positions.sum()) for device_positions in positions}) == 1
 
 
 @pytest.mark.parametrize(
@@ -229,7 +234,7 @@ def test_queries_are_dealt_so_that_each_device_sees_as_many_keys(parts):
         ('cudnn', r'attention=cudnn must have whole; choose one of blocked, reference, splash'),
     ],
 )
-def test_a_fused_kernel_says_which_rows_it_cannot_have_in_parts(name, words, monkeypatch):
+def test_unsupported_row_sharding_is_rejected(name, words, monkeypatch):
     changes = {'kernels.attention': name, 'data.seq_len': 768, 'mesh.context': 2}
     config = tiny_config(changes | {'data.batch_size': 8})
     mesh, home = make_mesh(config.mesh), ATTENTION_KERNELS[name].platforms[0]
@@ -278,15 +283,15 @@ def test_a_fused_kernel_says_which_rows_it_cannot_have_in_parts(name, words, mon
     ],
     ids=str,
 )
-def test_what_a_fused_kernel_lacks_is_refused_with_the_config(changes, words):
-    """By name, with those that have it, before a model is made."""
+def test_unsupported_config_is_rejected(changes, words):
+    """By name and with the alternatives, before a model is built."""
     with pytest.raises(ValueError, match=words):
         check(tiny_config({'model.dtype': 'bfloat16'} | changes))
 
 
 @pytest.mark.parametrize('field', ['slopes', 'key_bias'])
-def test_splash_refuses_what_it_would_leave_out(field):
-    """And a type that TPUs do not have. By the kernel itself too, which no config has checked."""
+def test_splash_rejects_unsupported_scores(field):
+    """Also a type that TPUs lack. The kernel itself checks too, without a checked config."""
     with pytest.raises(
         ValueError, match=f'splash does not serve {field}=True; .*do: blocked, reference$'
     ):
@@ -296,19 +301,21 @@ def test_splash_refuses_what_it_would_leave_out(field):
         attend('splash', q, q, q, PLAIN)
 
 
-@pytest.mark.parametrize(('name', 'home'), [('cudnn', 'gpu'), ('splash', 'tpu')])
-def test_a_fused_kernel_runs_at_home_alone(name, home):
-    """Named or implied: an error elsewhere."""
-    assert kernels_for(home, name) == kernels_for(home, attention=name)
+@pytest.mark.parametrize(('name', 'platform'), [('cudnn', 'gpu'), ('splash', 'tpu')])
+def test_fused_kernel_rejects_other_platforms(name, platform):
+    """Chosen directly or by the implementation: an error on other platforms."""
+    assert kernels_for(platform, name) == kernels_for(platform, attention=name)
     for chosen in ({'implementation': name}, {'attention': name}):
-        words = f'kernels.attention={name} runs on {home} alone, .* cpu; choose auto, or blocked'
+        words = (
+            f'kernels.attention={name} runs on {platform} alone, .* cpu; choose auto, or blocked'
+        )
         with pytest.raises(ValueError, match=words):
             kernels_for('cpu', **chosen)
     assert kernels_for('cpu', name, attention='reference').kernel_name('attention') == 'reference'
 
 
-BF16 = {'model.dtype': 'bfloat16', 'model.d_model': 32}
-WHY = {
+BFLOAT16 = {'model.dtype': 'bfloat16', 'model.d_model': 32}
+REASONS = {
     ('cudnn', 'model.dtype=float32 (but'): {'model.dtype': 'float32'},
     ('cudnn', 'heads of width 4 (but'): {'model.d_model': 8},
     ('splash', 'slopes=True'): {'model.position': 'alibi'},
@@ -319,29 +326,30 @@ WHY = {
 }
 
 
-@pytest.mark.parametrize(('name', 'home'), [('cudnn', 'gpu'), ('splash', 'tpu')])
-def test_auto_is_the_fused_kernel_of_the_platform_where_it_serves(name, home):
-    """Otherwise the one that runs anywhere, and why is said. What is named stays as it is."""
-    found = select_kernels(tiny_config(BF16), home)
-    assert found.kernel_name('attention') == name
-    assert select_kernels(tiny_config(BF16), 'cpu').kernel_name('attention') == 'blocked'
-    for (kernel, words), changes in WHY.items():
+@pytest.mark.parametrize(('name', 'platform'), [('cudnn', 'gpu'), ('splash', 'tpu')])
+def test_auto_selects_supported_fused_kernel(name, platform):
+    """Otherwise the portable kernel, with the reason. Explicit choices stay."""
+    kernels = select_kernels(tiny_config(BFLOAT16), platform)
+    assert kernels.kernel_name('attention') == name
+    assert select_kernels(tiny_config(BFLOAT16), 'cpu').kernel_name('attention') == 'blocked'
+    for (kernel, words), changes in REASONS.items():
         if kernel == name:
-            config = tiny_config(BF16 | changes)
-            fused, why = select_fused_attention(config, home)
-            assert (fused, words in why) == ('', True), (words, why)
-            assert select_kernels(config, home).kernel_name('attention') == 'blocked'
-    for given in ({'kernels.attention': 'reference'}, {'kernels.implementation': 'reference'}):
-        config = tiny_config(BF16 | given)
-        assert select_fused_attention(config, home) == ('', '')
-        assert select_kernels(config, home).kernel_name('attention') == 'reference'
-    assert select_fused_attention(tiny_config({'model.attention': 'linear'}), home) == ('', '')
+            config = tiny_config(BFLOAT16 | changes)
+            fused, reason = select_fused_attention(config, platform)
+            assert (fused, words in reason) == ('', True), (words, reason)
+            assert select_kernels(config, platform).kernel_name('attention') == 'blocked'
+    for choice in ({'kernels.attention': 'reference'}, {'kernels.implementation': 'reference'}):
+        config = tiny_config(BFLOAT16 | choice)
+        assert select_fused_attention(config, platform) == ('', '')
+        assert select_kernels(config, platform).kernel_name('attention') == 'reference'
+    assert select_fused_attention(tiny_config({'model.attention': 'linear'}), platform) == ('', '')
 
 
-def test_auto_is_the_losss_kernel_on_gpus_where_it_serves():
-    config = tiny_config(BF16)
+def test_auto_selects_fused_loss_on_gpus():
+    config = tiny_config(BFLOAT16)
     assert [
-        select_kernels(config, on).kernel_name('cross_entropy') for on in ('gpu', 'tpu', 'cpu')
+        select_kernels(config, platform).kernel_name('cross_entropy')
+        for platform in ('gpu', 'tpu', 'cpu')
     ] == ['pallas', 'reference', 'reference']
     for changes in (
         {'kernels.cross_entropy': 'reference'},
@@ -351,55 +359,60 @@ def test_auto_is_the_losss_kernel_on_gpus_where_it_serves():
         {'mesh.tensor': -1},
         {'optim.ghost_radius': 0.1},
     ):
-        found = select_kernels(tiny_config(BF16 | changes), 'gpu')
-        assert found.kernel_name('cross_entropy') == 'reference', changes
+        kernels = select_kernels(tiny_config(BFLOAT16 | changes), 'gpu')
+        assert kernels.kernel_name('cross_entropy') == 'reference', changes
 
 
-def test_a_checkpoint_is_read_where_its_kernels_do_not_run():
-    """With the platform's own, and it is said; kernels that run stay."""
+def test_loading_replaces_unavailable_kernels():
+    """By the platform's own kernels, with a message; kernels that run stay."""
     chosen = {'kernels.attention': 'splash', 'kernels.splash_block_q': 128}
-    said, config = [], tiny_config(chosen | {'kernels.matmul': 'direct'})
-    here = replace_kernels('cpu', config, said.append)
-    assert (
-        resolve_config(here.config) == here
-    )  # no option of theirs is left, which a fold would refuse
-    assert {operation: part.name for operation, part in here.kernels.items()} == {
+    messages, config = [], tiny_config(chosen | {'kernels.matmul': 'direct'})
+    replaced = replace_kernels('cpu', config, messages.append)
+    # No option of the replaced kernels is left, which folding would reject.
+    assert resolve_config(replaced.config) == replaced
+    assert {operation: part.name for operation, part in replaced.kernels.items()} == {
         'matmul': 'direct'
     }
-    assert here.implementation is None
-    assert len(said) == 1 and re.match('kernels.attention=splash runs on tpu alone', said[0])
-    assert replace_kernels('tpu', config, said.append) is config
-    assert len(said) == 1
+    assert replaced.implementation is None
+    assert len(messages) == 1 and re.match(
+        'kernels.attention=splash runs on tpu alone', messages[0]
+    )
+    assert replace_kernels('tpu', config, messages.append) is config
+    assert len(messages) == 1
 
 
 @pytest.mark.default_rows('cudnn')
 @pytest.mark.parametrize('name', ['blocked', 'cudnn', 'splash'])
-def test_what_a_kernel_keeps_is_not_made_again(monkeypatch, name):
-    """Loops and calls of the gradient, traced: as many as without rematerialization."""
+def test_remat_keeps_attention_outputs(monkeypatch, name):
+    """Counts loops and calls in the traced gradient: as many as without rematerialization."""
     versions = 'jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version'
     monkeypatch.setattr(versions, lambda: 91000)
     q, k, v, *_ = draw(2048, dtype='bfloat16', batch=1)
 
-    def attended(policy):
+    def count_calls(policy):
         def loss(q):  # a product with weights on either side, as in a block
             weights = jnp.eye(8, dtype=q.dtype)
             return jnp.sum(attend(name, q @ weights, k, v, PLAIN) @ weights)
 
-        kept = loss if policy == 'none' else jax.checkpoint(loss, policy=REMAT_POLICIES[policy])
-        text = str(jax.make_jaxpr(jax.grad(kept))(q))
+        rematerialized = (
+            loss if policy == 'none' else jax.checkpoint(loss, policy=REMAT_POLICIES[policy])
+        )
+        text = str(jax.make_jaxpr(jax.grad(rematerialized))(q))
         return len(re.findall(r'while\[|pallas_call\[|dot_product_attention_(?:fwd|bwd)', text))
 
-    assert 0 < attended('dots') == attended('none') < attended('full')
-    assert all(attended(name) == attended('none') for name in ('mlp', 'attention', 'attended'))
+    assert 0 < count_calls('dots') == count_calls('none') < count_calls('full')
+    assert all(
+        count_calls(name) == count_calls('none') for name in ('mlp', 'attention', 'attended')
+    )
 
 
 @pytest.mark.parametrize('mask_documents', [True, False])
-def test_a_step_for_gpus_calls_cudnn(monkeypatch, mask_documents):
+def test_gpu_step_calls_cudnn(monkeypatch, mask_documents):
     """Lowered without a GPU: the forward and the backward call, causal, with the window, and with a
-    mask where documents are told apart alone. What cuDNN then computes is not seen here.
+    mask only if documents are separated. What cuDNN then computes is not tested here.
     """
     versions = 'jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version'
-    monkeypatch.setattr(versions, lambda: 91000)  # that of the library, which is not here
+    monkeypatch.setattr(versions, lambda: 91000)  # of the library, which is not installed
     changes = {'model.dtype': 'bfloat16', 'data.mask_documents': mask_documents}
     config = tiny_config(changes | {'kernels.implementation': 'cudnn', 'attention.window': 3})
     check(config)

@@ -1,4 +1,4 @@
-"""Reference: deviations that matrices are drawn with, and the share that decay takes off."""
+"""Reference: standard deviations of initial matrices, and the share that decay removes."""
 
 import jax
 import jax.numpy as jnp
@@ -12,31 +12,31 @@ from tests.modules.test_scaling import CASES
 
 
 def test_initialisations():
-    """Of a 16 x 64 matrix, of heads merged, of embeddings; the last matrices of two blocks."""
+    """For a 16 x 64 matrix, merged heads, and embeddings; the last matrices of two blocks."""
     up, out, table = (CASES[name] for name in ('up', 'out', 'embedding'))
-    wanted = {
+    expected = {
         'fan_in': (1 / 4, 18**-0.5, 1 / 4),
         'xavier': ((2 / 80) ** 0.5, (2 / 34) ** 0.5, 1 / 4),
         'small': (0.02, 0.02, 0.02),
         'depth_scaled': (0.02, 0.01, 0.02),
         'orthogonal': (1 / 8, 18**-0.5, 1 / 4),
     }
-    for name, stds in wanted.items():
-        found = tuple(INITS[name](*case, 2) for case in (up, out, table))
-        assert found == pytest.approx(stds), name
-    assert INITS.keys() == wanted.keys()
+    for name, expected_stds in expected.items():
+        stds = tuple(INITS[name](*case, 2) for case in (up, out, table))
+        assert stds == pytest.approx(expected_stds), name
+    assert INITS.keys() == expected.keys()
     experts = ParamSpec('hidden', ('layer', 'expert', 'embed', 'mlp'), ('embed',))
     for name in ('xavier', 'orthogonal'):
-        assert INITS[name](experts, (3, 5, 16, 64), 2) == pytest.approx(wanted[name][0])
+        assert INITS[name](experts, (3, 5, 16, 64), 2) == pytest.approx(expected[name][0])
 
 
 @pytest.mark.parametrize('name', ['up', 'out'])
 def test_orthogonal_matrices(name):
-    """All singular values are 1 after the deviation, of each layer: of wide and of tall ones."""
+    """All singular values are 1 after scaling, for each layer, wide or tall."""
     spec, shape = CASES[name]
     unit = jax.random.normal(jax.random.key(0), shape)
-    drawn = INITS['orthogonal'](spec, shape, 2) * orthogonalize(spec, unit)
-    values = np.linalg.svd(as_matrices(spec, drawn), compute_uv=False)
+    matrices = INITS['orthogonal'](spec, shape, 2) * orthogonalize(spec, unit)
+    values = np.linalg.svd(as_matrices(spec, matrices), compute_uv=False)
     np.testing.assert_allclose(values, 1.0, rtol=1e-5)
 
 
@@ -54,16 +54,18 @@ SHARES = {  # a decay of 0.1, a rate of 0.04, half way down the schedule of 100 
 
 @pytest.mark.parametrize('name', DECAY_RULES)
 def test_decay_rule(name):
-    """At four times the fan-in, a parametrisation's factor of 3; a peak of 0 is no 0 / 0."""
+    """At four times the fan-in, with a parametrisation's factor of 3; a peak of 0 gives no 0 /
+    0.
+    """
 
-    def share_of(*numbers, hidden=True):
+    def compute_share(*numbers, hidden=True):
         growth = Growth(fan_in=4.0)
         return DECAY_RULES[name](
             DecayInputs(*map(jnp.float32, numbers), 100, growth, factor=3.0, hidden=hidden)
         )
 
-    np.testing.assert_allclose(share_of(0.1, 0.04, 0.5), SHARES[name], rtol=1e-6)
-    assert jnp.isfinite(share_of(0.1, 0.0, 0.5))
-    like = {'adamc': 'decoupled', 'linear_width': 'constant', 'sqrt_width': 'constant'}
-    others = SHARES[like.get(name, name)]
-    np.testing.assert_allclose(share_of(0.1, 0.04, 0.5, hidden=False), others, rtol=1e-6)
+    np.testing.assert_allclose(compute_share(0.1, 0.04, 0.5), SHARES[name], rtol=1e-6)
+    assert jnp.isfinite(compute_share(0.1, 0.0, 0.5))
+    vector_rules = {'adamc': 'decoupled', 'linear_width': 'constant', 'sqrt_width': 'constant'}
+    expected = SHARES[vector_rules.get(name, name)]
+    np.testing.assert_allclose(compute_share(0.1, 0.04, 0.5, hidden=False), expected, rtol=1e-6)

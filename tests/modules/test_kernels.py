@@ -1,5 +1,5 @@
-"""Contract: which kernels a config gets, by platform and by name, and that files of kernels import
-each other in one direction. Equivalence: products.
+"""Contract: the kernels that a config gets, by platform and by name, and imports of kernel files in
+one direction. Equivalence: matmul kernels.
 """
 
 import ast
@@ -18,31 +18,31 @@ from tests.modules.test_attention_kernels import ROUNDING
 
 
 def test_kernels_suit_the_platform():
-    """auto is resolved once; a name is taken as it is, for both operations or for one alone."""
+    """`auto` is resolved once; an explicit name is kept, for all operations or for one."""
     chunked = 'attention=blocked linear_attention=chunked'
-    rest = 'rms_norm=reference softmax=reference cross_entropy=reference'
-    assert str(kernels_for('cpu')) == f'{chunked} matmul=narrow_first {rest}'
+    plain_kernels = 'rms_norm=reference softmax=reference cross_entropy=reference'
+    assert str(kernels_for('cpu')) == f'{chunked} matmul=narrow_first {plain_kernels}'
     assert str(kernels_for('cpu')) == str(kernels_for('tpu', 'xla_cpu'))
-    assert str(kernels_for('gpu')) == f'{chunked} matmul=direct {rest}'
-    assert str(kernels_for('tpu')) == f'{chunked} matmul=einsum {rest}'
+    assert str(kernels_for('gpu')) == f'{chunked} matmul=direct {plain_kernels}'
+    assert str(kernels_for('tpu')) == f'{chunked} matmul=einsum {plain_kernels}'
     assert str(kernels_for('tpu')) == str(kernels_for('cpu', 'xla_tpu'))
-    slow = f'attention=reference linear_attention=quadratic matmul=direct {rest}'
+    slow = f'attention=reference linear_attention=quadratic matmul=direct {plain_kernels}'
     assert str(kernels_for('cpu', 'reference')) == slow
-    alone = kernels_for('cpu', 'auto', attention='reference')
-    expected = f'attention=reference linear_attention=chunked matmul=narrow_first {rest}'
-    assert str(alone) == expected
-    both = kernels_for('cpu', 'reference', linear_attention='chunked', matmul='narrow_first')
-    assert both == alone
-    assert alone.matmul is narrow_first
+    changed = kernels_for('cpu', 'auto', attention='reference')
+    expected = f'attention=reference linear_attention=chunked matmul=narrow_first {plain_kernels}'
+    assert str(changed) == expected
+    equal = kernels_for('cpu', 'reference', linear_attention='chunked', matmul='narrow_first')
+    assert equal == changed
+    assert changed.matmul is narrow_first
 
 
 @pytest.mark.parametrize('operation', ['implementation', *OPERATIONS])
-def test_unknown_kernels_are_refused(operation):
+def test_unknown_kernels_are_rejected(operation):
     with pytest.raises(ValueError, match=f'kernels.{operation} must be one of .*direkt'):
         kernels_for('cpu', **{operation: 'direkt'})
 
 
-def test_every_implementation_names_kernels_for_all_operations():
+def test_implementations_cover_all_operations():
     for name, choices in IMPLEMENTATIONS.items():
         assert choices.keys() == OPERATIONS.keys()
         rows = (OPERATIONS[operation][choices[operation]] for operation in PLATFORM_BOUND)
@@ -57,9 +57,9 @@ def test_every_implementation_names_kernels_for_all_operations():
         *((op, 'pallas', 'tpu, gpu') for op in PLATFORM_BOUND if op != 'attention'),
     ],
 )
-def test_a_kernel_of_another_platform_is_refused_by_name(operation, name, platforms):
-    said = f'kernels.{operation}={name} runs on {platforms} alone, and these'
-    with pytest.raises(ValueError, match=said):
+def test_unavailable_kernel_is_rejected(operation, name, platforms):
+    message = f'kernels.{operation}={name} runs on {platforms} alone, and these'
+    with pytest.raises(ValueError, match=message):
         kernels_for('cpu', **{operation: name})
     assert {direct, einsum, narrow_first, WTACRS} == set(MATMUL_KERNELS.values())
 
@@ -75,25 +75,25 @@ def imported_files(path, files):
             yield from (files.get(alias.name) for alias in node.names)
 
 
-@pytest.mark.parametrize('room', ['kernels', 'parallel'])
-def test_imports_of_kernels_have_no_circle(room):
-    """`graphlib` names the files of a circle. Catches a kernel that imports the file which calls
-    it, at the top or inside a function.
+@pytest.mark.parametrize('package', ['kernels', 'parallel'])
+def test_kernel_imports_have_no_cycle(package):
+    """`graphlib` names the files of a cycle. Catches a kernel that imports its caller, at the top
+    or inside a function.
     """
-    paths = (ROOT / 'modules' / room).rglob('*.py')
+    paths = (ROOT / 'modules' / package).rglob('*.py')
     files = {
         '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__'): path
         for path in paths
     }
     graph = {path: {*imported_files(path, files)} - {None} for path in files.values()}
-    assert room != 'kernels' or sum(map(len, graph.values())) > 50  # the scan sees imports
+    assert package != 'kernels' or sum(map(len, graph.values())) > 50  # the scan sees imports
     graphlib.TopologicalSorter(graph).prepare()
 
 
 @pytest.mark.parametrize('dtype', ROUNDING)
 @pytest.mark.parametrize('shape', [(6, 5, 3), (6, 3, 5), (6, 4, 4)])
 def test_narrow_first_product(shape, dtype):
-    """Forward, gradient and tangent equal those of x @ w, whichever side is narrow."""
+    """Forward, gradient and tangent match x @ w, whichever side is narrower."""
     m, i, o = shape
     rng = np.random.default_rng(0)
     x, dx, w, dw, g = (
@@ -101,20 +101,22 @@ def test_narrow_first_product(shape, dtype):
     )
 
     @functools.partial(jax.jit, static_argnums=0)
-    def everything(fn):
+    def forward_and_derivatives(fn):
         y, pull = jax.vjp(fn, x, w)
         return y, *pull(g), jax.jvp(fn, (x, w), (dx, dw))[1]
 
     x64, w64, g64 = (np.asarray(a, np.float64) for a in (x, w, g))
     tangent = np.asarray(dx, np.float64) @ w64 + x64 @ np.asarray(dw, np.float64)
-    wanted = (x64 @ w64, g64 @ w64.T, x64.T @ g64, tangent)
+    expected = (x64 @ w64, g64 @ w64.T, x64.T @ g64, tangent)
     for name in MATMUL_KERNELS:
-        for ours, right in zip(
-            everything(kernels_for('cpu', matmul=name).matmul), wanted, strict=True
+        for actual, expected_array in zip(
+            forward_and_derivatives(kernels_for('cpu', matmul=name).matmul), expected, strict=True
         ):
-            assert ours.dtype == jnp.dtype(dtype)
-            atol = 4 * ROUNDING[dtype] * np.abs(right).max()
-            np.testing.assert_allclose(np.asarray(ours, np.float64), right, rtol=0, atol=atol)
+            assert actual.dtype == jnp.dtype(dtype)
+            atol = 4 * ROUNDING[dtype] * np.abs(expected_array).max()
+            np.testing.assert_allclose(
+                np.asarray(actual, np.float64), expected_array, rtol=0, atol=atol
+            )
 
 
 def test_narrow_first_under_vmap():
@@ -124,8 +126,8 @@ def test_narrow_first_under_vmap():
 
 @pytest.mark.parametrize('name', MATMUL_KERNELS)
 @pytest.mark.parametrize('o', [3, 300])
-def test_a_product_can_be_summed_in_another_type(name, o):
-    """bfloat16 in and float32 out: not the rounded sum. Catches a kernel that drops out_dtype."""
+def test_out_dtype_is_used_for_sums(name, o):
+    """bfloat16 in and float32 out: not the rounded sum. Catches a kernel that ignores out_dtype."""
     x, w = (jnp.bfloat16(np.random.default_rng(0).normal(size=s)) for s in ((6, 64), (64, o)))
     y = kernels_for('cpu', matmul=name).matmul(x, w, jnp.float32)
     assert y.dtype == jnp.float32

@@ -1,4 +1,4 @@
-"""Contract: kernels compile for each chip, and move the least bytes there are to move."""
+"""Contract: kernels compile for each chip, and move the least possible bytes."""
 
 import pytest
 
@@ -22,20 +22,23 @@ GPU_KERNELS = {'cross_entropy, both': 1}  # the gradient is XLA's
 # An H200 runs the programs of an H100.
 @pytest.mark.parametrize('chips', [tuple(TPUS), ('a100',), ('h100',), ('b200',)], ids=' '.join)
 def test_kernels_read_and_write_once(chips):
-    """By the chips' own compilers. Catches a kernel that a chip's memory does not hold, one that
-    reads rows twice, one that keeps them where registers spill to, and a layout that has the arrays
-    of an odd width copied before it.
+    """By the chips' own compilers. Catches a kernel that exceeds a chip's memory, a kernel that
+    reads rows twice, spilled registers, and a layout that copies arrays of an odd width first.
     """
     on_gpu = chips[0] in GPUS
     pytest.importorskip(COMPILERS['gpu' if on_gpu else 'tpu'])
-    found = printed_by('tests.modules.kernels_for_chips', *chips)
-    assert {(one['chip'], one['name']) for one in found} == {(c, n) for c in chips for n in PASSES}
-    for one in found:
-        passes, kernels = PASSES[one['name']]
+    programs = printed_by('tests.modules.kernels_for_chips', *chips)
+    assert {(program['chip'], program['name']) for program in programs} == {
+        (c, n) for c in chips for n in PASSES
+    }
+    for program in programs:
+        passes, kernels = PASSES[program['name']]
         if on_gpu:
-            kernels = GPU_KERNELS.get(one['name'], kernels)
-        assert one['operations'].count('custom-call') == kernels, one
-        assert not [name for name in one['instructions'] if 'copy' in name], one
-        assert passes <= one['passes'] < 1.05 * passes, one  # with some numbers a row
-        assert all(kernel['stack'] == kernel['spilled'] == 0 for kernel in one['compiled']), one
-    assert any(one['compiled'] for one in found) == on_gpu
+            kernels = GPU_KERNELS.get(program['name'], kernels)
+        assert program['operations'].count('custom-call') == kernels, program
+        assert not [name for name in program['instructions'] if 'copy' in name], program
+        assert passes <= program['passes'] < 1.05 * passes, program  # with some numbers a row
+        assert all(kernel['stack'] == kernel['spilled'] == 0 for kernel in program['compiled']), (
+            program
+        )
+    assert any(program['compiled'] for program in programs) == on_gpu

@@ -1,4 +1,4 @@
-"""Kernels of linear attention. Reference: against numpy float64, token by token. Equivalence:
+"""Kernels of linear attention. Reference: against NumPy in float64, token by token. Equivalence:
 chunked = quadratic. Property: memory grows with T.
 """
 
@@ -24,8 +24,9 @@ SEGMENTS = np.repeat([1, 2, 3, 4, 0], [2, 6, 1, 9, 3])
 
 
 def draw(length, batch=2, features=3, seed=0):
-    """q_num, k_num, q_den, k_den, v and the cotangents of the output and of the state. Numerators
-    have signs, as they have where positions turn them.
+    """Draws q_num, k_num, q_den, k_den, v and the cotangents of the output and of the state.
+
+    Numerators have signs, as they do after rotation.
     """
     rng = np.random.default_rng(seed)
     heads = [(HEADS, features), (KV_HEADS, features)] * 2 + [(KV_HEADS, 5), (HEADS, 5)]
@@ -39,24 +40,24 @@ def draw(length, batch=2, features=3, seed=0):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def forward_and_gradients(name, more, *arrays, segments=None, state=None):
-    """((the output, the state), gradients of q_num, k_num, q_den, k_den, v and the first state)."""
-    *inputs, grad, grad_of_state = arrays
-    kernel = functools.partial(LINEAR_ATTENTION_KERNELS[name], **dict(more))
+def forward_and_gradients(name, options, *arrays, segments=None, state=None):
+    """Returns ((output, state), gradients of q_num, k_num, q_den, k_den, v and the first state)."""
+    *inputs, grad, state_grad = arrays
+    kernel = functools.partial(LINEAR_ATTENTION_KERNELS[name], **dict(options))
 
     def run(inputs, state):
         return kernel(*inputs, EPS, segments, state)
 
-    out, pull = jax.vjp(run, inputs, state)
-    return out, pull((grad, grad_of_state))
+    outputs, pull = jax.vjp(run, inputs, state)
+    return outputs, pull((grad, state_grad))
 
 
-def one_after_another(q_num, k_num, q_den, k_den, v, segments=None, state=None):
-    """Output and last state of the recurrence, one row, head and token at a time."""
+def numpy_recurrence(q_num, k_num, q_den, k_den, v, segments=None, state=None):
+    """Returns output and last state of the recurrence, a row, head and token at a time."""
     q_num, k_num, q_den, k_den, v = (np.float64(a) for a in (q_num, k_num, q_den, k_den, v))
-    out = np.zeros((*q_num.shape[:3], v.shape[-1]))
+    outputs = np.zeros((*q_num.shape[:3], v.shape[-1]))
     batch, heads, _, features = k_num.shape
-    last = np.zeros((batch, heads, features, v.shape[-1])), np.zeros((batch, heads, features))
+    last_state = np.zeros((batch, heads, features, v.shape[-1])), np.zeros((batch, heads, features))
     for b, n in np.ndindex(q_num.shape[:2]):
         kv = n * k_num.shape[1] // q_num.shape[1]
         s, z = (0.0, 0.0) if state is None else (np.float64(a)[b, kv] for a in state)
@@ -65,67 +66,67 @@ def one_after_another(q_num, k_num, q_den, k_den, v, segments=None, state=None):
                 s, z = 0.0, 0.0
             s = s + np.outer(k_num[b, kv, t], v[b, kv, t])
             z = z + k_den[b, kv, t]
-            out[b, n, t] = q_num[b, n, t] @ s / (q_den[b, n, t] @ z + SHOWING_EPS)
-        last[0][b, kv], last[1][b, kv] = s, z
-    return out, last
+            outputs[b, n, t] = q_num[b, n, t] @ s / (q_den[b, n, t] @ z + SHOWING_EPS)
+        last_state[0][b, kv], last_state[1][b, kv] = s, z
+    return outputs, last_state
 
 
 @pytest.mark.parametrize('name', LINEAR_ATTENTION_KERNELS)
-@pytest.mark.parametrize('given', ['nothing', 'segments', 'state'])
-def test_a_kernel_is_the_recurrence(name, given):
+@pytest.mark.parametrize('extra', ['nothing', 'segments', 'state'])
+def test_kernel_matches_recurrence(name, extra):
     """Forward, with the state behind the last token. Catches heads that share the wrong key head, a
-    mask that leaves out the token itself, eps or state forgotten, a document that sees the last.
+    mask that excludes the token itself, forgotten eps or state, a document that sees the previous.
     """
     *inputs, _, grads = draw(LENGTH)
-    segments = np.repeat([1, 2, 3], [4, 3, 2]) if given == 'segments' else None
-    state = jax.tree.map(jnp.abs, grads) if given == 'state' else None
+    segments = np.repeat([1, 2, 3], [4, 3, 2]) if extra == 'segments' else None
+    state = jax.tree.map(jnp.abs, grads) if extra == 'state' else None
     rows = None if segments is None else jnp.tile(jnp.int32(segments), (2, 1))
-    out, last = LINEAR_ATTENTION_KERNELS[name](*inputs, SHOWING_EPS, rows, state)
-    of_state = None if state is None else (state.products_BKFH, state.keys_BKF)
-    wanted, (products, keys) = one_after_another(*inputs, segments, of_state)
-    atol = 2e-5 * np.abs(wanted).max()
-    np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=atol)
-    np.testing.assert_allclose(last.products_BKFH, products, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(last.keys_BKF, keys, rtol=1e-5, atol=1e-5)
+    actual, last_state = LINEAR_ATTENTION_KERNELS[name](*inputs, SHOWING_EPS, rows, state)
+    first_state = None if state is None else (state.products_BKFH, state.keys_BKF)
+    expected, (products, keys) = numpy_recurrence(*inputs, segments, first_state)
+    atol = 2e-5 * np.abs(expected).max()
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=atol)
+    np.testing.assert_allclose(last_state.products_BKFH, products, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(last_state.keys_BKF, keys, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
     'chunk', [4, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 6, 7, 128))]
 )
-@pytest.mark.parametrize('given', ['nothing', 'segments', 'state'])
-def test_chunks_change_nothing(chunk, given):
-    """Forward, state and gradients, of lengths that a chunk divides and of others. Catches a chunk
-    that reads the state of another document, a state from the tokens it is filled up with, and
-    documents that begin where a chunk does.
+@pytest.mark.parametrize('extra', ['nothing', 'segments', 'state'])
+def test_chunk_size_does_not_matter(chunk, extra):
+    """Forward, state and gradients, for lengths that a chunk divides and others. Catches a chunk
+    that reads the state of another document, a state from padding, and documents that start with a
+    chunk.
     """
     arrays = draw(len(SEGMENTS))
-    more = {}
-    if given == 'segments':
-        more = {'segments': jnp.int32(np.stack([SEGMENTS, SEGMENTS[::-1]]))}
-    if given == 'state':
-        more = {'state': jax.tree.map(jnp.abs, draw(1, seed=1)[-1])}
-    ours = forward_and_gradients('chunked', (('chunk', chunk),), *arrays, **more)
-    wanted = forward_and_gradients('quadratic', (), *arrays, **more)
-    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted[0]))
-    assert_trees_close(ours[0], wanted[0], rtol=1e-4, atol=1e-6 * scale)
-    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted[1]))
-    assert_trees_close(ours[1], wanted[1], rtol=1e-3, atol=3e-6 * scale)
+    options = {}
+    if extra == 'segments':
+        options = {'segments': jnp.int32(np.stack([SEGMENTS, SEGMENTS[::-1]]))}
+    if extra == 'state':
+        options = {'state': jax.tree.map(jnp.abs, draw(1, seed=1)[-1])}
+    actual = forward_and_gradients('chunked', (('chunk', chunk),), *arrays, **options)
+    expected = forward_and_gradients('quadratic', (), *arrays, **options)
+    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected[0]))
+    assert_trees_close(actual[0], expected[0], rtol=1e-4, atol=1e-6 * scale)
+    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected[1]))
+    assert_trees_close(actual[1], expected[1], rtol=1e-3, atol=3e-6 * scale)
 
 
 @pytest.mark.full
-def test_a_kernel_keeps_the_type_of_the_values_and_sums_in_float32():
+def test_kernels_keep_type_and_sum_in_float32():
     for kernel in LINEAR_ATTENTION_KERNELS.values():
         *inputs, _, _ = (a for a in draw(LENGTH))
         halves = [a.astype(jnp.bfloat16) for a in inputs]
-        out, state = kernel(*halves, EPS)
-        assert out.dtype == jnp.bfloat16
+        actual, state = kernel(*halves, EPS)
+        assert actual.dtype == jnp.bfloat16
         assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype('float32')}
         exact, _ = kernel(*(a.astype(jnp.float32) for a in halves), EPS)
-        np.testing.assert_array_equal(out, exact.astype(jnp.bfloat16))
+        np.testing.assert_array_equal(actual, exact.astype(jnp.bfloat16))
 
 
-def test_a_state_with_segments_is_refused():
+def test_state_with_segments_is_rejected():
     *inputs, _, state = draw(LENGTH)
     for kernel in LINEAR_ATTENTION_KERNELS.values():
         with pytest.raises(
@@ -134,8 +135,8 @@ def test_a_state_with_segments_is_refused():
             kernel(*inputs, EPS, jnp.ones((2, LENGTH), jnp.int32), state)
 
 
-def bytes_of(kernel, length, features=32):
-    """What the program of output and gradients holds besides its inputs and results."""
+def program_bytes(kernel, length, features=32):
+    """Returns the temporary memory of the program of output and gradients."""
     shapes = [jax.ShapeDtypeStruct((1, 2, length, features), np.float32)] * 5
 
     def total(*arrays):
@@ -146,12 +147,15 @@ def bytes_of(kernel, length, features=32):
 
 
 @pytest.mark.full
-def test_memory_of_chunks_grows_with_the_length_and_not_with_its_square():
-    """At T = 4,096, gradients too: 1.6 times the arrays themselves. Catches the pairs of all chunks
-    kept for the backward pass, by which it would be 4.2 times.
+def test_chunked_memory_grows_linearly():
+    """At T = 4,096, with gradients: 1.6 times the arrays themselves. Catches pairs of all chunks
+    kept for the backward pass, with which it would be 4.2 times.
     """
-    half, whole = bytes_of(chunked_linear_attention, 2048), bytes_of(chunked_linear_attention, 4096)
+    half, whole = (
+        program_bytes(chunked_linear_attention, 2048),
+        program_bytes(chunked_linear_attention, 4096),
+    )
     arrays, pairs = 5 * 2 * 4096 * 32 * 4, 2 * 4096**2 * 4
     assert whole < 2.2 * half
     assert whole < 2.5 * arrays
-    assert bytes_of(quadratic, 4096) > pairs
+    assert program_bytes(quadratic, 4096) > pairs

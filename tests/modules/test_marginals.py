@@ -1,5 +1,5 @@
 """Reference: losses of marginals against all 4^5 marginals of a drawn distribution over rows of 5
-tokens from 3, summed up in numpy. Property: cuts are uniform.
+tokens from 3, summed in NumPy. Property: cuts are uniform.
 """
 
 import itertools
@@ -28,130 +28,136 @@ P = np.random.default_rng(0).dirichlet(np.full(len(ROWS), 0.3)) * 0.99 + 0.01 / 
 
 
 def marginal_table():
-    """log p [4, 4, 4, 4, 4] of what is known; MASK stands for a token that is summed over."""
+    """Returns log p [4, 4, 4, 4, 4] of visible tokens; MASK stands for a token that is summed
+    over.
+    """
     table = np.empty([WORDS + 1] * LENGTH)
-    for seen in itertools.product(range(WORDS + 1), repeat=LENGTH):
-        is_open = np.array(seen) == MASK
-        agree = np.all(is_open | (seen == ROWS), 1)
-        table[seen] = np.log(P[agree].sum())
+    for visible in itertools.product(range(WORDS + 1), repeat=LENGTH):
+        is_open = np.array(visible) == MASK
+        agree = np.all(is_open | (visible == ROWS), 1)
+        table[visible] = np.log(P[agree].sum())
     return table
 
 
 TABLE = marginal_table()
 
 
-def log_marginals(seen_BT):
-    return jnp.float32(TABLE)[tuple(seen_BT.T)]
+def log_marginals(visible_BT):
+    return jnp.float32(TABLE)[tuple(visible_BT.T)]
 
 
 def conditional_table():
-    """Logits [4, 4, 4, 4, 4, 5, 3]: log p(word in a place | what is known of the others) and some
-    number for each place; of a place that is known, its own word, as a network would have it.
+    """Returns logits [4, 4, 4, 4, 4, 5, 3]: log p(word at a position | the other visible tokens).
+
+    A number is added for each position. At a visible position the logits favour its own word, as a
+    network would.
     """
-    found = np.empty((*TABLE.shape, LENGTH, WORDS))
+    table = np.empty((*TABLE.shape, LENGTH, WORDS))
     for place in range(LENGTH):
         by_word = np.moveaxis(TABLE, place, 0)[:WORDS]
-        at_place = np.moveaxis(found[..., place, :], place, 0)
+        at_place = np.moveaxis(table[..., place, :], place, 0)
         at_place[MASK] = np.moveaxis(by_word, 0, -1) + place
         for word in range(WORDS):
             at_place[word] = 9 * (np.arange(WORDS) == word)
-    return found
+    return table
 
 
 LOGITS = conditional_table()
 
 
-def conditionals(seen_BT):
-    return jnp.float32(LOGITS)[tuple(seen_BT.T)]
+def conditionals(visible_BT):
+    return jnp.float32(LOGITS)[tuple(visible_BT.T)]
 
 
 @pytest.fixture(scope='module')
 def cuts():
-    """All rows with all cuts: (tokens, known, next), [3^5 * 80, 5]."""
+    """Returns all rows with all cuts: (tokens, known, next), [3^5 * 80, 5]."""
     pairs = [
         (part, np.arange(LENGTH) == place) for part in PARTS for place in np.flatnonzero(~part)
     ]
     tokens = np.repeat(ROWS, len(pairs), 0)
-    known, following = (np.tile(np.stack(x), (len(ROWS), 1)) for x in zip(*pairs, strict=True))
-    return tuple(jnp.array(x) for x in (tokens, known, following))
+    is_known, following = (np.tile(np.stack(x), (len(ROWS), 1)) for x in zip(*pairs, strict=True))
+    return tuple(jnp.array(x) for x in (tokens, is_known, following))
 
 
-def parts_of_the_loss(cuts):
-    tokens, known, following = cuts
-    before = hide_tokens(tokens, known, MASK)
+def loss_inputs(cuts):
+    tokens, is_known, following = cuts
+    before = hide_tokens(tokens, is_known, MASK)
     log_p = log_conditionals(conditionals(before), tokens, following)
-    return before, log_p, hide_tokens(tokens, known | following, MASK)
+    return before, log_p, hide_tokens(tokens, is_known | following, MASK)
 
 
-def test_the_loss_is_0_at_the_marginals_and_nowhere_near(cuts):
-    """f more by c for each place that is known is off by c everywhere; f more by c, at nothing."""
+def test_consistency_loss_is_0_only_at_marginals(cuts):
+    """f plus c per known position is off by c everywhere; f plus c, only for the empty row."""
 
     @jax.jit
     def losses(slope, shift):
-        before, log_p, after = parts_of_the_loss(cuts)
+        before, log_p, after = loss_inputs(cuts)
 
-        def f(seen_BT):
-            return log_marginals(seen_BT) + slope * jnp.sum(seen_BT != MASK, 1) + shift
+        def f(visible_BT):
+            return log_marginals(visible_BT) + slope * jnp.sum(visible_BT != MASK, 1) + shift
 
-        (of_nothing,) = f(jnp.full((1, LENGTH), MASK))
-        return consistency_losses(f(before), log_p, f(after), of_nothing, LENGTH)
+        (empty,) = f(jnp.full((1, LENGTH), MASK))
+        return consistency_losses(f(before), log_p, f(after), empty, LENGTH)
 
     np.testing.assert_allclose(losses(0.0, 0.0), 0, atol=1e-9)
     np.testing.assert_allclose(losses(0.3, 0.0), LENGTH * 0.3**2, rtol=1e-3)
     np.testing.assert_allclose(losses(0.0, 0.7), 0.7**2, rtol=1e-3)
 
 
-def test_the_loss_moves_f_alone():
-    """Slopes in (before, conditional, after, nothing) at an f that is too large by 0.5."""
-    given = [jnp.float32([x]) for x in (-1.0, -2.0, -2.5)]
+def test_consistency_loss_moves_f_only():
+    """Gradients by (before, conditional, after, empty) at an f that is too large by 0.5."""
+    log_p = [jnp.float32([x]) for x in (-1.0, -2.0, -2.5)]
 
-    def loss(*given):
-        return consistency_losses(*given, LENGTH)[0]
+    def loss(*log_p):
+        return consistency_losses(*log_p, LENGTH)[0]
 
-    found = jax.grad(loss, argnums=(0, 1, 2, 3))(*given, jnp.float32(-0.25))
-    np.testing.assert_allclose(np.concatenate([np.ravel(x) for x in found]), [-5, 0, 5, -0.5])
+    gradients = jax.grad(loss, argnums=(0, 1, 2, 3))(*log_p, jnp.float32(-0.25))
+    np.testing.assert_allclose(np.concatenate([np.ravel(x) for x in gradients]), [-5, 0, 5, -0.5])
 
 
-def test_the_losses_of_conditionals_sum_up_to_the_entropy(cuts):
-    """-1/T sum p log p, over rows by p and over known places by the chance of a cut."""
-    known = jnp.array(PARTS[:-1])  # the last has no place left
+def test_conditional_losses_sum_to_entropy(cuts):
+    """-1/T sum p log p, over rows by p and over known positions by the probability of a cut."""
+    is_known = jnp.array(PARTS[:-1])  # the last has no place left
     chance = np.array([1 / (LENGTH * math.comb(LENGTH, part.sum())) for part in PARTS[:-1]])
 
     @jax.jit
     def mean(tokens):
-        seen = hide_tokens(tokens[None], known, MASK)
-        rows = jnp.broadcast_to(tokens[None], seen.shape)
-        return jnp.vdot(chance, conditional_losses(conditionals(seen), rows, known))
+        visible = hide_tokens(tokens[None], is_known, MASK)
+        rows = jnp.broadcast_to(tokens[None], visible.shape)
+        return jnp.vdot(chance, conditional_losses(conditionals(visible), rows, is_known))
 
-    found = np.array([mean(jnp.array(row)) for row in ROWS])
-    np.testing.assert_allclose(P @ found, -P @ np.log(P) / LENGTH, rtol=1e-4)
+    losses = np.array([mean(jnp.array(row)) for row in ROWS])
+    np.testing.assert_allclose(P @ losses, -P @ np.log(P) / LENGTH, rtol=1e-4)
 
 
 @pytest.mark.parametrize('count', [2, LENGTH])
-def test_a_chain_has_the_marginal_of_its_part(count):
-    """All rows, each in an order of its own."""
+def test_chain_matches_marginal(count):
+    """All rows, each in its own order."""
     ranks = random_ranks(jax.random.key(1), len(ROWS), LENGTH)
-    found = jax.jit(lambda: chain_conditionals(conditionals, jnp.array(ROWS), ranks, count, MASK))()
-    wanted = TABLE[tuple(np.where(ranks < count, ROWS, MASK).T)]
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    actual = jax.jit(
+        lambda: chain_conditionals(conditionals, jnp.array(ROWS), ranks, count, MASK)
+    )()
+    expected = TABLE[tuple(np.where(ranks < count, ROWS, MASK).T)]
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize('count', [0, LENGTH + 1])
-def test_a_part_that_no_row_has_is_refused(count):
+def test_impossible_count_is_rejected(count):
     ranks = random_ranks(jax.random.key(1), len(ROWS), LENGTH)
     with pytest.raises(ValueError, match=rf'1 to 5 places; got count={count}'):
         chain_conditionals(conditionals, jnp.array(ROWS), ranks, count, MASK)
 
 
 def test_cuts_are_uniform():
-    """1 / (T C(T, n) (T - n)) for each n known places and a next one, within 5 deviations."""
+    """1 / (T C(T, n) (T - n)) for each n known positions and a next one, within 5 deviations."""
     draws = 2**16
-    drawn = jax.jit(lambda key: random_cut(key, draws, LENGTH))(jax.random.key(2))
-    known, following = (np.array(x) for x in drawn)
-    assert (following.sum(1) == 1).all() and not (known & following).any()
+    cut = jax.jit(lambda key: random_cut(key, draws, LENGTH))(jax.random.key(2))
+    is_known, following = (np.array(x) for x in cut)
+    assert (following.sum(1) == 1).all() and not (is_known & following).any()
     bits = 2 ** np.arange(LENGTH)
     counts = np.zeros((2**LENGTH, LENGTH))
-    np.add.at(counts, (known @ bits, following.argmax(1)), 1)
+    np.add.at(counts, (is_known @ bits, following.argmax(1)), 1)
     for number in range(2**LENGTH):
         n = number.bit_count()
         for place in range(LENGTH):

@@ -1,6 +1,6 @@
-"""Mixtures of experts. Reference: each token through its experts in numpy float64. Property: who
-depends on whom, in training and in evaluation. Random features. Reference: the kernel of a ReLU
-layer in closed form. Property: they stay as drawn.
+"""Mixtures of experts. Reference: each token through its experts in NumPy float64. Property:
+dependence between tokens, in training and in evaluation. Random features. Reference: the kernel of
+a ReLU layer in closed form. Property: they are not trained.
 """
 
 import functools
@@ -34,7 +34,7 @@ def moe(activation='relu', expert_capacity=1.2, dtype=jnp.float32, **options):
 
 
 def draw(layer, seed=0):
-    """x [M, D], params scaled so that experts are neither equal nor overwhelming, and stats."""
+    """Returns x [M, D], params scaled so that experts neither agree nor explode, and stats."""
     x = jnp.float32(np.random.default_rng(seed).normal(size=(TOKENS, WIDTH)))
     variables = jax.jit(layer.init)(jax.random.key(seed), x)
     params, specs = split_boxes(variables['params'])
@@ -52,8 +52,8 @@ def evaluate(layer, params, stats, x):
     return layer.apply({'params': params, **stats}, x)
 
 
-def experts_of(params, x, gated):
-    """What each expert makes of each token: [M, E, D], float64."""
+def numpy_experts(params, x, gated):
+    """Returns the output of each expert for each token, [M, E, D], float64."""
     p = {name: np.float64(value) for name, value in params.items()}
     up = np.einsum('md,edf->mef', x, p['up'])
     if gated:
@@ -64,37 +64,37 @@ def experts_of(params, x, gated):
     return np.einsum('mef,efd->med', hidden, p['down'])
 
 
-def router_of(params, x, noise=0.0):
+def numpy_router(params, x, noise=0.0):
     logits = np.float64(x) @ np.float64(params['router']) + noise
     shifted = np.exp(logits - logits.max(-1, keepdims=True))
     return shifted / shifted.sum(-1, keepdims=True)
 
 
-def mixed(probs, outputs, capacity, per_token=2):
-    """The sum over each token's likeliest experts that have room, tokens in order."""
-    y, taken = np.zeros(outputs.shape[::2]), np.zeros(EXPERTS, int)
+def numpy_mixture(probs, outputs, capacity, per_token=2):
+    """Sums each token's likeliest experts that have capacity left, with tokens in order."""
+    y, load = np.zeros(outputs.shape[::2]), np.zeros(EXPERTS, int)
     for token, p in enumerate(probs):
         for expert in np.argsort(-p)[:per_token]:
-            if taken[expert] < capacity:
+            if load[expert] < capacity:
                 y[token] += p[expert] * outputs[token, expert]
-            taken[expert] += 1
+            load[expert] += 1
     return y
 
 
 @pytest.mark.default_rows('swiglu')
 @pytest.mark.parametrize('activation', ['relu', 'swiglu'])
-def test_evaluation_is_the_sum_over_the_likeliest_experts(activation):
-    """Not normalized over them, no token dropped, no noise."""
+def test_evaluation_sums_likeliest_experts(activation):
+    """Not normalized over them, without dropped tokens, without noise."""
     layer = moe(activation)
     x, params, stats = draw(layer)
-    outputs = experts_of(params, np.float64(x), activation == 'swiglu')
-    wanted = mixed(router_of(params, x), outputs, capacity=TOKENS)
-    np.testing.assert_allclose(evaluate(layer, params, stats, x), wanted, rtol=1e-4, atol=1e-5)
+    outputs = numpy_experts(params, np.float64(x), activation == 'swiglu')
+    expected = numpy_mixture(numpy_router(params, x), outputs, capacity=TOKENS)
+    np.testing.assert_allclose(evaluate(layer, params, stats, x), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_renormalised_gates_are_a_softmax_over_the_chosen_logits():
+def test_renormalised_gates_match_reference():
     """With biases of the router and of each expert, as in gpt-oss. Catches gates divided by the sum
-    over all, biases of one expert for all, and a router that chooses without its bias.
+    over all experts, a bias shared by all, and a router that chooses without its bias.
     """
     layer = moe('swiglu', gates='renormalised', bias=True, router_noise=0.0)
     rng = np.random.default_rng(1)
@@ -105,20 +105,20 @@ def test_renormalised_gates_are_a_softmax_over_the_chosen_logits():
     params |= {name: jnp.float32(rng.normal(size=params[name].shape)) for name in biases}
     p = {name: np.float64(value) for name, value in params.items()}
     logits_ME = np.float64(x) @ p['router'] + p['router_bias']
-    wanted = np.zeros((TOKENS, WIDTH))
+    expected = np.zeros((TOKENS, WIDTH))
     for token, logits_E in enumerate(logits_ME):
         chosen = np.argsort(-logits_E)[:2]
         gates = np.exp(logits_E[chosen]) / np.exp(logits_E[chosen]).sum()
         for gate, e in zip(gates, chosen, strict=True):
             up, gated = (x[token] @ p[n][e] + p[f'{n}_bias'][e] for n in ('up', 'gate'))
             hidden = gated / (1 + np.exp(-gated)) * up
-            wanted[token] += gate * (hidden @ p['down'][e] + p['down_bias'][e])
-    np.testing.assert_allclose(evaluate(layer, params, {}, x), wanted, rtol=1e-4, atol=1e-4)
+            expected[token] += gate * (hidden @ p['down'][e] + p['down_bias'][e])
+    np.testing.assert_allclose(evaluate(layer, params, {}, x), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.full
-def test_training_without_router_noise_is_evaluation():
-    """Where no expert is full; and no key is carried."""
+def test_training_without_noise_equals_evaluation():
+    """If no expert is full; and no key is carried."""
     layer = moe(expert_capacity=10.0, router_noise=0.0)
     x, params, stats = draw(layer)
     assert not stats
@@ -128,65 +128,65 @@ def test_training_without_router_noise_is_evaluation():
 
 @pytest.mark.full
 @pytest.mark.parametrize('expert_capacity', [0.4, 1.2, 10.0])
-def test_training_drops_what_comes_after_an_expert_is_full(expert_capacity):
+def test_training_drops_tokens_beyond_capacity(expert_capacity):
     """With noise of deviation 1/E from the layer's own key. Catches a drop by likelihood, or a
-    capacity that forgets the number of choices.
+    capacity that ignores the number of choices.
     """
     layer = moe(expert_capacity=expert_capacity)
     x, params, stats = draw(layer)
     params['router'] = params['router'].at[:, 0].set(0).at[:, 1].add(0.5)
-    now, later = jax.random.split(key_from_int(stats[STATS]['key']))
-    noise = np.asarray(jax.random.normal(now, (TOKENS, EXPERTS))) / EXPERTS
-    probs = router_of(params, x, noise)
+    noise_key, next_key = jax.random.split(key_from_int(stats[STATS]['key']))
+    noise = np.asarray(jax.random.normal(noise_key, (TOKENS, EXPERTS))) / EXPERTS
+    probs = numpy_router(params, x, noise)
     capacity = int(np.ceil(expert_capacity * 2 * TOKENS / EXPERTS))
-    wanted = mixed(probs, experts_of(params, np.float64(x), gated=False), capacity)
-    y, filled = train(layer, params, stats, x)
-    np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(filled[STATS]['key'], key_to_int(later))
+    expected = numpy_mixture(probs, numpy_experts(params, np.float64(x), gated=False), capacity)
+    y, updated = train(layer, params, stats, x)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(updated[STATS]['key'], key_to_int(next_key))
     shares = np.zeros(EXPERTS)
     for p in probs:
         shares[np.argsort(-p)[:2]] += 1 / (2 * TOKENS)
     balance = EXPERTS * np.sum(probs.mean(0) * shares)
-    np.testing.assert_allclose(filled[AUXILIARY]['balance_loss'][0], balance, rtol=1e-5)
+    np.testing.assert_allclose(updated[AUXILIARY]['balance_loss'][0], balance, rtol=1e-5)
 
 
-def test_balance_counts_each_choice_as_a_share_of_all():
-    """E sum_e mean(p_e) share_e in float64, 1 where all experts are alike; padding does not count.
-    Catches shares of tokens, which add up to k in place of 1, and means over padding.
+def test_balance_counts_choices():
+    """E sum_e mean(p_e) share_e in float64, 1 if all experts are alike; padding does not count.
+    Catches shares of tokens, which sum to k instead of 1, and means over padding.
     """
     rng = np.random.default_rng(0)
     probs, valid = rng.dirichlet(np.ones(EXPERTS), TOKENS), np.arange(TOKENS)[:, None] >= 3
     chosen = np.argsort(-probs)[:, :2]
     mask = np.eye(EXPERTS)[chosen].sum(1) * valid
     shares = np.bincount(chosen[3:].ravel(), minlength=EXPERTS) / chosen[3:].size
-    wanted = EXPERTS * np.sum(probs[3:].mean(0) * shares)
+    expected = EXPERTS * np.sum(probs[3:].mean(0) * shares)
     layer = moe(experts_per_token=2)
     with jax.enable_x64(True):
-        np.testing.assert_allclose(layer.balance(probs, mask, valid), wanted, rtol=1e-12)
+        np.testing.assert_allclose(layer.balance(probs, mask, valid), expected, rtol=1e-12)
         alike = np.full((TOKENS, EXPERTS), 1 / EXPERTS)
         np.testing.assert_allclose(layer.balance(alike, 2 * alike, None), 1.0, rtol=1e-12)
 
 
-def test_rows_with_a_capacity_of_their_own_are_rows_alone():
-    """In training, where experts are full. Catches rows that get another row's or expert's room."""
+def test_rows_have_separate_capacity():
+    """In training, with full experts. Catches rows that use another row's or expert's capacity."""
     layer = moe(expert_capacity=0.5, router_noise=0.0, capacity_over='row')
     x, params, stats = draw(layer)
     rows_BTD = x.reshape(2, TOKENS // 2, WIDTH)
     y_BTD, _ = train(layer, params, stats, rows_BTD)
     for row_TD, y_TD in zip(rows_BTD, y_BTD, strict=True):
-        alone, _ = train(layer, params, stats, row_TD[None])
-        np.testing.assert_allclose(y_TD, alone[0], rtol=1e-5, atol=1e-6)
+        single_row, _ = train(layer, params, stats, row_TD[None])
+        np.testing.assert_allclose(y_TD, single_row[0], rtol=1e-5, atol=1e-6)
     assert np.abs(y_BTD).max() > 0.1
 
 
 @pytest.mark.full
-def test_evaluation_of_a_token_depends_on_no_other():
-    """By gradient; in training it depends on earlier ones, which may take the room."""
+def test_evaluation_is_independent_by_token():
+    """By gradient; in training it depends on earlier tokens, which may use up capacity."""
     layer = moe(expert_capacity=0.5)
     x, params, stats = draw(layer)
     jacobian = jax.jacrev(lambda x: evaluate(layer, params, stats, x).sum(-1))(x)
-    seen = np.abs(jacobian).max(-1) > 0
-    np.testing.assert_array_equal(seen, np.eye(TOKENS, dtype=bool))
+    depends = np.abs(jacobian).max(-1) > 0
+    np.testing.assert_array_equal(depends, np.eye(TOKENS, dtype=bool))
     params['router'] = jnp.zeros_like(params['router']).at[0].set(jnp.arange(4.0) * 5)
     ones = x.at[:, 0].set(1.0)
     before, _ = train(layer, params, stats, ones)
@@ -197,18 +197,18 @@ def test_evaluation_of_a_token_depends_on_no_other():
 
 
 @pytest.mark.full
-def test_padding_takes_no_room():
+def test_padding_uses_no_capacity():
     layer = moe(expert_capacity=0.5)
     x, params, stats = draw(layer)
     valid = jnp.ones((TOKENS, 1)).at[:4].set(0.0)
-    y, filled = train(layer, params, stats, x, valid)
-    moved, same = train(layer, params, stats, x.at[:4].multiply(-3.0), valid)
-    np.testing.assert_array_equal(moved[4:], y[4:])
-    assert filled[AUXILIARY]['balance_loss'][0] == same[AUXILIARY]['balance_loss'][0]
+    y, updated = train(layer, params, stats, x, valid)
+    changed, changed_stats = train(layer, params, stats, x.at[:4].multiply(-3.0), valid)
+    np.testing.assert_array_equal(changed[4:], y[4:])
+    assert updated[AUXILIARY]['balance_loss'][0] == changed_stats[AUXILIARY]['balance_loss'][0]
 
 
 @pytest.mark.full
-def test_parameters_stay_float32_and_the_stream_its_type():
+def test_parameters_stay_float32():
     layer = moe(dtype=jnp.bfloat16)
     x, params, stats = draw(layer)
     assert all(w.dtype == jnp.float32 for w in params.values())
@@ -225,22 +225,22 @@ def test_dense_mlp_with_biases():
     assert specs['up_bias'].role == specs['down_bias'].role == 'vector'
     params |= {'up_bias': jnp.arange(5.0), 'down_bias': jnp.arange(6.0)}
     up, down = np.asarray(params['up']), np.asarray(params['down'])
-    wanted = np.maximum(np.asarray(x) @ up + np.arange(5.0), 0) @ down + np.arange(6.0)
-    np.testing.assert_allclose(layer.apply({'params': params}, x), wanted, rtol=1e-5, atol=1e-5)
+    expected = np.maximum(np.asarray(x) @ up + np.arange(5.0), 0) @ down + np.arange(6.0)
+    np.testing.assert_allclose(layer.apply({'params': params}, x), expected, rtol=1e-5, atol=1e-5)
 
 
 def selu_layer(kind, alpha_dropout):
-    """Without a limit of tokens, so that nothing but the dropout differs between calls."""
-    row, more = ACTIVATIONS['selu'], {'expert_capacity': 10.0} if kind == 'moe' else {}
+    """Builds a layer without a limit of tokens, so that calls differ only in the dropout."""
+    row, options = ACTIVATIONS['selu'], {'expert_capacity': 10.0} if kind == 'moe' else {}
     dropout = row.dropout(alpha_dropout=alpha_dropout)
-    return MLPS[kind](HIDDEN, row, REFERENCE, jnp.float32, dropout, **more)
+    return MLPS[kind](HIDDEN, row, REFERENCE, jnp.float32, dropout, **options)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('kind', MLPS)
-def test_alpha_dropout_is_of_training_and_by_a_key_that_moves_on(kind):
-    """Evaluation leaves it out; each step drops others; rate 0 carries nothing. Catches a key that
-    stays as it is, and one that no checkpoint would hold.
+def test_alpha_dropout_advances_its_key(kind):
+    """Evaluation has no dropout; each step drops other activations; rate 0 carries nothing. Catches
+    a constant key, and a key that no checkpoint would hold.
     """
     plain, layer = selu_layer(kind, 0.0), selu_layer(kind, 0.3)
     x, params, stats = draw(plain)
@@ -250,46 +250,50 @@ def test_alpha_dropout_is_of_training_and_by_a_key_that_moves_on(kind):
         evaluate(layer, params, with_key, x), evaluate(plain, params, stats, x)
     )
     first, later = train(layer, params, with_key, x)
-    again, _ = train(layer, params, with_key, x)
-    np.testing.assert_array_equal(first, again)
-    moved = {STATS: with_key[STATS] | {'dropout_key': later[STATS]['dropout_key']}}
-    second, _ = train(layer, params, moved, x)
+    repeated, _ = train(layer, params, with_key, x)
+    np.testing.assert_array_equal(first, repeated)
+    next_stats = {STATS: with_key[STATS] | {'dropout_key': later[STATS]['dropout_key']}}
+    second, _ = train(layer, params, next_stats, x)
     assert np.abs(first - second).max() > 0.05
     assert np.abs(first - train(plain, params, stats, x)[0]).max() > 0.05
 
 
 @pytest.mark.full
-def test_alpha_dropout_of_hidden_activations():
-    """Reference: selu(x W_up), a share of it set to its least, a times and b more, then W_down."""
-    rate, least = 0.3, -1.7580993408473766
+def test_alpha_dropout_matches_equation():
+    """Reference: selu(x W_up), a share of it set to its infimum, scaled by a, shifted by b, then
+    W_down.
+    """
+    rate, infimum = 0.3, -1.7580993408473766
     layer = selu_layer('dense', rate)
     x, params, stats = draw(layer)
     y, _ = train(layer, params, stats, x)
-    now, _ = jax.random.split(key_from_int(stats[STATS]['dropout_key']))
-    dropped = np.asarray(jax.random.bernoulli(now, rate, (TOKENS, HIDDEN)))
+    dropout_key, _ = jax.random.split(key_from_int(stats[STATS]['dropout_key']))
+    dropped = np.asarray(jax.random.bernoulli(dropout_key, rate, (TOKENS, HIDDEN)))
     assert 0.1 < dropped.mean() < 0.5
     hidden = np.float64(jax.nn.selu(x @ params['up']))
-    a = ((1 - rate) * (1 + rate * least**2)) ** -0.5
-    hidden = a * np.where(dropped, least, hidden) - a * rate * least
+    a = ((1 - rate) * (1 + rate * infimum**2)) ** -0.5
+    hidden = a * np.where(dropped, infimum, hidden) - a * rate * infimum
     np.testing.assert_allclose(y, hidden @ np.float64(params['down']), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.default_rows('layer1')
 @pytest.mark.parametrize('layer', [moe(), MLP(HIDDEN, ACTIVATIONS['relu'], REFERENCE, jnp.float32)])
-def test_tokens_are_those_of_all_rows(layer):
-    """[B, T, D] gives what the same tokens in one row give; experts take them in order."""
+def test_rows_share_capacity(layer):
+    """[B, T, D] gives the same as its tokens in a single row; experts take them in order."""
     x, params, stats = draw(layer)
     valid = jnp.ones((TOKENS, 1)).at[:4].set(0.0)
-    wanted, filled = train(layer, params, stats, x, valid)
+    expected, updated = train(layer, params, stats, x, valid)
     shape = (3, TOKENS // 3)
-    y, same = train(layer, params, stats, x.reshape(*shape, WIDTH), valid.reshape(*shape, 1))
-    np.testing.assert_array_equal(y, wanted.reshape(y.shape))
-    assert_trees_close(same, filled, rtol=0, atol=0)
+    y, reshaped_stats = train(
+        layer, params, stats, x.reshape(*shape, WIDTH), valid.reshape(*shape, 1)
+    )
+    np.testing.assert_array_equal(y, expected.reshape(y.shape))
+    assert_trees_close(reshaped_stats, updated, rtol=0, atol=0)
 
 
 @pytest.mark.full
-def test_only_weights_that_a_token_may_miss_have_the_axis_expert():
-    """The router reads every token, so all of it counts as work and none as a share."""
+def test_only_expert_weights_have_expert_axis():
+    """The router reads every token, so all of it counts as work."""
     specs = split_boxes(
         moe('swiglu').init(jax.random.key(0), jnp.ones((1, TOKENS, WIDTH)))['params']
     )[1]
@@ -307,9 +311,9 @@ def test_every_mlp_is_tested_here():
 
 class TestRandomFeatures:
     @pytest.mark.parametrize('name', FEATURES)
-    def test_a_layer_of_many_is_the_kernel_of_relu(self, name):
+    def test_wide_layer_approximates_relu_kernel(self, name):
         """Reference: |x| |w| (sin t + (pi - t) cos t) / 2 pi, with W_down the mean over features of
-        W. Catches features of another variance, and ones without a sign.
+        W. Catches features of another variance, and features without a sign.
         """
         rng, n = np.random.default_rng(0), 1 << 15
         x, w = rng.normal(size=(2, 4, 4))
@@ -317,43 +321,43 @@ class TestRandomFeatures:
         params, specs = split_boxes(layer.init(jax.random.key(0), jnp.float32(x))['params'])
         assert specs['up'].frozen and not specs['down'].frozen
         params['down'] = np.maximum(w @ np.float64(params['up']), 0).T / n
-        found = np.float64(layer.apply({'params': params}, jnp.float32(x)))
+        actual = np.float64(layer.apply({'params': params}, jnp.float32(x)))
         lengths = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(w, axis=1)
         t = np.arccos(x @ w.T / lengths)
-        wanted = lengths * (np.sin(t) + (np.pi - t) * np.cos(t)) / (2 * np.pi)
-        assert np.abs(found - wanted).max() < 0.03 * lengths.max()
+        expected = lengths * (np.sin(t) + (np.pi - t) * np.cos(t)) / (2 * np.pi)
+        assert np.abs(actual - expected).max() < 0.03 * lengths.max()
 
-    def test_directions_are_at_right_angles_and_as_long_as_gaussian_ones(self):
+    def test_orthogonal_features_have_gaussian_lengths(self):
         up_DF = np.float64(orthogonal_features(jax.random.key(0), (16, 40)))
         lengths = np.linalg.norm(up_DF, axis=0)
         cosines = up_DF.T @ up_DF / np.outer(lengths, lengths)
         for start, stop in ((0, 16), (16, 32), (32, 40)):
-            own = cosines[start:stop, start:stop]
-            np.testing.assert_allclose(own, np.eye(stop - start), atol=1e-5)
+            block = cosines[start:stop, start:stop]
+            np.testing.assert_allclose(block, np.eye(stop - start), atol=1e-5)
         assert np.abs(cosines[:16, 16:]).max() > 0.3
         assert np.mean(lengths**2) == pytest.approx(16, rel=0.2) and np.ptp(lengths) > 1
 
-    def test_biases_are_those_of_the_second_product(self):
+    def test_only_second_product_has_bias(self):
         layer = RandomFeatures(HIDDEN, ACTIVATIONS['relu'], REFERENCE, jnp.float32, bias=True)
         params, _ = split_boxes(layer.init(jax.random.key(0), jnp.ones((TOKENS, WIDTH)))['params'])
         assert params.keys() == {'up', 'down', 'down_bias'}
 
     @pytest.mark.parametrize('reparam', ['none', 'weight_norm', 'lora'])
-    def test_no_reparametrisation_trains_them(self, reparam):
+    def test_reparametrisations_do_not_train_features(self, reparam):
         changes = {'model.mlp': 'random_features', 'model.reparam': reparam}
-        described = tiny_learner(checked_config(changes)).description
-        trained = named_leaves(described.trainable)
-        assert {path for path, one in trained.items() if not one} == {'layers/mlp/up'}
-        assert ('layers/mlp/down' in trained) == (reparam == 'none')
+        description = tiny_learner(checked_config(changes)).description
+        is_trained = named_leaves(description.trainable)
+        assert {path for path, trains in is_trained.items() if not trains} == {'layers/mlp/up'}
+        assert ('layers/mlp/down' in is_trained) == (reparam == 'none')
 
     @pytest.mark.full
-    def test_they_keep_their_directions_where_all_others_start_orthogonal(self):
-        """Catches an initialisation that arranges what is frozen."""
+    def test_orthogonal_init_keeps_features(self):
+        """Catches an initialisation that changes frozen weights."""
         changes = {'model.mlp': 'random_features', 'scaling.init': 'orthogonal'}
         params = named_leaves(initial_state(checked_config(changes)).params)
         up, down = (np.linalg.svd(params[f'layers/mlp/{name}'][0])[1] for name in ('up', 'down'))
         assert np.ptp(up) > 0.5 * up.max() and np.ptp(down) < 1e-4 * down.max()
 
-    def test_a_gate_is_refused(self):
+    def test_gate_is_rejected(self):
         with pytest.raises(ValueError, match='has a gate beside it'):
             checked_config({'model.mlp': 'random_features', 'model.activation': 'swiglu'})

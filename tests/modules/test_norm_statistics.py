@@ -1,5 +1,5 @@
-"""Property: which tokens a token depends on, by gradient and by value, in training and in
-evaluation; what no gradient flows through; what is left of a norm that is removed.
+"""Property: dependence between tokens, by gradient and by value, in training and in evaluation;
+statistics without gradient; removed norms.
 """
 
 import jax
@@ -16,21 +16,23 @@ LEAKING = sorted(name for name in NORMS if NORMS[name].leaks)
 WITHOUT_GRADIENT = {'powernorm'}  # of the statistics over tokens
 
 
-def drawn(name, **options):
-    """A norm whose running statistic of the backward pass is zero, as it starts."""
+def build_with_zero_backward(name, **options):
+    """Builds a norm with a zero running statistic of the backward pass, its initial value."""
     case = build(name, **options)
     backward = jax.tree.map(np.zeros_like, case.stats.get(BACKWARD_STATS, {}))
     return case._replace(stats=case.stats | {BACKWARD_STATS: backward} if backward else case.stats)
 
 
 def dependence(name, training, **options):
-    """How much the output of a token depends on another token, by gradient [M, M], and how much
-    that of the first token changes as all others do.
+    """Measures how much a token's output depends on other tokens.
+
+    Returns the largest gradient of each output by each token [M, M], and the change of the first
+    output as all other tokens change.
     """
-    case, (x, dy) = drawn(name, **options), jnp.float32(tokens())
+    case, (x, dy) = build_with_zero_backward(name, **options), jnp.float32(tokens())
 
     @jax.jit
-    def both(x, dy):
+    def measure(x, dy):
         def f(x):
             return run(case.norm, case.params, case.stats, x, training)[0]
 
@@ -39,9 +41,9 @@ def dependence(name, training, **options):
         (dx_MMD,) = jax.vmap(pull)(one_token_MMD)
         return dx_MMD, y[0] - f(x.at[1:].add(dy[1:]))[0]
 
-    dx_MMD, moved = both(x, dy)
+    dx_MMD, change = measure(x, dy)
     assert dx_MMD.shape == (M, *x.shape)
-    return np.abs(dx_MMD).max(-1), np.abs(moved).max()
+    return np.abs(dx_MMD).max(-1), np.abs(change).max()
 
 
 def off_diagonal(matrix_MM):
@@ -49,56 +51,60 @@ def off_diagonal(matrix_MM):
 
 
 @pytest.mark.parametrize('name', NORMS)
-def test_a_token_is_alone_in_evaluation(name):
-    """Catches a batch's own statistics in evaluation."""
-    found, moved = dependence(name, False)
-    assert off_diagonal(found).max() == 0 < np.diag(found).min()
-    assert moved == 0
+def test_tokens_are_independent_in_evaluation(name):
+    """Catches batch statistics in evaluation."""
+    dependence_MM, change = dependence(name, False)
+    assert off_diagonal(dependence_MM).max() == 0 < np.diag(dependence_MM).min()
+    assert change == 0
 
 
 @pytest.mark.parametrize('name', NORMS)
-def test_tokens_meet_in_training_where_the_norm_says_so(name):
-    """Catches a norm that leaks and does not say so, and the reverse."""
-    found, moved = dependence(name, True)
-    assert (off_diagonal(found).max() > 0) == (name in LEAKING and name not in WITHOUT_GRADIENT)
-    assert (moved > 1e-3) == (name in LEAKING)
+def test_leaks_declare_dependence_in_training(name):
+    """Catches a norm that leaks without declaring it, and the reverse."""
+    dependence_MM, change = dependence(name, True)
+    assert (off_diagonal(dependence_MM).max() > 0) == (
+        name in LEAKING and name not in WITHOUT_GRADIENT
+    )
+    assert (change > 1e-3) == (name in LEAKING)
 
 
-def test_ghost_batches_do_not_meet():
-    found_MM, _ = dependence('ghost_batchnorm', True, ghost_batches=3)
+def test_ghost_batches_are_independent():
+    dependence_MM, _ = dependence('ghost_batchnorm', True, ghost_batches=3)
     same_MM = np.kron(np.eye(3), np.ones((4, 4))) > 0
-    assert found_MM[~same_MM].max() == 0 < found_MM[same_MM].min()
+    assert dependence_MM[~same_MM].max() == 0 < dependence_MM[same_MM].min()
 
 
-def test_estimated_statistics_are_constants():
-    """They hold this batch, by value; no gradient flows through them."""
-    found, moved = dependence('batch_channel', True, estimated=True)
-    assert off_diagonal(found).max() == 0
-    assert moved > 1e-3
+def test_estimated_statistics_have_no_gradient():
+    """They include this batch by value, but no gradient flows through them."""
+    dependence_MM, change = dependence('batch_channel', True, estimated=True)
+    assert off_diagonal(dependence_MM).max() == 0
+    assert change > 1e-3
 
 
 @pytest.mark.parametrize('name', STATEFUL)
-def test_initialization_measures_nothing(name):
-    """Catches an update of what a norm starts with by the batch it is initialized on."""
+def test_initialization_leaves_statistics(name):
+    """Catches an update by the batch on which a norm is initialized."""
     x = jnp.float32(tokens()[0])
     stats = NORMS[name]().init(jax.random.key(0), x)
     for tree in (stats[STATS], stats.get(BACKWARD_STATS, {})):
-        for key, value in tree.items():
+        for key, statistic in tree.items():
             ones = key in ('variance', 'mean_square', 'deviation')
-            np.testing.assert_array_equal(value, np.full(value.shape, int(ones)), err_msg=key)
+            np.testing.assert_array_equal(
+                statistic, np.full(statistic.shape, int(ones)), err_msg=key
+            )
 
 
 @pytest.mark.parametrize('name', sorted(NORMS.keys() - set(STATEFUL)))
-def test_the_others_carry_nothing(name):
+def test_other_norms_have_no_state(name):
     assert build(name).stats == {}
 
 
 @pytest.mark.default_rows('rmsnorm_removal')
 @pytest.mark.parametrize('name', ['layernorm_removal', 'rmsnorm_removal'])
-def test_what_is_removed_is_affine(name):
-    """f(x + y) - f(0) = f(x) - f(0) + f(y) - f(0), in training too; before, it is not.
+def test_removed_norm_is_affine(name):
+    """f(x + y) - f(0) = f(x) - f(0) + f(y) - f(0), in training too; before the removal it is not.
 
-    Catches a removal an update late, a constant that goes on moving, an order that is not read.
+    Catches a removal an update late, a constant that still changes, an ignored order.
     """
     x, y = (jnp.float32(v) for v in tokens())
 
@@ -106,13 +112,13 @@ def test_what_is_removed_is_affine(name):
         case = build(name, removal_start=3, removal_gap=2, **options)
         stats = {STATS: case.stats[STATS] | {'updates': np.int32(updates)}}
         f = differentiate(case.norm, training)
-        (at_sum, new, *_), (at_x, *_), (at_y, *_), (at_0, *_) = (
+        (at_sum, next_stats, *_), (at_x, *_), (at_y, *_), (at_0, *_) = (
             f(case.params, stats, v, x) for v in (x + y, x, y, jnp.zeros_like(x))
         )
         if training:
-            assert new['updates'] == updates + 1
-            still = new['deviation'] == case.stats[STATS]['deviation']
-            assert still == (updates >= 3 + 2 * options.get('order', 0))
+            assert next_stats['updates'] == updates + 1
+            is_constant = next_stats['deviation'] == case.stats[STATS]['deviation']
+            assert is_constant == (updates >= 3 + 2 * options.get('order', 0))
         return np.abs(at_sum - at_x - at_y + at_0).max()
 
     for training in (True, False):
@@ -122,13 +128,15 @@ def test_what_is_removed_is_affine(name):
         assert curvature(7, training, order=2) < 1e-5
 
 
-def test_the_constant_is_the_running_mean_of_the_deviations():
-    """The first is taken whole; then a tenth of the way each. By hand, of two batches."""
-    case = build('layernorm_removal', drawn=False, features=D)
+def test_removal_constant_is_running_mean():
+    """The first deviation is taken in full, then a tenth of the way each. By hand, for two
+    batches.
+    """
+    case = build('layernorm_removal', randomize=False, features=D)
     batches = [np.random.default_rng(i).normal(0, 1 + i, (M, D)) for i in range(2)]
     stats = case.stats
     for x in batches:
-        _, new = run(case.norm, case.params, stats, jnp.float32(x), True)
-        stats = {STATS: new}
+        _, next_stats = run(case.norm, case.params, stats, jnp.float32(x), True)
+        stats = {STATS: next_stats}
     first, second = (np.mean(np.sqrt(np.var(x, -1) + case.norm.eps)) for x in batches)
-    np.testing.assert_allclose(new['deviation'], 0.9 * first + 0.1 * second, rtol=1e-5)
+    np.testing.assert_allclose(next_stats['deviation'], 0.9 * first + 0.1 * second, rtol=1e-5)

@@ -1,5 +1,5 @@
-"""Reference: norms against their closed forms in numpy float64, forward and gradient.
-Property: what each is invariant to, what it is at the start, what its parameters are.
+"""Reference: norms against their closed forms in NumPy float64, forward and gradient. Property:
+invariances, initial values and parameters of each norm.
 """
 
 import jax
@@ -19,7 +19,7 @@ from tests.modules.norm_driver import (
     differentiate,
     run,
     tokens,
-    with_weights,
+    weight_options,
 )
 from tests.modules.norm_references import REFERENCES, derivative
 
@@ -48,7 +48,7 @@ OPTIONS = [
     ('rmsnorm_removal', {'bias': True, 'scale': False, 'ema_decay': 0.3}),
     ('seednorm', {'heads': 4}),
 ]
-LOW = pytest.mark.full  # sums are float32 there: rmsnorm shows it where one waits
+LOW = pytest.mark.full  # bfloat16 sums in float32 too: in the default tier rmsnorm shows it
 CASES = [
     pytest.param(
         name, options, training, dtype, marks=[LOW] * (dtype != 'float32' and name != 'rmsnorm')
@@ -61,32 +61,32 @@ CASES = [
 
 
 def test_every_norm_has_a_reference():
-    wanted = NORMS.keys() - RECURRENT
-    assert REFERENCES.keys() == wanted, 'a row a norm in tests/modules/norm_references.py'
+    names = NORMS.keys() - RECURRENT
+    assert REFERENCES.keys() == names, 'a row a norm in tests/modules/norm_references.py'
     assert {name for name, _ in OPTIONS} == REFERENCES.keys()
 
 
 def reference(name, case, x, w, training):
-    """(f(x, p) -> y whose derivative is the published one, the next statistics)."""
-    wanted, options = REFERENCES[name], case.options
+    """Returns (f(x, p) -> y whose derivative is the published one, the next statistics)."""
+    row, options = REFERENCES[name], case.options
     options = options | {'groups': options.get('groups') or D // 8}
     stats = {k: np.float64(v) for k, v in case.stats.get(STATS, {}).items()}
     if not training:
-        return lambda x, p: wanted.apply(x, p, stats, options), {}
-    used, following = wanted.measure(x, w, stats, options)
+        return lambda x, p: row.apply(x, p, stats, options), {}
+    statistics, following = row.measure(x, w, stats, options)
     if options.get('estimated'):
-        return lambda x, p: wanted.apply(x, p, used, options), following
+        return lambda x, p: row.apply(x, p, statistics, options), following
 
-    def through(x, p):
-        return wanted.apply(x, p, wanted.measure(x, w, stats, options)[0], options)
+    def apply(x, p):
+        return row.apply(x, p, row.measure(x, w, stats, options)[0], options)
 
-    return through, following
+    return apply, following
 
 
 @pytest.mark.parametrize(('name', 'options', 'training', 'dtype'), CASES)
 def test_forward_and_gradient(name, options, training, dtype):
-    """Of x and of every parameter, and the next running statistics; with padding."""
-    case = build(name, dtype=dtype, **options, **with_weights(name))
+    """By x and by every parameter, and the next running statistics; with padding."""
+    case = build(name, dtype=dtype, **options, **weight_options(name))
     x, dy = tokens(dtype)
     params = jax.tree.map(np.float64, case.params)
     f, following = reference(name, case, x, WEIGHTS, training)
@@ -95,20 +95,20 @@ def test_forward_and_gradient(name, options, training, dtype):
     assert y.dtype == dx.dtype == jnp.dtype(dtype)
     rtol = TOLERANCE[dtype]
     np.testing.assert_allclose(np.float64(y), f(x, params), rtol=rtol, atol=1e-5)
-    wanted = derivative(lambda x: np.sum(f(x, params) * dy), x)
-    np.testing.assert_allclose(np.float64(dx), wanted, rtol=rtol, atol=2e-5)
+    expected = derivative(lambda x: np.sum(f(x, params) * dy), x)
+    np.testing.assert_allclose(np.float64(dx), expected, rtol=rtol, atol=2e-5)
     for key, grad in grads.items():
-        wanted = derivative(lambda v, k=key: np.sum(f(x, params | {k: v}) * dy), params[key])
-        np.testing.assert_allclose(grad, wanted, rtol=1e-4, atol=1e-4, err_msg=key)
+        expected = derivative(lambda v, k=key: np.sum(f(x, params | {k: v}) * dy), params[key])
+        np.testing.assert_allclose(grad, expected, rtol=1e-4, atol=1e-4, err_msg=key)
     assert stats.keys() == following.keys()
-    for key, value in stats.items():
-        assert value.dtype in (jnp.float32, jnp.int32)
-        np.testing.assert_allclose(value, following[key], rtol=1e-5, atol=1e-6, err_msg=key)
+    for key, statistic in stats.items():
+        assert statistic.dtype in (jnp.float32, jnp.int32)
+        np.testing.assert_allclose(statistic, following[key], rtol=1e-5, atol=1e-6, err_msg=key)
 
 
-def start(name, x, **options):
-    """y of a norm as it starts, in evaluation."""
-    case = build(name, drawn=False, features=x.shape[-1], **options)
+def evaluate_initial(name, x, **options):
+    """Returns the output of a norm with its initial parameters, in evaluation."""
+    case = build(name, randomize=False, features=x.shape[-1], **options)
     return np.float64(run(case.norm, case.params, case.stats, jnp.float32(x), False)[0])
 
 
@@ -123,10 +123,12 @@ def start(name, x, **options):
         ('seednorm', 'rmsnorm', {'heads': 4}),
     ],
 )
-def test_starts_as_another_norm(name, like, options):
+def test_norm_starts_as_another(name, like, options):
     """Catches a parameter that starts at another value."""
     x, _ = tokens()
-    np.testing.assert_allclose(start(name, x, eps=1e-6, **options), start(like, x), rtol=1e-6)
+    np.testing.assert_allclose(
+        evaluate_initial(name, x, eps=1e-6, **options), evaluate_initial(like, x), rtol=1e-6
+    )
 
 
 def test_ada_rmsnorm_can_be_the_identity():
@@ -136,18 +138,22 @@ def test_ada_rmsnorm_can_be_the_identity():
     np.testing.assert_allclose(y, x, rtol=1e-5)
 
 
-def test_crmsnorm_is_layernorm_of_a_vector_with_mean_zero():
-    """Of all coordinates but the last. Catches a division by D in place of D + 1."""
+def test_crmsnorm_equals_centred_layernorm():
+    """Over all coordinates but the last. Catches a division by D instead of D + 1."""
     x, _ = tokens()
     x = x - np.mean(x, -1, keepdims=True)
-    wanted = start('layernorm', x, scale=False, bias=False)
-    np.testing.assert_allclose(start('rmsnorm', x, scale=False), wanted, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(start('crmsnorm', x[:, :-1]), wanted[:, :-1], rtol=1e-5, atol=1e-6)
+    expected = evaluate_initial('layernorm', x, scale=False, bias=False)
+    np.testing.assert_allclose(
+        evaluate_initial('rmsnorm', x, scale=False), expected, rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        evaluate_initial('crmsnorm', x[:, :-1]), expected[:, :-1], rtol=1e-5, atol=1e-6
+    )
 
 
-def test_dyt_starts_attention_elsewhere():
+def test_dyt_alpha_differs_at_attention():
     def alpha(**options):
-        return build('dyt', drawn=False, **options).params['alpha']
+        return build('dyt', randomize=False, **options).params['alpha']
 
     assert alpha() == alpha(site='attention') == np.float32(0.5)
     options = {'alpha': 0.2, 'alpha_attention': 0.8}
@@ -161,7 +167,7 @@ def test_dyt_starts_attention_elsewhere():
 @pytest.mark.parametrize(
     ('features', 'groups'), [(7, 1), (16, 2), (24, 3), (100, 10), (256, 32), (4096, 32)]
 )
-def test_groups_unless_told(features, groups):
+def test_default_groups(features, groups):
     assert default_groups(features) == groups
 
 
@@ -171,7 +177,7 @@ def test_groups_must_divide_the_width(name):
         build(name, groups=5)
 
 
-# What a norm does not see in training, with eps = 0: the size of each token, or of the whole batch.
+# Norms that are invariant in training, with eps = 0, to the scale of each token or of the batch.
 SCALE_FREE = {
     'token': {
         'crmsnorm',
@@ -186,65 +192,69 @@ SCALE_FREE = {
     },
     'batch': {'batch_channel', 'batchnorm', 'evonorm_b0', 'ghost_batchnorm', 'unified'},
 }
-SEES_SHIFTS = NORMS.keys() - {'layernorm', 'layernorm_removal', 'l1norm'}
+SHIFT_SENSITIVE = NORMS.keys() - {'layernorm', 'layernorm_removal', 'l1norm'}
 
 
-def trained(name, x, **options):
+def run_training(name, x, **options):
     case = build(name, **options)
     return np.float64(run(case.norm, case.params, case.stats, jnp.float32(x), True)[0])
 
 
 @pytest.mark.parametrize('name', NORMS)
-def test_scale(name):
-    """N(c x) = N(x) for the norms of SCALE_FREE and no others. Catches an eps that stays."""
+def test_scale_invariance(name):
+    """N(c x) = N(x) for exactly the norms of SCALE_FREE. Catches an eps that is not applied."""
     x, _ = tokens()
-    none = {'eps': 0.0} if 'eps' in NORMS[name].__dataclass_fields__ else {}
-    y = trained(name, x, **none)
-    whole = np.abs(trained(name, 0.25 * x, **none) - y).max()
-    assert (whole < 1e-4) == (name in SCALE_FREE['token'] | SCALE_FREE['batch'])
-    each = np.abs(trained(name, np.linspace(0.2, 2, M)[:, None] * x, **none) - y).max()
-    assert (each < 1e-4) == (name in SCALE_FREE['token'])
+    options = {'eps': 0.0} if 'eps' in NORMS[name].__dataclass_fields__ else {}
+    y = run_training(name, x, **options)
+    batch_change = np.abs(run_training(name, 0.25 * x, **options) - y).max()
+    assert (batch_change < 1e-4) == (name in SCALE_FREE['token'] | SCALE_FREE['batch'])
+    token_change = np.abs(
+        run_training(name, np.linspace(0.2, 2, M)[:, None] * x, **options) - y
+    ).max()
+    assert (token_change < 1e-4) == (name in SCALE_FREE['token'])
 
 
 @pytest.mark.parametrize('name', NORMS)
-def test_shift_of_a_token(name):
-    """N(x + c) = N(x), c a number for each token, for the norms that centre tokens."""
+def test_shift_invariance(name):
+    """N(x + c) = N(x), with a number c for each token, for norms that centre tokens."""
     x, _ = tokens()
-    change = np.abs(trained(name, x + np.linspace(0, 2, M)[:, None]) - trained(name, x)).max()
-    assert (change > 1e-4) == (name in SEES_SHIFTS)
+    change = np.abs(
+        run_training(name, x + np.linspace(0, 2, M)[:, None]) - run_training(name, x)
+    ).max()
+    assert (change > 1e-4) == (name in SHIFT_SENSITIVE)
 
 
 def test_layer_norm_is_accurate_at_a_large_mean():
     """Catches E[x^2] - E[x]^2, which has no digits left here."""
     x, _ = tokens()
     x = np.float64(np.float32(x + 1e4))
-    case = build('layernorm', drawn=False)
-    wanted = REFERENCES['layernorm'].apply(x, {}, None, case.options)
-    np.testing.assert_allclose(start('layernorm', x), wanted, rtol=2e-3, atol=2e-3)
+    case = build('layernorm', randomize=False)
+    expected = REFERENCES['layernorm'].apply(x, {}, None, case.options)
+    np.testing.assert_allclose(evaluate_initial('layernorm', x), expected, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize('name', NORMS)
 def test_norms_serve_heads_too(name):
-    """[B, N, T, H] is normalized over its last axis, or channel by channel over all others."""
+    """[B, N, T, H] is normalized over its last axis, or per channel over all other axes."""
     x, _ = tokens()
     valid_B1T1 = np.float32([[1, 1, 0], [1, 0, 1]]).reshape(2, 1, 3, 1)
-    flat = np.broadcast_to(valid_B1T1, (2, 2, 3, 1)).reshape(M, 1)
+    flat_valid = np.broadcast_to(valid_B1T1, (2, 2, 3, 1)).reshape(M, 1)
     options = {'ghost_batches': 2} if name == 'ghost_batchnorm' else {}
-    heads = build(name, **options, **with_weights(name, valid_B1T1))
-    alone = build(name, **options, **with_weights(name, flat))
+    heads = build(name, **options, **weight_options(name, valid_B1T1))
+    flat_case = build(name, **options, **weight_options(name, flat_valid))
     x_BNTH = jnp.float32(x).reshape(2, 2, 3, D)
     y_BNTH, stats = run(heads.norm, heads.params, heads.stats, x_BNTH, True)
-    y, wanted = run(alone.norm, alone.params, alone.stats, jnp.float32(x), True)
+    y, expected = run(flat_case.norm, flat_case.params, flat_case.stats, jnp.float32(x), True)
     np.testing.assert_allclose(y_BNTH.reshape(M, D), y, rtol=1e-5, atol=1e-6)
-    for key, value in stats.items():
-        np.testing.assert_allclose(value, wanted[key], rtol=1e-5, err_msg=key)
+    for key, statistic in stats.items():
+        np.testing.assert_allclose(statistic, expected[key], rtol=1e-5, err_msg=key)
 
 
 @pytest.mark.parametrize('name', NORMS)
 def test_parameters(name):
-    """float32 under bfloat16, of the norm, along its axis; which of them decay.
+    """float32 under bfloat16, along the norm's axis, with the right decay.
 
-    Catches a gain made in the compute type, a gain that decays, a matrix that does not.
+    Catches a gain in the compute type, a gain that decays, a matrix that does not.
     """
     ones = jnp.ones((M, D), 'bfloat16')
     variables = NORMS[name](axis='head_dim').init(jax.random.key(0), ones)

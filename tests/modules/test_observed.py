@@ -1,4 +1,4 @@
-"""Statistics of attention. Reference: against all scores at once in float64. Property: memory."""
+"""Statistics of attention. Reference: all scores at once in float64. Property: memory."""
 
 import itertools
 from functools import partial
@@ -20,8 +20,8 @@ from tests.helpers import checked_config, initial_state, packed_batch, tiny_lear
 B, N, K, T, H = 2, 4, 2, 11, 8
 
 
-def dense(logits_BNTS, window=None, segments_BT=None, valid_BT=None, sinks_N=None):
-    """Query by query, in float64."""
+def numpy_statistics(logits_BNTS, window=None, segments_BT=None, valid_BT=None, sinks_N=None):
+    """Computes the statistics query by query, in float64."""
     batch, heads, length, _ = logits_BNTS.shape
     entropy, share, first, largest, size = ([[] for _ in range(heads)] for _ in range(5))
     for b, n, t in itertools.product(range(batch), range(heads), range(length)):
@@ -29,8 +29,8 @@ def dense(logits_BNTS, window=None, segments_BT=None, valid_BT=None, sinks_N=Non
             continue
         documents = np.zeros(length) if segments_BT is None else segments_BT[b]
         document = [s for s in range(t + 1) if documents[s] == documents[t]]
-        seen = [s for s in document if window is None or t - s < window]
-        outcomes = logits_BNTS[b, n, t, seen]
+        visible = [s for s in document if window is None or t - s < window]
+        outcomes = logits_BNTS[b, n, t, visible]
         largest[n].append(outcomes.max())
         size[n].append(np.mean(np.abs(outcomes)))
         if sinks_N is not None:
@@ -41,17 +41,17 @@ def dense(logits_BNTS, window=None, segments_BT=None, valid_BT=None, sinks_N=Non
         if len(probs) > 1:
             share[n].append(entropy[n][-1] / np.log(len(probs)))
         if t != document[0]:
-            first[n].append(probs[0] if seen[0] == document[0] else 0.0)
+            first[n].append(probs[0] if visible[0] == document[0] else 0.0)
     return {
-        'attention_entropy': [np.mean(of_head) for of_head in entropy],
-        'attention_entropy_share': [np.mean(of_head) for of_head in share],
-        'attention_largest_logit': [np.max(of_head) for of_head in largest],
-        'attention_logit_size': [np.mean(of_head) for of_head in size],
-        'attention_first_token': [np.mean(of_head) for of_head in first],
+        'attention_entropy': [np.mean(per_query) for per_query in entropy],
+        'attention_entropy_share': [np.mean(per_query) for per_query in share],
+        'attention_largest_logit': [np.max(per_query) for per_query in largest],
+        'attention_logit_size': [np.mean(per_query) for per_query in size],
+        'attention_first_token': [np.mean(per_query) for per_query in first],
     }
 
 
-def arrays(seed=0):
+def draw_arrays(seed=0):
     rng = np.random.default_rng(seed)
     return {
         'q': rng.normal(size=(B, N, T, H)),
@@ -63,9 +63,9 @@ def arrays(seed=0):
     }
 
 
-def logits_of(given, scores, slopes_N=None, key_bias_BKS=None):
-    k = np.repeat(given['k'], N // K, axis=1)
-    logits = np.einsum('bnth,bnsh->bnts', given['q'], k) * scores.compute_scale(H)
+def numpy_logits(arrays, scores, slopes_N=None, key_bias_BKS=None):
+    k = np.repeat(arrays['k'], N // K, axis=1)
+    logits = np.einsum('bnth,bnsh->bnts', arrays['q'], k) * scores.compute_scale(H)
     if key_bias_BKS is not None:
         logits += np.repeat(key_bias_BKS, N // K, axis=1)[:, :, None]
     if scores.softcap:
@@ -92,79 +92,79 @@ CASES = {
 @pytest.mark.default_rows('plain-4', 'all-4', 'sinks-4')
 @pytest.mark.parametrize('block', [4, pytest.param(128, marks=pytest.mark.full)])
 @pytest.mark.parametrize('case', CASES)
-def test_against_all_scores_at_once(case, block):
-    """Catches a mask, a bias or a sink that is left out or applied in another order, a first token
-    that is the row's and not the document's, padding that counts, and a last block counted twice.
+def test_statistics_match_reference(case, block):
+    """Catches a mask, bias or sink that is omitted or applied in another order, the row's first
+    token instead of the document's, counted padding, and a last block counted twice.
     """
     scores, names = CASES[case]
-    given = arrays()
-    extra = {name: given[name] for name in names}
+    arrays = draw_arrays()
+    extra = {name: arrays[name] for name in names}
     biases = {name: extra.pop(name) for name in ('slopes_N', 'key_bias_BKS') if name in extra}
     if 'segments_BT' in extra:
         extra['valid_BT'] = extra['segments_BT'] > 0
-    wanted = dense(logits_of(given, scores, **biases), scores.window, **extra)
-    q, k = jnp.float32(given['q']), jnp.float32(given['k'])
-    found = jax.jit(
+    expected = numpy_statistics(numpy_logits(arrays, scores, **biases), scores.window, **extra)
+    q, k = jnp.float32(arrays['q']), jnp.float32(arrays['k'])
+    statistics = jax.jit(
         lambda q, k, extra: attention_statistics(q, k, scores, **extra, block=block),
     )(q, k, jax.tree.map(jnp.asarray, extra | biases))
-    assert found.keys() == wanted.keys()
-    for name, value in found.items():
-        assert value.shape == (N,) and value.dtype == jnp.float32
-        np.testing.assert_allclose(value, wanted[name], rtol=2e-5, err_msg=name)
+    assert statistics.keys() == expected.keys()
+    for name, actual in statistics.items():
+        assert actual.shape == (N,) and actual.dtype == jnp.float32
+        np.testing.assert_allclose(actual, expected[name], rtol=2e-5, err_msg=name)
 
 
-def test_a_layer_may_turn_its_window_off():
-    """By a traced scalar: catches one that is read where the program is made, and its opposite."""
-    given, scores = arrays(), Scores(window=2)
-    q, k = jnp.float32(given['q']), jnp.float32(given['k'])
-    found = jax.jit(lambda is_full: attention_statistics(q, k, scores, is_full=is_full))
+def test_is_full_turns_window_off():
+    """By a traced scalar. Catches a scalar that is read at trace time, and its negation."""
+    arrays, scores = draw_arrays(), Scores(window=2)
+    q, k = jnp.float32(arrays['q']), jnp.float32(arrays['k'])
+    compute = jax.jit(lambda is_full: attention_statistics(q, k, scores, is_full=is_full))
     for is_full, window in ((True, None), (False, 2)):
-        wanted = dense(logits_of(given, scores), window)
-        for name, value in found(jnp.array(is_full)).items():
-            np.testing.assert_allclose(value, wanted[name], rtol=2e-5)
+        expected = numpy_statistics(numpy_logits(arrays, scores), window)
+        for name, actual in compute(jnp.array(is_full)).items():
+            np.testing.assert_allclose(actual, expected[name], rtol=2e-5)
 
 
 @pytest.mark.parametrize('size', [1e4, 3e4])
-def test_large_logits_lose_nothing(size):
-    """Entropy is exact where logits are as large as those of a run that diverges: a difference of
-    log Z and the mean logit would be off by more than the entropy there.
+def test_large_logits_keep_precision(size):
+    """Entropy is exact for logits as large as in a diverging run, where a difference of log Z and
+    the mean logit would be off by more than the entropy.
     """
     rng = np.random.default_rng(0)
     logits = rng.uniform(0, 1, (1, 1, T, T)).astype(np.float32) + np.float32(size)
-    found = weight_statistics(lambda rows: jnp.take(jnp.asarray(logits), rows, axis=2), T)
-    wanted = dense(logits.astype(np.float64))
-    for name, value in found.items():
-        np.testing.assert_allclose(value, wanted[name], rtol=1e-5)
+    statistics = weight_statistics(lambda rows: jnp.take(jnp.asarray(logits), rows, axis=2), T)
+    expected = numpy_statistics(logits.astype(np.float64))
+    for name, actual in statistics.items():
+        np.testing.assert_allclose(actual, expected[name], rtol=1e-5)
 
 
-def test_weights_that_are_zero_are_no_outcome_that_counts():
-    """log 0 of a linear attention gives no NaN, and one query of one key has no share."""
+def test_zero_weights_are_no_outcome():
+    """log 0 of linear attention gives no NaN, and a query with one key has no share."""
     logits = np.zeros((1, 1, T, T), np.float32)
     logits[..., 1::2] = -np.inf
     logits[..., np.arange(T), np.arange(T)] = 0.0
-    found = weight_statistics(lambda rows: jnp.take(jnp.asarray(logits), rows, axis=2), T)
-    assert all(np.isfinite(value).all() for value in found.values())
-    alone = weight_statistics(lambda rows: jnp.zeros((1, 1, len(rows), 1)), 1)
-    assert alone['attention_entropy'] == 0 and np.isnan(alone['attention_entropy_share'])
+    statistics = weight_statistics(lambda rows: jnp.take(jnp.asarray(logits), rows, axis=2), T)
+    assert all(np.isfinite(actual).all() for actual in statistics.values())
+    single_key = weight_statistics(lambda rows: jnp.zeros((1, 1, len(rows), 1)), 1)
+    assert single_key['attention_entropy'] == 0 and np.isnan(single_key['attention_entropy_share'])
 
 
 @pytest.mark.full
-def test_memory_grows_with_the_length_alone():
-    """At T = 4,096 no array of all scores is in the program, nor in that of a gradient through it.
-    Catches a mask [T, S], and blocks that are all kept for a backward pass.
+def test_memory_grows_linearly():
+    """At T = 4,096 neither the program nor its gradient has an array of all scores. Catches a mask
+    [T, S], and blocks that are all kept for a backward pass.
     """
     length = 4096
     q = jax.ShapeDtypeStruct((1, 1, length, 4), jnp.float32)
     segments = jax.ShapeDtypeStruct((1, length), jnp.int32)
     scores = Scores(softcap=5.0, window=1000)
 
-    def seen(q, k, segments):
+    def compute(q, k, segments):
         return attention_statistics(q, k, scores, segments_BT=segments, valid_BT=segments > 0)
 
     def loss(q, k, segments):
-        return jnp.sum(q * k), seen(q, k, segments)
+        return jnp.sum(q * k), compute(q, k, segments)
 
-    for function in (seen, jax.grad(loss, has_aux=True)):
+    for function in (compute, jax.grad(loss, has_aux=True)):
         compiled = jax.jit(function).lower(q, q, segments).compile()
         temporary = compiled.memory_analysis().temp_size_in_bytes
         assert temporary < length * length  # bytes of a mask alone; the scores take four times that
@@ -180,30 +180,32 @@ def test_memory_grows_with_the_length_alone():
     ],
     ids=str,
 )
-def test_a_layer_says_of_itself_what_its_kernel_gets(changes, monkeypatch):
-    """The same queries, keys, scores, segments and arrays, in every layer: catches an option of the
-    scores that the record does not have, and queries before their rotation.
+def test_statistics_get_kernel_arguments(changes, monkeypatch):
+    """The same queries, keys, scores, segments and arrays, in every layer. Catches an option of the
+    scores that the statistics lack, and queries before their rotation.
     """
     calls = []
 
-    def spied(name, function):
-        def spy(*arguments, **more):
-            calls.append((name, arguments, more))
-            return function(*arguments, **more)
+    def spy_on(name, function):
+        def record(*arguments, **options):
+            calls.append((name, arguments, options))
+            return function(*arguments, **options)
 
-        return spy
+        return record
 
     learner, batch = tiny_learner(checked_config(changes)), packed_batch()
     variables = learner.variables(initial_state(learner.recipe).weights)
-    kernel = spied('kernel', partial(attend, 'reference'))
-    monkeypatch.setattr(softmax, 'attention_statistics', spied('seen', attention_statistics))
+    kernel = spy_on('kernel', partial(attend, 'reference'))
+    monkeypatch.setattr(softmax, 'attention_statistics', spy_on('seen', attention_statistics))
     monkeypatch.setattr(Kernels, 'attention', property(lambda kernels: kernel))
     compute_activations(learner, variables, batch, (DIAGNOSTICS,), {})
-    (first, (q, k, scores), more), (second, used, given) = calls[:2]
-    segments, valid = more.pop('segments_BT'), more.pop('valid_BT')
+    (first, (q, k, scores), options), (second, kernel_args, kernel_options) = calls[:2]
+    segments, valid = options.pop('segments_BT'), options.pop('valid_BT')
     assert (first, second) == ('seen', 'kernel')
-    assert q is used[0] and k is used[1] and segments is used[4]
-    assert scores == used[3] and valid.shape == (8, 8)
-    full, full_given = more.pop('is_full'), given.pop('is_full')
-    assert (full is None) == (full_given is None)
-    assert more.keys() == given.keys() and all(more[name] is given[name] for name in more)
+    assert q is kernel_args[0] and k is kernel_args[1] and segments is kernel_args[4]
+    assert scores == kernel_args[3] and valid.shape == (8, 8)
+    is_full, kernel_is_full = options.pop('is_full'), kernel_options.pop('is_full')
+    assert (is_full is None) == (kernel_is_full is None)
+    assert options.keys() == kernel_options.keys() and all(
+        options[name] is kernel_options[name] for name in options
+    )

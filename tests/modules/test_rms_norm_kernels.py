@@ -1,5 +1,5 @@
-"""Reference: RMSNorm's kernels against float64, a TPU's interpreted. Equivalence: mapped, scanned,
-computed again, cut over devices. Contract: what is refused, and how often rows are read.
+"""Reference: RMSNorm's kernels against float64, the TPU's interpreted. Equivalence: mapped,
+scanned, recomputed, sharded. Contract: rejected input, and how often rows are read.
 """
 
 import functools
@@ -17,18 +17,19 @@ from modules.kernels.common import tpu_rows
 from modules.kernels.rms_norm import RMS_NORM_KERNELS
 
 EPS = 1e-3
-ROUNDED = {'xla_allow_excess_precision': False}  # a sum in bfloat16 is one
+EXACT_ROUNDING = {'xla_allow_excess_precision': False}  # a sum in bfloat16 is rounded
 ROUNDING = {'float32': 2.0**-23, 'bfloat16': 2.0**-8}
-# Columns: none, fewer than a register's, an odd number of them, of the large ones one.
+# Columns: one, fewer than a register has, odd numbers, and a large number.
 SHAPES = [(5, 1), (3, 7, 42), (100, 64), (33, 1000), (9, 4097), (2, 50_257)]
 
 
 @pytest.fixture(autouse=True)
-def interpreted(request):
-    """TPU kernels run on the CPU; memory that nobody wrote has NaN in it. `plainly_interpreted` has
-    them without effects, which remat refuses.
+def interpret_kernels(request):
+    """Runs TPU kernels on the CPU, with NaN in unwritten memory.
+
+    With `interpreted_without_effects` they run without effects, which remat rejects.
     """
-    if 'plainly_interpreted' in request.fixturenames:
+    if 'interpreted_without_effects' in request.fixturenames:
         yield
     else:
         with pltpu.force_tpu_interpret_mode():
@@ -36,25 +37,25 @@ def interpreted(request):
 
 
 @pytest.fixture
-def plainly_interpreted(monkeypatch):
+def interpreted_without_effects(monkeypatch):
     monkeypatch.setattr(pl, 'pallas_call', functools.partial(pl.pallas_call, interpret=True))
 
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Blocks of 16 rows, so that few rows have several of them."""
+    """Limits blocks to 16 rows, so that few rows have several blocks."""
     monkeypatch.setattr(tpu_rows, 'MAX_ROWS', 16)
 
 
-def drawn(shape, dtype, seed=0):
-    """x, the gradient of the result, the scale."""
+def draw(shape, dtype, seed=0):
+    """Draws x, the gradient of the output, and the scale."""
     rng = np.random.default_rng(seed)
     arrays = [jnp.asarray(rng.normal(size=shape), dtype) for _ in range(2)]
     return *arrays, jnp.asarray(rng.normal(size=shape[-1]), jnp.float32)
 
 
-def in_float64(x, scale, g):
-    """(y, the gradients of x and of the scale)."""
+def numpy_rms_norm(x, scale, g):
+    """Returns (y, the gradients of x and of the scale) in float64."""
     x, scale, g = (np.asarray(a, np.float64) for a in (x, scale, g))
     inverse = 1 / np.sqrt(np.mean(x**2, -1, keepdims=True) + EPS)
     normal, inner = x * inverse, g * scale
@@ -62,8 +63,8 @@ def in_float64(x, scale, g):
     return normal * scale, dx, np.sum((g * normal).reshape(-1, len(scale)), 0)
 
 
-def both_ways(function, arguments, cotangents):
-    @functools.partial(jax.jit, compiler_options=ROUNDED)
+def forward_and_gradients(function, arguments, cotangents):
+    @functools.partial(jax.jit, compiler_options=EXACT_ROUNDING)
     def run(arguments, cotangents):
         y, pull = jax.vjp(function, *arguments)
         return y, pull(cotangents)
@@ -71,12 +72,12 @@ def both_ways(function, arguments, cotangents):
     return run(arguments, cotangents)
 
 
-def close(ours, right, dtype, summed=1):
-    """summed: numbers added up, whose rounding grows as the root of how many they are."""
-    right = np.asarray(right, np.float64)
-    largest = max(1.0, np.abs(right).max())
+def assert_close(actual, expected, dtype, summed=1):
+    """Checks to the rounding of `summed` added numbers, which grows as their square root."""
+    expected = np.asarray(expected, np.float64)
+    largest = max(1.0, np.abs(expected).max())
     atol = 4 * (ROUNDING[dtype] + ROUNDING['float32'] * np.sqrt(summed)) * largest
-    np.testing.assert_allclose(np.asarray(ours, np.float64), right, rtol=0, atol=atol)
+    np.testing.assert_allclose(np.asarray(actual, np.float64), expected, rtol=0, atol=atol)
 
 
 @pytest.mark.default_rows(
@@ -91,37 +92,37 @@ def close(ours, right, dtype, summed=1):
 @pytest.mark.parametrize('name', RMS_NORM_KERNELS)
 def test_norm_and_gradients(name, shape, dtype, small_blocks):
     """Catches rows beyond the end that are summed, and blocks that are summed twice."""
-    x, g, scale = drawn(shape, dtype)
+    x, g, scale = draw(shape, dtype)
     kernel = functools.partial(RMS_NORM_KERNELS[name].for_platform('tpu'), eps=EPS)
-    y, (dx, d_scale) = both_ways(kernel, (x, scale), g)
+    y, (dx, d_scale) = forward_and_gradients(kernel, (x, scale), g)
     assert y.dtype == dx.dtype == jnp.dtype(dtype)
-    right_y, right_dx, right_scale = in_float64(x, scale, g)
+    expected_y, expected_dx, expected_d_scale = numpy_rms_norm(x, scale, g)
     rows, width = x.size // shape[-1], shape[-1]
-    close(y, right_y, dtype, width)
-    close(dx, right_dx, dtype, width)
-    close(d_scale, right_scale, 'float32', rows * np.sqrt(width))
+    assert_close(y, expected_y, dtype, width)
+    assert_close(dx, expected_dx, dtype, width)
+    assert_close(d_scale, expected_d_scale, 'float32', rows * np.sqrt(width))
 
 
 @pytest.mark.default_rows('pallas-False-float32')
 @pytest.mark.parametrize('dtype', ROUNDING)
 @pytest.mark.parametrize('has_scale', [True, False])
 @pytest.mark.parametrize('name', RMS_NORM_KERNELS)
-def test_norm_in_another_type(name, has_scale, dtype, small_blocks):
+def test_norm_with_out_dtype(name, has_scale, dtype, small_blocks):
     """Called as layers do: float32 out of bfloat16; a row of zeros is finite."""
-    x, g, scale = drawn((50, 42), dtype)
+    x, g, scale = draw((50, 42), dtype)
     x = x.at[3].set(0)
     kernel = functools.partial(
         RMS_NORM_KERNELS[name].for_platform('tpu'), eps=EPS, out_dtype=jnp.float32
     )
-    given = scale if has_scale else None
-    y, (dx, d_scale) = both_ways(kernel, (x, given), g.astype(jnp.float32))
+    scale_or_none = scale if has_scale else None
+    y, (dx, d_scale) = forward_and_gradients(kernel, (x, scale_or_none), g.astype(jnp.float32))
     assert y.dtype == jnp.float32 and dx.dtype == x.dtype
     ones = scale if has_scale else np.ones(42)
-    right_y, right_dx, right_scale = in_float64(x, ones, g)
-    close(y, right_y, 'float32', 42)
-    close(dx, right_dx, dtype, 42)
+    expected_y, expected_dx, expected_d_scale = numpy_rms_norm(x, ones, g)
+    assert_close(y, expected_y, 'float32', 42)
+    assert_close(dx, expected_dx, dtype, 42)
     if has_scale:
-        close(d_scale, right_scale, 'float32', 50)
+        assert_close(d_scale, expected_d_scale, 'float32', 50)
     else:
         assert d_scale is None
 
@@ -133,11 +134,11 @@ def gradients(kernel, x, scale):
     return jax.grad(objective, argnums=(0, 1))(x, scale)
 
 
-def test_mapped_twice_scanned_and_computed_again(small_blocks, plainly_interpreted):
-    """As in a sweep whose layers are scanned under remat."""
-    x, scale = drawn((2, 3, 20, 42), 'float32')[0], drawn((2, 3, 42), 'float32')[0]
+def test_norm_under_vmap_scan_and_remat(small_blocks, interpreted_without_effects):
+    """As in a sweep with scanned layers under remat."""
+    x, scale = draw((2, 3, 20, 42), 'float32')[0], draw((2, 3, 42), 'float32')[0]
 
-    def of(name):
+    def compute(name):
         kernel = jax.checkpoint(RMS_NORM_KERNELS[name].for_platform('tpu'), static_argnums=2)
 
         def layer(x, scale):
@@ -147,32 +148,36 @@ def test_mapped_twice_scanned_and_computed_again(small_blocks, plainly_interpret
         scales = jnp.stack([scale, -scale])
         return jax.jit(lambda: jax.lax.scan(layer, x, scales))()
 
-    for ours, right in zip(of('pallas'), of('reference'), strict=True):
-        close(ours, right, 'float32', 42)
+    for actual, expected in zip(compute('pallas'), compute('reference'), strict=True):
+        assert_close(actual, expected, 'float32', 42)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('rows', [16, 3])
-def test_on_eight_devices_each_has_its_rows(rows):
-    """Equal to one device; nothing but the gradient of the scale crosses. Rows that eight do not
-    divide are computed on every device.
+def test_rows_are_sharded(rows):
+    """Eight devices agree with one; only the gradient of the scale is communicated. Rows that eight
+    does not divide are computed on every device.
     """
     mesh = jax.make_mesh((1, 8), ('run', 'data'), (jax.sharding.AxisType.Auto,) * 2)
-    x, _, scale = drawn((rows, 5, 42), 'float32')
-    cut = NamedSharding(mesh, PartitionSpec(None, None) if rows == 3 else PartitionSpec('data'))
-    whole = NamedSharding(mesh, PartitionSpec())
-    of_kernel = functools.partial(gradients, RMS_NORM_KERNELS['pallas'].for_platform('tpu'))
-    program = jax.jit(
-        trace_on_mesh(mesh, of_kernel), in_shardings=(cut, whole), out_shardings=(cut, whole)
+    x, _, scale = draw((rows, 5, 42), 'float32')
+    row_sharding = NamedSharding(
+        mesh, PartitionSpec(None, None) if rows == 3 else PartitionSpec('data')
     )
-    found = program(jax.device_put(x, cut), jax.device_put(scale, whole))
-    right = gradients(RMS_NORM_KERNELS['reference'].for_platform('tpu'), x, scale)
-    for ours, expected in zip(found, right, strict=True):
-        close(ours, expected, 'float32', 42 * rows)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    compute_gradients = functools.partial(gradients, RMS_NORM_KERNELS['pallas'].for_platform('tpu'))
+    program = jax.jit(
+        trace_on_mesh(mesh, compute_gradients),
+        in_shardings=(row_sharding, replicated),
+        out_shardings=(row_sharding, replicated),
+    )
+    actual = program(jax.device_put(x, row_sharding), jax.device_put(scale, replicated))
+    expected = gradients(RMS_NORM_KERNELS['reference'].for_platform('tpu'), x, scale)
+    for actual_array, expected_array in zip(actual, expected, strict=True):
+        assert_close(actual_array, expected_array, 'float32', 42 * rows)
 
 
-def test_rows_are_read_by_one_kernel_forward_and_one_backward():
-    x, _, scale = drawn((16, 42), 'float32')
+def test_pass_is_one_kernel():
+    x, _, scale = draw((16, 42), 'float32')
     text = str(
         jax.make_jaxpr(
             functools.partial(gradients, RMS_NORM_KERNELS['pallas'].for_platform('tpu'))
@@ -188,7 +193,7 @@ def test_rows_are_read_by_one_kernel_forward_and_one_backward():
         ((2, 2**20), 'float32', 'at most [0-9,]+ entries of this type; got 1,048,576'),
     ],
 )
-def test_what_the_kernel_cannot_hold_is_refused(shape, dtype, message):
+def test_unsupported_rows_are_rejected(shape, dtype, message):
     with pytest.raises(ValueError, match=f'kernels.rms_norm=pallas .*{message}.* Choose reference'):
         jax.eval_shape(
             lambda x: RMS_NORM_KERNELS['pallas'].for_platform('tpu')(x, None, EPS),

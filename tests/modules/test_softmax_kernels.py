@@ -1,7 +1,6 @@
-"""Reference: softmax, in plain operations and as a TPU kernel (interpreted), and its gradient are
-those of closed forms in float64. Equivalence: the forms of the kernels, mapped,
-scanned, computed again, and cut over devices. Contract: one kernel forward, one backward; bad input
-is refused.
+"""Reference: softmax, in plain operations and as a TPU kernel (interpreted), and its gradient match
+closed forms in float64. Equivalence: the kernel forms, mapped, scanned, recomputed, and sharded.
+Contract: one kernel forward, one backward; bad input is rejected.
 """
 
 import functools
@@ -22,25 +21,25 @@ ROUNDING = {'float32': 2**-23, 'bfloat16': 2**-8}
 
 
 @pytest.fixture
-def interpreted():
+def interpret_kernels():
     with pltpu.force_tpu_interpret_mode():
         yield
 
 
-def softmax_exactly(x, g, mask=True, sink=None, softcap=0.0):
-    """(p, dx, dsink in the shape of the rows) in float64."""
+def numpy_softmax(x, g, mask=True, sink=None, softcap=0.0):
+    """Returns (p, dx, dsink in the shape of the rows) in float64."""
     x, g = (np.asarray(a, np.float64) for a in (x, g))
     bounded = np.tanh(x / softcap) if softcap else np.zeros_like(x)
     z = np.where(mask, softcap * bounded if softcap else x, -np.inf)
     lanes = z if sink is None else np.concatenate([z, sink_column(sink, x)], -1)
-    top = np.max(lanes, -1, keepdims=True)
-    top[top == -np.inf] = 0
-    terms = np.exp(lanes - top)
+    max_logit = np.max(lanes, -1, keepdims=True)
+    max_logit[max_logit == -np.inf] = 0
+    terms = np.exp(lanes - max_logit)
     total = np.sum(terms, -1, keepdims=True)
     p = terms / np.where(total == 0, 1, total)
-    p, taken = p[..., : x.shape[-1]], p[..., -1]
+    p, sink_probs = p[..., : x.shape[-1]], p[..., -1]
     mean = np.sum(p * g, -1, keepdims=True)
-    return p, p * (g - mean) * (1 - bounded**2), -taken * mean[..., 0]
+    return p, p * (g - mean) * (1 - bounded**2), -sink_probs * mean[..., 0]
 
 
 def sink_column(sink, x):
@@ -48,8 +47,9 @@ def sink_column(sink, x):
 
 
 def draw(shape, dtype, spread='usual'):
-    """x and a cotangent; with spread `wild`, rows at 1e4 and -1e4, scaled by 2000, with entries and
-    all of -inf, in turns.
+    """Draws x and a cotangent.
+
+    With spread `wild`, rows are at 1e4 and -1e4, scaled by 2000, with some or only -inf, in turns.
     """
     rng = np.random.default_rng(shape[-1])
     x, g = rng.normal(size=(2, *shape))
@@ -63,57 +63,61 @@ def draw(shape, dtype, spread='usual'):
     return jnp.asarray(x, dtype), jnp.asarray(g, dtype)
 
 
-def everything(shape, seed=0):
-    """All of what queries may be given: a sink of each head, and the mask of all heads, by which a
-    query sees some of the earlier keys of its document; one sees nothing.
+def draw_options(shape, seed=0):
+    """Draws all optional arguments: a sink per head, and a mask shared by heads.
+
+    The mask shows a query some of the earlier keys of its document; one query sees nothing.
     """
     rng = np.random.default_rng(seed)
     batch, heads, queries, keys = shape
     mask = np.tril(rng.random((batch, 1, queries, keys)) < 0.7, keys - queries)
     mask[:, :, queries // 2] = False
-    of_queries, of_keys = (np.sort(rng.integers(0, 3, (batch, 1, n)), -1) for n in (queries, keys))
-    mask &= of_queries[..., None] == of_keys[..., None, :]
+    query_documents, key_documents = (
+        np.sort(rng.integers(0, 3, (batch, 1, n)), -1) for n in (queries, keys)
+    )
+    mask &= query_documents[..., None] == key_documents[..., None, :]
     sink = jnp.asarray(rng.normal(size=(heads, 1)), jnp.float32)
     return {'mask': jnp.asarray(mask), 'sink': sink, 'softcap': 2.0}
 
 
-def with_gradients(compute, x, g, sink=None, **more):
-    """The output, dx, and dsink where there is a sink."""
+def forward_and_gradients(compute, x, g, sink=None, **options):
+    """Returns the output, dx, and dsink if there is a sink."""
     if sink is None:
-        out, pull = jax.vjp(lambda x: compute(x, **more), x)
+        output, pull = jax.vjp(lambda x: compute(x, **options), x)
     else:
-        out, pull = jax.vjp(lambda x, sink: compute(x, sink=sink, **more), x, sink)
-    return out, *pull(g)
+        output, pull = jax.vjp(lambda x, sink: compute(x, sink=sink, **options), x, sink)
+    return output, *pull(g)
 
 
-def run(compute, x, g, **more):
-    return jax.jit(lambda x, g: with_gradients(compute, x, g, **more))(x, g)
+def run(compute, x, g, **options):
+    return jax.jit(lambda x, g: forward_and_gradients(compute, x, g, **options))(x, g)
 
 
-def assert_close(actual, wanted, dtype, width, least=1e-2):
-    """To 4 roundings of the type, and sqrt(width) / 4 of float32, of the largest number, or of
-    `least` where that is more.
+def assert_close(actual, expected, dtype, width, floor=1e-2):
+    """Checks to 4 roundings of the type plus sqrt(width) / 4 of float32.
+
+    Relative to the largest number, or to `floor` if that is larger.
     """
     error = 4 * ROUNDING[dtype] + np.sqrt(width) / 4 * ROUNDING['float32']
-    actual, wanted = (np.asarray(a, np.float64) for a in (actual, wanted))
-    assert actual.shape == wanted.shape
-    atol = error * max(np.abs(wanted).max(), least)
-    np.testing.assert_allclose(actual, wanted, rtol=0, atol=atol)
+    actual, expected = (np.asarray(a, np.float64) for a in (actual, expected))
+    assert actual.shape == expected.shape
+    atol = error * max(np.abs(expected).max(), floor)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
 
 
-def assert_is_softmax(ours, x, g, **more):
-    """ours: what `run` returns, of x where it is seen."""
-    p, dx, rows_dsink = softmax_exactly(x, g, **more)
-    assert [a.dtype for a in ours[:2]] == [x.dtype] * 2
-    assert_close(ours[0], p, x.dtype.name, x.shape[-1])
-    assert_close(ours[1], dx, x.dtype.name, x.shape[-1])
-    if 'sink' in more:
-        sink = more['sink']
-        own = (1,) * (x.ndim - 1 - sink.ndim) + sink.shape
-        shared = tuple(axis for axis, length in enumerate(own) if length == 1)
-        dsink = rows_dsink.sum(shared, keepdims=True).reshape(sink.shape)
-        least = np.sqrt(rows_dsink.size / sink.size) * np.abs(rows_dsink).max()
-        assert_close(ours[2], dsink, x.dtype.name, x.shape[-1], least)
+def assert_matches_softmax(actual, x, g, **options):
+    """Checks the outputs of `run`, of x where it is visible."""
+    p, dx, rows_dsink = numpy_softmax(x, g, **options)
+    assert [a.dtype for a in actual[:2]] == [x.dtype] * 2
+    assert_close(actual[0], p, x.dtype.name, x.shape[-1])
+    assert_close(actual[1], dx, x.dtype.name, x.shape[-1])
+    if 'sink' in options:
+        sink = options['sink']
+        sink_shape = (1,) * (x.ndim - 1 - sink.ndim) + sink.shape
+        broadcast_axes = tuple(axis for axis, length in enumerate(sink_shape) if length == 1)
+        dsink = rows_dsink.sum(broadcast_axes, keepdims=True).reshape(sink.shape)
+        floor = np.sqrt(rows_dsink.size / sink.size) * np.abs(rows_dsink).max()
+        assert_close(actual[2], dsink, x.dtype.name, x.shape[-1], floor)
 
 
 PLAIN = [
@@ -127,33 +131,33 @@ PLAIN = [
 
 
 @pytest.fixture
-def in_memory(monkeypatch, held):
-    """A TPU's fast memory that holds whole rows, or `blocks` of their columns alone."""
+def limit_columns(monkeypatch, held):
+    """Makes vector memory hold whole rows, or only `blocks` of their columns."""
     if held == 'blocks':
         monkeypatch.setattr(tpu, 'max_columns', lambda *_: 0)
 
 
 @pytest.mark.default_rows('(2, 5, 42)-bfloat16-online-rows', '(5, 4097)-float32-two_pass-blocks')
-@pytest.mark.usefixtures('interpreted', 'in_memory')
+@pytest.mark.usefixtures('interpret_kernels', 'limit_columns')
 @pytest.mark.parametrize(('shape', 'dtype', 'form', 'held'), PLAIN, ids=str)
-def test_softmax_is_exact(shape, dtype, form, held):
-    """Rows at 1e4 and -1e4, scaled by 2000, with -inf and of it alone. Catches no or a wrong
-    shift, NaN of -inf less itself, a tail of columns that counts, a sum in bfloat16.
+def test_softmax_matches_float64(shape, dtype, form, held):
+    """Rows at 1e4 and -1e4, scaled by 2000, with some or only -inf. Catches a missing or wrong
+    shift, NaN from -inf minus -inf, counted padding, a sum in bfloat16.
     """
     x, g = draw(shape, dtype, 'wild')
     for compute in (base.reference, functools.partial(softmax, form=form)):
-        assert_is_softmax(run(compute, x, g), x, g)
+        assert_matches_softmax(run(compute, x, g), x, g)
 
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """So that a small array has several blocks: 64 rows of 128 columns."""
+    """Makes a small array have several blocks: 64 rows of 128 columns."""
     monkeypatch.setattr(tpu, 'COLUMNS', 128)
     monkeypatch.setattr(tpu_blocks, 'MAX_ROWS', 64)
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures('interpreted', 'in_memory', 'small_blocks')
+@pytest.mark.usefixtures('interpret_kernels', 'limit_columns', 'small_blocks')
 @pytest.mark.parametrize(
     ('held', 'form', 'dtype'),
     [
@@ -162,99 +166,101 @@ def small_blocks(monkeypatch):
         ('blocks', 'two_pass', 'float32'),
     ],
 )
-def test_what_queries_see_cap_and_lose_to_sinks(held, form, dtype):
-    """All at once, in blocks that end in the middle of rows, of columns and of a register's lanes;
-    what is hidden is NaN. Catches sinks of other rows or heads, a mask of another block, a softcap
-    without its derivative, a sink without its gradient, NaN of a row that sees nothing.
+def test_mask_softcap_and_sinks_together(held, form, dtype):
+    """All at once, in blocks that end within rows, columns and a register's lanes; hidden entries
+    are NaN. Catches sinks of other rows or heads, a mask of another block, a softcap without its
+    derivative, a sink without its gradient, NaN from a row that sees nothing.
     """
     shape = (1, 2, 150, 200)
-    (x, g), more = draw(shape, dtype), everything(shape)
-    hidden_x = jnp.where(more['mask'], x, jnp.nan)
+    (x, g), options = draw(shape, dtype), draw_options(shape)
+    hidden_x = jnp.where(options['mask'], x, jnp.nan)
     computes = [functools.partial(softmax, form=form)]
     if held == 'rows':
         computes.append(base.reference)
     for compute in computes:
-        assert_is_softmax(run(compute, hidden_x, g, **more), x, g, **more)
+        assert_matches_softmax(run(compute, hidden_x, g, **options), x, g, **options)
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures('interpreted')
+@pytest.mark.usefixtures('interpret_kernels')
 @pytest.mark.parametrize('name', ['mask', 'sink', 'softcap'])
-def test_what_queries_see_cap_and_lose_alone(name):
-    """Catches leading axes that are taken for rows where one of these counts queries."""
+def test_mask_softcap_and_sinks_separately(name):
+    """Catches leading axes that are merged with rows although an option depends on the query."""
     shape = (2, 2, 16, 40)
-    (x, g), more = draw(shape, 'float32'), everything(shape)
-    alone = {name: more[name]}
-    assert_is_softmax(run(softmax, x, g, **alone), x, g, **alone)
+    (x, g), options = draw(shape, 'float32'), draw_options(shape)
+    option = {name: options[name]}
+    assert_matches_softmax(run(softmax, x, g, **option), x, g, **option)
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures('interpreted', 'small_blocks')
-def test_a_sink_of_every_row(monkeypatch):
-    """More rows than lanes of one register, in one block and in several. Catches numbers of rows
-    that are put into others' lanes, or that a later block of the same lanes wipes out.
+@pytest.mark.usefixtures('interpret_kernels', 'small_blocks')
+def test_sink_per_row(monkeypatch):
+    """More rows than lanes of a register, in one block and in several. Catches numbers written to
+    other rows' lanes, or overwritten by a later block of the same lanes.
     """
     x, g = draw((150, 40), 'float32')
     sink = jnp.asarray(np.random.default_rng(1).normal(size=150), jnp.float32)
-    assert_is_softmax(run(softmax, x, g, sink=sink), x, g, sink=sink)
+    assert_matches_softmax(run(softmax, x, g, sink=sink), x, g, sink=sink)
     monkeypatch.setattr(tpu_blocks, 'MAX_ROWS', 1024)
-    assert_is_softmax(run(softmax, x, g, sink=sink), x, g, sink=sink)
+    assert_matches_softmax(run(softmax, x, g, sink=sink), x, g, sink=sink)
 
 
-def test_a_pass_is_one_kernel():
-    """Forward and backward, whatever is asked. Catches operations beside the kernels on arrays of
+def test_pass_is_one_kernel():
+    """Forward and backward, with all options. Catches operations beside the kernels on arrays of
     x's size.
     """
     shape = (2, 2, 16, 256)
-    (x, g), more = draw(shape, 'float32'), everything(shape)
+    (x, g), options = draw(shape, 'float32'), draw_options(shape)
 
     def softmax_and_gradient(x, sink):
-        out, pull = jax.vjp(lambda x, sink: softmax(x, **{**more, 'sink': sink}), x, sink)
-        return out, pull(g)
+        output, pull = jax.vjp(lambda x, sink: softmax(x, **{**options, 'sink': sink}), x, sink)
+        return output, pull(g)
 
-    equations = jax.make_jaxpr(softmax_and_gradient)(x, more['sink']).eqns
+    equations = jax.make_jaxpr(softmax_and_gradient)(x, options['sink']).eqns
     kernels = [equation for equation in equations if 'pallas_call' in str(equation.primitive)]
     names = [str(kernel.params['name']) for kernel in kernels]
     assert names == ['softmax', 'softmax_backward']
-    others = [equation for equation in equations if equation not in kernels]
-    large = {str(e.primitive) for e in others for v in e.outvars if v.aval.size == x.size}
+    rest = [equation for equation in equations if equation not in kernels]
+    large = {str(e.primitive) for e in rest for v in e.outvars if v.aval.size == x.size}
     assert large <= {'reshape'}, large
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures('interpreted')
-def test_softmax_maps_and_scans(monkeypatch):
-    """Under vmap in vmap, of which one is not of the first axis, in a scan. Catches a rule that
-    takes a mapped axis for rows, or a mask for one of each of the mapped.
+@pytest.mark.usefixtures('interpret_kernels')
+def test_softmax_under_vmap_and_scan(monkeypatch):
+    """Under vmap in vmap, one of them not over the first axis, in a scan. Catches a rule that
+    mistakes a mapped axis for rows, or duplicates the mask for each mapped index.
     """
 
-    # JAX's interpreter, other than its compiler, wants semantics of mapped axes too.
+    # JAX's interpreter, unlike its compiler, needs semantics of mapped axes too.
     def without_semantics(*arguments, **options):
         return call_on_tpu(*arguments, **{**options, 'semantics': None})
 
     monkeypatch.setattr(tpu_blocks, 'call_on_tpu', without_semantics)
     x, g = draw((2, 2, 6, 3, 40), 'float32')  # [scanned, mapped, T, mapped, S]
-    mask = everything((1, 1, 6, 40))['mask'][0, 0]
+    mask = draw_options((1, 1, 6, 40))['mask'][0, 0]
 
     def total(compute, x):
         def layer(carry, x):
-            each = functools.partial(compute, mask=mask, sink=jnp.float32(0.3), softcap=3.0)
-            p = jax.vmap(jax.vmap(each, in_axes=1, out_axes=1))(x)
+            masked_softmax = functools.partial(
+                compute, mask=mask, sink=jnp.float32(0.3), softcap=3.0
+            )
+            p = jax.vmap(jax.vmap(masked_softmax, in_axes=1, out_axes=1))(x)
             return carry + jnp.sum(p * g[0]), None
 
         return jax.lax.scan(layer, 0.0, x)[0]
 
-    results = [
+    values_and_gradients = [
         jax.jit(jax.value_and_grad(functools.partial(total, compute)))(x)
         for compute in (softmax, base.reference)
     ]
-    for ours, right in zip(*results, strict=True):
-        assert_close(ours, right, 'float32', 40)
+    for actual, expected in zip(*values_and_gradients, strict=True):
+        assert_close(actual, expected, 'float32', 40)
 
 
-def test_softmax_is_computed_again():
-    """Under `jax.checkpoint`, which the interpreter lacks. Catches a pass that cannot be, or what
-    it saves kept all the same.
+def test_checkpoint_recomputes_softmax():
+    """Under `jax.checkpoint`, which the interpreter lacks. Catches a pass that fails there, or
+    residuals that are kept nevertheless.
     """
     x, g = draw((4, 40), 'float32')
     gradient = jax.grad(lambda x: jnp.sum(g * jax.checkpoint(softmax)(jnp.sin(x))))
@@ -265,24 +271,25 @@ def test_softmax_is_computed_again():
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures('interpreted')
+@pytest.mark.usefixtures('interpret_kernels')
 @pytest.mark.parametrize('batch', [4, 3])
-def test_softmax_is_cut_over_the_devices_of_a_mesh(batch):
-    """On 2 x 4 devices as on one, the sink's gradient too; three rows do not divide. Catches a
-    sink's gradient of one device's rows, or of those of `run` twice, and rows that are not cut.
+def test_softmax_is_sharded(batch):
+    """2 x 4 devices agree with one device, also in the sink's gradient; three rows do not divide.
+    Catches a sink's gradient from one device's rows only, or counted twice over `run`, and
+    unsharded rows.
     """
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ('run', 'data'))
     shape = (batch, 2, 5, 40)
-    (x, g), more = draw(shape, 'float32'), everything(shape)
+    (x, g), options = draw(shape, 'float32'), draw_options(shape)
     compute = trace_on_mesh(
-        mesh, lambda x, g, sink: with_gradients(softmax, x, g, **{**more, 'sink': sink})
+        mesh, lambda x, g, sink: forward_and_gradients(softmax, x, g, **{**options, 'sink': sink})
     )
     rows = batch_sharding(mesh) if batch == 4 else replicated_sharding(mesh)
     shardings = (rows, rows, replicated_sharding(mesh))
-    cut = jax.jit(compute, in_shardings=shardings)
-    assert_is_softmax(cut(x, g, more['sink']), x, g, **more)
-    rows_each = 1 if batch == 4 else 3
-    assert f'f32[1,{2 * rows_each},5,40]' in str(jax.make_jaxpr(compute)(x, g, more['sink']))
+    sharded = jax.jit(compute, in_shardings=shardings)
+    assert_matches_softmax(sharded(x, g, options['sink']), x, g, **options)
+    local_rows = 1 if batch == 4 else 3
+    assert f'f32[1,{2 * local_rows},5,40]' in str(jax.make_jaxpr(compute)(x, g, options['sink']))
 
 
 @pytest.mark.parametrize(
@@ -298,7 +305,7 @@ def test_softmax_is_cut_over_the_devices_of_a_mesh(batch):
         (lambda x: softmax(x, sink=jnp.ones(8)), r'sink must broadcast to \(1?,? ?4,?\)'),
     ],
 )
-def test_bad_input_is_refused(compute, words):
-    """In words, before anything is compiled. Catches an error out of the kernel's tracing."""
+def test_bad_input_is_rejected(compute, words):
+    """Before anything is compiled. Catches an error from the kernel's tracing."""
     with pytest.raises(ValueError, match=words):
         compute(jnp.zeros((4, 8)))

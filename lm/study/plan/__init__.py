@@ -1,1 +1,3 @@
-"""Plans the runs of a study: cells of a sweep, protocols, and the values that a search tries."""
+"""Plans the runs of a study: the cells of a sweep, protocols, and the values that a search
+tries.
+"""

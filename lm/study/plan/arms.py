@@ -1,8 +1,8 @@
 """Plans the arms of an ablation: cells of a sweep whose tuned fields get their best values.
 
-`config.tune` (`lm.study.plan.settings`) names the fields. An arm's runs are cells too, in folders
-named by their configs; which of them come next follows from those that have ended
-(`lm.study.verdicts`), so that the same command goes on wherever it was stopped.
+`config.tune` (`lm.study.plan.settings`) names the fields. The runs of an arm are cells too, in
+folders named by their configs. `lm.study.verdicts` derives the next runs from the ended ones, so
+the same command resumes wherever it was stopped.
 """
 
 import dataclasses
@@ -24,8 +24,12 @@ from lm.study.tables.text import format_count
 
 @dataclasses.dataclass(frozen=True)
 class ArmStart:
-    """The start of the runs of an arm. sets: fields that a protocol sets
-    (`lm.study.plan.protocols`).
+    """The start of the runs of an arm.
+
+    Attributes:
+      arm: the arm, without losses.
+      recipe: its recipe before any tuned value is set.
+      overrides: fields that a protocol sets (`lm.study.plan.protocols`).
     """
 
     arm: Arm
@@ -36,108 +40,138 @@ class ArmStart:
 def plan_starts(
     base: Mapping[str, Any], sweep: Any, tune_config: Any, overrides: Sequence[Changes] = ()
 ) -> tuple[list[ArmStart], Tune]:
-    """Returns where the arms start, the baseline first, and what config.tune asks for.
+    """Returns the starts of the arms, the baseline first, and the settings of config.tune.
 
     Args:
-      base: the config that all start from, as nested dicts.
-      sweep: config.sweep, whose cells are the arms; None: one arm.
-      asked: config.tune.
-      sets: fields that a protocol sets, of each cell of the sweep; without one, none.
+      base: the config that all arms start from, as nested dicts.
+      sweep: config.sweep, with the arms as its cells; None: one arm.
+      tune_config: config.tune.
+      overrides: fields that a protocol sets in each cell of the sweep; () without a protocol.
+
+    Returns:
+      (starts, settings).
 
     Raises:
-      ValueError: as `cells` and `lm.study.plan.settings.read` do, for a sweep over seeds or over a
-        tuned field, and for an arm that does not read a tuned field.
+      ValueError: as `expand_sweep` and `lm.study.plan.settings.parse_tune` do; for a sweep over
+        seeds or over a tuned field; and for an arm that does not read a tuned field.
     """
     tune = parse_tune(tune_config)
-    found = expand_sweep(base, {'list': ({},)} if sweep is None else sweep)
-    swept = {path for one in found for path in one.changes}
-    _check_tuned_fields(found, tune)
+    arm_cells = expand_sweep(base, {'list': ({},)} if sweep is None else sweep)
+    swept = {path for cell in arm_cells for path in cell.changes}
+    _check_tuned_fields(arm_cells, tune)
     if seeds := swept & {*SEEDS}:
         raise ValueError(
             f'{seeds.pop()} is swept, and config.tune trains the seeds that its arms need; leave '
             'it out of config.sweep. tune.seeds is how many fresh ones a look of a verdict has'
         )
-    overrides = overrides or [{}] * len(found)
-    found = apply_overrides(base, found, overrides)
-    starts = [_make_start(one, tune, own) for one, own in zip(found, overrides, strict=True)]
-    for share, at in _length_changes(found[0].recipe, tune.lengths).items():
-        own = {path: value for path, value in overrides[0].items() if path not in at}
-        other = dataclasses.replace(found[0], changes=found[0].changes | at)
-        starts.append(_make_start(*apply_overrides(base, [other], [own]), tune, own, share))
+    overrides = overrides or [{}] * len(arm_cells)
+    arm_cells = apply_overrides(base, arm_cells, overrides)
+    starts = [
+        _make_start(cell, tune, cell_overrides)
+        for cell, cell_overrides in zip(arm_cells, overrides, strict=True)
+    ]
+    for share, changes in _length_changes(arm_cells[0].recipe, tune.lengths).items():
+        length_overrides = {
+            path: value for path, value in overrides[0].items() if path not in changes
+        }
+        at_length = dataclasses.replace(arm_cells[0], changes=arm_cells[0].changes | changes)
+        starts.append(
+            _make_start(
+                *apply_overrides(base, [at_length], [length_overrides]),
+                tune,
+                length_overrides,
+                share,
+            )
+        )
     return starts, tune
 
 
 def _length_changes(recipe: Recipe, shares: Sequence[float]) -> dict[float, Changes]:
-    """Complete runs of shares of the steps: the warm-up has the same share of each."""
+    """Returns the changes for complete runs over shares of the steps. Warm-up keeps its share of a
+    run.
+    """
     warmup = flatten(recipe).get('optim.warmup_steps')
     counts = {'train.steps': recipe.train.steps, 'optim.warmup_steps': warmup}
     counts = {path: n for path, n in counts.items() if n}
-    whole, found = recipe.train.steps, {}
+    total, by_share = recipe.train.steps, {}
     for share in shares:
-        found[share] = {path: max(1, round(share * n)) for path, n in counts.items()}
-        if round(share * whole) < 1:
-            raise ValueError(f'tune.lengths: {share:g} of {whole} steps is none; give a larger one')
-    steps = [whole, *(one['train.steps'] for one in found.values())]
+        by_share[share] = {path: max(1, round(share * n)) for path, n in counts.items()}
+        if round(share * total) < 1:
+            raise ValueError(f'tune.lengths: {share:g} of {total} steps is none; give a larger one')
+    steps = [total, *(changes['train.steps'] for changes in by_share.values())]
     if len({*steps}) < len(steps):
         raise ValueError(
-            f'tune.lengths must be of different numbers of steps; got {list(shares)} of {whole}, '
+            f'tune.lengths must be of different numbers of steps; got {list(shares)} of {total}, '
             f'which are {steps[1:]}. Leave out what is there twice, and 1, which there is always.'
         )
-    return found
+    return by_share
 
 
 def _check_tuned_fields(sweep_cells: Sequence[Cell], tune: Tune) -> None:
-    """Raises ValueError for cells that have values of a tuned field for no purpose: they are
-    centres of arms where the field is tuned around each arm's own value, and the arms differ in
-    something else.
+    """Raises ValueError for cells with superfluous values of a tuned field.
+
+    A cell may set a tuned field if the field is tuned around each arm's own value, which is then
+    the centre of the arm, and if the arms differ in another field as well.
     """
-    for path, given in tune.fields.items():
-        if given is not None and any(path in one.changes for one in sweep_cells):
+    for path, setting in tune.fields.items():
+        if setting is not None and any(path in cell.changes for cell in sweep_cells):
             raise ValueError(
-                f'{path} is tuned and swept: config.tune has {given!r} for all arms, and the arms '
-                'of config.sweep have values of their own. Leave it out of config.sweep, or write '
+                f'{path} is tuned and swept: config.tune has {setting!r} for all arms, and the '
+                'arms of config.sweep have values of their own. Leave it out of config.sweep, or '
+                'write '
                 f"'{path}': None in config.tune, which searches around each arm's own value"
             )
-    seen: dict[tuple, Cell] = {}
-    for one in sweep_cells:
-        rest = tuple((p, v) for p, v in flatten(one.recipe).items() if p not in tune.fields)
-        other = seen.setdefault(rest, one)
-        if other is not one:
-            paths = ', '.join(p for p in tune.fields if any(p in c.changes for c in (one, other)))
+    by_rest: dict[tuple, Cell] = {}
+    for cell in sweep_cells:
+        other_values = tuple(
+            (p, v) for p, v in flatten(cell.recipe).items() if p not in tune.fields
+        )
+        twin = by_rest.setdefault(other_values, cell)
+        if twin is not cell:
+            paths = ', '.join(p for p in tune.fields if any(p in c.changes for c in (cell, twin)))
             raise ValueError(
                 f'{paths} is tuned and swept, so that two arms differ in nothing else: '
-                f'{other.changes} and {one.changes}. Leave it out of config.sweep, as each arm '
+                f'{twin.changes} and {cell.changes}. Leave it out of config.sweep, as each arm '
                 'gets its best value, or out of config.tune'
             )
 
 
-def _make_start(sweep_cell: Cell, tune: Tune, overrides: Changes, length: float = 1.0) -> ArmStart:
-    name = arm_name(sweep_cell.changes)
-    changes = {path: value for path, value in sweep_cell.changes.items() if path not in tune.fields}
+def _make_start(cell: Cell, tune: Tune, overrides: Changes, length: float = 1.0) -> ArmStart:
+    """Returns the start of an arm. length: steps over the steps of the baseline."""
+    name = arm_name(cell.changes)
+    changes = {path: value for path, value in cell.changes.items() if path not in tune.fields}
     for path in tune.fields:
-        if FIELDS[path].is_part_option and path not in sweep_cell.recipe.readers:
+        if FIELDS[path].is_part_option and path not in cell.recipe.readers:
             raise ValueError(
                 f'tune: {path} is read by no part of {name}, whose runs would be equal; all arms '
                 'are searched over the same fields. Leave the field out of config.tune, or give '
                 'this arm a part that reads it'
             )
     try:
-        values = make_grid(tune, flatten(sweep_cell.recipe), sweep_cell.recipe.decay.row.times_lr)
+        arm_grid = make_grid(tune, flatten(cell.recipe), cell.recipe.decay.row.times_lr)
     except ValueError as error:
         raise ValueError(f'{error} (arm: {name})') from error
     return ArmStart(
-        Arm(arm_name(changes, length), changes, values, length), sweep_cell.recipe, overrides
+        Arm(arm_name(changes, length), changes, arm_grid, length), cell.recipe, overrides
     )
 
 
 class ArmPlan:
-    """The arms and their cells, and what the folders of these come to.
+    """The arms, their cells, and the results in the cells' folders.
+
+    Args:
+      base: the config that all arms start from, as nested dicts.
+      sweep: config.sweep.
+      tune_config: config.tune.
+      overrides: fields that a protocol sets in each cell of the sweep.
 
     Attributes:
-      starts, tune: as `plan_starts` returns them.
+      starts: starts of the arms, from `plan_starts`.
+      tune: settings of config.tune.
       metric: the column of the losses.
-      first: a cell of each arm.
-      names: of folders that an earlier command began under another name than the cell's own.
+      first_cells: a cell of each arm.
+      folder_names: cell name -> folder name, for cells that an earlier command began under another
+        name.
     """
 
     def __init__(
@@ -153,11 +187,12 @@ class ArmPlan:
         self._base_config = build_config(base)
         self._cells: dict[tuple[int, Point], Cell] = {}
         centre = Point((0,) * len(self.tune.fields), 0)
-        # What an arm does not read is refused before any is trained.
+        # Raises an error for fields that an arm does not read before any arm is trained.
         self.first_cells = [self.make_cell(i, centre, '') for i in range(len(self.starts))]
 
     @property
     def arms(self) -> list[Arm]:
+        """Returns the arms, without losses."""
         return [start.arm for start in self.starts]
 
     @property
@@ -166,40 +201,52 @@ class ArmPlan:
         return [start.recipe.train.steps for start in self.starts]
 
     def make_cell(self, arm: int, point: Point, stage: str) -> Cell:
-        """Returns the run of an arm at a point: seed i adds i to the seeds of the base."""
+        """Returns the run of an arm at a point. Seed i adds i to the seeds of the base.
+
+        Args:
+          arm: position of the arm.
+          point: values and seed of the run.
+          stage: stage that requests the run.
+
+        Returns:
+          The cell.
+        """
         if (arm, point) not in self._cells:
             start = self.starts[arm]
             seeds = {path: flatten(start.recipe)[path] + point.seed for path in SEEDS}
             values = start.arm.grid.values(point.k) | seeds
-            made = make_cell(self._base_config, start.arm.changes | start.overrides | values, ())
+            new_cell = make_cell(
+                self._base_config, start.arm.changes | start.overrides | values, ()
+            )
             changes = start.arm.changes | values
-            self._cells[arm, point] = dataclasses.replace(made, changes=changes)
-        known = self._cells[arm, point]
+            self._cells[arm, point] = dataclasses.replace(new_cell, changes=changes)
+        cell = self._cells[arm, point]
         tuned = {'arm': arm, 'k': list(point.k), 'seed': point.seed, 'stage': stage}
         return dataclasses.replace(
-            known, arm_position=tuned, name=self.folder_names.get(known.name, known.name)
+            cell, arm_position=tuned, name=self.folder_names.get(cell.name, cell.name)
         )
 
     def make_cells(self, runs: Sequence[tuple[int, K, int, str]]) -> list[Cell]:
-        """Returns the cells of `runs`."""
+        """Returns the cells of runs (arm, indices, seed, stage)."""
         return [self.make_cell(i, Point(tuple(k), seed), stage) for i, k, seed, stage in runs]
 
     def load_ablation(self, workdir: Path) -> Ablation:
-        """Returns what the runs in the folder of the sweep say. Their summaries are read as far as
-        the waves have come: what belongs to none says nothing.
+        """Returns the ablation with the losses of the runs in the sweep's folder.
+
+        Only the summaries of runs that belong to a wave are read.
         """
         losses: list[dict[Point, float]] = [{} for _ in self.starts]
         while True:
             arms = [
-                dataclasses.replace(arm, losses=dict(known))
-                for arm, known in zip(self.arms, losses, strict=True)
+                dataclasses.replace(arm, losses=dict(arm_losses))
+                for arm, arm_losses in zip(self.arms, losses, strict=True)
             ]
             ablation = Ablation(self.tune, self.metric, arms)
             _, points = ablation.study.next_runs or ('', [[]] * len(arms))
             ended = [
                 (i, point, loss)
-                for i, asked in enumerate(points)
-                for point in asked
+                for i, arm_points in enumerate(points)
+                for point in arm_points
                 if point not in losses[i]
                 and (loss := self._read_loss(workdir, i, point)) is not None
             ]
@@ -209,18 +256,20 @@ class ArmPlan:
                 losses[i][point] = loss
 
     def _read_loss(self, workdir: Path, arm: int, point: Point) -> float | None:
+        """Returns the loss of a run; None if it has not ended."""
         return Run(workdir / self.make_cell(arm, point, '').name).loss(self.metric)
 
     @property
     def description(self) -> str:
-        """Returns how many arms there are, and how many runs of each."""
-        least, usual = self.tune.min_budget, self.tune.typical_runs
+        """Returns the number of arms, and of runs of each."""
+        min_runs, typical_runs = self.tune.min_budget, self.tune.typical_runs
         return (
-            f'{format_count(len(self.starts), "arm")} of {least} runs at least, {usual} as a rule'
+            f'{format_count(len(self.starts), "arm")} of {min_runs} runs at least, '
+            f'{typical_runs} as a rule'
         )
 
     def record(self) -> dict[str, Any]:
-        """Returns what `sweep.json` holds of the ablation."""
+        """Returns the ablation's entry of `sweep.json`."""
         return dataclasses.asdict(self.tune) | {
             'metric': self.metric,
             'search_version': VERSION,

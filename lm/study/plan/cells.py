@@ -42,18 +42,18 @@ PROTOCOL = 'protocol'  # the key of config.sweep that is no axis
 class Cell:
     """One run of a sweep."""
 
-    name: str  # of its folder: the digest of its config, unless an older version began it
-    changes: Changes  # as the sweep gives them, with the types of their fields, but for `ignored`
+    name: str  # name of its folder: the digest of its config, unless an older version began it
+    changes: Changes  # changes of the sweep, typed, without `ignored`
     recipe: Recipe
-    ignored: tuple[str, ...] = ()  # options that were given, and that other cells alone read
-    arm_position: Mapping[str, Any] | None = None  # its place in an ablation (`lm.study.arm`)
+    ignored: tuple[str, ...] = ()  # options in its changes that only other cells read
+    arm_position: Mapping[str, Any] | None = None  # arm, indices, seed and stage in an ablation
 
 
-def split_sweep(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Any, Any]:
-    """Splits a ConfigDict or nested dicts into (what all runs start from, config.sweep or None,
-    config.tune or None).
+def split_sweep(raw: Any) -> tuple[dict[str, Any], Any, Any]:
+    """Splits a config into (base of all runs, config.sweep or None, config.tune or None).
 
-    An option that what they start from does not read becomes an axis of one value.
+    An option that the base does not read becomes an axis of one value. raw: a ConfigDict or nested
+    dicts.
     """
     tree = raw.to_dict() if hasattr(raw, 'to_dict') else dict(raw)
     sweep, tune = tree.pop('sweep', None), tree.pop('tune', None)
@@ -66,28 +66,30 @@ def split_sweep(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Any, Any]:
             sweep = dict(sweep) if isinstance(sweep, Mapping) else {'list': sweep}
             sweep[path] = (tree[section][name],)
         elif not any(map(all, axes)):
-            continue  # some cells have their own: it is refused, as what the others have is unclear
+            continue  # refused later: only some cells set it, and the others' value is unclear
         tree[section] = tree[section] | {name: None}
     return tree, sweep, tune
 
 
 def expand_sweep(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
-    """Returns every run of the sweep, in order: the last of several axes changes fastest. Each cell
-    is resolved after its changes: what is 'auto' or None in the base follows from them. Text is not
-    looked for (`check_sources`).
+    """Returns every run of the sweep, in order; the last of several axes changes fastest.
 
-    Raises ValueError for an axis that names no field (with the nearest), a value of another type or
-    out of bounds, an axis without values, a field that two axes change, an option that no cell
-    reads, and two cells that resolve to the same config.
+    Each cell is resolved after its changes, so that fields that are 'auto' or None in the base
+    follow from them. Text is not looked for (see `check_sources`).
+
+    Raises:
+      ValueError: for an axis that is not a field (with the nearest), a value of another type or out
+        of bounds, an axis without values, a field that two axes change, an option that no cell
+        reads, and two cells that resolve to the same config.
     """
     start = build_config(base)
-    axes, seen = _parse_axes(sweep), set()
+    axes, used_fields = _parse_axes(sweep), set()
     for axis in axes:
         fields = {path for changes in axis for path in changes}
-        if twice := sorted(fields & seen):
+        if twice := sorted(fields & used_fields):
             raise ValueError(f'two axes of the sweep change {", ".join(twice)}; zip them, or list')
-        seen |= fields
-    found: dict[str, Cell] = {}
+        used_fields |= fields
+    by_name: dict[str, Cell] = {}
     listed = [_merge_changes(parts) for parts in itertools.product(*axes)]
     unread_by = [
         call_for_cell(changes, unused_fields, update_config(start, changes)) for changes in listed
@@ -95,20 +97,20 @@ def expand_sweep(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
     read_by_none = set(unread_by[0]).intersection(*unread_by)
     for changes, paths in zip(listed, unread_by, strict=True):
         ignored = tuple(path for path in paths if path not in read_by_none)
-        made = call_for_cell(changes, make_cell, start, changes, ignored)
-        if made.name in found and ignored and found[made.name].changes == made.changes:
-            continue  # they differ in what they ignore
-        if made.name in found:
+        cell = call_for_cell(changes, make_cell, start, changes, ignored)
+        if cell.name in by_name and ignored and by_name[cell.name].changes == cell.changes:
+            continue  # they differ only in ignored options
+        if cell.name in by_name:
             raise ValueError(
-                f'two cells of the sweep are the same run: {found[made.name].changes} and '
-                f'{made.changes} resolve to equal configs. Leave one out.'
+                f'two cells of the sweep are the same run: {by_name[cell.name].changes} and '
+                f'{cell.changes} resolve to equal configs. Leave one out.'
             )
-        found[made.name] = made
-    return list(found.values())
+        by_name[cell.name] = cell
+    return list(by_name.values())
 
 
 def _parse_axes(sweep: Any) -> list[list[Changes]]:
-    """Each axis as a list of changes."""
+    """Returns each axis as a list of changes."""
     sweep = {'list': sweep} if isinstance(sweep, list | tuple) else sweep
     if isinstance(sweep, str):
         raise ValueError(
@@ -133,6 +135,7 @@ def _parse_axes(sweep: Any) -> list[list[Changes]]:
 
 
 def _parse_zip(fields: Any) -> list[Changes]:
+    """Returns the changes of an axis of fields that move together."""
     if not isinstance(fields, Mapping) or not fields:
         raise ValueError(f'sweep zip must map fields to values of equal number; got {fields!r}')
     for path in fields:
@@ -145,6 +148,7 @@ def _parse_zip(fields: Any) -> list[Changes]:
 
 
 def _parse_changes(changes: Any) -> Changes:
+    """Returns one entry of a `list` axis."""
     if not isinstance(changes, Mapping):
         example = '{"optim.lr": 1e-3}'
         raise ValueError(f'sweep list must hold dicts such as {example}; got {changes!r}')
@@ -154,8 +158,9 @@ def _parse_changes(changes: Any) -> Changes:
 
 
 def _check_values(key: str, values: Any) -> Iterable[Any]:
-    is_one = isinstance(values, str | Mapping) or not hasattr(values, '__len__')
-    if is_one or getattr(values, 'ndim', 1) != 1:
+    """Returns the values of an axis. Raises ValueError if they are not a non-empty sequence."""
+    is_single = isinstance(values, str | Mapping) or not hasattr(values, '__len__')
+    if is_single or getattr(values, 'ndim', 1) != 1:
         raise ValueError(f'sweep axis {key} must be a tuple of values; got {values!r}')
     if not len(values):
         raise ValueError(f'sweep axis {key} has no values, so that the sweep has no cells')
@@ -163,6 +168,7 @@ def _check_values(key: str, values: Any) -> Iterable[Any]:
 
 
 def _check_field(path: Any) -> None:
+    """Raises ValueError if there is no such config field."""
     if path not in FIELDS:
         hint = suggest_nearest(path, ('zip', 'list', PROTOCOL)) or field_hint(path, FIELDS)
         raise ValueError(f'sweep axis {path!r} names no config field.{hint}')
@@ -170,18 +176,29 @@ def _check_field(path: Any) -> None:
 
 def _merge_changes(parts: Iterable[Changes]) -> Changes:
     """Joins the changes of all axes, with the types of their fields."""
-    asked = {path: value for part in parts for path, value in part.items()}
-    if asked.get('model.dtype') == AUTO:
+    changes = {path: value for part in parts for path, value in part.items()}
+    if changes.get('model.dtype') == AUTO:
         raise ValueError('model.dtype=auto depends on the machine; a sweep names the types it has')
-    asked = {path: v.item() if hasattr(v, 'item') else v for path, v in asked.items()}  # NumPy's
+    changes = {
+        path: v.item() if hasattr(v, 'item') else v for path, v in changes.items()
+    }  # NumPy's
     return {
-        path: call_for_cell(asked, coerce_type, path, value, FIELDS[path].types)
-        for path, value in asked.items()
+        path: call_for_cell(changes, coerce_type, path, value, FIELDS[path].types)
+        for path, value in changes.items()
     }
 
 
 def call_for_cell[T](changes: Changes, function: Callable[..., T], *arguments: Any) -> T:
-    """Calls the function; its ValueError names the cell."""
+    """Calls the function, and adds the cell to the message of its ValueError.
+
+    Args:
+      changes: changes of the cell.
+      function: function to call.
+      *arguments: its arguments.
+
+    Returns:
+      The function's value.
+    """
     try:
         return function(*arguments)
     except ValueError as error:
@@ -189,28 +206,40 @@ def call_for_cell[T](changes: Changes, function: Callable[..., T], *arguments: A
 
 
 def make_cell(start: Config, changes: Changes, ignored: Sequence[str]) -> Cell:
-    """Resolves the run of some changes, without the options `ignored`. Raises ValueError as
-    `lm.model.check.check` does.
+    """Resolves the run of some changes, without the options `ignored`.
+
+    Args:
+      start: config of the base.
+      changes: changes from it.
+      ignored: options among the changes that the run does not read.
+
+    Returns:
+      The cell.
+
+    Raises:
+      ValueError: as `lm.model.check.check` does.
     """
     recipe = resolve_config(update_config(start, changes | dict.fromkeys(ignored)))
     check(recipe)
-    kept = {path: value for path, value in changes.items() if path not in ignored}
-    return Cell(digest(recipe), kept, recipe, tuple(ignored))
+    read_changes = {path: value for path, value in changes.items() if path not in ignored}
+    return Cell(digest(recipe), read_changes, recipe, tuple(ignored))
 
 
 def check_sources(cells: Iterable[Cell]) -> None:
-    """Looks for the text of cells, each source once, as that takes 30 ms. Raises ValueError, with
-    the cell, as `lm.data.check` does. A plan, or a board made of records, needs no text.
+    """Looks for the text of cells, once for each source, as a look takes 30 ms.
+
+    Plans, and boards made from records, need no text. Raises ValueError, with the cell, as
+    `lm.data.check` does.
     """
     first: dict[DataConfig, Cell] = {}
-    for one in cells:
-        first.setdefault(one.recipe.data, one)
-    for data, one in first.items():
-        call_for_cell(one.changes, lm.data.check, data)
+    for cell in cells:
+        first.setdefault(cell.recipe.data, cell)
+    for data, cell in first.items():
+        call_for_cell(cell.changes, lm.data.check, data)
 
 
 def describe_ignored(cells: Sequence[Cell]) -> list[str]:
-    """Says of each option that only some cells read how many these are."""
+    """Returns a line for each option that only some cells read, with the number of these cells."""
     counts = collections.Counter(path for cell in cells for path in cell.ignored)
     return [
         f'{path} is read by {len(cells) - n} of {len(cells)} cells; the others are without it'
@@ -219,17 +248,21 @@ def describe_ignored(cells: Sequence[Cell]) -> list[str]:
 
 
 def group_by_program(cells: list[Cell]) -> list[list[Cell]]:
-    """Groups cells that one program can train together: those that differ in
-    `lm.config.fields.RUN_PATHS` alone, and there by numbers: what is None, or off, is in none.
+    """Groups cells that one program can train together.
+
+    These differ only in `lm.config.fields.RUN_PATHS`, and there only by numbers: a field that is
+    None or off is not part of the program.
     """
     by_program: dict[tuple, list[Cell]] = {}
-    for one in cells:
-        by_program.setdefault(program_key(one), []).append(one)
+    for cell in cells:
+        by_program.setdefault(program_key(cell), []).append(cell)
     return list(by_program.values())
 
 
 def program_key(cell: Cell) -> tuple[tuple[str, Any], ...]:
-    """Returns what the program of a cell has compiled in: equal for cells of one group."""
+    """Returns the fields that are compiled into the program of a cell; equal for cells of one
+    group.
+    """
     return tuple(
         (path, value)
         for path, value in flatten(cell.recipe).items()

@@ -1,24 +1,25 @@
-"""The values that each arm of an ablation trains at next: waves of runs, from what has ended alone.
+"""The next values of each arm of an ablation: waves of runs that follow from ended runs alone.
 
-Waves follow from the settings and from the losses of earlier waves; nothing is drawn. `replay_waves`
-makes them again: where a loss of a wave is missing, that wave is what has to be trained, whatever
-else has ended and in whatever order. All arms get as many runs in each wave, and share its stage:
+Waves follow from the settings and from the losses of earlier waves, without random choices.
+`replay_waves` recomputes them. The first wave with a missing loss is trained next, whatever else
+has ended and in whatever order. All arms get the same number of runs in each wave, and share its
+stage:
 
     scan     octaves around the centre, one seed
     extend   while the best value is at an edge: further octaves, and repeats of the best two; from
-             the second time on only where the best is significantly better than its neighbour
+             the second time on only if the best is significantly better than its neighbour
     line     of several fields: steps along one of them in turn, in two cycles
     refine   half octaves on both sides of the best, and repeats of it and of its neighbours
     repeat   while the allowance is more than half the smallest effect that matters
 
-An arm that needs less than the others in a wave gets further seeds near its best value. An arm that
-diverges wherever it is tried has no more runs; the others go on.
+An arm that needs fewer runs than the others in a wave gets further seeds near its best value. An
+arm that diverges at every value gets no more runs, while the others continue.
 """
 
 import collections
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -58,27 +59,29 @@ LOCATED, FLAT, EDGE, CLIFF = 'located', 'flat', 'edge', 'cliff'
 EXTEND = 'extend'
 NOT_CONVEX, NOT_REFINED, DIVERGED = 'not convex', 'not refined', 'diverged everywhere'
 
-K = tuple[int, ...]  # the place of a value: an index for each tuned field
+K = tuple[int, ...]  # a place: the index of each tuned field's value
 Bounds = Sequence[tuple[float, float]]  # lowest and highest index of each field of an arm
 UNBOUNDED = (-math.inf, math.inf)
 
 
 class Point(NamedTuple):
-    """A run of an arm: the place of its values, and the number of its seed."""
+    """A run of an arm: the indices of its values, and the number of its seed."""
 
     k: K
     seed: int
 
 
-Losses = Mapping[Point, float]  # of an arm; not finite: diverged
+Losses = Mapping[Point, float]  # losses of an arm; not finite if a run diverged
 
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """Settings that the waves follow from, besides losses and bounds.
+    """Settings that determine the waves, together with losses and bounds.
 
-    scans: indices of the first line along each tuned field, around its centre. smallest_effect: of
-    losses, that matters. most_runs: of an arm; a wave that would exceed it is not begun.
+    Attributes:
+      scans: indices of the first line along each tuned field, around its centre.
+      smallest_effect: difference of losses that matters.
+      max_runs: maximal number of runs of an arm; a wave that would exceed it is not begun.
     """
 
     scans: tuple[tuple[int, ...], ...] = (SCAN,)
@@ -87,12 +90,12 @@ class Search:
 
     @property
     def n_fields(self) -> int:
-        """Returns how many fields are tuned."""
+        """Returns the number of tuned fields."""
         return len(self.scans)
 
 
 class SearchWave(NamedTuple):
-    """Runs of all arms that are trained together; those of `missing` have not ended yet."""
+    """Runs of all arms that train together; those in `missing` have not ended yet."""
 
     stage: str
     points: list[list[Point]]  # by arm
@@ -100,15 +103,16 @@ class SearchWave(NamedTuple):
 
 
 class LineSearch:
-    """An arm as far as its runs have ended, and the line along one field that is searched now.
+    """The ended runs of an arm, and the line along the field that is searched at present.
 
     Attributes:
-      bounds: of each field.
-      losses: of each place that was tried, by seed.
-      centre, along: the line has the places that differ from `centre` in the field `along` alone.
-      means: of the line.
-      extensions: waves beyond its edges so far.
-      earlier: the means along other fields, of the last line of each.
+      bounds: lowest and highest index of each field.
+      losses: losses of each tried place, by seed.
+      centre: a place on the line.
+      field_index: field of the line; its places differ from `centre` only in this field.
+      means: means along the line.
+      extensions: number of waves beyond its edges.
+      earlier_means: means of the last line along each other field.
     """
 
     def __init__(self, bounds: Bounds):
@@ -128,17 +132,17 @@ class LineSearch:
         return int(self.means.k[self.means.best_position])
 
     def place_at(self, index: int) -> K:
-        """Returns the place of an index along the line."""
+        """Returns the place at an index along the line."""
         return (*self.centre[: self.field_index], index, *self.centre[self.field_index + 1 :])
 
     def add(self, losses: Sequence[tuple[Point, float]]) -> None:
-        """Adds runs that have ended, those of one place by ascending seeds."""
+        """Adds runs that have ended, in order of seeds at each place."""
         for point, loss in losses:
             self.losses.setdefault(point.k, []).append(loss)
         self._update_means()
 
     def switch_field(self, field_index: int, s: float) -> None:
-        """Turns the line to another field, at the minimum along this one."""
+        """Moves the line to another field, through the minimum along the present field."""
         if field_index == self.field_index:
             return
         self.earlier_means[self.field_index] = self.means
@@ -147,20 +151,23 @@ class LineSearch:
         self._update_means()
 
     def find_minimum(self, s: float) -> K:
-        """Returns the place of the minimum: of the surface where several fields have one, else of
-        the line; of a line without runs its centre; the best place of all where all of it diverged.
+        """Returns the place of the minimum.
+
+        This is the minimum of the surface over several fields if it has one, else of the line. For
+        a line without runs it is the centre, and for a line with only diverged runs the best place
+        of all lines.
         """
         if not len(self.means.k):
-            found = self.centre
+            place = self.centre
         elif not len(self.means.finite.k):
-            found = self.best_place
+            place = self.best_place
         else:
-            found = self.place_at(find_vertex(self.means, s))
-        sound = {k: x for k, x in self.losses.items() if is_all_finite(x)}
-        if len(self.bounds) == 1 or not sound:
-            return found
+            place = self.place_at(find_vertex(self.means, s))
+        finite = {k: x for k, x in self.losses.items() if is_all_finite(x)}
+        if len(self.bounds) == 1 or not finite:
+            return place
         steps = STEPS[: len(self.bounds)]
-        moved = surface.find_minimum(sound, found, steps) or found
+        moved = surface.find_minimum(finite, place, steps) or place
         return tuple(
             int(min(max(k, low), high)) for k, (low, high) in zip(moved, self.bounds, strict=True)
         )
@@ -170,50 +177,52 @@ class LineSearch:
         """The means along each field that has been searched."""
         return self.earlier_means | ({self.field_index: self.means} if len(self.means.k) else {})
 
-    def allowed_indices(self, indices: Sequence[int]) -> list[int]:
+    def allowed_indices(self, indices: Iterable[int]) -> list[int]:
         """Returns the indices of the line that its bounds allow."""
         lowest, highest = self.bounds[self.field_index]
         return [i for i in indices if lowest <= i <= highest]
 
-    def untried_indices(self, indices: Sequence[int]) -> list[int]:
-        """Returns the indices that may be tried, and have not been."""
+    def untried_indices(self, indices: Iterable[int]) -> list[int]:
+        """Returns the allowed indices that have not been tried."""
         return [i for i in self.allowed_indices(indices) if i not in self.means.k]
 
     def propose_runs(self, indices: Sequence[int]) -> list[Point]:
-        """Returns a run at each index, with seeds that it has not had; an index may come twice."""
+        """Returns a run with a new seed at each index; an index may occur twice."""
         counts = collections.Counter({k: len(x) for k, x in self.losses.items()})
-        found = []
+        points = []
         for k in map(self.place_at, indices):
-            found.append(Point(k, counts[k]))
+            points.append(Point(k, counts[k]))
             counts[k] += 1
-        return found
+        return points
 
     def fill_wave(self, points: Sequence[Point], width: int) -> list[Point]:
         """Adds further seeds of the WAVE values nearest to the best, fewest seeds first."""
         points = list(points)
         while len(points) < width:
-            asked = collections.Counter(p.k for p in points)
-            n = {k: len(self.losses.get(k, ())) + asked[k] for k in self._nearest_places}
+            counts = collections.Counter(p.k for p in points)
+            n = {k: len(self.losses.get(k, ())) + counts[k] for k in self._nearest_places}
             points.append(min((Point(k, n[k]) for k in n), key=lambda point: point.seed))
         return points
 
     @property
     def _nearest_places(self) -> list[K]:
-        """The places of the line nearest to its best one, as far as none diverged."""
-        known = self.means.finite
-        if not len(known.k):
+        """The places of the line nearest to its best place, without diverged runs."""
+        finite = self.means.finite
+        if not len(finite.k):
             return [self.best_place]
-        distance = np.abs(known.k - known.k[known.best_position])
-        return [self.place_at(int(k)) for k in known.k[np.argsort(distance, kind='stable')[:WAVE]]]
+        # A stable sort keeps ties in ascending order, so that replays propose the same runs.
+        distance = np.abs(finite.k - finite.k[finite.best_position])
+        return [self.place_at(int(k)) for k in finite.k[np.argsort(distance, kind='stable')[:WAVE]]]
 
     @property
     def best_place(self) -> K:
-        """The place of the lowest mean of all lines; the centre where every place diverged."""
+        """The place of the lowest mean of all lines; the centre if every place diverged."""
         if self.is_dead or not self.losses:
             return self.centre
         return min(sorted(self.losses), key=lambda k: mean_loss(self.losses[k]))
 
     def _update_means(self) -> None:
+        """Recomputes the means of the line."""
         along = self.field_index
         on_line = {k[along]: x for k, x in self.losses.items() if self.place_at(k[along]) == k}
         self.means = compute_means(on_line)
@@ -221,9 +230,9 @@ class LineSearch:
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """Waves that have been made again: the last one is `open` if runs of it are missing.
+    """Recomputed waves; `open_wave` is the last wave if it has missing runs.
 
-    is_refined: whether the search came as far as the half octaves around the best, and had them.
+    is_refined: whether the refinement of the best values has ended.
     """
 
     waves: list[SearchWave]
@@ -243,32 +252,40 @@ def pool_arm_spread(arms: Sequence[LineSearch]) -> Spread:
 
 
 def replay_waves(losses: Sequence[Losses], search: Search, bounds: Sequence[Bounds]) -> Replay:
-    """Makes the waves again, up to the first that has not wholly ended.
+    """Recomputes the waves, up to the first with missing runs.
 
     Args:
-      losses: of each arm. What belongs to no wave is not read.
-      search: what the waves follow from.
-      bounds: of each arm.
+      losses: losses of each arm; points outside all waves are ignored.
+      search: settings of the waves.
+      bounds: bounds of each arm.
+
+    Returns:
+      The waves, and the state of each arm.
     """
-    tuner = _Tuner([LineSearch(own) for own in bounds], search)
+    tuner = _Tuner([LineSearch(arm_bounds) for arm_bounds in bounds], search)
     waves: list[SearchWave] = []
     for stage, points in tuner.propose_waves():
         waves.append(SearchWave(stage, points, find_missing(points, losses)))
         if waves[-1].missing:
             return Replay(waves, tuner.arms, waves[-1], tuner.is_refined)
-        for arm, own, ended in zip(tuner.arms, points, losses, strict=True):
-            arm.add([(p, ended[p]) for p in own])
+        for arm, arm_points, ended in zip(tuner.arms, points, losses, strict=True):
+            arm.add([(p, ended[p]) for p in arm_points])
     return Replay(waves, tuner.arms, None, tuner.is_refined)
 
 
 def find_missing(points: Sequence[Sequence[Point]], losses: Sequence[Losses]) -> list[list[Point]]:
-    """Returns the points without a loss, by arm; [] if there is none."""
-    found = [[p for p in own if p not in at] for own, at in zip(points, losses, strict=True)]
-    return found if any(found) else []
+    """Returns the points without a loss, by arm; [] if there are none."""
+    missing = [
+        [p for p in arm_points if p not in arm_losses]
+        for arm_points, arm_losses in zip(points, losses, strict=True)
+    ]
+    return missing if any(missing) else []
 
 
 class _Tuner:
-    """Proposes waves; the losses of one are added to `arms` before the next is asked for."""
+    """Proposes waves. The losses of a wave are added to `arms` before the next wave is
+    requested.
+    """
 
     def __init__(self, arms: list[LineSearch], search: Search):
         self.arms, self.search = arms, search
@@ -276,38 +293,41 @@ class _Tuner:
         self.is_refined = False
 
     def propose_waves(self) -> Iterator[tuple[str, list[list[Point]]]]:
+        """Yields (stage, points of each arm)."""
         for stage, along in self._stages():
             s = pool_arm_spread(self.arms).s
             for arm in self.arms:
                 arm.switch_field(along, s)
-            asked = [0] * len(self.arms)  # waves in which an arm did not extend
+            counts = [0] * len(self.arms)  # waves in which an arm did not extend
             while True:
-                own = pool_arm_spread(self.arms)
-                wants = [
-                    self._propose_points(stage, *one, own)
-                    for one in zip(self.arms, asked, strict=True)
+                seed_spread = pool_arm_spread(self.arms)
+                proposals = [
+                    self._propose_points(stage, *arm_and_count, seed_spread)
+                    for arm_and_count in zip(self.arms, counts, strict=True)
                 ]
-                width = max(len(points) for _, points in wants)
+                width = max(len(points) for _, points in proposals)
                 if not width:
                     break
                 if self.n_runs + width > self.search.max_runs:
                     return
                 self.n_runs += width
-                for arm, (kind, _) in zip(self.arms, wants, strict=True):
+                for arm, (kind, _) in zip(self.arms, proposals, strict=True):
                     arm.extensions += kind == EXTEND
-                asked = [n + (kind != EXTEND) for n, (kind, _) in zip(asked, wants, strict=True)]
-                kinds = {kind for kind, points in wants if points}
+                counts = [
+                    n + (kind != EXTEND) for n, (kind, _) in zip(counts, proposals, strict=True)
+                ]
+                kinds = {kind for kind, points in proposals if points}
                 yield (
                     EXTEND if EXTEND in kinds else stage,
                     [
                         points if arm.is_dead else arm.fill_wave(points, width)
-                        for arm, (_, points) in zip(self.arms, wants, strict=True)
+                        for arm, (_, points) in zip(self.arms, proposals, strict=True)
                     ],
                 )
             self.is_refined |= stage == 'refine'
 
     def _stages(self) -> Iterator[tuple[str, int]]:
-        """Stages, and the field that each is along."""
+        """Yields the stages, with the field of each."""
         fields = range(self.search.n_fields)
         yield from (('scan', along) for along in fields)
         if self.search.n_fields > 1:
@@ -318,60 +338,63 @@ class _Tuner:
     def _propose_points(
         self, stage: str, arm: LineSearch, n_waves: int, seed_spread: Spread
     ) -> tuple[str, list[Point]]:
-        """The kind and the points of what an arm needs in this stage; none if it needs nothing."""
-        here = arm.centre[arm.field_index]
+        """Returns the kind and the points that an arm needs in this stage; [] if none.
+
+        n_waves: number of earlier waves of this stage that did not extend.
+        """
+        centre = arm.centre[arm.field_index]
         if stage in ('scan', 'line') and not n_waves and not arm.is_dead:
             step = STEPS[arm.field_index]
             offsets = self.search.scans[arm.field_index] if stage == 'scan' else (-step, 0, step)
-            if new := arm.untried_indices([here + i for i in offsets]):
-                return stage, arm.propose_runs(new)
+            if indices := arm.untried_indices([centre + i for i in offsets]):
+                return stage, arm.propose_runs(indices)
         if points := self._propose_extension(arm, seed_spread):
             return EXTEND, points
         if arm.is_dead:
             return stage, []
         if stage == 'refine' and n_waves < REFINEMENTS:
             return stage, propose_refinement(arm)
-        enough = self.search.smallest_effect / 2
+        threshold = self.search.smallest_effect / 2
         if (
             stage == 'repeat'
             and n_waves < REPEATS
-            and compute_allowance(arm.means, seed_spread) > enough
+            and compute_allowance(arm.means, seed_spread) > threshold
         ):
             return stage, arm.fill_wave([], WAVE)
         return stage, []
 
     def _propose_extension(self, arm: LineSearch, seed_spread: Spread) -> list[Point]:
-        """Further steps beyond an edge, where that has the best value; [] where there is no such
-        edge, or no more room or waves for it.
+        """Returns further steps beyond an edge that has the best value; [] without one, at a bound,
+        and after EXTENSIONS waves.
 
-        One field: three octaves, and repeats of the best value and of its neighbour; from the
-        second time on repeats alone, unless the best is significantly better than its neighbour:
-        noise grows with the learning rate, and of many loud runs some are low. Several fields,
-        whose lines are many: one step, then two, and so on.
+        With one field: three octaves, and repeats of the best value and its neighbour. From the
+        second time on only repeats, unless the best is significantly better than its neighbour,
+        because noise grows with the learning rate and some of many noisy runs are low by chance.
+        With several fields, and so many lines: one step, then two, and so on.
         """
         side, means = edge_side(arm.means), arm.means
         if not side or arm.extensions == EXTENSIONS:
             return []
         lowest, highest = arm.bounds[arm.field_index]
         outermost = int(means.k[0] if side < 0 else means.k[-1])
-        is_alone = self.search.n_fields == 1
-        count = 3 if is_alone else 1 + arm.extensions
+        is_single = self.search.n_fields == 1
+        count = 3 if is_single else 1 + arm.extensions
         steps = [outermost + side * i * STEPS[arm.field_index] for i in range(1, count + 1)]
-        outward = arm.untried_indices(sorted({min(max(i, lowest), highest) for i in steps}))
+        outward = arm.untried_indices(sorted({int(min(max(i, lowest), highest)) for i in steps}))
         inner = [
             i for i in (means.best_position, means.best_position - side) if 0 <= i < len(means.k)
         ]
         inner = [i for i in inner if math.isfinite(means.mean[i])]
-        if not outward or not is_alone:
+        if not outward or not is_single:
             return arm.propose_runs(outward)
-        is_found = len(inner) < 2 or find_worse(means, seed_spread)[inner[1]]
-        beyond = outward if is_found or not arm.extensions else []
-        return arm.propose_runs([*beyond, *(int(means.k[i]) for i in inner)])
+        is_significant = len(inner) < 2 or find_worse(means, seed_spread)[inner[1]]
+        extensions = outward if is_significant or not arm.extensions else []
+        return arm.propose_runs([*extensions, *(int(means.k[i]) for i in inner)])
 
 
 def edge_side(means: Means) -> int:
-    """Returns -1 or 1 where the best value is the lowest or highest tried, -1 where all diverged;
-    else 0.
+    """Returns -1 or 1 if the best value is the lowest or highest tried, -1 if all diverged; else
+    0.
     """
     if not np.any(np.isfinite(means.mean)):
         return -1 if len(means.k) else 0
@@ -379,13 +402,17 @@ def edge_side(means: Means) -> int:
 
 
 def propose_refinement(arm: LineSearch) -> list[Point]:
-    """Returns half octaves around the best value, and repeats of it and of those an octave off; []
-    where there are half octaves already. On a line that has no runs yet: all of them.
+    """Returns half octaves around the best value, and repeats of the best and of values an octave
+    off.
+
+    Returns [] if the half octaves have been tried. On a line without runs all of these are new.
     """
     if not len(arm.means.k):
-        here = arm.centre[arm.field_index]
+        centre = arm.centre[arm.field_index]
         return arm.propose_runs(
-            arm.allowed_indices([here + i for i in (-OCTAVE, -HALF_OCTAVE, 0, HALF_OCTAVE, OCTAVE)])
+            arm.allowed_indices(
+                [centre + i for i in (-OCTAVE, -HALF_OCTAVE, 0, HALF_OCTAVE, OCTAVE)]
+            )
         )
     halves = arm.untried_indices([arm.best_index - HALF_OCTAVE, arm.best_index + HALF_OCTAVE])
     finite = {int(k) for k in arm.means.finite.k}
@@ -397,11 +424,14 @@ def propose_refinement(arm: LineSearch) -> list[Point]:
 
 @dataclasses.dataclass(frozen=True)
 class Pick:
-    """The values of an arm, and what is known of them.
+    """The best values of an arm, and their uncertainty.
 
-    k: their place. allowance: loss that other seeds could choose better by, at a quantile; inf
-    where nothing is known of it. as_good: lowest and highest index of the first field that are not
-    significantly worse. states: LOCATED, or what keeps it from being so.
+    Attributes:
+      k: indices of the values.
+      allowance: loss by which a choice with other seeds could be better, at a quantile; inf if
+        unknown.
+      near_best: lowest and highest index of the first field that is not significantly worse.
+      states: LOCATED, or the reasons why the values are not located.
     """
 
     k: K
@@ -411,33 +441,34 @@ class Pick:
 
 
 def compute_picks(replayed: Replay) -> list[Pick]:
-    """Returns the pick of each arm, as far as the waves have come."""
-    own = replayed.spread
-    return [_compute_pick(arm, own, replayed.is_refined) for arm in replayed.arms]
+    """Returns the pick of each arm from the waves so far."""
+    seed_spread = replayed.spread
+    return [_compute_pick(arm, seed_spread, replayed.is_refined) for arm in replayed.arms]
 
 
 def _compute_pick(arm: LineSearch, seed_spread: Spread, is_refined: bool) -> Pick:
+    """Returns the pick of one arm."""
     k = arm.find_minimum(seed_spread.s)
     if arm.is_dead or not arm.losses:
         return Pick(k, math.inf, UNBOUNDED, (DIVERGED if arm.is_dead else NOT_REFINED,))
-    lines = {along: one for along, one in arm.means_by_field.items() if len(one.finite.k)}
+    lines = {along: means for along, means in arm.means_by_field.items() if len(means.finite.k)}
     first = lines.get(0)
     low, high = near_best_range(first, seed_spread) if first else UNBOUNDED
     diverged = [place for place, x in arm.losses.items() if not is_all_finite(x)]
-    known = {
+    holds_by_state = {
         NOT_REFINED: not is_refined,
         EDGE: any(map(edge_side, lines.values())),
-        CLIFF: any(max(map(abs, np.subtract(k, one))) <= OCTAVE for one in diverged),
+        CLIFF: any(max(map(abs, np.subtract(k, diverged_k))) <= OCTAVE for diverged_k in diverged),
         FLAT: first is not None and _is_flat(first, low, high, seed_spread),
-        NOT_CONVEX: not all(is_convex(one, seed_spread.s) for one in lines.values()),
+        NOT_CONVEX: not all(is_convex(means, seed_spread.s) for means in lines.values()),
     }
-    states = tuple(state for state, holds in known.items() if holds)
-    allowed = [compute_allowance(one, seed_spread) for one in lines.values()]
+    states = tuple(state for state, holds in holds_by_state.items() if holds)
+    allowed = [compute_allowance(means, seed_spread) for means in lines.values()]
     is_whole = len(lines) == len(arm.bounds)
     return Pick(k, sum(allowed) if is_whole else math.inf, (low, high), states or (LOCATED,))
 
 
 def _is_flat(means: Means, low: float, high: float, seed_spread: Spread) -> bool:
-    """Whether the values that are as good, as far as they were tried, span many octaves."""
+    """Whether the values that are not worse than the best span many octaves, among those tried."""
     tried = min(high, int(means.k[-1])) - max(low, int(means.k[0]))
     return seed_spread.freedom > 0 and tried > FLAT_OCTAVES * OCTAVE

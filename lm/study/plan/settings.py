@@ -1,8 +1,9 @@
-"""config.tune: the fields that each arm of a sweep gets the best values of, and how far to look.
+"""config.tune: the fields that get their best value in each arm of a sweep, and the search
+settings.
 
 config.tune = {
     'optim.lr': None,  # around each arm's own value; or a centre for all; or (low, high)
-    'smallest_effect': 0.01,  # of losses, that matters
+    'smallest_effect': 0.01,  # difference of losses that matters
 }
 """
 
@@ -20,7 +21,8 @@ from modules.choices import choose, suggest_nearest
 
 LR, DECAY = 'optim.lr', 'optim.weight_decay'
 SEEDS = ('train.seed', 'data.seed')
-PER_BYTE_FIELDS = {'data.tokenizer', 'data.source', 'data.mixture'}  # nats a token differ in these
+# Cells that differ in these have other tokens, so that only losses per byte are comparable.
+PER_BYTE_FIELDS = {'data.tokenizer', 'data.source', 'data.mixture'}
 MAX_FIELDS = len(STEPS)
 MIN_SEEDS = 3
 SWEEP_KEYS = ('protocol', 'zip', 'list')
@@ -31,11 +33,14 @@ TYPE_NAMES = {int: 'a whole number', bool: 'True or False', str: 'a text'}
 class Tune:
     """Settings of config.tune.
 
-    fields: path -> None (each arm's own value is the centre), a centre, or (low, high).
-    seeds: fresh ones of a look; there are two. smallest_effect: in the unit of losses.
-    budget: runs of an arm at most, tuning and fresh seeds together; None: as many as it takes.
-    test: of verdicts. lengths: of the baseline, complete runs, as shares of its steps; others'
-    losses are translated into its tokens by them.
+    Attributes:
+      fields: path -> None (each arm's own value is the centre), a centre, or (low, high).
+      seeds: fresh seeds of a look; there are two looks.
+      smallest_effect: difference that matters, in the unit of losses.
+      budget: maximal number of runs of an arm, tuning and fresh seeds together; None: no limit.
+      test: test of the verdicts.
+      lengths: lengths of further complete runs of the baseline, as shares of its steps; they
+        translate the losses of other arms into tokens of the baseline.
     """
 
     fields: Mapping[str, float | tuple[float, float] | None]
@@ -47,7 +52,7 @@ class Tune:
 
     @property
     def min_budget(self) -> int:
-        """Returns the runs of an arm that it takes at least: lines, refinement and a look."""
+        """Returns the smallest number of runs of an arm: lines, refinement and one look."""
         lines = sum(map(len, self.scans))
         if len(self.fields) > 1:
             lines += (CYCLES - 1) * len(self.fields) * len(_line_indices(0))
@@ -55,38 +60,42 @@ class Tune:
 
     @property
     def typical_runs(self) -> int:
-        """Returns the runs of an arm with a wave more than the least, and with a second look."""
-        usual = self.min_budget + WAVE + self.seeds
-        return usual if self.budget is None else min(usual, self.budget)
+        """Returns the runs of an arm with one more wave than the minimum, and with a second
+        look.
+        """
+        runs = self.min_budget + WAVE + self.seeds
+        return runs if self.budget is None else min(runs, self.budget)
 
     @property
     def scans(self) -> tuple[tuple[int, ...], ...]:
-        """Returns the indices of the first line along each field, around its centre: octaves over a
-        range; else SCAN, or where there are several fields a step to both sides.
+        """Returns the indices of the first line along each field, around its centre.
+
+        These are octaves over a range; else SCAN, or with several fields a step to both sides.
         """
-        found = []
-        for number, given in enumerate(self.fields.values()):
-            if isinstance(given, tuple):
-                half = max(1, math.ceil(math.log2(given[1] / given[0]) / 2))
-                found.append(tuple(i * OCTAVE for i in range(-half, half + 1)))
+        scans = []
+        for position, setting in enumerate(self.fields.values()):
+            if isinstance(setting, tuple):
+                half = max(1, math.ceil(math.log2(setting[1] / setting[0]) / 2))
+                scans.append(tuple(i * OCTAVE for i in range(-half, half + 1)))
             else:
-                found.append(SCAN if len(self.fields) == 1 else _line_indices(number))
-        return tuple(found)
+                scans.append(SCAN if len(self.fields) == 1 else _line_indices(position))
+        return tuple(scans)
 
     @property
     def search(self) -> Search:
-        """Returns what waves follow from."""
-        most = math.inf if self.budget is None else self.budget - self.seeds
-        return Search(self.scans, self.smallest_effect, most)
+        """Returns the settings of the waves."""
+        max_runs = math.inf if self.budget is None else self.budget - self.seeds
+        return Search(self.scans, self.smallest_effect, max_runs)
 
 
-def _line_indices(number: int) -> tuple[int, ...]:
-    return -STEPS[number], 0, STEPS[number]
+def _line_indices(field_index: int) -> tuple[int, ...]:
+    return -STEPS[field_index], 0, STEPS[field_index]
 
 
 def select_metric(paths: Iterable[str]) -> str:
-    """Returns the column that runs are compared by which differ in these fields: 'ce', or
-    'bits_per_byte' where nats a token do not compare.
+    """Returns the column that compares runs which differ in these fields.
+
+    This is 'ce', or 'bits_per_byte' if nats per token are not comparable.
     """
     return 'bits_per_byte' if PER_BYTE_FIELDS & {*paths} else 'ce'
 
@@ -95,7 +104,7 @@ OPTIONS = {field.name for field in dataclasses.fields(Tune)} - {'fields'}
 
 
 def parse_tune(raw: Any) -> Tune:
-    """Reads config.tune. Raises ValueError for what it cannot mean."""
+    """Returns the settings of config.tune. Raises ValueError if they are not valid."""
     if not isinstance(raw, Mapping):
         rule = '--config.tune must be a Python literal: 1e-3, and not 10**-3; names in quotes'
         if not isinstance(raw, str):
@@ -129,6 +138,7 @@ def parse_tune(raw: Any) -> Tune:
 
 
 def _parse_field(path: str, value: Any) -> float | tuple[float, float] | None:
+    """Returns the centre, range or None of a tuned field. Raises ValueError if it is not valid."""
     if path in SEEDS:
         raise ValueError(f'tune: {path} is a seed: the option seeds says how many fresh ones')
     if set(FIELDS[path].types) - {float, type(None)}:
@@ -143,9 +153,9 @@ def _parse_field(path: str, value: Any) -> float | tuple[float, float] | None:
         )
     if value is None:
         return None
-    given = list(value) if isinstance(value, list | tuple) else [value]
-    numbers = sorted({float(one) for one in given if _is_positive(one)})
-    if given != numbers or len(numbers) != (2 if isinstance(value, list | tuple) else 1):
+    numbers_given = list(value) if isinstance(value, list | tuple) else [value]
+    numbers = sorted({float(number) for number in numbers_given if _is_positive(number)})
+    if numbers_given != numbers or len(numbers) != (2 if isinstance(value, list | tuple) else 1):
         hint = f'. Did you mean ({numbers[0]}, {numbers[-1]})?' if len(numbers) > 1 else ''
         raise ValueError(
             f'tune: {path} must be None, a centre above 0, or (low, high) with 0 < low < high; got '
@@ -154,7 +164,7 @@ def _parse_field(path: str, value: Any) -> float | tuple[float, float] | None:
     for number in numbers:
         if option := FIELDS[path].option:
             option.check(f'tune: {path}', number)
-    return (numbers[0], numbers[1]) if len(given) == 2 else numbers[0]
+    return (numbers[0], numbers[1]) if len(numbers_given) == 2 else numbers[0]
 
 
 def _is_positive(value: Any) -> bool:
@@ -163,16 +173,16 @@ def _is_positive(value: Any) -> bool:
 
 
 def _parse_options(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with their types. Raises ValueError for values that they cannot have."""
-    found = dict(raw)
-    for name, what in (('seeds', 'fresh seeds of a look'), ('budget', 'runs of an arm')):
+    """Returns the options with their types. Raises ValueError for invalid values."""
+    options = dict(raw)
+    for name, noun in (('seeds', 'fresh seeds of a look'), ('budget', 'runs of an arm')):
         value = raw.get(name, MIN_SEEDS)
         if type(value) is not int or (name == 'seeds' and value < MIN_SEEDS):
             bound = f' from {MIN_SEEDS} on' if name == 'seeds' else ''
             is_whole = isinstance(value, float) and value.is_integer()
             hint = f'. Write {int(value)}' if is_whole else ''
             raise ValueError(
-                f'tune.{name} counts the {what}, a whole number{bound}; got {value!r}{hint}'
+                f'tune.{name} counts the {noun}, a whole number{bound}; got {value!r}{hint}'
             )
     effect = raw.get('smallest_effect', 1.0)
     if not _is_positive(effect):
@@ -188,23 +198,23 @@ def _parse_options(raw: Mapping[str, Any]) -> dict[str, Any]:
             f"tune.lengths must be shares of the baseline's steps, such as (0.5, 0.7, 1.4); got "
             f'{lengths!r}'
         )
-    found |= {'lengths': tuple(sorted({float(share) for share in lengths} - {1.0}))}
-    return found | ({'smallest_effect': float(effect)} if 'smallest_effect' in raw else {})
+    options |= {'lengths': tuple(sorted({float(share) for share in lengths} - {1.0}))}
+    return options | ({'smallest_effect': float(effect)} if 'smallest_effect' in raw else {})
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
     """The values of one arm: centre * 2^(k / PER_OCTAVE) for each tuned field.
 
-    coupled: whether weight decay is searched as lr * weight_decay, of which the averaging time of
-    AdamW is the inverse (arXiv:2405.13698): the two decouple then.
+    coupled: whether weight decay is searched as lr * weight_decay, the inverse of the averaging
+    time of AdamW (arXiv:2405.13698). The search then decouples the two.
     """
 
     centres: Mapping[str, float]
     coupled: bool = False
 
-    def values(self, k: tuple[int, ...]) -> dict[str, float]:
-        """Returns {path: value} at a place."""
+    def values(self, k: tuple[float, ...]) -> dict[str, float]:
+        """Returns {path: value} at indices k, which need not be integers."""
         index = dict(zip(self.centres, k, strict=True))
         if self.coupled:
             index[DECAY] -= index[LR]
@@ -212,22 +222,26 @@ class Grid:
 
     @property
     def bounds(self) -> tuple[tuple[float, float], ...]:
-        """Returns the lowest and highest index of each field that its bounds allow."""
-        found = []
+        """Returns the lowest and highest index that the bounds of each field allow."""
+        bounds = []
         for path, centre in self.centres.items():
-            if self.coupled and path == DECAY:  # its own value moves with the learning rate
-                found.append(UNBOUNDED)
+            if self.coupled and path == DECAY:  # the same index is another decay at another rate
+                bounds.append(UNBOUNDED)
                 continue
             option = FIELDS[path].option
-            least, most = (option.minimum or 0, option.maximum) if option else (0, None)
-            low = -math.inf if least <= 0 else _nearest_index(least, centre, 1)
-            high = math.inf if most is None or most >= FINITE else _nearest_index(most, centre, -1)
-            found.append((low, high))
-        return tuple(found)
+            low_bound, high_bound = (option.minimum or 0, option.maximum) if option else (0, None)
+            low = -math.inf if low_bound <= 0 else _nearest_index(low_bound, centre, 1)
+            high = (
+                math.inf
+                if high_bound is None or high_bound >= FINITE
+                else _nearest_index(high_bound, centre, -1)
+            )
+            bounds.append((low, high))
+        return tuple(bounds)
 
 
 def _nearest_index(bound: float, centre: float, inward: int) -> int:
-    """The index nearest to a bound whose value does not exceed it."""
+    """Returns the index nearest to a bound with a value that does not exceed it."""
     k = round((math.log2(bound) - math.log2(centre)) * PER_OCTAVE)
     while (centre * 2.0 ** (k / PER_OCTAVE) - bound) * inward < 0:
         k += inward
@@ -239,15 +253,18 @@ def make_grid(tune: Tune, config: Mapping[str, Any], decay_times_lr: bool) -> Gr
 
     Args:
       tune: the settings.
-      own: the arm's config by path, for centres that are not given.
-      decay_times_lr: whether the arm's decay of weights is in proportion to its learning rate.
+      config: the arm's config by path, which provides missing centres.
+      decay_times_lr: whether the arm's weight decay is proportional to its learning rate.
+
+    Returns:
+      The grid.
 
     Raises:
-      ValueError: where an arm has no value above 0 of its own.
+      ValueError: if a centre is not above 0.
     """
     centres = {}
-    for path, given in tune.fields.items():
-        centre = config.get(path) if given is None else given
+    for path, setting in tune.fields.items():
+        centre = config.get(path) if setting is None else setting
         if isinstance(centre, tuple):
             centre = math.sqrt(centre[0] * centre[1])
         if not isinstance(centre, int | float) or not 0 < centre < math.inf:

@@ -1,6 +1,6 @@
-"""The arms of a tuned sweep: what each comes to at its best values, and what is not known of it.
+"""The arms of a tuned sweep at their best values, with the questions that remain open.
 
-The study that chose the runs (`lm.study.verdicts`) is made again from sweep.json and the records of
+The study that chose the runs (`lm.study.verdicts`) is recomputed from sweep.json and the records of
 the cells. Losses are in the unit of the sweep's metric.
 """
 
@@ -46,58 +46,74 @@ PHRASES = {
 def read_ablation(sweep: Mapping[str, Any], records: Sequence[Record]) -> Ablation | None:
     """Returns the ablation of a sweep.json and the records of its cells; None without config.tune.
 
-    A run that diverged has a loss of inf, and one that has not ended has none: as while it trained.
+    As during training, a diverged run has a loss of inf, and a run that has not ended has none.
     """
     if 'tune' not in sweep:
         return None
     raw = sweep['tune']
     tune, metric = _restore_tune(raw), raw['metric']
     by_cell = {record['cell']: record for record in records}
-    names, own = arm_names(sweep), [{} for _ in raw['arms']]
+    names, by_point = arm_names(sweep), [{} for _ in raw['arms']]
     for cell in sweep['cells']:
         if is_current(cell) and cell['cell'] in by_cell:
             place = cell['tuned']
-            own[place['arm']][Point(tuple(place['k']), place['seed'])] = by_cell[cell['cell']]
+            by_point[place['arm']][Point(tuple(place['k']), place['seed'])] = by_cell[cell['cell']]
     arms = [
         Arm(
             name=name,
-            changes=one['changes'],
-            grid=Grid(one['centres'], one['coupled']),
-            length=one['length'],
-            losses=_final_losses(of_arm, metric),
-            records=of_arm,
+            changes=arm['changes'],
+            grid=Grid(arm['centres'], arm['coupled']),
+            length=arm['length'],
+            losses=_final_losses(arm_records, metric),
+            records=arm_records,
         )
-        for name, one, of_arm in zip(names, raw['arms'], own, strict=True)
+        for name, arm, arm_records in zip(names, raw['arms'], by_point, strict=True)
     ]
     settings = {name: value for name, value in raw.items() if name not in ('arms', 'metric')}
     return Ablation(tune, metric, arms, settings)
 
 
 def _restore_tune(raw: Mapping[str, Any]) -> Tune:
-    """Reads config.tune back: JSON has lists where it has tuples."""
-    known = {field.name for field in dataclasses.fields(Tune)}
-    found = {
+    """Restores config.tune from JSON, which has lists instead of tuples."""
+    names = {field.name for field in dataclasses.fields(Tune)}
+    options: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in raw.items()
-        if name in known
+        if name in names
     }
     fields = {p: tuple(v) if isinstance(v, list) else v for p, v in raw['fields'].items()}
-    return Tune(**found | {'fields': fields})
+    options['fields'] = fields
+    return Tune(**options)
 
 
 def _final_losses(records: Mapping[Point, Record], metric: str) -> dict[Point, float]:
+    """Returns the loss of each ended run; inf if it diverged."""
     losses = {point: final_loss(r['status'], r[metric]) for point, r in records.items()}
     return {point: loss for point, loss in losses.items() if loss is not None}
 
 
 @dataclasses.dataclass(frozen=True)
 class ArmResult:
-    """An arm as a row of the table.
+    """A row of the table of arms.
 
-    said: BASELINE, BETTER, WORSE, UNDECIDED, FAILED (fresh runs diverged: `diverged` of n), LENGTH,
-    or WAITS. loss: of fresh seeds that have ended; before any, of the seeds that chose the values.
-    is_fresh: which of both. sensitivity: nan where not known. runs, seconds: for tuning, and by
-    fresh seeds. remains: what could still change what is said, in words.
+    Attributes:
+      arm: the arm.
+      outcome: BASELINE, BETTER, WORSE, UNDECIDED, FAILED (fresh runs diverged: `diverged` of n),
+        LENGTH, or WAITS.
+      verdict: verdict of fresh seeds, or None.
+      loss: loss of the fresh seeds that have ended; before any has, of the seeds that chose the
+        values.
+      is_fresh: whether `loss` is of fresh seeds.
+      diverged: number of fresh runs that diverged.
+      values: best value of each tuned field.
+      near_best: lowest and highest value of the first field that is not worse than the best.
+      sensitivity: learning-rate sensitivity; nan if unknown.
+      speedup: speed-up over the baseline, or None.
+      steps: steps of a run.
+      runs: number of runs: (tuning, fresh seeds).
+      seconds: seconds spent on (tuning, fresh seeds).
+      states: states of the arm, in words.
+      caveats: what could still change the outcome, in words.
     """
 
     arm: Arm
@@ -124,25 +140,28 @@ def arm_results(ablation: Ablation) -> list[ArmResult]:
 
 
 def _arm_result(ablation: Ablation, i: int, sensitivity: float) -> ArmResult:
+    """Returns the row of arm i."""
     arm, study = ablation.arms[i], ablation.study
-    one, pick = study.fresh_results[i], ablation.pick(i)
-    fresh = [loss for loss in arm.fresh_losses.values() if math.isfinite(loss)]
-    diverged = len(arm.fresh_losses) - len(fresh)
-    said = WAITS
+    fresh_result, pick = study.fresh_results[i], ablation.pick(i)
+    fresh_losses = [loss for loss in arm.fresh_losses.values() if math.isfinite(loss)]
+    diverged = len(arm.fresh_losses) - len(fresh_losses)
+    outcome = WAITS
     if i == 0:
-        said = BASELINE
+        outcome = BASELINE
     elif arm.length != 1:
-        said = LENGTH
-    elif (ablation.is_dead(i) and study.tuning.open_wave is None) or (one and one.n_diverged):
-        said = FAILED
-    elif one and one.verdict:
-        said = one.verdict.outcome
+        outcome = LENGTH
+    elif (ablation.is_dead(i) and study.tuning.open_wave is None) or (
+        fresh_result and fresh_result.n_diverged
+    ):
+        outcome = FAILED
+    elif fresh_result and fresh_result.verdict:
+        outcome = fresh_result.verdict.outcome
     return ArmResult(
         arm=arm,
-        outcome=said,
-        verdict=one.verdict if one else None,
-        loss=t_interval(fresh or _losses_at_pick(ablation, i)),
-        is_fresh=bool(fresh),
+        outcome=outcome,
+        verdict=fresh_result.verdict if fresh_result else None,
+        loss=t_interval(fresh_losses or _losses_at_pick(ablation, i)),
+        is_fresh=bool(fresh_losses),
         diverged=diverged,
         values=ablation.values(i),
         near_best=ablation.near_best_values(i),
@@ -159,36 +178,37 @@ def _arm_result(ablation: Ablation, i: int, sensitivity: float) -> ArmResult:
 
 
 def _losses_at_pick(ablation: Ablation, arm: int) -> list[float]:
-    """The losses at the value that was tried nearest to the pick, by the seeds that chose it."""
+    """Returns the tuning losses at the tried value nearest to the pick."""
     pick = ablation.pick(arm)
     if pick is None:
         return []
     finite = {
         p: loss for p, loss in ablation.arms[arm].tuning_losses.items() if math.isfinite(loss)
     }
-    off = {k: math.dist(k, pick.k) for k, _ in finite}
-    nearest = min(sorted(off), key=off.__getitem__, default=None)
+    distances = {k: math.dist(k, pick.k) for k, _ in finite}
+    nearest = min(sorted(distances), key=distances.__getitem__, default=None)
     return [loss for point, loss in finite.items() if point.k == nearest]
 
 
 def _list_caveats(ablation: Ablation, i: int) -> Iterable[str]:
-    """Things that could change the verdict on an arm: its range, fresh seeds, finer values."""
+    """Yields what could change the verdict on an arm: a wider range, fresh seeds, finer values."""
     study, tune = ablation.study, ablation.tune
-    one, field = study.fresh_results[i], next(iter(tune.fields))
+    fresh_result, field = study.fresh_results[i], next(iter(tune.fields))
     at_edge = [
         path for j, path in enumerate(tune.fields) if edge_side(ablation.tuning_line(i, j).means)
     ]
     if at_edge and EDGE in study.picks[i].states:
         yield f'a wider range of {", ".join(at_edge)}: its best is the outermost that was tried'
-    if one is None or ablation.arms[i].length != 1:
+    if fresh_result is None or ablation.arms[i].length != 1:
         return
-    if one.n_diverged:
+    if fresh_result.n_diverged:
         yield (
-            f'a smaller {field}, or a cure: {one.n_diverged} of {len(one.losses)} fresh runs diverged'
+            f'a smaller {field}, or a cure: {fresh_result.n_diverged} of '
+            f'{len(fresh_result.losses)} fresh runs diverged'
         )
-    if one.verdict is None:
+    if fresh_result.verdict is None:
         return
-    difference = one.verdict.difference
+    difference = fresh_result.verdict.difference
     limited = i if difference > 0 else 0
     open_ = study.picks[limited].allowance
     if open_ > abs(difference) and EDGE not in study.picks[limited].states:
@@ -196,23 +216,25 @@ def _list_caveats(ablation: Ablation, i: int) -> Iterable[str]:
             f'finer values of {field} in {ablation.arms[limited].name}: its tuning leaves '
             f'{open_:.2g} open, more than the difference'
         )
-    if one.verdict.outcome != UNDECIDED:
+    if fresh_result.verdict.outcome != UNDECIDED:
         return
-    if one.verdict.n == tune.seeds and study.next_runs is None:
+    if fresh_result.verdict.n == tune.seeds and study.next_runs is None:
         yield f'a larger tune.budget, of which {tune.seeds} more fresh seeds are a part'
     seeds = study.seeds_needed(i, tune.smallest_effect)
-    if seeds is not None and seeds > one.verdict.n:
+    if seeds is not None and seeds > fresh_result.verdict.n:
         effect = max(abs(difference), tune.smallest_effect)
-        many = format_seeds(seeds, 'fresh seeds')
-        yield f'{many}, which would show a difference of {effect:.2g} in {POWER:.0%} of cases'
+        n_seeds = format_seeds(seeds, 'fresh seeds')
+        yield f'{n_seeds}, which would show a difference of {effect:.2g} in {POWER:.0%} of cases'
     elif seeds is not None:
         yield f'nothing, if {tune.smallest_effect:g} is what matters: its seeds would have shown it'
 
 
 def _sensitivities(ablation: Ablation) -> list[float]:
-    """E[min(loss, initial)] - least loss, over values an octave apart around each arm's best: as
-    many octaves to each side as every arm was tried over (arXiv:2309.14322). An arm at an edge, or
-    without a finite loss, has none, and leaves the others theirs.
+    """Returns E[min(loss, initial)] - smallest loss for each arm (arXiv:2309.14322).
+
+    The mean is over values an octave apart around the arm's best, with the same number of octaves
+    on each side for all arms: the largest that every arm has tried. An arm at an edge, or without a
+    finite loss, gets nan and does not limit the others.
     """
     grids = []
     for i in range(len(ablation.arms)):
@@ -221,13 +243,13 @@ def _sensitivities(ablation: Ablation) -> list[float]:
         best = int(np.argmin(mean)) if mean.size else 0
         is_inside = 0 < best < len(mean) - 1 and np.isfinite(mean[best])
         grids.append((mean, best) if is_inside else None)
-    known = [grid for grid in grids if grid]
-    below = min((best for _, best in known), default=0)
-    above = min((len(mean) - 1 - best for mean, best in known), default=0)
-    found = []
+    complete = [grid for grid in grids if grid]
+    below = min((best for _, best in complete), default=0)
+    above = min((len(mean) - 1 - best for mean, best in complete), default=0)
+    sensitivities = []
     for arm, grid in zip(ablation.arms, grids, strict=True):
         if grid is None:
-            found.append(math.nan)
+            sensitivities.append(math.nan)
             continue
         mean, best = grid
         near = mean[best - below : best + above + 1]
@@ -235,24 +257,28 @@ def _sensitivities(ablation: Ablation) -> list[float]:
             near = np.minimum(
                 near, initial_losses([_make_variant(ablation, arm)], ablation.metric)[0]
             )
-        found.append(float(np.mean(near) - mean[best]))
-    return found
+        sensitivities.append(float(np.mean(near) - mean[best]))
+    return sensitivities
 
 
 def format_verdicts(ablation: Ablation, with_caveats: bool = True) -> list[str]:
-    """Returns what is said of each arm: 'muon is better than adamw: 0.110 [0.072, 0.148] nats per
-    token lower over 5 fresh seeds, p = 0.0012'; with_rest: and what could still change it.
+    """Returns a sentence for each arm.
+
+    An example is 'muon is better than adamw: 0.110 [0.072, 0.148] nats per token lower over 5 fresh
+    seeds, p = 0.0012'. with_caveats: whether to append what could still change the verdict.
     """
     baseline = ablation.arms[0].name
-    found = []
+    verdicts = []
     for i, row in enumerate(arm_results(ablation)):
-        name, remains = row.arm.name, '; '.join(row.caveats)
+        name, caveats = row.arm.name, '; '.join(row.caveats)
         if row.outcome in (BASELINE, LENGTH):
             continue
         if row.outcome == FAILED and not row.values:
             text = f'{name} diverged at every value that was tried'
         elif row.outcome == FAILED:
-            n = len(ablation.study.fresh_results[i].losses)
+            fresh_result = ablation.study.fresh_results[i]
+            assert fresh_result is not None  # a best value without fresh runs has not FAILED
+            n = len(fresh_result.losses)
             text = f'{name} diverged in {row.diverged} of {n} fresh runs at its best values'
         elif row.verdict is None:
             text = f'{name} has no verdict yet'
@@ -260,59 +286,77 @@ def format_verdicts(ablation: Ablation, with_caveats: bool = True) -> list[str]:
                 text = f'{name} has no verdict, as runs of {baseline} diverged'
         else:
             text = _format_verdict(name, baseline, row.verdict, ablation.unit)
-        rest = f'; what could still change it: {remains}' if remains and with_caveats else ''
-        found.append(text + rest)
-    return found
+        suffix = f'; what could still change it: {caveats}' if caveats and with_caveats else ''
+        verdicts.append(text + suffix)
+    return verdicts
 
 
 def _format_verdict(name: str, baseline: str, verdict: Verdict, unit: str) -> str:
-    sign, way = (-1, 'lower') if verdict.difference < 0 else (1, 'higher')
+    """Returns the sentence of one verdict."""
+    sign, direction = (-1, 'lower') if verdict.difference < 0 else (1, 'higher')
     low, high = sorted((sign * verdict.low, sign * verdict.high))
     return (
-        f'{name} {PHRASES[verdict.outcome]} {baseline}: {sign * verdict.difference:.3f} [{low:.3f}, {high:.3f}] '
-        f'{unit} {way} over {verdict.n} fresh seeds, p = {verdict.p:.2g}'
+        f'{name} {PHRASES[verdict.outcome]} {baseline}: {sign * verdict.difference:.3f} '
+        f'[{low:.3f}, {high:.3f}] {unit} {direction} over {verdict.n} fresh seeds, '
+        f'p = {verdict.p:.2g}'
     )
 
 
 def compare_pair(ablation: Ablation, arm: int, against: int) -> Verdict | None:
-    """Returns the loss of an arm less that of another over the fresh seeds that both have, with an
-    infinite end of its interval where an arm at an edge could still become better; its p is of this
-    pair alone. None before both have two, and where one of them diverged.
+    """Returns the verdict on an arm against another arm, over the fresh seeds that both have.
+
+    An end of the interval is infinite if an arm at an edge could still become better. p is that of
+    this pair alone.
+
+    Args:
+      ablation: the arms and their losses.
+      arm: position of the arm.
+      against: position of the other arm.
+
+    Returns:
+      The verdict; None until both have two fresh losses, and if a run of either diverged.
     """
-    every = ablation.study.fresh_results
-    if every[arm] is None or every[against] is None:
+    first, second = (ablation.study.fresh_results[i] for i in (arm, against))
+    if first is None or second is None:
         return None
-    n = min(len(every[i].losses) for i in (arm, against))
-    own, other = (every[i].losses[:n] for i in (arm, against))
-    if n < 2 or not np.all(np.isfinite([own, other])):
+    n = min(len(first.losses), len(second.losses))
+    arm_losses, other_losses = first.losses[:n], second.losses[:n]
+    if n < 2 or not np.all(np.isfinite([arm_losses, other_losses])):
         return None
-    r_own, r_other = (ablation.study.allowances[i] for i in (arm, against))
-    (found,) = judge_arms([own], other, [r_own], r_other)
-    low = -math.inf if math.isinf(r_own) else found.low
-    high = math.inf if math.isinf(r_other) else found.high
-    return dataclasses.replace(found, low=low, high=high)
+    r_arm, r_other = (ablation.study.allowances[i] for i in (arm, against))
+    (verdict,) = judge_arms([arm_losses], other_losses, [r_arm], r_other)
+    low = -math.inf if math.isinf(r_arm) else verdict.low
+    high = math.inf if math.isinf(r_other) else verdict.high
+    return dataclasses.replace(verdict, low=low, high=high)
 
 
 def describe_progress(ablation: Ablation) -> str:
-    """Returns what is being trained: 'stage look 1, of which 3 of 10 runs have ended'; '' where all
-    has ended. A study that ended may be asked for more by a later version of the search.
+    """Returns the stage in progress: 'stage look 1, of which 3 of 10 runs have ended'; '' at the
+    end.
+
+    A later version of the search may ask for more runs of a study that has ended.
     """
     if ablation.study.next_runs is None:
         return ''
     stage, points = ablation.study.next_runs
-    asked = [(arm, p) for arm, own in zip(ablation.arms, points, strict=True) for p in own]
-    ended = sum(point in arm.losses for arm, point in asked)
-    going = f'stage {stage}, of which {ended} of {len(asked)} runs have ended'
+    requested = [
+        (arm, p) for arm, arm_points in zip(ablation.arms, points, strict=True) for p in arm_points
+    ]
+    ended = sum(point in arm.losses for arm, point in requested)
+    text = f'stage {stage}, of which {ended} of {len(requested)} runs have ended'
     version = ablation.settings.get('search_version', VERSION)
     if version == VERSION:
-        return going
-    return f'{going}, as version {VERSION} of the search asks; its runs are of version {version}'
+        return text
+    return f'{text}, as version {VERSION} of the search asks; its runs are of version {version}'
 
 
 def _make_variant(ablation: Ablation, arm: Arm) -> Variant:
-    own = list(arm.records.values())
-    values = {columns()[path]: own[0][columns()[path]] for path in arm.changes} if own else {}
-    return Variant(arm.name, values, own, arm is ablation.arms[0])
+    """Returns an arm as a variant."""
+    records = list(arm.records.values())
+    values = (
+        {columns()[path]: records[0][columns()[path]] for path in arm.changes} if records else {}
+    )
+    return Variant(arm.name, values, records, arm is ablation.arms[0])
 
 
 def make_variants(ablation: Ablation) -> list[Variant]:
@@ -321,9 +365,11 @@ def make_variants(ablation: Ablation) -> list[Variant]:
 
 
 def describe_run_length(ablation: Ablation, base: Mapping[str, Any]) -> str:
-    """Returns how long the runs of the verdicts are: '40 steps of 256 tokens'."""
+    """Returns the length of the runs behind the verdicts: '40 steps of 256 tokens'."""
     config = base if 'train.steps' in base else flatten(base)
     steps = {r['steps'] for arm in ablation.arms if arm.is_judged for r in arm.records.values()}
     tokens = config['data.batch_size'] * config['data.seq_len']
-    many = f'{min(steps):,} to {max(steps):,}' if len(steps) > 1 else f'{config["train.steps"]:,}'
-    return f'{many} steps of {tokens:,} tokens'
+    step_range = (
+        f'{min(steps):,} to {max(steps):,}' if len(steps) > 1 else f'{config["train.steps"]:,}'
+    )
+    return f'{step_range} steps of {tokens:,} tokens'

@@ -1,4 +1,4 @@
-"""The arms of a tuned sweep by name, and the place of each cell among them."""
+"""The names of the arms of a tuned sweep, and the arm of each cell."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,8 +11,9 @@ from lm.study.tables.variants import split_variants
 
 
 def arm_names(sweep: Mapping[str, Any]) -> list[str]:
-    """Returns the name of each arm of a sweep.json, as `lm.study.tables.variants.split` names
-    variants; [] without config.tune.
+    """Returns the name of each arm of a sweep.json; [] without config.tune.
+
+    Names are those that `lm.study.tables.variants.split_variants` gives to variants.
     """
     if 'tune' not in sweep:
         return []
@@ -27,20 +28,22 @@ def arm_names(sweep: Mapping[str, Any]) -> list[str]:
     for i in judged:
         config = base | first.get(i, arms[i]['changes'])
         records.append({columns()[path]: config[path] for path in axes} | {'cell': BASE_ARM})
-    found = [variant.name for variant in split_variants(records, {'axes': axes})]
-    if len(found) < len(judged):  # arms that differ in what no cell's config shows
-        found = [arm_name(arms[i]['changes'], format_value=format_number) for i in judged]
-    names = dict(zip(judged, found, strict=True))
+    arm_labels = [variant.name for variant in split_variants(records, {'axes': axes})]
+    if len(arm_labels) < len(judged):  # some arms differ only in tuned fields
+        arm_labels = [arm_name(arms[i]['changes'], format_value=format_number) for i in judged]
+    names = dict(zip(judged, arm_labels, strict=True))
     return [names.get(i) or arm_name({}, arm['length']) for i, arm in enumerate(arms)]
 
 
 def is_current(cell: Mapping[str, Any]) -> bool:
-    """Whether the cell is a run of an arm of the present sweep: earlier ones stay on record."""
+    """Whether the cell is a run of an arm of the present sweep. Cells of earlier sweeps stay on
+    record.
+    """
     return 'tuned' in cell and cell['group'] is not None
 
 
 def arm_and_stage(cell: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
-    """Returns {'arm': its name, 'stage': what asked for it}; {} for a cell of no arm."""
+    """Returns {'arm': name, 'stage': requesting stage}; {} for a cell without an arm."""
     if not is_current(cell):
         return {}
     return {'arm': names[cell['tuned']['arm']], 'stage': cell['tuned']['stage']}

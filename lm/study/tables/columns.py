@@ -1,4 +1,4 @@
-"""The columns of a table of runs: their names, their types, and what they are read from."""
+"""The columns of a table of runs: their names, types and sources."""
 
 import functools
 import json
@@ -13,7 +13,7 @@ import pyarrow as pa
 from lm.config.fields import FIELDS
 from modules.objectives import OBJECTIVES
 
-Record = dict[str, Any]  # of a run, by the columns
+Record = dict[str, Any]  # a run's row: column -> value
 
 IDENTITY = {
     'cell': str,  # the folder's name
@@ -73,12 +73,13 @@ _SHORT = {
     'mesh': 'run',
     'kernels': 'implementation run_axis',
 }
-SHORT = {f'{section}.{name}': name for section, of in _SHORT.items() for name in of.split()}
+SHORT = {f'{section}.{name}': name for section, names in _SHORT.items() for name in names.split()}
 
 
 @functools.cache
 def columns() -> Mapping[str, str]:
-    """{'model.norm': 'norm', 'train.seed': 'train_seed', ...}: the column of each config field.
+    """Returns the column of each config field: {'model.norm': 'norm', 'train.seed': 'train_seed',
+    ...}.
 
     A field outside `SHORT` has its whole path: `norm` is model.norm, and `norm_groups` an option.
     """
@@ -87,8 +88,10 @@ def columns() -> Mapping[str, str]:
 
 @functools.cache
 def schema() -> pa.Schema:
-    """Returns the schema of `cells.parquet`: columns without any value have their type too."""
-    kinds = dict(IDENTITY)
+    """Returns the schema of `cells.parquet`, which has a type for every column, also for empty
+    ones.
+    """
+    kinds: dict[str, type] = dict(IDENTITY)
     for path, name in columns().items():
         kinds[name] = next(kind for kind in FIELDS[path].types if kind is not types.NoneType)
     kinds |= {column: kind for column, (_, kind) in RESULTS.items()}
@@ -97,14 +100,24 @@ def schema() -> pa.Schema:
 
 @functools.cache
 def column_types() -> list[tuple[str, pa.DataType]]:
-    """(column, type) of `schema`, which is slow to be asked for each row."""
+    """Returns [(column, type)] of `schema`, cached because each row needs the list."""
     return [(field.name, field.type) for field in schema()]
 
 
 def cast_to_column(path: Path, name: str, value: Any, kind: pa.DataType) -> Any:
-    """The value as the column `name` holds it; None where it is not finite.
+    """Returns the value as the type of its column; None if it is not finite.
 
-    Raises ValueError, naming `path`, for a value that the column cannot hold.
+    Args:
+      path: folder of the run, for the error.
+      name: name of the column.
+      value: value to be cast.
+      kind: type of the column. A string column holds other values as JSON.
+
+    Returns:
+      The Python value.
+
+    Raises:
+      ValueError: if the column cannot hold the value.
     """
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return None

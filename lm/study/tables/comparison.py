@@ -1,7 +1,7 @@
 """Compares a sweep's variants: best learning rates, sensitivity, differences from the baseline.
 
-Losses are in the unit of the metric: nats per token for `ce`. `lm.study.tables.variants` says which
-runs count. All statistics assume normal values, as Student's t does.
+Losses are in the unit of the metric: nats per token for `ce`. `lm.study.tables.variants` defines
+which runs count. All statistics assume normal values, as Student's t does.
 """
 
 import collections
@@ -31,7 +31,6 @@ from lm.study.tables.variants import (
     LR,
     SEEDS,
     Losses,
-    Seed,
     Variant,
     has_diverged,
     initial_loss,
@@ -49,18 +48,18 @@ OTHER_GRID_NOTE = (
 
 
 def best_lr(losses: Losses) -> float | None:
-    """The learning rate of the lowest mean over seeds; of equal ones the smallest."""
+    """Returns the learning rate with the lowest mean over seeds; the smallest of equal rates."""
     means = {lr: np.mean(list(by_seed.values())) for lr, by_seed in losses.items() if by_seed}
-    return min(sorted(means), key=means.get) if means else None
+    return min(sorted(means), key=means.__getitem__) if means else None
 
 
 def sensitivity(losses: Losses, initial: float) -> float:
-    """E_lr[min(loss(lr), initial)] - min_lr loss(lr), the learning-rate sensitivity.
+    """Returns the learning-rate sensitivity, E_lr[min(loss(lr), initial)] - min_lr loss(lr).
 
-    The expectation is the mean over the swept learning rates, which is one over log(lr) where they
-    are spaced evenly in it; each is first averaged over its seeds. Only variants that were swept
-    over the same learning rates compare. nan with fewer than two of them, or where `initial` is.
-    From arXiv:2309.14322, where the grid spans three decades.
+    The expectation is the mean over the swept learning rates, each averaged over its seeds first.
+    For rates that are evenly spaced in log(lr) it is a mean over log(lr). Only variants swept over
+    the same learning rates are comparable. The result is nan with fewer than two rates, or if
+    `initial` is nan. From arXiv:2309.14322, where the grid spans three decades.
     """
     capped = [np.minimum(list(by_seed.values()), initial) for by_seed in losses.values() if by_seed]
     if len(capped) < 2:
@@ -74,7 +73,7 @@ class Comparison:
     """Results of a variant. `difference` is from the baseline, each at its own `best_lr`."""
 
     variant: Variant
-    losses: dict[float, dict[Seed, float]]
+    losses: Losses
     initial: float
     best_lr: float | None
     loss: Interval
@@ -93,7 +92,7 @@ class Comparison:
 
     @property
     def display_workdirs(self) -> list[str]:
-        """The workdirs at its best learning rate, or all while none has ended."""
+        """Returns the workdirs at the best learning rate, or all workdirs until a run has ended."""
         if self.chosen_records:
             return [record['workdir'] for record in self.chosen_records]
         at_best = self.variant.records_at(self.best_lr) if self.best_lr is not None else None
@@ -106,22 +105,23 @@ def compare(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Compari
 
 
 def compare_rates(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Comparison]:
-    """Compares each learning rate with that of the base, or with the best where the base's was not
-    swept; [] where anything but learning rates and seeds was swept, or one rate only.
+    """Compares each learning rate with that of the base, or with the best rate if the base's was
+    not swept.
 
-    The best is chosen by the seeds that it is then compared by, so that no other can be better.
+    Returns [] if anything but learning rates and seeds was swept, or only one rate. The best rate
+    is chosen on the same seeds that it is compared on, so no other rate can be better.
     """
     rates = sorted({record['lr'] for record in records})
     if set(sweep['axes']) - {LR, *SEEDS} or len(rates) < 2:
         return []
-    (everything,) = compare(records, sweep)
-    at_base = flatten(sweep['base']).get(LR)
-    reference = at_base if at_base in rates else everything.best_lr
+    (pooled,) = compare(records, sweep)
+    base_lr = flatten(sweep['base']).get(LR)
+    reference = base_lr if base_lr in rates else pooled.best_lr
     variants = [
         Variant(
             f'lr {format_number(lr)}',
             {columns()[LR]: lr},
-            everything.variant.records_at(lr),
+            pooled.variant.records_at(lr),
             lr == reference,
         )
         for lr in rates
@@ -130,61 +130,76 @@ def compare_rates(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[C
 
 
 def compare_variants(variants: Sequence[Variant], metric: str) -> list[Comparison]:
-    """Compares each variant with the one that is the baseline.
+    """Compares each variant with the baseline among them.
 
-    Verdicts are corrected for their number: by p-values that `holm` adjusted. Intervals are not.
-    The learning rate is chosen by the seeds that are then compared, which flatters variants with
-    more learning rates, and which nothing here corrects: `describe_lr_choice` says so.
+    Verdicts are corrected for their number, with p-values that `holm_adjust` adjusts. Intervals are
+    not. The learning rate is chosen on the seeds that are then compared. This favours variants with
+    more learning rates and is not corrected; `describe_lr_choice` tells the reader.
     """
     initials = initial_losses(variants, metric)
     losses = [losses_by_lr(v, metric, l0) for v, l0 in zip(variants, initials, strict=True)]
-    of_baseline = next((own for v, own in zip(variants, losses, strict=True) if v.is_baseline), {})
-    found = [
-        _compare_variant(variant, own, initial, of_baseline, metric)
-        for variant, own, initial in zip(variants, losses, initials, strict=True)
+    baseline_losses = next(
+        (
+            variant_losses
+            for v, variant_losses in zip(variants, losses, strict=True)
+            if v.is_baseline
+        ),
+        {},
+    )
+    comparisons = [
+        _compare_variant(variant, variant_losses, initial, baseline_losses, metric)
+        for variant, variant_losses, initial in zip(variants, losses, initials, strict=True)
     ]
     nothing = t_interval([])
-    differences = [nothing if c.variant.is_baseline else c.difference for c in found]
+    differences = [nothing if c.variant.is_baseline else c.difference for c in comparisons]
     adjusted = holm_adjust([p_value(difference) for difference in differences])
     verdicts = [
         classify_difference(d, p) if d.n else '' for d, p in zip(differences, adjusted, strict=True)
     ]
     undecided = verdicts.count(WITHIN_NOISE)
-    baseline = next((c for c in found if c.variant.is_baseline), None)
-    for i, (c, p, said) in enumerate(zip(found, adjusted, verdicts, strict=True)):
+    baseline = next((c for c in comparisons if c.variant.is_baseline), None)
+    for i, (c, p, verdict) in enumerate(zip(comparisons, adjusted, verdicts, strict=True)):
         mean, deviation = c.difference.mean, c.difference.std
-        seeds = seeds_needed(mean, deviation, undecided) if said == WITHIN_NOISE else None
+        seeds = seeds_needed(mean, deviation, undecided) if verdict == WITHIN_NOISE else None
         # Sensitivities are means over a grid of learning rates, and compare over equal ones alone.
         is_other = baseline is not None and c.variant.rates != baseline.variant.rates
         is_other = is_other and not math.isnan(c.sensitivity + baseline.sensitivity)
         notes = [*c.notes, OTHER_GRID_NOTE] if is_other else c.notes
-        found[i] = dataclasses.replace(c, p=p, verdict=said, seeds_needed=seeds, notes=notes)
-    return found
+        comparisons[i] = dataclasses.replace(
+            c, p=p, verdict=verdict, seeds_needed=seeds, notes=notes
+        )
+    return comparisons
 
 
 def initial_losses(variants: Sequence[Variant], metric: str) -> list[float]:
-    """Returns the loss of each variant at initialisation in the unit of the metric, which differs
-    from nats per token by a factor that runs know.
+    """Returns the loss of each variant at initialisation, in the unit of the metric.
+
+    The unit differs from nats per token by a factor that is estimated from recorded losses.
     """
-    found = []
+    initials = []
     for variant in variants:
         initial = initial_loss(variant.records)
         if math.isnan(initial):
-            initial = initial_loss(record for other in variants for record in other.records)
+            initial = initial_loss(record for v in variants for record in v.records)
         if metric != 'ce':
             ratios = [r[metric] / r['ce'] for r in variant.records if r['ce'] and r[metric]]
             initial *= float(np.mean(ratios)) if ratios else math.nan
-        found.append(initial)
-    return found
+        initials.append(initial)
+    return initials
 
 
 def describe_lr_choice(
     comparisons: Sequence[Comparison], by_rate: Sequence[Comparison], base: Mapping[str, Any]
 ) -> str:
-    """Returns what verdicts are of: at which learning rates, and whether the seeds that are
-    compared chose these; '' without a verdict.
+    """Returns a sentence on how learning rates were chosen for the verdicts; '' without a verdict.
 
-    by_rate: as `compare_rates` returns them, [] otherwise. base: the config of the sweep.
+    Args:
+      comparisons: comparisons of the variants.
+      by_rate: comparisons from `compare_rates`, or [].
+      base: the config of the sweep.
+
+    Returns:
+      The sentence.
     """
     if not any(c.verdict for c in by_rate or comparisons):
         return ''
@@ -202,24 +217,25 @@ def describe_lr_choice(
             'The verdicts are of one learning rate each: nothing was chosen, and it may suit some '
             'better than others; config.tune gives each its best.'
         )
-    words = (
+    text = (
         'The verdicts are of learning rates that the same seeds chose, which makes each variant '
         'look better than it is; config.tune judges by fresh seeds, after as many runs each.'
     )
     if counts[0] < counts[-1]:
-        words += (
+        text += (
             f' Variants have {counts[0]} to {counts[-1]} rates: those with more look better by '
             'chance alone.'
         )
-    return words
+    return text
 
 
 def _compare_variant(
     variant: Variant, losses: Losses, initial: float, baseline: Losses, metric: str
 ) -> Comparison:
+    """Returns the comparison of one variant, without verdict."""
     best = best_lr(losses)
-    at_best, of_baseline = losses.get(best, {}), baseline.get(best_lr(baseline), {})
-    difference = paired_interval(at_best, of_baseline)
+    best_losses, baseline_losses = losses.get(best, {}), baseline.get(best_lr(baseline), {})
+    difference = paired_interval(best_losses, baseline_losses)
     gaps = _sensitivity_gaps(variant, metric, initial)
     notes = _list_notes(variant, losses, initial, difference)
     if gaps and best is not None:
@@ -229,7 +245,7 @@ def _compare_variant(
         losses=losses,
         initial=initial,
         best_lr=best,
-        loss=t_interval(at_best.values()),
+        loss=t_interval(best_losses.values()),
         sensitivity=math.nan if gaps else sensitivity(losses, initial),
         difference=difference,
         notes=notes,
@@ -238,7 +254,7 @@ def _compare_variant(
 
 
 def summarize_runs(best_records: Sequence[Record], records: Sequence[Record]) -> dict[str, Any]:
-    """Returns what a `Comparison` has of runs at the chosen values, and of every run."""
+    """Returns fields of a `Comparison` that summarize the best runs and all runs."""
     per_byte = [loss_or_initial(r, 'bits_per_byte', math.nan) for r in best_records]
     speeds = [r['tokens_per_sec'] for r in records if r['tokens_per_sec']]
     return {
@@ -249,10 +265,11 @@ def summarize_runs(best_records: Sequence[Record], records: Sequence[Record]) ->
 
 
 def _sensitivity_gaps(variant: Variant, metric: str, initial: float) -> list[str]:
-    """Why there is no sensitivity yet: what is missing of the variant's grid of learning rates.
+    """Returns reasons why a variant has no sensitivity yet: unfinished parts of its learning-rate
+    grid.
 
-    A sweep ends with its largest rates, which are the worst: over a part of its grid a sensitivity
-    would be too low. [] where every run of the grid has ended, or there is one rate only.
+    A sweep ends with its largest rates, which are the worst, so a sensitivity over part of its grid
+    would be too low. Returns [] if every run of the grid has ended, or if there is only one rate.
     """
     if len(variant.rates) < 2:
         return []
@@ -261,31 +278,31 @@ def _sensitivity_gaps(variant: Variant, metric: str, initial: float) -> list[str
     gaps = []
     for lr in variant.rates:
         records = variant.records_at(lr)
-        lacking = [r for r in records if math.isnan(loss_or_initial(r, metric, initial))]
-        for why, n in collections.Counter(
-            MISSING_REASONS.get(r['status'], WAITS) for r in lacking
+        incomplete = [r for r in records if math.isnan(loss_or_initial(r, metric, initial))]
+        for reason, n in collections.Counter(
+            MISSING_REASONS.get(r['status'], WAITS) for r in incomplete
         ).items():
             share = '' if n == len(records) else f' for {n} of {len(records)} seeds'
-            gaps.append(f'lr {format_number(lr)} {why}{share}')
+            gaps.append(f'lr {format_number(lr)} {reason}{share}')
     return gaps
 
 
 def _list_notes(
     variant: Variant, losses: Losses, initial: float, difference: Interval
 ) -> list[str]:
-    """Notes that a reader of the numbers needs."""
+    """Returns notes that a reader of the numbers needs."""
     best = best_lr(losses)
     if best is None:
         return ['no run has ended']
     notes, records, rates = [], variant.records_at(best), variant.rates
     diverged = sum(map(has_diverged, records))
-    counted = 0 if math.isnan(initial) else diverged
-    missing = len(records) - len(losses[best]) - (diverged - counted)
+    n_counted = 0 if math.isnan(initial) else diverged
+    missing = len(records) - len(losses[best]) - (diverged - n_counted)
     if diverged:
-        how = 'counted as' if counted else 'left out, as there is no record of'
+        treatment = 'counted as' if n_counted else 'left out, as there is no record of'
         notes.append(
-            f'{diverged} of {len(records)} diverged at its best learning rate; {how} the loss at '
-            'initialisation'
+            f'{diverged} of {len(records)} diverged at its best learning rate; {treatment} the '
+            'loss at initialisation'
         )
     if missing:
         notes.append(

@@ -1,6 +1,6 @@
-"""The records of runs and sweeps: each run's config and results as one row of the table of runs.
+"""The records of runs and sweeps: each run's config and results as a row of the table of runs.
 
-Functions that read a file raise ValueError, naming it, where what lies there cannot be read.
+Functions that read a file raise ValueError with its name if its content cannot be read.
 """
 
 import contextlib
@@ -26,23 +26,28 @@ UNREADABLE = 'unreadable'
 
 
 def _annotate_sweep_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Adds the path of sweep.json, and advice, to errors of the block."""
     return annotate_errors(folder / SWEEP, 'The train.py command of the sweep writes it anew')
 
 
 def gather(workdir: str | Path) -> list[Record]:
-    """Returns one record a cell of a sweep, one for a run, or those of all that lie directly below.
+    """Returns the records of a run, of all cells of a sweep, or of all runs directly below a
+    folder.
 
     Numbers that are not known yet, or not finite, are None; so is a config field that a run of an
-    older version does not have. A cell, or what lies below the folder, whose files cannot be read
-    is `UNREADABLE`, with a reason that names the file. Records of a URL (`lm.storage.buckets`) are
-    fetched, and `workdir` is where they then are.
+    older version lacks. A cell or subfolder with unreadable files gets the status `UNREADABLE`,
+    with a reason that names the file. Records at a URL (`lm.storage.buckets`) are fetched first,
+    and `workdir` is their local folder.
 
     Args:
       workdir: a folder or URL: a run, a sweep, or a folder of them.
 
+    Returns:
+      One record for each run.
+
     Raises:
-      ValueError: where the folder holds neither run nor sweep, or where its own config.json or
-        sweep.json cannot be read.
+      ValueError: if the folder holds neither run nor sweep, or if its own config.json or sweep.json
+        cannot be read.
     """
     folder = fetch_records(workdir)
     if (folder / SWEEP).exists():
@@ -53,14 +58,14 @@ def gather(workdir: str | Path) -> list[Record]:
             return [_make_record(folder, config, Run(folder).results())]
         except (ValueError, OSError) as error:
             return [_make_record(folder, config, {'status': UNREADABLE, 'reason': str(error)})]
-    below = [path for path in sorted(folder.glob('*')) if has_runs(path)]
-    if not below:
+    subfolders = [path for path in sorted(folder.glob('*')) if has_runs(path)]
+    if not subfolders:
         raise ValueError(
             f'{workdir} holds no run and no sweep: there is no {CONFIG} or {SWEEP} in it, nor in a '
             'folder below it. Give a --workdir that train.py wrote'
         )
     records = []
-    for path in below:
+    for path in subfolders:
         try:
             records += gather(path)
         except (ValueError, OSError) as error:
@@ -69,15 +74,17 @@ def gather(workdir: str | Path) -> list[Record]:
 
 
 def gather_all(workdirs: Iterable[str | Path]) -> list[Record]:
+    """Returns the records of several workdirs."""
     return [record for workdir in workdirs for record in gather(workdir)]
 
 
 def has_runs(folder: Path) -> bool:
-    """Whether there is a run or a sweep."""
+    """Whether the folder holds a run or a sweep."""
     return any((folder / name).exists() for name in (SWEEP, CONFIG))
 
 
 def _gather_sweep(folder: Path) -> list[Record]:
+    """Returns the records of all cells of a sweep."""
     sweep = read_sweep(folder)
     begun = any((folder / cell['cell']).exists() for cell in sweep['cells'])
     if not begun and (folder / TABLE).exists():  # the runs were deleted, their table kept
@@ -95,15 +102,17 @@ def _gather_sweep(folder: Path) -> list[Record]:
 def _gather_cell(
     folder: Path, cell: Mapping[str, Any], fallback_config: Mapping[str, Any], membership: Row
 ) -> Record:
-    """known: the config as sweep.json has it, for a cell whose own cannot be read. place: its arm
-    and stage, if there are any.
+    """Returns the record of a cell.
+
+    fallback_config: config from sweep.json, for a cell with an unreadable config.json. membership:
+    arm and stage of the cell, if any.
     """
     path = folder / cell['cell']
     membership = {'sweep': folder.name, 'group': cell['group']} | membership
     try:
         config = Run(path).config if (path / CONFIG).exists() else fallback_config
-        if lost := sorted(fallback_config.keys() & FIELDS.keys() - config.keys()):
-            raise ValueError(f'{path / CONFIG} cannot be read (it lacks {", ".join(lost)})')
+        if missing := sorted(fallback_config.keys() & FIELDS.keys() - config.keys()):
+            raise ValueError(f'{path / CONFIG} cannot be read (it lacks {", ".join(missing)})')
         return _make_record(path, config, Run(path).results(), **membership)
     except (ValueError, OSError) as error:
         with _annotate_sweep_errors(folder):
@@ -113,8 +122,8 @@ def _gather_cell(
 
 
 def _make_record(path: Path, config: Mapping[str, Any], results: Row, **membership: Any) -> Record:
-    """place: the sweep's name and the group of a cell, its arm and stage."""
-    known = {
+    """Returns a row of the table. membership: sweep, group, arm and stage of a cell."""
+    row = {
         'cell': path.name,
         'workdir': str(path),
         'sweep': None,
@@ -127,15 +136,16 @@ def _make_record(path: Path, config: Mapping[str, Any], results: Row, **membersh
         **{column: config.get(name) for name, column in columns().items()},
         **{column: results.get(name) for column, (name, _) in RESULTS.items()},
     }
-    return {name: cast_to_column(path, name, known[name], kind) for name, kind in column_types()}
+    return {name: cast_to_column(path, name, row[name], kind) for name, kind in column_types()}
 
 
 def to_arrow(records: Iterable[Record]) -> pa.Table:
+    """Returns the records as an Arrow table."""
     return pa.Table.from_pylist(list(records), schema=schema())
 
 
 def write_table(workdir: str | Path) -> Path:
-    """Writes what `gather` finds to WORKDIR/cells.parquet, all or nothing, and returns its path."""
+    """Writes the records of `gather` to WORKDIR/cells.parquet atomically, and returns its path."""
     path = Path(workdir) / TABLE
     with replace_file(path) as temporary:
         pq.write_table(to_arrow(gather(workdir)), temporary, write_page_checksum=True)
@@ -143,22 +153,24 @@ def write_table(workdir: str | Path) -> Path:
 
 
 def _read_table(path: Path) -> list[Record]:
-    damage = (*READ_ERRORS, pa.ArrowException)
+    """Reads the records of a sweep from its table, after the runs were deleted."""
+    errors = (*READ_ERRORS, pa.ArrowException)
     advice = 'The runs that it was made of are gone; delete it to train them again'
-    with annotate_errors(path, advice, damage):
+    with annotate_errors(path, advice, errors):
         rows = pq.read_table(path, page_checksum_verification=True).to_pylist()
         records = [{name: row.get(name) for name in schema().names} for row in rows]
         return to_arrow(records).to_pylist()
 
 
 def read_sweep(workdir: str | Path) -> dict[str, Any]:
-    """The sweep.json of a sweep in the present form (`lm.study.train.ledger`); of a single run, one
-    without axes or other cells.
+    """Returns the sweep.json of a sweep in the present form (`lm.study.train.ledger`).
+
+    A single run is returned as a sweep of one cell, without axes.
     """
     folder = Path(workdir)
     if not (folder / SWEEP).exists():
-        own = {'cell': folder.name, 'group': 0, 'changes': {}, 'differs': {}}
-        return {'base': _read_run_config(folder), 'axes': {}, 'cells': [own]}
+        cell = {'cell': folder.name, 'group': 0, 'changes': {}, 'differs': {}}
+        return {'base': _read_run_config(folder), 'axes': {}, 'cells': [cell]}
     with _annotate_sweep_errors(folder):
         sweep = ledger.read_sweep(folder)
         _check_sweep(sweep)
@@ -166,7 +178,7 @@ def read_sweep(workdir: str | Path) -> dict[str, Any]:
 
 
 def _check_sweep(sweep: Mapping[str, Any]) -> None:
-    """Raises ValueError for what is no sweep, as of a file that was written over."""
+    """Raises ValueError if this is not a sweep, as when another program wrote the file."""
     kinds = {'cell': str, 'group': int | None, 'changes': dict, 'differs': dict}
     if not isinstance(sweep['base'], dict) or not isinstance(sweep['axes'], dict):
         raise ValueError('its base and its axes must be objects')
@@ -182,6 +194,7 @@ def _check_sweep(sweep: Mapping[str, Any]) -> None:
 
 
 def _read_run_config(folder: Path) -> Mapping[str, Any]:
+    """Returns the config of a run, with values of the columns' types."""
     with annotate_errors(
         folder / CONFIG, 'Delete it, and the train.py command of the run writes it anew'
     ):

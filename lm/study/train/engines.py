@@ -1,7 +1,7 @@
-"""Trains a sweep: its flags, and where its groups train, in this process or on a Ray cluster.
+"""Trains a sweep in this process or on a Ray cluster, and defines its flags.
 
-Groups are independent. All that passes between them is what runs leave in their folders, so another
-process can take up any group again.
+Groups are independent. They exchange information only through the folders of their runs, so that
+another process can resume any group.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +61,12 @@ flags.disclaim_key_flags()  # flags that are defined here belong to the program 
 
 Train = Callable[[Work], None]  # trains the groups of the work, and returns once they have ended
 
-RETRIES = 10  # of a group whose worker was lost; its runs go on from their checkpoints
+RETRIES = 10  # retries of a group after its worker is lost; its runs resume from checkpoints
 POLL_SEC = 1.0
 
 
 def define_flags() -> None:
-    """Defines the flags of a sweep, which a single run has no use for."""
+    """Defines the flags of sweeps."""
     flags.DEFINE_string('engine', 'local', 'Where a sweep trains: local, or ray.')
     flags.DEFINE_integer(
         'runs_at_once', 0, 'Runs of a sweep in one program; 0: as many as fit.', lower_bound=0
@@ -75,27 +75,29 @@ def define_flags() -> None:
 
 
 def read_sweep_flags(is_sweep: bool) -> dict[str, Any]:
-    """Returns the arguments of `train_sweep` that the flags give: engine, runs at once, resources.
-    Raises ValueError where a single run has them.
+    """Returns the arguments of `train_sweep` from the flags: engine, runs at once, resources.
+
+    Raises ValueError if a single run has these flags.
     """
-    given = flags.FLAGS
-    engine, runs_at_once, resources = given.engine, given.runs_at_once, given.resources
+    values = flags.FLAGS
+    engine, runs_at_once, resources = values.engine, values.runs_at_once, values.resources
     if not is_sweep and (engine != 'local' or runs_at_once or resources):
         raise ValueError('--engine, --runs_at_once and --resources are for config.sweep')
-    how = {'engine': engine, 'runs_at_once': runs_at_once}
-    return how | {'resources': parse_resources(resources)}
+    options = {'engine': engine, 'runs_at_once': runs_at_once}
+    return options | {'resources': parse_resources(resources)}
 
 
 def worker_dtype() -> str:
-    """Returns the type of products where runs train and the config leaves it open: by what a Ray
-    task asks for, and otherwise by this machine.
+    """Returns the dtype of matrix products in training, if the config leaves it open.
+
+    It follows from the resources of a Ray task, and otherwise from this machine.
     """
-    asked = parse_resources(flags.FLAGS.resources)
-    return 'bfloat16' if {'GPU', 'TPU'} & asked.keys() else default_dtype()
+    resources = parse_resources(flags.FLAGS.resources)
+    return 'bfloat16' if {'GPU', 'TPU'} & resources.keys() else default_dtype()
 
 
 def parse_resources(texts: list[str] | None) -> dict[str, float]:
-    """{'GPU': 1.0} for GPU=1."""
+    """Returns {'GPU': 1.0} for GPU=1."""
     try:
         return {name: float(n) for name, n in (text.split('=') for text in texts or [])}
     except ValueError:
@@ -114,20 +116,23 @@ def train_sweep(
     tune: Any = None,
     **work_options: Any,
 ) -> int:
-    """Trains the cells that have not ended yet; returns the exit status.
+    """Trains the cells that have not ended yet.
 
     Args:
       base: the config that all cells start from, as nested dicts.
       sweep: config.sweep.
-      workdir: a folder, or the URL of one in a bucket.
-      continue_changed: go on where the folder holds a sweep from another base.
+      workdir: a folder, or the URL of a folder in a bucket.
+      continue_changed: whether to continue a sweep from another base in the folder.
       engine: a name of ENGINES.
-      report: writes the report of a folder, and returns what to say of it.
-      notes: lines to say before the first wave.
-      trackers: they get the rows of all cells.
-      tune: config.tune, with which there are further cells once those before have ended
+      report: writes the report of a folder, and returns the text to print.
+      notes: lines to print before the first wave.
+      trackers: trackers that receive the rows of all cells.
+      tune: config.tune; with it, further cells follow once the present ones have ended
         (`lm.study.train.waves`).
-      **how: fields of `lm.study.train.groups.Work`.
+      **work_options: fields of `lm.study.train.groups.Work`.
+
+    Returns:
+      The exit status.
     """
     enter = choose(ENGINES, engine, '--engine')
     plan = WavePlan(base, sweep, tune)
@@ -139,10 +144,10 @@ def train_sweep(
     ledger = Ledger(plan, resolve(base), sweep_folder(workdir), url, continue_changed, host, hosts)
     work = Work([], ledger.folder, [], ledger.say_for_host, url=url, **work_options)
     if (protocol := resolve_protocol(base, sweep)) is not None:
-        settled = apply_protocol(protocol, base, sweep, local_measurements(work, engine, host))
-        _say_lines(ledger, settled.summary_lines)
-        plan = ledger.plan = WavePlan(base, sweep, tune, settled.overrides)
-        ledger.protocol = settled.record()
+        applied = apply_protocol(protocol, base, sweep, local_measurements(work, engine, host))
+        _say_lines(ledger, applied.summary_lines)
+        plan = ledger.plan = WavePlan(base, sweep, tune, applied.overrides)
+        ledger.protocol = applied.record()
     wave, say = ledger.open(), ledger.say
     programs = format_count(len(wave.all_groups), 'program')
     say(f'{workdir}: {plan.describe(wave)}, {programs}, on {device_name()}')
@@ -152,27 +157,27 @@ def train_sweep(
         catch_signals() as work.caught,
         enter() as train,
     ):
-        trained = _train_waves(ledger, work, wave, notes, train, is_here=engine == 'local')
-    work.groups = work.groups if plan.arms is None else trained.all_groups
+        last_wave = _train_waves(ledger, work, wave, notes, train, is_here=engine == 'local')
+    work.groups = work.groups if plan.arms is None else last_wave.all_groups
     return broadcast_from_first(_finish(work, report, say) if is_first() else None)
 
 
 def describe_sweep_code(cells: Iterable[Cell], work: Work) -> list[str]:
-    """Notes on cells that have ended and that other code has trained, with their number."""
+    """Returns notes on ended cells that other code has trained, with their number."""
     summaries = (Run(work.folder(cell)).summary for cell in cells)
-    ended = [one for one in summaries if one.get('status') in FINAL]
-    words = summarize_codes(find_other_code(one.get('code'), one) for one in ended)
-    if not words:
+    ended = [summary for summary in summaries if summary.get('status') in FINAL]
+    other_code = summarize_codes(find_other_code(summary.get('code'), summary) for summary in ended)
+    if not other_code:
         return []
     return [
-        f'NOTE: of {format_count(len(ended), "cell")} that have ended, other code has trained {words}; '
-        f'this is {describe_code(running_code())}. To train all cells with this code, give another '
-        '--workdir'
+        f'NOTE: of {format_count(len(ended), "cell")} that have ended, other code has trained '
+        f'{other_code}; this is {describe_code(running_code())}. To train all cells with this '
+        'code, give another --workdir'
     ]
 
 
 def _check_devices(grouped: Groups, url: str | None) -> None:
-    """Raises ValueError where runs cannot be laid over the devices at hand, or be written there."""
+    """Raises ValueError if the devices cannot hold the runs, or if the hosts cannot write there."""
     if url is not None and is_multiprocess():
         raise ValueError(
             f'{url}: a sweep of runs that have the devices of several hosts together needs a '
@@ -187,8 +192,9 @@ def _check_devices(grouped: Groups, url: str | None) -> None:
 
 
 def _check_models(grouped: Groups) -> None:
-    """Raises ValueError, with the cell, if a model of the sweep cannot be built: before the first
-    one trains, as it would otherwise fail among cells that have taken hours.
+    """Raises ValueError, with the cell, if a model of the sweep cannot be built.
+
+    Without this check a cell would fail only after earlier cells have trained for hours.
     """
     platform = jax.devices()[0].platform
     for first, *_ in grouped:
@@ -210,22 +216,23 @@ class Ledger:
     protocol: dict[str, Any] | None = None  # as sweep.json has it
 
     def __post_init__(self):
-        # One speaks for the whole sweep, the other for this host.
+        # `terminal` prints lines about the whole sweep, `_host_terminal` about this host.
         self.terminal = Terminal(silent=not is_first() or self.host > 0)
         self._host_terminal = Terminal(silent=not is_first())
         self.say = self.terminal.say
 
     def say_for_host(self, text: str) -> None:
+        """Prints a line about this host."""
         self._host_terminal.say(f'host {self.host}: {text}' if self.host else text)
 
     def refresh(self) -> None:
-        """Brings what others have trained, where that is in a bucket."""
+        """Fetches the records of other hosts from a bucket."""
         if self.url is not None:
             with mirror_sweep_records(self.url, self.say):
                 pass
 
     def open(self) -> PlannedWave:
-        """Makes or takes over the folder, one host after the other; returns the wave to train."""
+        """Creates or takes over the folder, one host after the other; returns the wave to train."""
         self.refresh()
         # In a bucket the lease of the sweep lets one host in after the other.
         host = self.host if self.url is None else 0
@@ -238,7 +245,7 @@ class Ledger:
         return wave
 
     def next_wave(self) -> PlannedWave:
-        """Writes down and returns the wave that the ended ones ask for; the same on all hosts."""
+        """Records and returns the wave that follows the ended ones; the same on all hosts."""
         while True:
             wave = self.plan.plan_wave(self.folder)
             names = run_first_then_others(functools.partial(self._write_sweep, wave))
@@ -247,10 +254,10 @@ class Ledger:
             self.plan.folder_names |= names
 
     def _write_sweep(self, wave: PlannedWave) -> dict[str, str]:
-        """Writes sweep.json; returns the names of folders that cells have under another name."""
+        """Writes sweep.json; returns {cell: folder} for cells with folders under another name."""
         with mirror_sweep_records(self.url, self.say):
-            how = self.continue_changed, self.say, self.plan.record, self.protocol
-            return open_sweep(self.folder, self.base, wave.all_groups, *how)
+            options = self.continue_changed, self.say, self.plan.record, self.protocol
+            return open_sweep(self.folder, self.base, wave.all_groups, *options)
 
 
 def _train_waves(
@@ -262,9 +269,9 @@ def _train_waves(
     *,
     is_here: bool,
 ) -> PlannedWave:
-    """Trains one wave after the other; returns the last, of no cells if all have ended.
+    """Trains one wave after the other; returns the last, without cells if all have ended.
 
-    is_here: whether this process trains, so that it can measure what a step takes.
+    is_here: whether this process trains, so that it can measure the time of a step.
     """
     from lm.study.train.progress import (
         show_progress,  # brings Arrow, which a single run need not wait for
@@ -272,19 +279,21 @@ def _train_waves(
 
     plan, folder, arms = ledger.plan, ledger.folder, ledger.plan.arms
     if arms is not None:
-        measured = is_here and ledger.hosts == 1 and wave.cells
+        can_measure = is_here and ledger.hosts == 1 and wave.cells
         plan.sec_by_program = (
-            measure_throughput(wave.groups, work) if measured else read_throughput(work)
+            measure_throughput(wave.groups, work) if can_measure else read_throughput(work)
         )
         _say_lines(ledger, lambda: words.describe_costs(arms, plan.step_sec))
-    said: set[str] = set()
+    printed: set[str] = set()
     while wave.cells:
         began = time.monotonic()
         if arms is not None:
             _say_lines(
                 ledger, lambda: words.describe_wave(arms, arms.load_ablation(folder), plan.step_sec)
             )
-        with show_progress(folder, wave.groups, ledger.terminal.console, notes, said) as work.tick:
+        with show_progress(
+            folder, wave.groups, ledger.terminal.console, notes, printed
+        ) as work.tick:
             has_ended = _train_wave(ledger, work, wave, train)
         if arms is None or not has_ended:
             return wave
@@ -299,48 +308,50 @@ def _train_waves(
 
 
 def _say_lines(ledger: Ledger, make_lines: Callable[..., list[str]], *arguments: Any) -> None:
+    """Prints lines about the whole sweep, on host 0 alone."""
     if is_first() and ledger.host == 0:
         for line in make_lines(*arguments):
             ledger.say(line)
 
 
 def _train_wave(ledger: Ledger, work: Work, wave: PlannedWave, train: Train) -> bool:
-    """Trains the cells of a wave, with the other hosts; returns whether all have ended for good.
+    """Trains the cells of a wave, together with the other hosts; returns whether all have ended for
+    good.
 
-    Where the next wave follows from all of them, it waits for other hosts, and trains what a lost
-    one leaves.
+    If the next wave follows from all of them, it waits for other hosts, and trains the cells of
+    lost hosts.
     """
     work.groups = deal_cells(wave.groups, ledger.host, ledger.hosts)
     if ledger.hosts > 1:
         mine = sum(map(len, work.groups))
         ledger.say_for_host(f'{mine} of the {len(wave.cells)} cells train on this host')
-    others = OtherHosts(wave.cells, work, ledger.refresh)
+    other_hosts = OtherHosts(wave.cells, work, ledger.refresh)
     train(work)
     if ledger.plan.arms is None:
         return True
-    while ledger.hosts > 1 and (left := others.wait()):
+    while ledger.hosts > 1 and (lost_cells := other_hosts.wait()):
         ledger.say_for_host(
-            f'{format_count(len(left), "cell")} of hosts that are lost train on this one'
+            f'{format_count(len(lost_cells), "cell")} of hosts that are lost train on this one'
         )
-        work.groups = group_by_program(left)
+        work.groups = group_by_program(lost_cells)
         train(work)
     ledger.refresh()
     if is_stop_requested(work.caught):
         return False
-    left = [cell.name for cell in wave.cells if not work.is_final(cell)]
-    if left:
+    unfinished = [cell.name for cell in wave.cells if not work.is_final(cell)]
+    if unfinished:
         ledger.say_for_host(
-            f'{", ".join(left)} did not end, and what comes next follows from the whole wave: the '
-            'same command tries them again'
+            f'{", ".join(unfinished)} did not end, and what comes next follows from the whole '
+            'wave: the same command tries them again'
         )
-    return broadcast_from_first(not left)
+    return broadcast_from_first(not unfinished)
 
 
 def _finish(work: Work, report: Callable[[Path], str], say: Callable[[str], None]) -> int:
-    """Writes the table and report of all cells; returns the exit status for those of `work`."""
+    """Writes the table and report of all cells; returns the exit status for the cells of `work`."""
     from lm.study.train.progress import write_summary  # brings Arrow
 
-    # Another host may end too.
+    # The lock keeps another host, which may end at the same time, from writing the same files.
     with mirror_sweep_records(work.url, say), hold_lock(work.workdir / LOCK):
         say(write_summary(work.workdir))
         if work.caught:
@@ -351,8 +362,8 @@ def _finish(work: Work, report: Callable[[Path], str], say: Callable[[str], None
 
 
 @contextlib.contextmanager
-def local_engine() -> Iterator[Train]:
-    """Yields what trains one group after the other, in this process."""
+def local_engine() -> Generator[Train]:
+    """Yields a function that trains one group after the other in this process."""
 
     def train(work: Work) -> None:
         for group in work.groups:
@@ -364,16 +375,15 @@ def local_engine() -> Iterator[Train]:
 
 
 @contextlib.contextmanager
-def ray_engine() -> Iterator[Train]:
-    """Yields what trains each group, or part of runs_at_once runs, as a Ray task with a process of
-    its own.
+def ray_engine() -> Generator[Train]:
+    """Yields a function that trains each group, or part of `runs_at_once` runs, as a Ray task.
 
-    Connects to the cluster that RAY_ADDRESS or `ray start` names, or starts one on this machine. A
-    task whose worker is lost is tried again, RETRIES times. The nodes need this checkout and the
-    workdir under the same path, or in a bucket. Raises ValueError where Ray is not installed, or no
-    node has the resources that a group asks for.
+    Each task has a process of its own. Connects to the cluster that RAY_ADDRESS or `ray start`
+    names, or starts a cluster on this machine. A task is retried RETRIES times if its worker is
+    lost. The nodes need this checkout and the workdir under the same path, or a workdir in a
+    bucket. Raises ValueError if Ray is not installed, or if no node has the resources of a group.
     """
-    # Ray would report its use, and install an environment for workers under `uv run`.
+    # Without these Ray reports its use, and installs an environment for workers under `uv run`.
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
     os.environ.setdefault('RAY_ENABLE_UV_RUN_RUNTIME_ENV', '0')
     try:
@@ -384,10 +394,11 @@ def ray_engine() -> Iterator[Train]:
         ) from error
     connected = ray.is_initialized()
     if not connected:
-        # JAX warns of a fork, which exec follows at once.
+        # JAX warns about forks, but Ray's are followed by exec at once.
         with preserve_handlers(), warnings.catch_warnings():
             warnings.filterwarnings('ignore', message=r'os\.fork', category=RuntimeWarning)
-            ray.init(include_dashboard=False, logging_level='ERROR')
+            # Ray also takes the name of a level.
+            ray.init(include_dashboard=False, logging_level='ERROR')  # ty: ignore[invalid-argument-type]
     try:
         yield functools.partial(_train_on_ray, ray)
     finally:
@@ -396,44 +407,48 @@ def ray_engine() -> Iterator[Train]:
 
 
 def _train_on_ray(ray: Any, work: Work) -> None:
+    """Trains the groups of `work` as tasks of a connected Ray cluster."""
     resources = work.resources or default_resources(ray.cluster_resources())
     _check_resources(ray.nodes(), resources)
     parts = [part for group in work.groups for part in split_group(group, work)]
     work.say(f'{format_count(len(parts), "task")} on Ray, each with {resources}')
     task = ray.remote(**_task_options(resources))(train_group_remotely)
-    how = work.url or str(work.workdir.absolute()), work.runs_at_once, work.start_over
-    _await_tasks(ray, work, {task.remote(part, *how): part for part in parts})
+    options = work.url or str(work.workdir.absolute()), work.runs_at_once, work.start_over
+    _await_tasks(ray, work, {task.remote(part, *options): part for part in parts})
 
 
 def split_group(group: list[Cell], work: Work) -> list[list[Cell]]:
-    """The cells of a group that have not ended, in parts of runs_at_once."""
+    """Returns the cells of a group that have not ended, in parts of runs_at_once."""
     waiting = [cell for cell in group if not work.is_final(cell)]
     size = work.runs_at_once or max(1, len(waiting))
     return [waiting[i : i + size] for i in range(0, len(waiting), size)]
 
 
 def default_resources(cluster: dict[str, float]) -> dict[str, float]:
-    """One accelerator where the cluster has any, else one CPU."""
+    """Returns one accelerator if the cluster has any, else one CPU."""
     return {next((kind for kind in ('TPU', 'GPU') if cluster.get(kind)), 'CPU'): 1.0}
 
 
 def _check_resources(nodes: list[dict], resources: dict[str, float]) -> None:
-    """Raises ValueError where no node can hold the task: Ray would wait for one without end."""
+    """Raises ValueError if no node can hold the task, for which Ray would wait forever."""
     alive = [node['Resources'] for node in nodes if node['Alive']]
     if not any(all(node.get(k, 0) >= n for k, n in resources.items()) for node in alive):
-        there = [{k: n for k, n in node.items() if k in ('CPU', 'GPU', 'TPU')} for node in alive]
-        raise ValueError(f'no node of the Ray cluster has {resources}; there are {there}')
+        available = [
+            {k: n for k, n in node.items() if k in ('CPU', 'GPU', 'TPU')} for node in alive
+        ]
+        raise ValueError(f'no node of the Ray cluster has {resources}; there are {available}')
 
 
 def _task_options(resources: dict[str, float]) -> dict:
+    """Returns the options of a Ray task with these resources."""
     kinds = {'CPU': 'num_cpus', 'GPU': 'num_gpus'}
-    known = {kinds[k]: n for k, n in resources.items() if k in kinds}
-    other = {k: n for k, n in resources.items() if k not in kinds}
+    named = {kinds[k]: n for k, n in resources.items() if k in kinds}
+    custom = {k: n for k, n in resources.items() if k not in kinds}
     on_cpu = {'JAX_PLATFORMS': 'cpu', 'GLIBC_TUNABLES': ':'.join(TUNABLES)}
     return {
         'num_cpus': 0,
-        **known,
-        'resources': other,
+        **named,
+        'resources': custom,
         'max_retries': RETRIES,
         'max_calls': 1,  # JAX's memory and devices go with the process
         'runtime_env': {'env_vars': on_cpu if os.environ.get('JAX_PLATFORMS') == 'cpu' else {}},
@@ -443,15 +458,22 @@ def _task_options(resources: dict[str, float]) -> dict:
 def train_group_remotely(
     group: list[Cell], workdir: str, runs_at_once: int, start_over: bool
 ) -> None:
-    """Trains a part of a group in a Ray worker."""
+    """Trains a part of a group in a Ray worker.
+
+    Args:
+      group: cells to train.
+      workdir: folder or URL of the sweep.
+      runs_at_once: maximal number of runs in one wave; 0: as many as fit.
+      start_over: whether runs begin anew if all their checkpoints are damaged.
+    """
     url = workdir if is_url(workdir) else None
-    how = {'runs_at_once': runs_at_once, 'start_over': start_over, 'url': url}
-    work = Work([], sweep_folder(workdir), [], **how)
+    options: dict[str, Any] = {'runs_at_once': runs_at_once, 'start_over': start_over, 'url': url}
+    work = Work([], sweep_folder(workdir), [], **options)
     train_group(group, work)
 
 
 def _await_tasks(ray, work: Work, running: dict) -> None:
-    """Waits until every task has ended or a signal came; a task that Ray gives up has failed."""
+    """Waits until every task has ended or a signal arrives; a task that Ray gives up has failed."""
     while running and not work.caught:
         ended, _ = ray.wait(list(running), timeout=POLL_SEC)
         for reference in ended:

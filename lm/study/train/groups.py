@@ -1,9 +1,9 @@
-"""Many runs in one program: the groups of a sweep, each compiled once.
+"""Trains the groups of a sweep: many runs in one program, compiled once for each group.
 
-Cells that differ only in what a program takes as data (`lm.config.fields.RUN_PATHS`) form a group;
-one that does not fit in memory trains in waves (`lm.run.wave`). Where several processes train
-together, each run has the devices of all, and a wave is of one run. What they do follows from
-process 0's disk then, and an error of a run ends the job.
+Cells that differ only in data of a program (`lm.config.fields.RUN_PATHS`) form a group. A group
+that does not fit in memory trains in waves (`lm.run.wave`). If several processes train together,
+each run uses the devices of all processes, and a wave has one run. Process 0's disk then determines
+what they do, and an error of a run ends the job.
 """
 
 import contextlib
@@ -34,32 +34,35 @@ from lm.storage.buckets import for_each
 from lm.storage.files import UnreadableFile
 from lm.study.plan.cells import Cell, program_key
 
-MAX_RUNS = 256  # in one wave: each holds a descriptor, the lock of its folder
-OTHER_FILES = 128  # descriptors of a process that trains, besides: libraries, text, checkpoints
+MAX_RUNS = 256  # runs in one wave: each holds a descriptor, the lock of its folder
+OTHER_FILES = 128  # other descriptors of a process that trains: libraries, text, checkpoints
 
 
 @dataclasses.dataclass
 class Work:
-    """The cells that a sweep has to train, and how."""
+    """The cells that a sweep has to train, and options of the training."""
 
     groups: list[list[Cell]]  # by program
-    workdir: Path  # of the sweep; each cell trains in workdir/NAME
+    workdir: Path  # folder of the sweep; each cell trains in workdir/NAME
     caught: list[int]  # receives signals: runs are then saved, and training returns
     say: Callable[[str], None] = print
     tick: Callable[[], None] = lambda: None  # called after every step
-    runs_at_once: int = 0  # in one wave at most; 0: as many as fit in memory
-    resources: dict[str, float] | None = None  # of one group on a cluster, such as {'GPU': 1}
-    url: str | None = None  # of the sweep, if it is in a bucket
+    runs_at_once: int = 0  # maximal number of runs in a wave; 0: as many as fit in memory
+    resources: dict[str, float] | None = None  # resources of a Ray task, such as {'GPU': 1}
+    url: str | None = None  # URL of the sweep, if it is in a bucket
     is_storage_checked: bool = False  # whether a cell's folder has taken a tiny checkpoint
     start_over: bool = False  # cells whose checkpoints are all damaged begin anew
-    # Those so far, where further runs of them may follow, and for how many runs they are compiled.
+    # Programs so far by `program_key`, since a later wave may have further runs of them, and the
+    # numbers of slots that each has been compiled for.
     programs: dict[tuple, Program] = dataclasses.field(default_factory=dict)
     sizes: dict[tuple, set[int]] = dataclasses.field(default_factory=dict)
 
     def folder(self, cell: Cell) -> Path:
+        """Returns the folder of a cell."""
         return self.workdir / cell.name
 
     def is_final(self, cell: Cell) -> bool:
+        """Whether a cell has ended for good."""
         return Run(self.folder(cell)).is_final
 
     def fail(self, cells: Sequence[Cell], error: Exception) -> None:
@@ -70,7 +73,9 @@ class Work:
 
 
 def train_group(group: list[Cell], work: Work) -> None:
-    """Trains the cells of a group that have not ended. An error fails the cells it concerns."""
+    """Trains the cells of a group that have not ended. An error fails only the cells it
+    concerns.
+    """
     waiting = _select_on_first(lambda: _list_waiting(group, work), group)
     if waiting:
         for note in list_sweep_notes([cell.recipe for cell in waiting]):
@@ -97,20 +102,20 @@ def train_group(group: list[Cell], work: Work) -> None:
 
 
 def _try_storage(cell: Cell, work: Work) -> None:
-    """Tries, once for all cells of the work, whether their folders can hold checkpoints."""
+    """Tests, once for all cells of the work, whether their folders can hold checkpoints."""
     if not work.is_storage_checked:
         try_storage(cell.recipe, work.folder(cell))
         work.is_storage_checked = True
 
 
 def _select_on_first(choose: Callable[[], list[Cell]], cells: list[Cell]) -> list[Cell]:
-    """The cells that process 0 chooses, on all processes."""
+    """Returns the cells that process 0 chooses, on all processes."""
     names = broadcast_from_first([cell.name for cell in choose()] if is_first() else None)
     return [cell for cell in cells if cell.name in names]
 
 
 def _list_waiting(group: list[Cell], work: Work) -> list[Cell]:
-    """The cells that have not ended; a damaged config.json of one that has is written anew."""
+    """Returns the cells that have not ended; rewrites a damaged config.json of an ended cell."""
     for cell in filter(work.is_final, group):
         try:
             Run(work.folder(cell)).read_config()
@@ -121,21 +126,22 @@ def _list_waiting(group: list[Cell], work: Work) -> list[Cell]:
 
 
 def _split_evenly(cells: list[Cell], max_size: int) -> Iterator[list[Cell]]:
+    """Yields the cells in parts of about equal size, at most `max_size`."""
     parts = -(-len(cells) // max_size)
     size = -(-len(cells) // max(parts, 1))
     return (cells[start : start + size] for start in range(0, len(cells), size or 1))
 
 
 def _open_cells(folders: contextlib.ExitStack, cells: list[Cell], work: Work) -> list[Cell]:
-    """The cells that can be trained; their folders are held until `held` ends."""
+    """Returns the cells that can be trained; `folders` holds their folders until it is closed."""
     wait_until = time.monotonic() + workdir.PATIENCE_SEC  # for all together
 
     def try_open(cell: Cell) -> bool:
         folder = work.folder(cell)
         try:
-            how = cell.recipe, False, work.say, wait_until
+            options = cell.recipe, False, work.say, wait_until
             folders.enter_context(mirror_cell(work.url, folder, work.say))
-            folders.enter_context(workdir.open_workdir(folder, *how, per_process=True))
+            folders.enter_context(workdir.open_workdir(folder, *options, per_process=True))
             return not work.is_final(cell)  # another process may have trained it meanwhile
         except (
             workdir.InUseError
@@ -146,11 +152,11 @@ def _open_cells(folders: contextlib.ExitStack, cells: list[Cell], work: Work) ->
         return False
 
     opened = (map if work.url is None else for_each)(try_open, cells)
-    return [cell for cell, is_open in zip(cells, opened, strict=True) if is_open]
+    return [cell for cell, has_opened in zip(cells, opened, strict=True) if has_opened]
 
 
-def compile_program(cells: list[Cell], work: Work) -> tuple[Program, int]:
-    """Returns (the program of the cells, how many of them a wave has room for)."""
+def compile_program(cells: Sequence[Cell], work: Work) -> tuple[Program, int]:
+    """Returns (the program of the cells, number of runs in one wave)."""
     key = program_key(cells[0])
     if key not in work.programs:
         work.programs[key] = _build_program(cells, work)
@@ -158,29 +164,30 @@ def compile_program(cells: list[Cell], work: Work) -> tuple[Program, int]:
     if is_multiprocess():
         return program, 1
     sizes = work.sizes.setdefault(key, set())
-    enough = [n for n in sizes if n >= len(cells)]
-    if enough and program.layout.skips_inactive:  # a slot without a run costs nothing there
-        return program, min(enough)
+    large_enough = [n for n in sizes if n >= len(cells)]
+    if large_enough and program.layout.skips_inactive:  # a slot without a run costs nothing there
+        return program, min(large_enough)
     slots = count_slots(program, len(cells), work.runs_at_once, work.say)
     sizes.add(slots)
     return program, slots
 
 
-def _build_program(cells: list[Cell], work: Work) -> Program:
-    recipe, at_once = longest_recipe(cells), 1 if is_multiprocess() else len(cells)
-    experiment = Experiment(recipe, open_text(recipe, work.say), work.say, at_once)
-    how = select_run_axis(experiment.recipe.config.kernels.run_axis, experiment.platform)
-    program = Program(experiment, SINGLE if is_multiprocess() else how)
-    alike = [f'{p}={v}' for p, v in cells[0].changes.items() if p not in RUN_PATHS]
+def _build_program(cells: Sequence[Cell], work: Work) -> Program:
+    """Returns the program of the cells, without compiling it."""
+    recipe, n_runs = longest_recipe(cells), 1 if is_multiprocess() else len(cells)
+    experiment = Experiment(recipe, open_text(recipe, work.say), work.say, n_runs)
+    axis = select_run_axis(experiment.recipe.config.kernels.run_axis, experiment.platform)
+    program = Program(experiment, SINGLE if is_multiprocess() else axis)
+    shared = [f'{p}={v}' for p, v in cells[0].changes.items() if p not in RUN_PATHS]
     work.say(
         f'compiling one program for {len(cells)} runs of {parameter_count(experiment.learner):,} '
-        f'parameters{" with " * bool(alike)}{", ".join(alike)}'
+        f'parameters{" with " * bool(shared)}{", ".join(shared)}'
     )
     return program
 
 
 def _train_cells(program: Program, slots: int, cells: list[Cell], work: Work) -> None:
-    """Trains the cells in waves of `slots` runs. An error of one run leaves the others."""
+    """Trains the cells in waves of `slots` runs. An error of one run leaves the others running."""
 
     def on_failure(folder: Path, error: Exception) -> None:
         if is_multiprocess():
@@ -192,37 +199,50 @@ def _train_cells(program: Program, slots: int, cells: list[Cell], work: Work) ->
             return
         runs = []
         for cell in cells[start : start + slots]:
-            terminal, anew = CellTerminal(cell.name, work.say), work.start_over
-            runs.append(RunSpec(cell.recipe, work.folder(cell), terminal, start_over=anew))
+            terminal, start_over = CellTerminal(cell.name, work.say), work.start_over
+            runs.append(RunSpec(cell.recipe, work.folder(cell), terminal, start_over=start_over))
         if not is_multiprocess():
             sec = program.compile_sec
             work.say(
                 f'{len(runs)} runs side by side ({program.axis_name}), compiled in {sec:.1f} s'
             )
         with closing(Wave(program, runs, slots, on_failure)) as wave:
-            if words := summarize_codes(slot.journal.other_code for slot in wave.slots):
-                now = describe_code(running_code())
-                work.say(f'NOTE: runs go on that other code has begun: {words}; this is {now}')
+            if other_code := summarize_codes(slot.journal.other_code for slot in wave.slots):
+                present_code = describe_code(running_code())
+                work.say(
+                    f'NOTE: runs go on that other code has begun: {other_code}; this is '
+                    f'{present_code}'
+                )
             wave.compile()
             wave.train(work.caught, work.tick)
 
 
-def longest_recipe(cells: list[Cell]) -> Recipe:
-    """The config of the run with the most steps, which the text has to suffice for."""
+def longest_recipe(cells: Sequence[Cell]) -> Recipe:
+    """Returns the recipe of the run with the most steps, for which the text must suffice."""
     return max((cell.recipe for cell in cells), key=lambda recipe: recipe.train.steps)
 
 
 def count_slots(
     program: Program, runs: int, runs_at_once: int, say: Callable[[str], None] = print
 ) -> int:
-    """Counts the runs that a wave has room for: a multiple of the mesh axis `run`."""
+    """Returns the number of runs in a wave: a multiple of the mesh axis `run`.
+
+    Args:
+      program: program of the runs.
+      runs: number of runs to train.
+      runs_at_once: maximal number of runs in a wave; 0: as many as fit.
+      say: prints a line if several waves are necessary.
+
+    Returns:
+      The number of slots.
+    """
     multiple = program.experiment.mesh.shape['run']
-    wanted = min(
+    requested = min(
         runs, runs_at_once or runs, max(multiple, max_open_folders() // multiple * multiple)
     )
     limit = device_memory_bytes() // (program.experiment.mesh.size if program.shares_memory else 1)
-    most = find_max_runs(wanted, multiple, limit, program.memory_bytes)
-    waves = -(-runs // most)
+    fitting = find_max_runs(requested, multiple, limit, program.memory_bytes)
+    waves = -(-runs // fitting)
     slots = -(-runs // waves)  # waves of equal size
     slots = -(-slots // multiple) * multiple
     if waves > 1:
@@ -234,8 +254,8 @@ def count_slots(
 
 
 def max_open_folders() -> int:
-    """Counts the folders of runs that a process may hold open, MOST_RUNS at most."""
-    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if allowed == resource.RLIM_INFINITY:
+    """Returns the number of run folders that a process may hold open, at most MAX_RUNS."""
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft_limit == resource.RLIM_INFINITY:
         return MAX_RUNS
-    return max(1, min(MAX_RUNS, allowed - OTHER_FILES))
+    return max(1, min(MAX_RUNS, soft_limit - OTHER_FILES))

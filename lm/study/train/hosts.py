@@ -1,9 +1,9 @@
 """A sweep on several hosts.
 
-Where every run fits on the devices of one host, cells are dealt: each host trains its own as if it
-were alone, and a host that is lost costs its own cells. JAX's processes are not joined then, as the
-runtime ends all of them when one has gone. Where a run needs the devices of several hosts, all of
-them train it, and the runs of a group go one after the other.
+If every run fits on the devices of one host, the cells are dealt out: each host trains its cells as
+if it were alone, and a lost host costs only its own cells. JAX's processes are not joined then,
+because the runtime ends all of them when one is lost. If a run needs the devices of several hosts,
+all of them train it, and the runs of a group train in sequence.
 """
 
 import contextlib
@@ -34,8 +34,8 @@ from lm.study.train.groups import Work
 
 Groups = Sequence[Sequence[Cell]]
 
-# libtpu would wait for all hosts of the slice. Names of several of its versions: pytorch/xla#7714
-# and what JAX says of running on some of the chips; not tried on TPUs.
+# Without these libtpu waits for all hosts of the slice. The names are those of several libtpu
+# versions, from pytorch/xla#7714 and JAX's notes on running on some of the chips. Untested on TPUs.
 SINGLE_HOST_TPU = {
     'TPU_PROCESS_BOUNDS': '1,1,1',
     'TPU_HOST_BOUNDS': '1,1,1',
@@ -43,17 +43,18 @@ SINGLE_HOST_TPU = {
     'TPU_WORKER_ID': '0',
     'CLOUD_TPU_TASK_ID': '0',
 }
-MARK = '.job'  # a file in the folder of the sweep, once host 0 of this job has opened it
+MARK = '.job'  # host 0 writes the job's name to this file once it has opened the sweep's folder
 POLL_SEC = 0.2
-BUCKET_POLL_SEC = 10.0  # to look takes the lease of the sweep
-LOST_SEC = 90.0  # without a sign of life: NFS shows a file after 60, a lease expires after 60
+BUCKET_POLL_SEC = 10.0  # longer, because each look takes the lease of the sweep
+LOST_SEC = 90.0  # without activity a host is lost: NFS shows a file, and a lease expires, after 60
 
 
 def join_sweep(groups: Groups, engine: str) -> tuple[int, int]:
-    """Returns (i, n) for the i-th of n hosts that cells are dealt to; (0, 1) for one that is alone,
-    or of several that train every run together. To be called before any device is used.
+    """Returns (i, n) for the i-th of n hosts that cells are dealt to.
 
-    Raises ValueError where hosts train together and differ in their cells, and for another engine.
+    Returns (0, 1) for a single host, and if several hosts train every run together. Must be called
+    before any device is used. Raises ValueError if hosts train together and differ in their cells,
+    and for another engine than 'local'.
     """
     if (host := child_host()) is None:
         return 0, 1
@@ -67,39 +68,56 @@ def join_sweep(groups: Groups, engine: str) -> tuple[int, int]:
         names = ' '.join(cell.name for group in groups for cell in group)
         join(hashlib.blake2b(names.encode(), digest_size=4).hexdigest())
         return 0, 1
-    alone = _single_host_env()
+    environment = _single_host_env()
+    # Replaces all variables, since those of MEGASCALE, which name other slices, must go.
     os.environ.clear()
-    os.environ.update(alone)
-    if host.local_devices is not None:  # as `jax.distributed.initialize` does it
-        own = ','.join(map(str, host.local_devices))
-        jax.config.update('jax_cuda_visible_devices', own)
-        jax.config.update('jax_rocm_visible_devices', own)
+    os.environ.update(environment)
+    if host.local_devices is not None:  # like `jax.distributed.initialize`
+        visible = ','.join(map(str, host.local_devices))
+        jax.config.update('jax_cuda_visible_devices', visible)
+        jax.config.update('jax_rocm_visible_devices', visible)
     return host.process_id, host.num_processes
 
 
 def _count_local_devices(host: Host) -> int:
-    """Counts devices in another process: this one may open none before it has joined."""
+    """Counts devices in another process, as this process may open no device before it has
+    joined.
+    """
     if host.local_devices is not None:
         return len(host.local_devices)
     count = [sys.executable, '-c', 'import jax; print(jax.local_device_count())']
-    said = subprocess.run(
+    finished = subprocess.run(
         count, env=_single_host_env(), stdout=subprocess.PIPE, text=True, check=True
     )
-    return int(said.stdout.split()[-1])
+    return int(finished.stdout.split()[-1])
 
 
 def _single_host_env() -> dict[str, str]:
-    """The environment in which libtpu opens the chips of this host alone."""
+    """Returns the environment in which libtpu opens only the chips of this host."""
     if not has_tpu():
         return dict(os.environ)
-    kept = {name: text for name, text in os.environ.items() if not name.startswith('MEGASCALE_')}
-    return kept | SINGLE_HOST_TPU
+    environment = {
+        name: text for name, text in os.environ.items() if not name.startswith('MEGASCALE_')
+    }
+    return environment | SINGLE_HOST_TPU
 
 
 def run_host_0_first(workdir: Path, host: int, hosts: int, function: Callable[[], Any]) -> Any:
-    """Returns `act()`, which writes to `workdir`, and which host 0 calls before the others. Where
-    cells are dealt each host is on its own afterwards; until then an error of one ends all. Raises
-    ValueError where cells are dealt, and a host does not see what host 0 writes there.
+    """Calls a function that writes to `workdir` on host 0 before the others; returns its value.
+
+    If cells are dealt out, each host is on its own afterwards; until then an error of one ends all.
+
+    Args:
+      workdir: folder of the sweep.
+      host: number of this host.
+      hosts: number of hosts that cells are dealt to.
+      function: function to call.
+
+    Returns:
+      The function's value on this host.
+
+    Raises:
+      ValueError: if cells are dealt out, and a host does not see the files of host 0.
     """
     if hosts == 1:
         return run_first_then_others(function)
@@ -108,17 +126,17 @@ def run_host_0_first(workdir: Path, host: int, hosts: int, function: Callable[[]
         if time.monotonic() > deadline:
             raise ValueError(format_not_shared(workdir, [f'host {host}']))
         time.sleep(POLL_SEC)
-    found = function()
+    value = function()
     if host == 0:
         write_text(workdir / MARK, job)
-    os.write(int(os.environ[TELL]), b'.')
-    return found
+    os.write(int(os.environ[TELL]), b'.')  # tells the supervisor that this host is independent
+    return value
 
 
 class OtherHosts:
     """Cells of a wave that other hosts train, as this host sees them in the folder of the sweep.
 
-    refresh: brings what they have written, where that is in a bucket.
+    refresh: fetches the records of other hosts from a bucket.
     """
 
     def __init__(self, cells: Sequence[Cell], work: Work, refresh: Callable[[], None]):
@@ -126,43 +144,48 @@ class OtherHosts:
         self._earlier_failures = {cell.name: self._failure_time(cell) for cell in cells}
 
     def wait(self) -> list[Cell]:
-        """Waits until all cells have ended, one has failed, or somebody asked to stop; returns none
-        then. Cells that nobody has trained for LOST_SEC are returned sooner: their host is lost, or
-        has not come to them yet.
+        """Waits until all cells have ended, a cell has failed, or a stop is requested.
+
+        Returns [] then. If cells have shown no activity for LOST_SEC, returns them earlier: their
+        host is lost, or has not reached them yet.
         """
-        since, before = time.monotonic(), None
+        last_change, last_activity = time.monotonic(), None
         while not is_stop_requested(self._work.caught):
             self._refresh()
-            left = [cell for cell in self._cells if not self._work.is_final(cell)]
-            if not left or any(map(self._has_failed, left)):
+            waiting = [cell for cell in self._cells if not self._work.is_final(cell)]
+            if not waiting or any(map(self._has_failed, waiting)):
                 return []
-            signs = self._read_activity(left)
-            if signs != before or True in signs.values():
-                since, before = time.monotonic(), signs
-            if time.monotonic() - since > LOST_SEC and _has_locks(self._work):
-                return left
+            activity = self._read_activity(waiting)
+            if activity != last_activity or True in activity.values():
+                last_change, last_activity = time.monotonic(), activity
+            if time.monotonic() - last_change > LOST_SEC and _has_locks(self._work):
+                return waiting
             self._pause()
         return []
 
     def _pause(self) -> None:
-        """Waits for POLL_SEC, of a bucket for longer; shows meanwhile what there is."""
-        until = time.monotonic() + (POLL_SEC if self._work.url is None else BUCKET_POLL_SEC)
-        while time.monotonic() < until and not self._work.caught:
+        """Waits for POLL_SEC, or longer for a bucket, and updates the progress display
+        meanwhile.
+        """
+        deadline = time.monotonic() + (POLL_SEC if self._work.url is None else BUCKET_POLL_SEC)
+        while time.monotonic() < deadline and not self._work.caught:
             time.sleep(POLL_SEC)
             self._work.tick()
 
     def _read_activity(self, waiting: Sequence[Cell]) -> dict[str, Any]:
-        """Whether another process holds each cell; in a bucket the tags of their leases, which
-        change while these are renewed.
+        """Returns whether another process holds each cell; in a bucket the tags of the leases,
+        which change while a process renews them.
         """
         if self._work.url is None:
             return {cell.name: is_locked(self._work.folder(cell) / LOCK) for cell in waiting}
         listing = open_bucket(self._work.url).list()
         leases = {cell.name: listing.get(f'{cell.name}/{LEASE}') for cell in waiting}
-        return {name: found and found.e_tag for name, found in leases.items()}
+        return {name: lease and lease.e_tag for name, lease in leases.items()}
 
     def _failure_time(self, cell: Cell) -> int | None:
-        """The time of a summary that says that the cell failed, by the clock of the disk."""
+        """Returns when the cell failed, by the clock of the disk; None if its summary has another
+        status.
+        """
         folder = self._work.folder(cell)
         if Run(folder).status != 'failed':
             return None
@@ -171,12 +194,12 @@ class OtherHosts:
         return None
 
     def _has_failed(self, cell: Cell) -> bool:
-        """Whether it failed in this wave; not of an earlier command, which this one tries again."""
+        """Whether the cell failed in this wave. Failures of an earlier command are retried."""
         return self._failure_time(cell) not in (None, self._earlier_failures[cell.name])
 
 
 def _has_locks(work: Work) -> bool:
-    """Whether it can be seen who trains a cell. A bucket has leases, which are asked for then."""
+    """Whether this host can see who trains a cell. A bucket has leases instead of locks."""
     if work.url is not None:
         return True
     with hold_lock(work.workdir / LOCK) as is_held:
@@ -184,36 +207,49 @@ def _has_locks(work: Work) -> bool:
 
 
 def _read_mark(workdir: Path) -> str | None:
+    """Returns the job that host 0 has written to the folder, or None."""
     with contextlib.suppress(OSError):
         return (workdir / MARK).read_text()
     return None
 
 
 def deal_cells(groups: Groups, host: int, hosts: int) -> list[list[Cell]]:
-    """The cells of one of n hosts: consecutive ones, so that few groups are compiled on two hosts,
-    with about as much work as each other host has: half of a cell at most is more, or less.
+    """Returns the cells of one of n hosts, by group.
 
-    Cells that have ended are dealt too: hosts that look at different times, and the same command
-    again, find the same shares, and with them the same meshes and numbers.
+    The cells are consecutive, so that few groups compile on two hosts. Every host gets about the
+    same work, up to half a cell. Cells that have ended are dealt too, so that hosts that look at
+    different times, and the same command later, get the same shares, and with them the same meshes
+    and numbers.
+
+    Args:
+      groups: all cells, by program.
+      host: number of this host.
+      hosts: number of hosts.
+
+    Returns:
+      The cells of this host, by program.
     """
     works = [[estimate_work(cell.recipe) for cell in group] for group in groups]
-    total, before, found = sum(map(sum, works)), 0, []
-    for group, own in zip(groups, works, strict=True):
+    total, work_before, shares = sum(map(sum, works)), 0, []
+    for group, group_works in zip(groups, works, strict=True):
         mine = []
-        for cell, one in zip(group, own, strict=True):
-            if (2 * before + one) * hosts // (2 * total) == host:  # where its middle lies
+        for cell, cell_work in zip(group, group_works, strict=True):
+            if (2 * work_before + cell_work) * hosts // (
+                2 * total
+            ) == host:  # where its middle lies
                 mine.append(cell)
-            before += one
-        found.append(mine)
-    return list(filter(None, found))
+            work_before += cell_work
+        shares.append(mine)
+    return list(filter(None, shares))
 
 
-_vocab_size = functools.cache(vocab_size)  # which may read a large file
+_vocab_size = functools.cache(vocab_size)  # it may read a large file
 
 
 def estimate_work(recipe: Recipe) -> int:
-    """Returns the products of a run's forward passes, roughly: those of matrices in blocks and
-    readout, and of attention, for all its tokens.
+    """Estimates the multiplications of a run's forward passes.
+
+    Counts the matrices of blocks and readout, and attention, for all tokens of the run.
     """
     model, data, steps = recipe.model, recipe.data, recipe.train.steps
     block = 4 * model.d_model**2 + 3 * model.d_model * model.d_ff + 2 * data.seq_len * model.d_model

@@ -1,13 +1,13 @@
-"""sweep.json: the base of a sweep, and which folder holds which of its cells.
+"""sweep.json: the base of a sweep, and the folder of each of its cells.
 
 {'base': a config as nested sections, 'axes': {field: [values]}, 'cells': [
     {'cell': name of the folder, 'group': number of its program or null,
-     'changes': {field: value} as the sweep gives them,
+     'changes': {field: value} of the sweep,
      'differs': {field: value} in which the cell's config differs from the base}]}
 
-With config.tune also 'tune', what it asks for and its arms, and in each cell 'tuned', its place
-among these (`lm.study.arm`). With a protocol also 'protocol': its name, its options, and what it
-sets in each cell (`lm.study.plan.protocols`).
+With config.tune there is also 'tune', its settings and arms, and in each cell 'tuned', its arm,
+indices, seed and stage (`lm.study.arm`). With a protocol there is also 'protocol': its name, its
+options, and the fields it sets in each cell (`lm.study.plan.protocols`).
 """
 
 import collections
@@ -47,24 +47,37 @@ def open_sweep(
     tune: Record | None = None,
     protocol: Record | None = None,
 ) -> dict[str, str]:
-    """Makes or takes over the folder of a sweep, with its sweep.json; returns {name of a cell: of
-    the folder that it has under another name}.
+    """Creates or takes over the folder of a sweep, with its sweep.json.
 
-    A cell that was begun by an older version keeps the name of its folder, and so its results:
-    where there is such a name nothing is written, and the caller asks again with it. The axes may
-    have changed since: cells begun earlier stay on record, with no group. Raises ValueError where
-    the runs of the folder started from another config, unless `continue_changed`, and for a path
-    that cannot hold checkpoints.
+    A cell that an older version began keeps the name of its folder, and so its results. If there is
+    such a name, nothing is written, and the caller calls again with it. The axes may have changed
+    since: cells begun earlier stay on record, without a group.
+
+    Args:
+      path: folder of the sweep.
+      base: recipe that all cells start from.
+      groups: all cells, by program.
+      continue_changed: whether to continue runs that started from another config.
+      say: prints a line.
+      tune: entry of config.tune in sweep.json.
+      protocol: entry of the protocol in sweep.json.
+
+    Returns:
+      {name of a cell: name of its folder}, for cells that have a folder under another name.
+
+    Raises:
+      ValueError: if the runs of the folder started from another config, unless `continue_changed`;
+        and for a path that cannot hold checkpoints.
     """
     check_path(path)
     check_no_links(path)
-    before: list[Record] = []
+    earlier_cells: list[Record] = []
     if (path / SWEEP).exists():
         earlier = _read_earlier(path, base, continue_changed, say)
-        before = earlier['cells']
-        if 'base' in earlier and any((path / cell['cell']).exists() for cell in before):
+        earlier_cells = earlier['cells']
+        if 'base' in earlier and any((path / cell['cell']).exists() for cell in earlier_cells):
             _compare_tunes(path, earlier.get('tune'), tune, continue_changed, say)
-        if names := _find_earlier_names(path, before, groups):
+        if names := _find_earlier_names(path, earlier_cells, groups):
             return names
     elif (path / CONFIG).exists():
         raise ValueError(f'{path} holds a single run; give another --workdir for a sweep')
@@ -74,12 +87,13 @@ def open_sweep(
         for number, group in enumerate(groups)
         for cell in group
     ]
-    now = {cell['cell'] for cell in listed}
-    left = [cell for cell in before if cell['cell'] not in now]
-    # Those that are asked for no more are of no group, and of no arm: others have its number.
+    present = {cell['cell'] for cell in listed}
+    left_out = [cell for cell in earlier_cells if cell['cell'] not in present]
+    # Cells that are no longer part of the sweep keep neither group nor arm: their numbers now
+    # belong to other groups and arms.
     listed += [
         {name: value for name, value in cell.items() if name != 'tuned'} | {'group': None}
-        for cell in left
+        for cell in left_out
         if (path / cell['cell']).exists()
     ]
     with annotate_write_errors(path):
@@ -94,38 +108,40 @@ def open_sweep(
 def _read_earlier(
     path: Path, base: Recipe, continue_changed: bool, say: Callable[[str], None]
 ) -> Record:
-    """The sweep on record; where sweep.json is damaged, only the cells that have a folder."""
+    """Returns the sweep on record; if sweep.json is damaged, only the cells that have a folder."""
     try:
         record = read_sweep(path)
     except UnreadableFile as error:
-        found = []
+        cells = []
         for folder in sorted(recipe.parent for recipe in path.glob(f'*/{CONFIG}')):
             with contextlib.suppress(ValueError):  # damaged too: found by its name, if it is a cell
                 differs = _changed_fields(base, Run(folder).read_recipe())
-                found.append(_cell_record(folder.name, None, differs, differs))
-        say(f'NOTE: {error}. It is written anew, with the {len(found)} cells that have a folder.')
-        return {'cells': found}
-    changed = drop_mesh_fields(differences(resolve_stored(record['base']), base))
-    if changed and not continue_changed:
-        raise ValueError(format_refusal(path, 'a sweep from another config', changed))
+                cells.append(_cell_record(folder.name, None, differs, differs))
+        say(f'NOTE: {error}. It is written anew, with the {len(cells)} cells that have a folder.')
+        return {'cells': cells}
+    changes = drop_mesh_fields(differences(resolve_stored(record['base']), base))
+    if changes and not continue_changed:
+        raise ValueError(format_refusal(path, 'a sweep from another config', changes))
     return record
 
 
 def _compare_tunes(
     path: Path,
     before: Record | None,
-    now: Record | None,
+    tune: Record | None,
     continue_changed: bool,
     say: Callable[[str], None],
 ) -> None:
-    """Says in what config.tune, or an arm, differs from the runs that the folder has. Raises
-    ValueError where it is given up, unless `continue_changed`: verdicts would be lost in silence.
+    """Prints the differences between config.tune, or an arm, and the folder's sweep.
+
+    Raises ValueError if config.tune is dropped, unless `continue_changed`, because verdicts would
+    be lost silently.
     """
     if before is None:
-        if now is not None:
+        if tune is not None:
             say(f'NOTE: {path} held a sweep without config.tune: runs of its arms are taken over')
         return
-    if now is None:
+    if tune is None:
         if not continue_changed:
             fields = dict.fromkeys(before['fields'])
             raise ValueError(
@@ -134,13 +150,13 @@ def _compare_tunes(
                 'go on from it without.'
             )
         return
-    now = json.loads(json.dumps(now))  # as it is read
-    for name in sorted(now.keys() - {'arms'}):
-        if before.get(name) != now[name]:
-            say(f'NOTE: tune.{name}: {before.get(name)} -> {now[name]}; runs are taken over')
+    tune = json.loads(json.dumps(tune))  # as it is read
+    for name in sorted(tune.keys() - {'arms'}):
+        if before.get(name) != tune[name]:
+            say(f'NOTE: tune.{name}: {before.get(name)} -> {tune[name]}; runs are taken over')
     arms = [
         [arm_name(arm['changes'], arm['length']) for arm in record['arms']]
-        for record in (before, now)
+        for record in (before, tune)
     ]
     for name in arms[1]:
         if name not in arms[0]:
@@ -151,11 +167,12 @@ def _compare_tunes(
 
 
 def _cell_record(name: str, group: int | None, changes: Record, differs: Record) -> Record:
+    """Returns the entry of a cell in sweep.json."""
     return {'cell': name, 'group': group, 'changes': changes, 'differs': differs}
 
 
 def read_sweep(path: Path) -> Record:
-    """Reads a sweep.json of any version in the present form. Raises Unreadable if damaged."""
+    """Reads a sweep.json of any version in the present form. Raises UnreadableFile if damaged."""
     record = read_json(path / SWEEP)
     if not isinstance(record.get('base'), dict) or not isinstance(record.get('cells'), list):
         lacks = 'it lacks the base or the cells of a sweep'
@@ -178,41 +195,43 @@ def read_sweep(path: Path) -> Record:
 def _find_earlier_names(
     path: Path, before: Sequence[Record], groups: Sequence[Sequence[Cell]]
 ) -> dict[str, str]:
-    """{name of a cell that has no folder: that of an earlier cell of the same config but for the
-    mesh}, which is no part of what a run is. Cells that differ in their meshes alone keep their
-    names.
+    """Returns {name of a cell without a folder: name of an earlier cell's folder}.
+
+    The earlier cell has the same config up to the mesh, which does not affect the results of a run.
+    Cells that differ only in their meshes keep their names.
     """
     cells = [cell for group in groups for cell in group]
     present = {cell.name for cell in cells}
     alike = collections.Counter(_meshless_digest(cell.recipe) for cell in cells)
     earlier = {}
-    for old in [cell['cell'] for cell in before if cell['cell'] not in present]:
+    for folder in [cell['cell'] for cell in before if cell['cell'] not in present]:
         with contextlib.suppress(ValueError, OSError):  # never begun, or of an unknown form
-            recipe = Run(path / old).read_recipe()
-            earlier[digest(recipe)] = earlier[_meshless_digest(recipe)] = old
+            recipe = Run(path / folder).read_recipe()
+            earlier[digest(recipe)] = earlier[_meshless_digest(recipe)] = folder
 
     def folder_name(cell: Cell) -> str:
         if (path / cell.name).exists():
             return cell.name
-        as_found = earlier.get(cell.name, cell.name)
-        same = _meshless_digest(cell.recipe)
-        return earlier.get(same, as_found) if alike[same] == 1 else as_found
+        renamed = earlier.get(cell.name, cell.name)
+        meshless = _meshless_digest(cell.recipe)
+        return earlier.get(meshless, renamed) if alike[meshless] == 1 else renamed
 
-    return {cell.name: new for cell in cells if (new := folder_name(cell)) != cell.name}
+    return {cell.name: new_name for cell in cells if (new_name := folder_name(cell)) != cell.name}
 
 
 def _meshless_digest(recipe: Recipe) -> str:
-    """The name that all configs have which differ in the mesh alone."""
+    """Returns a name that is the same for all configs that differ only in the mesh."""
     mesh = vars(MeshConfig(data=-1))
     return digest(update_recipe(recipe, {f'mesh.{axis}': size for axis, size in mesh.items()}))
 
 
 def _changed_fields(base: Recipe, recipe: Recipe) -> dict[str, Any]:
-    return {field: new for field, (_, new) in differences(base, recipe).items()}
+    """Returns {field: value} for fields in which a recipe differs from the base."""
+    return {field: value for field, (_, value) in differences(base, recipe).items()}
 
 
 def _collect_axes(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """{field that cells change: its values}."""
+    """Returns {field that cells change: its values}."""
     axes: dict[str, list[Any]] = {}
     for cell in cells:
         for field, value in cell['changes'].items():

@@ -1,4 +1,4 @@
-"""Means of this machine, for the protocols of a sweep: its text, its devices, how fast it steps."""
+"""Measurements on this machine for the protocols of a sweep: its text, devices and step times."""
 
 import time
 
@@ -17,12 +17,15 @@ POLL_SEC, PATIENCE_SEC = 0.5, 3600.0
 
 
 def local_measurements(work: Work, engine: str, host: int) -> Measurements:
-    """Returns the means of this machine.
+    """Returns the measurements of this machine.
 
     Args:
-      work: where the sweep trains; programs that are timed stay compiled in it.
-      engine: what trains it; times are of this process alone.
-      host: number of this host; host 0 times for all.
+      work: the work of the sweep; timed programs stay compiled in it.
+      engine: engine that trains the sweep; only this process is timed.
+      host: number of this host; host 0 times the steps for all hosts.
+
+    Returns:
+      The measurements, which are made on demand.
     """
     rows: dict = {}
 
@@ -37,23 +40,23 @@ def local_measurements(work: Work, engine: str, host: int) -> Measurements:
         with mirror_sweep_records(work.url, work.say):  # a bucket lets one host in after the other
             _check_device(work)
             if host == 0 or work.url is not None:
-                found = measure_throughput(programs, work)
+                sec_by_program = measure_throughput(programs, work)
             else:
-                found = _await_throughput(programs, work)
+                sec_by_program = _await_throughput(programs, work)
             _check_device(work)
         for group in programs:
-            if program_digest(group[0]) not in found:
+            if program_digest(group[0]) not in sec_by_program:
                 raise ValueError(
                     f'equal_time: the steps of sweep cell {group[0].changes} could not be timed, '
                     'for the reason above'
                 )
-        return [found[program_digest(group[0])] for group in programs]
+        return [sec_by_program[program_digest(group[0])] for group in programs]
 
     return Measurements(jax.devices()[0].platform, read_rows, measure_seconds)
 
 
 def check_device_kinds(kinds: list[str], engine: str) -> None:
-    """Raises ValueError where what is timed here says nothing of where runs train."""
+    """Raises ValueError if times measured here do not apply to the devices that train."""
     if len({*kinds}) > 1:
         raise ValueError(
             f'equal_time needs devices of one kind, and there are {", ".join(sorted({*kinds}))}; '
@@ -67,12 +70,12 @@ def check_device_kinds(kinds: list[str], engine: str) -> None:
 
 
 def _check_device(work: Work) -> None:
-    """Raises ValueError where the folder holds times of another device."""
-    path, here = work.workdir / FILE, device_name()
-    if path.exists() and (there := read_json(path).get('device')) != here:
+    """Raises ValueError if the folder holds times of another device."""
+    path, present = work.workdir / FILE, device_name()
+    if path.exists() and (recorded := read_json(path).get('device')) != present:
         raise ValueError(
-            f'equal_time: {path} holds times of {there}, and this is {here}: times of two devices '
-            'do not compare. Go on where it began, or give another --workdir'
+            f'equal_time: {path} holds times of {recorded}, and this is {present}: times of two '
+            'devices do not compare. Go on where it began, or give another --workdir'
         )
 
 
@@ -80,8 +83,8 @@ def _await_throughput(programs: Groups, work: Work) -> dict[str, float]:
     """Waits for the times of host 0."""
     deadline = time.monotonic() + PATIENCE_SEC
     while time.monotonic() < deadline:
-        found = read_throughput(work)
-        if all(program_digest(group[0]) in found for group in programs):
-            return found
+        sec_by_program = read_throughput(work)
+        if all(program_digest(group[0]) in sec_by_program for group in programs):
+            return sec_by_program
         time.sleep(POLL_SEC)
     raise ValueError(f'equal_time: host 0 has written no times to {work.workdir / FILE}')

@@ -1,15 +1,15 @@
-"""Seconds that a step of each program takes, measured before a sweep trains.
+"""Measures the seconds of a step of each program before a sweep trains.
 
-WORKDIR/throughput.json: {'device': name, 'programs': {key: {'sec': seconds a step and run,
-'runs': side by side}}}. A number is written once: the same command finds it again, on another
-device too, as steps may follow from it.
+WORKDIR/throughput.json: {'device': name, 'programs': {key: {'sec': seconds for each step and run,
+'runs': concurrent runs}}}. A number is written once: the same command finds it again, also on
+another device, since the number of steps may follow from it.
 """
 
 import hashlib
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ from lm.devices.mesh import process_share
 from lm.launch.distributed import broadcast_from_first, is_first, is_multiprocess
 from lm.launch.signals import interruptible
 from lm.record.machine import device_name
-from lm.run.program import Program
+from lm.run.program import Experiment, Program
 from lm.run.start import initial_state
 from lm.storage.files import UnreadableFile, discard_line, read_json, seal_record, write_json
 from lm.study.plan.cells import Cell, program_key
@@ -36,20 +36,22 @@ def program_digest(cell: Cell) -> str:
 
 
 def measure_throughput(groups: Sequence[Sequence[Cell]], work: Work) -> dict[str, float]:
-    """Measures the programs that WORKDIR/throughput.json lacks; returns {`key_of` a cell:
-    seconds that a step takes of one run's time}.
+    """Measures the programs that WORKDIR/throughput.json lacks.
 
-    The programs are compiled for as many runs side by side as the groups have, and kept in
-    `work.programs`, so that the runs which follow compile nothing. A program that cannot be
-    compiled or run is left out: the error is that of its runs. Where several processes train each
-    run together, all call this.
+    The programs are compiled for as many concurrent runs as the groups have, and kept in
+    `work.programs`, so that later runs compile nothing. A program that cannot be compiled or run is
+    left out, since its runs report the error. If several processes train each run together, all
+    must call this.
 
     Args:
-      groups: runs that are about to train together, by program.
-      work: where they train.
+      groups: runs that will train together, by program.
+      work: the work of the sweep.
+
+    Returns:
+      {`program_digest` of a cell: seconds of a step for one run}.
     """
-    path, known = work.workdir / FILE, _read_measured(work)
-    programs = dict(known['programs'])
+    path, content = work.workdir / FILE, _read_measured(work)
+    programs = dict(content['programs'])
     lacking = [group for group in groups if program_digest(group[0]) not in programs]
     for group in lacking:
         try:
@@ -64,43 +66,56 @@ def measure_throughput(groups: Sequence[Sequence[Cell]], work: Work) -> dict[str
         programs[program_digest(group[0])] = {'sec': sec, 'runs': slots}
     if lacking and is_first():
         work.workdir.mkdir(parents=True, exist_ok=True)
-        write_json(path, seal_record(known | {'programs': programs}))
-    return {key: found['sec'] for key, found in programs.items()}
+        write_json(path, seal_record(content | {'programs': programs}))
+    return {key: entry['sec'] for key, entry in programs.items()}
 
 
 def read_throughput(work: Work) -> dict[str, float]:
-    """Returns what has been measured so far, as `measure_throughput` does."""
-    return {key: found['sec'] for key, found in _read_measured(work)['programs'].items()}
+    """Returns the measurements so far, in the form of `measure_throughput`."""
+    return {key: entry['sec'] for key, entry in _read_measured(work)['programs'].items()}
 
 
 def _read_measured(work: Work) -> dict[str, Any]:
-    """The content of throughput.json as process 0 reads it; nothing of a damaged one."""
-    nothing = {'device': device_name(), 'programs': {}}
+    """Returns the content of throughput.json as process 0 reads it; no programs if it is
+    damaged.
+    """
+    empty = {'device': device_name(), 'programs': {}}
     if not is_first():
         return broadcast_from_first(None)
     try:
-        found = read_json(work.workdir / FILE)
+        content = read_json(work.workdir / FILE)
     except FileNotFoundError:
-        found = nothing
+        content = empty
     except UnreadableFile as error:
         work.say(f'NOTE: {error}. The steps are timed anew.')
-        found = nothing
-    return broadcast_from_first(found)
+        content = empty
+    return broadcast_from_first(content)
 
 
 def measure_step_sec(program: Program, recipes: Sequence[Recipe], slots: int) -> float:
-    """Returns the median time of a step, divided by the runs that make it side by side.
+    """Returns the median time of a step, divided by the number of concurrent runs.
 
-    program: that the recipes share. slots: runs of the compiled program; all of them are busy.
-    Nothing is read or written but the text.
+    Reads and writes nothing but the text.
+
+    Args:
+      program: program that the recipes share.
+      recipes: recipes of the runs; repeated if there are more slots.
+      slots: runs of the compiled program; all of them are busy.
+
+    Returns:
+      Seconds of a step for one run.
     """
-    experiment = program.experiment
-    used = [recipes[i % len(recipes)] for i in range(slots)]
-    hypers, states = program.stack_hypers(used), program.make_buffer(slots)
-    state = initial_state(used[0], experiment, discard_line)  # all have one of the same shapes
+    experiment = cast(Experiment, program.experiment)  # a program that trains has text
+    slot_recipes = [recipes[i % len(recipes)] for i in range(slots)]
+    hypers, states = program.stack_hypers(slot_recipes), program.make_buffer(slots)
+    # The states of all slots have the same shapes, so one serves for all.
+    state = initial_state(slot_recipes[0], experiment, discard_line)
     for i in range(slots):
         states = program.put(states, state, i)
-    batch = program.stack_batches([_first_batch(program, recipe.data.seed) for recipe in used])
+    batch = program.stack_batches(
+        [_first_batch(program, recipe.data.seed) for recipe in slot_recipes]
+    )
+    # The median drops steps that other processes slow down; the first step warms up.
     step, active, times = program.compile_step(slots), np.ones(slots, bool), []
     for _ in range(WARM_UP + STEPS):
         start = time.perf_counter()
@@ -111,8 +126,8 @@ def measure_step_sec(program: Program, recipes: Sequence[Recipe], slots: int) ->
 
 
 def _first_batch(program: Program, seed: int) -> data.Batch:
-    """The share of this process of the first batch of an order."""
-    experiment = program.experiment
+    """Returns this process's share of the first batch in the order of a seed."""
+    experiment = cast(Experiment, program.experiment)
     index, count = process_share(experiment.mesh)
     return data.batch_at(
         experiment.dataset.train,

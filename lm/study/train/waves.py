@@ -1,7 +1,7 @@
-"""The waves of a sweep: the cells that train next, once those before have ended.
+"""The waves of a sweep: the cells that train next, once the earlier cells have ended.
 
-A sweep without `config.tune` is a single wave. With it the next wave follows from the losses in the
-folder alone (`lm.study.plan.arms`), so that the same command goes on wherever it was stopped.
+A sweep without `config.tune` is a single wave. With it the next wave follows only from the losses
+in the folder (`lm.study.plan.arms`), so that the same command resumes wherever it was stopped.
 """
 
 import dataclasses
@@ -21,30 +21,35 @@ Groups = list[list[Cell]]
 
 
 class PlannedWave(NamedTuple):
-    """Cells that train together, none at the end, and those of all waves so far; by program."""
+    """Cells that train together, and the cells of all waves so far, both by program.
+
+    `groups` is empty once all have ended.
+    """
 
     groups: Groups
     all_groups: Groups
 
     @property
     def cells(self) -> list[Cell]:
+        """Returns the cells of this wave."""
         return list(itertools.chain(*self.groups))
 
 
 class WavePlan:
-    """The sweep that a config asks for.
+    """The sweep that a config describes.
 
     Args:
       base: the config that all cells start from, as nested dicts.
       sweep: config.sweep.
-      tune: config.tune; None: the cells are known from the start.
-      sets: fields that a protocol sets, of each cell of the sweep (`lm.study.plan.protocols`).
+      tune: config.tune; None: all cells are known from the start.
+      overrides: fields that a protocol sets in each cell of the sweep (`lm.study.plan.protocols`).
 
     Attributes:
-      arms: whose runs the cells are; None without config.tune.
-      first: the cells, or one of each arm, by program.
-      names: of folders that an earlier command began under another name than the cell's own.
-      sec: seconds of a step and run by `key_of` a cell, empty where it has not been measured.
+      arms: the plan of the arms; None without config.tune.
+      first_groups: the cells, or a cell of each arm, by program.
+      folder_names: cell name -> folder name, for cells that an earlier command began under another
+        name.
+      sec_by_program: seconds of a step and run by `program_digest`; {} if not measured.
     """
 
     def __init__(
@@ -68,34 +73,36 @@ class WavePlan:
 
     @property
     def record(self) -> dict[str, Any] | None:
-        """Returns what sweep.json holds of the arms."""
+        """Returns the entry of the arms in sweep.json."""
         return None if self.arms is None else self.arms.record()
 
     def plan_wave(self, folder: Path) -> PlannedWave:
-        """Returns the wave that comes next: what process 0 finds in the folder decides it."""
+        """Returns the next wave, which follows from the content of the folder on process 0."""
         if self.arms is None:
-            every = [[self._rename_cell(cell) for cell in group] for group in self.first_groups]
-            return PlannedWave(every, every)
+            groups = [[self._rename_cell(cell) for cell in group] for group in self.first_groups]
+            return PlannedWave(groups, groups)
         runs = broadcast_from_first(self._list_runs(folder) if is_first() else None)
-        every = self.arms.make_cells([run for run, _ in runs])
-        new = [cell for cell, (_, is_new) in zip(every, runs, strict=True) if is_new]
-        return PlannedWave(group_by_program(new), group_by_program(every))
+        cells = self.arms.make_cells([run for run, _ in runs])
+        next_cells = [cell for cell, (_, is_new) in zip(cells, runs, strict=True) if is_new]
+        return PlannedWave(group_by_program(next_cells), group_by_program(cells))
 
     def _rename_cell(self, cell: Cell) -> Cell:
+        """Returns the cell with the name of its folder."""
         return dataclasses.replace(cell, name=self.folder_names.get(cell.name, cell.name))
 
     def _list_runs(self, folder: Path) -> list[tuple[tuple, bool]]:
-        """Each run so far, and whether it is one of the next wave."""
+        """Returns each run so far, and whether it belongs to the next wave."""
+        assert self.arms is not None  # without arms there is a single wave
         study = self.arms.load_ablation(folder).study
         stage, points = study.next_runs or ('', [[]] * len(study.losses))
         return [
-            ((arm, *point, asked_by), point in points[arm] and asked_by == stage)
-            for arm, own in enumerate(study.stages)
-            for point, asked_by in own.items()
+            ((arm, *point, run_stage), point in points[arm] and run_stage == stage)
+            for arm, stage_by_point in enumerate(study.stages)
+            for point, run_stage in stage_by_point.items()
         ]
 
     def describe(self, wave: PlannedWave) -> str:
-        """Says how large the sweep is, so far."""
+        """Returns the present size of the sweep as text."""
         n = sum(map(len, wave.all_groups))
         if self.arms is None:
             return format_count(n, 'cell')
@@ -104,14 +111,20 @@ class WavePlan:
 
     @property
     def step_sec(self) -> list[float | None]:
-        """Returns the seconds of a step and run of each arm; None for one that was not measured."""
+        """Returns the seconds of a step and run of each arm; None for an arm that was not
+        measured.
+        """
+        assert self.arms is not None  # only arms have costs to estimate
         return [self.sec_by_program.get(program_digest(cell)) for cell in self.arms.first_cells]
 
     def estimate_step_sec(self, wave: PlannedWave, sec: float) -> None:
-        """Takes the seconds of a step and run from a wave that took `sec` in all, where they could
-        not be measured: all programs count as equally fast.
+        """Estimates the seconds of a step and run from a wave that took `sec`, if they were not
+        measured.
+
+        All programs count as equally fast.
         """
         steps = sum(cell.recipe.train.steps for cell in wave.cells)
+        assert self.arms is not None
         if not self.sec_by_program and steps:
             self.sec_by_program = {
                 program_digest(cell): sec / steps for cell in self.arms.first_cells

@@ -1,4 +1,4 @@
-"""Words of a tuned sweep on the terminal: its costs, each wave, the state of its arms."""
+"""Terminal output of a tuned sweep: its costs, each wave, the state of its arms."""
 
 import math
 from collections.abc import Sequence
@@ -24,130 +24,162 @@ AT_EDGE = {-1: 'still at the lowest edge', 0: '', 1: 'still at the highest edge'
 
 
 def format_duration(sec: float) -> str:
-    """'3.2 h', '12 min' or '5 s'."""
+    """Returns '3.2 h', '12 min' or '5 s'."""
     if sec < 60:
         return f'{sec:.0f} s'
     return f'{sec / 60:.0f} min' if sec < 3600 else f'{sec / 3600:.1f} h'
 
 
 def max_runs(tune: Tune) -> int:
-    """Returns the runs of an arm at most: those of every wave that `lm.study.plan.search` allows,
-    and of all looks; or the budget.
+    """Returns the maximal number of runs of an arm, or the budget.
+
+    The maximum has all waves that `lm.study.plan.search` allows, and all looks.
     """
     n, scan = len(tune.fields), max(map(len, tune.scans))
     lines = 1 if n == 1 else CYCLES * n
     waves = lines * EXTENSIONS + REFINEMENTS + EXTENSIONS + REPEATS + EXTENSIONS
-    most = lines * scan + waves * WAVE + LOOKS[-1] * tune.seeds
-    return most if tune.budget is None else min(most, tune.budget)
+    runs = lines * scan + waves * WAVE + LOOKS[-1] * tune.seeds
+    return runs if tune.budget is None else min(runs, tune.budget)
 
 
 def describe_costs(plan: ArmPlan, step_sec: Sequence[float | None]) -> list[str]:
-    """Says the runs and the hours of a whole study, before it begins.
+    """Returns lines with the runs and the hours of a whole study, before it begins.
 
-    step_sec: seconds of a step and run of each arm, None where that is unknown.
+    step_sec: seconds of a step and run of each arm; None if unknown.
     """
     tune, arms = plan.tune, plan.arms
-    least, usual, most = tune.min_budget, tune.typical_runs, max_runs(tune)
-    runs = f'{least} runs at least, {usual} as a rule and {most} at most'
+    min_runs, typical_runs, most_runs = tune.min_budget, tune.typical_runs, max_runs(tune)
+    runs = f'{min_runs} runs at least, {typical_runs} as a rule and {most_runs} at most'
     line = f'tune: {format_count(len(arms), "arm")}, each of {runs}, fresh seeds included'
-    if None in step_sec:
+    known_sec = [sec for sec in step_sec if sec is not None]
+    if len(known_sec) < len(step_sec):
         return [f'{line}; their time is known once a wave has trained']
-    each = [sec * steps for sec, steps in zip(step_sec, plan.steps, strict=True)]
-    times = [format_duration(n * sum(each)) for n in (least, usual, most)]
-    slowest = max(range(len(arms)), key=each.__getitem__)
+    run_sec = [sec * steps for sec, steps in zip(known_sec, plan.steps, strict=True)]
+    times = [format_duration(n * sum(run_sec)) for n in (min_runs, typical_runs, most_runs)]
+    slowest = max(range(len(arms)), key=run_sec.__getitem__)
     return [
         f'{line}: {times[0]} of steps at least, {times[1]} as a rule and {times[2]} at most, by '
         f'the rates measured here; evaluations and compiling are not in it',
-        f'the most costly arm is {arms[slowest].name}: {each[slowest]:.1f} s of steps a run',
+        f'the most costly arm is {arms[slowest].name}: {run_sec[slowest]:.1f} s of steps a run',
     ]
 
 
 def describe_wave(plan: ArmPlan, ablation: Ablation, step_sec: Sequence[float | None]) -> list[str]:
-    """'wave 3, refine: 5 runs of each of 2 arms; 20 have ended, 80 more at most, 12 min'."""
+    """Returns a line on the next wave.
+
+    An example is 'wave 3, refine: 5 runs of each of 2 arms; 20 have ended, 80 more at most, 12
+    min'.
+
+    Args:
+      plan: the arms.
+      ablation: the losses so far.
+      step_sec: seconds of a step and run of each arm; None if unknown.
+
+    Returns:
+      One line.
+    """
     study = ablation.study
+    assert study.next_runs is not None  # there is a wave to train
     stage, points = study.next_runs
     number = len(study.tuning.waves) + len(study.looks)
-    every = zip(study.stages, study.losses, strict=True)
-    done = [sum(point in ended for point in stages) for stages, ended in every]
-    asked = [
-        [p for p in own if by[p] == stage] for own, by in zip(points, study.stages, strict=True)
+    arms_with_stages = zip(study.stages, study.losses, strict=True)
+    n_ended = [sum(point in losses for point in stages) for stages, losses in arms_with_stages]
+    wave_points = [
+        [p for p in arm_points if stage_by_point[p] == stage]
+        for arm_points, stage_by_point in zip(points, study.stages, strict=True)
     ]
-    left = [[p for p in own if p not in at] for own, at in zip(asked, study.losses, strict=True)]
-    new = sum(map(len, left))
-    if left == asked:
-        width = max(map(len, asked))
-        who = (
-            f'{format_count(width, "run")} of each of {format_count(sum(map(bool, asked)), "arm")}'
-        )
-    else:  # the same command again
-        who = f'{format_count(new, "run")} that {"has" if new == 1 else "have"} not ended'
-    most = max_runs(ablation.tune)
-    arms = zip(study.tuning.arms, done, strict=True)
-    more = [0 if arm.is_dead else max(0, most - n) for arm, n in arms]
-    line = f'wave {number}, {stage}: {who}; {sum(done)} have ended, {sum(more)} more at most'
-    if None in step_sec:
+    remaining = [
+        [p for p in arm_points if p not in losses]
+        for arm_points, losses in zip(wave_points, study.losses, strict=True)
+    ]
+    n_new = sum(map(len, remaining))
+    if remaining == wave_points:
+        width = max(map(len, wave_points))
+        n_arms = format_count(sum(map(bool, wave_points)), 'arm')
+        what = f'{format_count(width, "run")} of each of {n_arms}'
+    else:  # an earlier command has trained a part of the wave
+        what = f'{format_count(n_new, "run")} that {"has" if n_new == 1 else "have"} not ended'
+    most_runs = max_runs(ablation.tune)
+    arms = zip(study.tuning.arms, n_ended, strict=True)
+    more_runs = [0 if arm.is_dead else max(0, most_runs - n) for arm, n in arms]
+    line = (
+        f'wave {number}, {stage}: {what}; {sum(n_ended)} have ended, {sum(more_runs)} more at most'
+    )
+    known_sec = [sec for sec in step_sec if sec is not None]
+    if len(known_sec) < len(step_sec):
         return [line]
-    arms = zip(more, step_sec, plan.steps, strict=True)
+    arms = zip(more_runs, known_sec, plan.steps, strict=True)
     return [f'{line}, {format_duration(sum(n * sec * steps for n, sec, steps in arms))}']
 
 
 def describe_arms(ablation: Ablation) -> list[str]:
-    """Returns a line for each arm: its best values so far, or its verdict. Before the first look
-    one more says, where it is so, that the budget cannot reach the smallest effect.
+    """Returns a line for each arm: its best values so far, or its verdict.
+
+    Before the first look a further line reports a budget that cannot detect the smallest effect.
     """
-    study, found = ablation.study, []
+    study, lines = ablation.study, []
     for i, (arm, searched) in enumerate(zip(ablation.arms, study.tuning.arms, strict=True)):
-        said = [describe_best(arm.grid, searched)]
+        parts = [describe_best(arm.grid, searched)]
         if not study.tuning.open_wave:
-            said += study.picks[i].states
+            parts += study.picks[i].states
         elif not searched.is_dead:
-            said.append(AT_EDGE[edge_side(searched.means)])
-        if confirmed := study.fresh_results[i]:
-            said.append(describe_fresh(confirmed))
-        found.append(f'  {arm.name}: ' + ', '.join(filter(None, said)))
+            parts.append(AT_EDGE[edge_side(searched.means)])
+        if fresh_result := study.fresh_results[i]:
+            parts.append(describe_fresh(fresh_result))
+        lines.append(f'  {arm.name}: ' + ', '.join(filter(None, parts)))
     is_tuned = study.next_runs is not None and study.next_runs[0] == 'look 1'
-    short = describe_budget(study) if is_tuned else None
-    return found if short is None else [*found, f'NOTE: {short}']
+    budget_note = describe_budget(study) if is_tuned else None
+    return lines if budget_note is None else [*lines, f'NOTE: {budget_note}']
 
 
 def describe_best(grid: Grid, arm: LineSearch) -> str:
-    """'2.8119 at optim.lr=0.004, 2 seeds, 1 value diverged'."""
+    """Returns '2.8119 at optim.lr=0.004, 2 seeds, 1 value diverged'."""
     means = arm.means
-    diverged = len(means.k) - len(means.finite.k)
+    n_diverged = len(means.k) - len(means.finite.k)
     if not len(means.k):
         return 'no run yet'
-    if diverged == len(means.k):
-        return f'diverged at all {format_count(diverged, "value")} so far'
+    if n_diverged == len(means.k):
+        return f'diverged at all {format_count(n_diverged, "value")} so far'
     values = grid.values(arm.place_at(arm.best_index))
-    at = ' '.join(f'{path}={value:.3g}' for path, value in values.items())
-    said = [
-        f'{means.mean[means.best_position]:.4f} at {at}',
+    values_text = ' '.join(f'{path}={value:.3g}' for path, value in values.items())
+    parts = [
+        f'{means.mean[means.best_position]:.4f} at {values_text}',
         format_count(int(means.n[means.best_position]), 'seed'),
     ]
-    said.append(f'{format_count(diverged, "value")} diverged' if diverged else '')
-    return ', '.join(filter(None, said))
+    parts.append(f'{format_count(n_diverged, "value")} diverged' if n_diverged else '')
+    return ', '.join(filter(None, parts))
 
 
-def describe_fresh(fresh_result: FreshResult) -> str:
-    """'fresh seeds 2.8043 (5), better than the baseline by 0.0213'."""
-    if fresh_result.n_diverged:
-        return f'{fresh_result.n_diverged} of {format_count(len(fresh_result.losses), "fresh seed")} diverged'
-    said = f'fresh seeds {fresh_result.losses.mean():.4f} ({len(fresh_result.losses)})'
-    if fresh_result.verdict is None:
-        return said
-    low, high = fresh_result.verdict.low, fresh_result.verdict.high
-    return f'{said}, {fresh_result.verdict.outcome}: {fresh_result.verdict.difference:+.4f} [{low:+.4f}, {high:+.4f}]'
+def describe_fresh(fresh: FreshResult) -> str:
+    """Returns 'fresh seeds 2.8043 (5), better than the baseline by 0.0213'."""
+    if fresh.n_diverged:
+        return f'{fresh.n_diverged} of {format_count(len(fresh.losses), "fresh seed")} diverged'
+    text = f'fresh seeds {fresh.losses.mean():.4f} ({len(fresh.losses)})'
+    verdict = fresh.verdict
+    if verdict is None:
+        return text
+    interval = f'[{verdict.low:+.4f}, {verdict.high:+.4f}]'
+    return f'{text}, {verdict.outcome}: {verdict.difference:+.4f} {interval}'
 
 
 def describe_spending(plan: ArmPlan, ablation: Ablation, folder: Path) -> list[str]:
-    """Returns a line for each arm: runs, steps and seconds of those that the study asked for."""
-    found = []
+    """Returns a line for each arm: runs, steps and seconds of the runs that the study requested.
+
+    Args:
+      plan: the arms.
+      ablation: the losses.
+      folder: folder of the sweep.
+
+    Returns:
+      The lines.
+    """
+    lines = []
     for i, arm in enumerate(ablation.arms):
         runs = [p for p in ablation.study.stages[i] if p in arm.losses]
         records = [Run(folder / plan.make_cell(i, p, '').name).summary for p in runs]
         steps = sum(record.get('step', 0) for record in records)
         sec = math.fsum(run_seconds(record) for record in records)
-        found.append(
+        lines.append(
             f'  {arm.name}: {format_count(len(runs), "run")}, {steps:,} steps, {sec:,.1f} s'
         )
-    return found
+    return lines

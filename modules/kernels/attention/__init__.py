@@ -1,6 +1,8 @@
-"""Causal softmax attention: `api` has the table of kernels, `base` what they share and the
-specification, `blocked`, `cudnn` and `splash` the other kernels, `observed` the statistics that are
-recorded. `modules.attention` calls it; it calls `modules.parallel`.
+"""Causal softmax attention.
+
+`api` has the table of kernels, `base` the reference implementation and shared helpers.
+`blocked`, `cudnn` and `splash` are the other kernels, and `observed` computes recorded statistics.
+`modules.attention` calls this package; it calls `modules.parallel`.
 """
 
 from modules.kernels.attention.api import (

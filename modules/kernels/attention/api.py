@@ -1,10 +1,10 @@
-"""The table of causal softmax attention kernels, and the call of one by its name.
+"""The table of causal softmax attention kernels, and `attend`, which calls one by name.
 
 A kernel takes q [B, N, T, H] and k, v [B, K, S, H] with S = T and K dividing N (grouped queries,
 arXiv:2305.13245), `Scores`, and optionally segments [B, T]: a token attends to itself and to
-earlier tokens of its own segment. It returns [B, N, T, H] in the type of v. `reference` is the
-specification; the others equal it to rounding (tests/modules/test_attention_kernels.py) and refuse
-by name what they do not serve.
+earlier tokens of its own segment. It returns [B, N, T, H] in the type of v. `reference` defines the
+operation; the others equal it to rounding (tests/modules/test_attention_kernels.py) and raise an
+error that names any unsupported option.
 """
 
 import dataclasses
@@ -30,14 +30,15 @@ DROPOUT = frozenset({'dropout'})
 class AttentionKernel:
     """A row of `ATTENTION_KERNELS`.
 
-    compute: (q, k, v, scores, segments_BT), with sinks_N, slopes_N, key_bias_BKS, prefix_BT and
-    dropout_BNTS by name where it serves them. serves: the fields of `Scores` that it reads.
-    platforms, dtypes of q, k and v, head_dims: those it takes; None: all. length_multiple: `attend`
-    pads rows to a multiple of it. forward_mode: which of a model's 'logits' and their 'gradient'
-    can be differentiated in forward mode. holds_scores: whether it has all scores at once, for a
-    softmax of `kernels.softmax`. refuse_cut(length, parts): raises ValueError for rows of a length
-    that it cannot have on several devices; None: it must have rows whole. most_documents(length):
-    the documents that a row may have; None: any number. check: its own rule (`modules.facts`).
+    compute: (q, k, v, scores, segments_BT), and by name sinks_N, slopes_N, key_bias_BKS, prefix_BT
+    and dropout_BNTS if it supports them. supports: the fields of `Scores` that it reads. platforms;
+    dtypes of q, k and v; head_dims: None means any. length_multiple: `attend` pads rows to a
+    multiple of it. forward_mode: contains 'logits' or 'gradient' if forward-mode differentiation of
+    a model's logits or their gradient works. holds_scores: whether it materializes all scores, for
+    a softmax of `kernels.softmax`. check_context_axis(length, parts): raises ValueError for a row
+    length that it cannot shard over `parts` devices; None: it needs whole rows.
+    max_documents(length): the most documents that a row may have; None: no limit. check: its rule
+    for the rest of the config (`modules.facts`).
     """
 
     compute: Callable[..., jax.Array]
@@ -53,7 +54,7 @@ class AttentionKernel:
     check: Callable[[Any, Any], None] = accept_any
 
     def accepts(self, dtype: str | None, head_dim: int | None) -> bool:
-        """Whether q, k and v may have this type and width; None: any."""
+        """Returns whether q, k and v may have this type and width; None: any."""
         return (dtype is None or self.dtypes is None or dtype in self.dtypes) and (
             head_dim is None or self.head_dims is None or head_dim in self.head_dims
         )
@@ -73,8 +74,8 @@ ATTENTION_KERNELS = {
         holds_scores=True,
         check_context_axis=lambda *_: None,
     ),
-    # On Ampere its gradient in documents, a mask there, needs an even length. JAX checks that wider
-    # heads than 128 are on Hopper.
+    # On Ampere documents are a mask, and the gradient then needs an even length. JAX itself checks
+    # that heads wider than 128 run on Hopper.
     'cudnn': AttentionKernel(
         cudnn,
         frozenset({'scale', 'window'}),
@@ -100,37 +101,39 @@ ATTENTION_KERNELS = {
 def check_scores(
     name: str, scores: Scores, dtype: str | None = None, head_dim: int | None = None
 ) -> None:
-    """Raises ValueError where a kernel does not serve what an attention layer asks for.
+    """Raises ValueError if a kernel does not support what an attention layer needs.
 
     Args:
       name: a row of `ATTENTION_KERNELS`.
-      scores: what is asked for.
-      dtype: the type of q, k and v; None: not asked.
-      head_dim: the width of a head, H; None: not asked.
+      scores: the scores of the layer.
+      dtype: the type of q, k and v; None: not checked.
+      head_dim: the width of a head, H; None: not checked.
     """
-    kernel, asked = choose(ATTENTION_KERNELS, name, 'kernels.attention'), scores.changed_fields()
-    lacking = [f'{field}={value}' for field, value in asked.items() if field not in kernel.supports]
-    if not kernel.accepts(dtype, None):
-        lacking.append(f'model.dtype={dtype} (but {", ".join(kernel.dtypes)})')
-    if not kernel.accepts(None, head_dim):
+    kernel, needed = choose(ATTENTION_KERNELS, name, 'kernels.attention'), scores.changed_fields()
+    unsupported = [
+        f'{field}={value}' for field, value in needed.items() if field not in kernel.supports
+    ]
+    if kernel.dtypes is not None and not kernel.accepts(dtype, None):
+        unsupported.append(f'model.dtype={dtype} (but {", ".join(kernel.dtypes)})')
+    if kernel.head_dims is not None and not kernel.accepts(None, head_dim):
         widths = kernel.head_dims
-        lacking.append(
+        unsupported.append(
             f'heads of width {head_dim} (but {widths[0]} to {widths[-1]} in steps of {widths.step})'
         )
-    if lacking:
-        able = [
-            other + (f' (on {", ".join(row.platforms)})' if row.platforms else '')
-            for other, row in ATTENTION_KERNELS.items()
-            if row.supports >= asked.keys() and row.accepts(dtype, head_dim)
+    if unsupported:
+        alternatives = [
+            alternative + (f' (on {", ".join(row.platforms)})' if row.platforms else '')
+            for alternative, row in ATTENTION_KERNELS.items()
+            if row.supports >= needed.keys() and row.accepts(dtype, head_dim)
         ]
         raise ValueError(
-            f'kernels.attention={name} does not serve {", ".join(lacking)}; those that do: '
-            f'{", ".join(able)}'
+            f'kernels.attention={name} does not serve {", ".join(unsupported)}; those that do: '
+            f'{", ".join(alternatives)}'
         )
 
 
 def check_documents(name: str, segments: np.ndarray) -> None:
-    """Raises ValueError where rows have more documents than a kernel takes.
+    """Raises ValueError if a row has more documents than a kernel supports.
 
     Args:
       name: a row of `ATTENTION_KERNELS`.
@@ -139,12 +142,12 @@ def check_documents(name: str, segments: np.ndarray) -> None:
     kernel, length = ATTENTION_KERNELS[name], segments.shape[-1]
     if kernel.max_documents is None:
         return
-    found = 1 + int(np.count_nonzero(np.diff(segments), axis=-1).max())
-    if found > (most := kernel.max_documents(length)):
+    n_documents = 1 + int(np.count_nonzero(np.diff(segments), axis=-1).max())
+    if n_documents > (limit := kernel.max_documents(length)):
         raise ValueError(
-            f'kernels.attention={name} takes {most} documents, padding among them, in a row of '
-            f'{length:,} tokens, and one here has {found}; choose kernels.attention=blocked, or '
-            'data.mask_documents=False'
+            f'kernels.attention={name} takes {limit} documents, padding among them, in a row of '
+            f'{length:,} tokens, and one here has {n_documents}; choose '
+            'kernels.attention=blocked, or data.mask_documents=False'
         )
 
 
@@ -164,7 +167,7 @@ def attend(
     softmax: Callable[..., jax.Array] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> jax.Array:
-    """Computes attention with the kernel of that name.
+    """Computes attention with a kernel chosen by name.
 
     Args:
       name: a row of `ATTENTION_KERNELS`.
@@ -172,26 +175,25 @@ def attend(
       k_BKSH: keys, S = T; K divides N.
       v_BKSH: values.
       scores: the equation of the scores.
-      segments_BT: tokens of different numbers do not see each other; None: rows are whole.
+      segments_BT: tokens with different numbers do not see each other; None: rows are whole.
       sinks_N: a logit of each head that stands for no token.
-      slopes_N: how much the logits of a head fall with each token back.
+      slopes_N: the decrease of a head's logits per token of distance.
       key_bias_BKS: added to all logits of a key.
-      is_full: a scalar that turns the window off where it is true. It may be traced: the layers of
-        a scan differ in it.
-      prefix_BT: tokens of one number that is not 0 see each other, later ones too.
+      is_full: a scalar that turns the window off where true; traced if a scan's layers differ.
+      prefix_BT: tokens with the same nonzero number see each other, later ones too.
       dropout_BNTS: drops probabilities in training (`modules.dropout.Dropout`).
-      softmax: one of `SOFTMAX_KERNELS` in the place of plain operations, for `reference` alone.
-      options: those of the row.
+      softmax: a kernel in `SOFTMAX_KERNELS`, for `reference` only; None: plain operations.
+      options: options of the kernel.
 
     Returns:
       [B, N, T, H] in the type of v.
 
     Raises:
-      ValueError: for what the kernel does not serve, and where an array and its field of `scores`
-        do not come together.
+      ValueError: for options that the kernel does not support, and for an array without its field
+        of `scores` or vice versa.
     """
     check_scores(name, scores, q_BNTH.dtype.name, q_BNTH.shape[-1])
-    given = scores.collect_arrays(
+    kernel_args = scores.collect_arrays(
         sinks_N=sinks_N,
         slopes_N=slopes_N,
         key_bias_BKS=key_bias_BKS,
@@ -199,17 +201,17 @@ def attend(
         dropout_BNTS=dropout_BNTS,
     )
     if softmax is not None:
-        given['softmax'] = softmax
-    given |= options or {}
+        kernel_args['softmax'] = softmax
+    kernel_args |= options or {}
     kernel, length = ATTENTION_KERNELS[name], q_BNTH.shape[2]
-    missing = -length % kernel.length_multiple
-    if missing:
-        q_BNTH, k_BKSH, v_BKSH = (pad_tokens(x, 2, missing) for x in (q_BNTH, k_BKSH, v_BKSH))
-        segments_BT = None if segments_BT is None else pad_tokens(segments_BT, 1, missing)
+    n_padding = -length % kernel.length_multiple
+    if n_padding:
+        q_BNTH, k_BKSH, v_BKSH = (pad_tokens(x, 2, n_padding) for x in (q_BNTH, k_BKSH, v_BKSH))
+        segments_BT = None if segments_BT is None else pad_tokens(segments_BT, 1, n_padding)
 
     def compute(scores):
-        out_BNTH = kernel.compute(q_BNTH, k_BKSH, v_BKSH, scores, segments_BT, **given)
-        return out_BNTH[:, :, :length] if missing else out_BNTH
+        out_BNTH = kernel.compute(q_BNTH, k_BKSH, v_BKSH, scores, segments_BT, **kernel_args)
+        return out_BNTH[:, :, :length] if n_padding else out_BNTH
 
     if scores.window is None or is_full is None:
         return compute(scores)
@@ -218,8 +220,15 @@ def attend(
 
 
 def pad_tokens(x: jax.Array, axis: int, n_padding: int) -> jax.Array:
-    """Repeats the last place `missing` times: no token sees a later one, and each sees itself, so
-    that all rows stay finite and the others do not change.
+    """Repeats the last token `n_padding` times.
+
+    No token sees a later one, and each sees itself, so that all rows stay finite and the original
+    tokens do not change.
+
+    Args:
+      x: tokens along `axis`.
+      axis: the axis of tokens.
+      n_padding: tokens to add.
     """
-    widths = [(0, n_padding if at == axis else 0) for at in range(x.ndim)]
+    widths = [(0, n_padding if dim == axis else 0) for dim in range(x.ndim)]
     return jnp.pad(x, widths, mode='edge')

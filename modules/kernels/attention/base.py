@@ -1,4 +1,4 @@
-"""Attention with all of its scores at once, the specification, and what its kernels share."""
+"""Reference attention, which materializes all scores, and helpers that its kernels share."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,15 +14,15 @@ MASKED = -1e30  # finite, so that a fully masked row gives no NaN
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """Static: what an attention layer asks of its kernel. `reference` has the equations."""
+    """Static description of the scores of an attention layer. `reference` has the equations."""
 
     scale: float | None = None  #: of q k; None: 1 / sqrt(H)
     softcap: float = 0.0  #: the bound c in c tanh(s / c); 0: none
-    window: int | None = None  #: tokens that one attends to, with itself; None: all earlier ones
+    window: int | None = None  #: tokens that a token sees, itself included; None: all earlier
     sinks: bool = False  #: whether sinks_N is passed, logits of heads that stand for no token
-    slopes: bool = False  #: whether slopes_N is passed, the fall of logits with each token back
+    slopes: bool = False  #: whether slopes_N is passed, the decrease of logits per distance
     key_bias: bool = False  #: whether key_bias_BKS is passed, added to all logits of a key
-    #: Whether prefix_BT is passed: tokens of one number that is not 0 all see each other.
+    #: Whether prefix_BT is passed: tokens with the same nonzero number see each other.
     prefix: bool = False
     dropout: bool = False  #: whether dropout_BNTS is passed, which drops probabilities in training
 
@@ -42,25 +42,25 @@ class Scores:
         """Returns the fields that are not at their defaults."""
         return {name: value for name, value in vars(self).items() if value != getattr(Scores, name)}
 
-    def collect_arrays(self, **arrays: jax.Array | None) -> dict[str, Any]:
+    def collect_arrays(self, **arrays: Any) -> dict[str, Any]:
         """Returns the arrays that are not None, by name.
 
         Args:
           **arrays: sinks_N, slopes_N, key_bias_BKS, prefix_BT and dropout_BNTS, or None.
 
         Raises:
-          ValueError: where an array and its field do not come together.
+          ValueError: if an array is passed and its field is not set, or vice versa.
         """
         for argument, array in arrays.items():
-            announced = getattr(self, argument.rpartition('_')[0])
-            if announced != (array is not None):
-                came = 'is missing' if announced else 'came all the same'
-                raise ValueError(f'{argument} {came} with {self}')
+            is_expected = getattr(self, argument.rpartition('_')[0])
+            if is_expected != (array is not None):
+                problem = 'is missing' if is_expected else 'came all the same'
+                raise ValueError(f'{argument} {problem} with {self}')
         return {argument: array for argument, array in arrays.items() if array is not None}
 
 
 def accumulator_dtype(x: jax.Array) -> jnp.dtype:
-    """Returns the type that products are summed in: float32, or float64 where x is."""
+    """Returns the type that products are summed in: float32, or float64 if x has it."""
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
@@ -81,26 +81,39 @@ def reference(
     softmax: Callable[..., jax.Array] | None = None,
     **arrays: Any,
 ) -> jax.Array:
-    """out_t = sum_s p_ts v_s over the tokens that t sees; float32 at least up to the probabilities.
+    """out_t = sum_s p_ts v_s over the tokens that t sees; probabilities in float32 at least.
 
-        s_ts = scale q_t . k_s + key_bias_s           scale: 1 / sqrt(H) unless given
-        s_ts = softcap tanh(s_ts / softcap)           where softcap is not 0
+        s_ts = scale q_t . k_s + key_bias_s           scale: 1 / sqrt(H) by default
+        s_ts = softcap tanh(s_ts / softcap)           if softcap is not 0
         s_ts = s_ts - slope_n (t - s)
-        p_ts = exp(s_ts) / (sum_s exp(s_ts) + exp(sinks_n))    the last where there are sinks
+        p_ts = exp(s_ts) / (sum_s exp(s_ts) + exp(sinks_n))    last term only with sinks
 
-    t sees s where s <= t, both are in one segment, and t - s < window. Tokens of one prefix (of one
-    number in prefix_BT that is not 0) see each other, and |t - s| stands for t - s throughout. A
-    sink takes probability and gives no value. Sources: arXiv:1706.03762, equation 1; softcap
-    arXiv:2408.00118, section 2; window arXiv:2310.06825, section 2; sinks arXiv:2508.10925 and the
-    code beside it (gpt-oss); slopes arXiv:2108.12409, section 3; prefixes arXiv:1910.10683.
+    t sees s if s <= t, both are in the same segment, and t - s < window. Tokens of a prefix, which
+    have the same nonzero number in prefix_BT, see each other, and |t - s| replaces t - s
+    throughout. A sink takes probability and has no value. Sources: arXiv:1706.03762, equation 1;
+    softcap arXiv:2408.00118, section 2; window arXiv:2310.06825, section 2; sinks arXiv:2508.10925
+    and its code (gpt-oss); slopes arXiv:2108.12409, section 3; prefixes arXiv:1910.10683.
+
+    Args:
+      q_BNTH: queries.
+      k_BKSH: keys, S = T; K divides N.
+      v_BKSH: values.
+      scores: which terms there are.
+      segments_BT: the number of each token's segment; None: a single segment.
+      prefix_BT: the number of each token's prefix, 0 outside of prefixes; None: no prefixes.
+      softmax: a softmax kernel; None: plain operations.
+      **arrays: sinks_N, slopes_N, key_bias_BKS, is_full and dropout_BNTS of `attend`.
+
+    Returns:
+      [B, N, T, H] in the type of v.
     """
     position_1T = jnp.arange(q_BNTH.shape[2], dtype=jnp.int32)[None]
     same_BTS = None
     if segments_BT is not None:
         same_BTS = segments_BT[:, :, None] == segments_BT[:, None, :]
     mutual_BTS = None if prefix_BT is None else in_same_prefix(prefix_BT, prefix_BT)
-    given = {'mutual_BTS': mutual_BTS, 'softmax': softmax, **arrays}
-    return attend_at_positions(q_BNTH, k_BKSH, v_BKSH, scores, position_1T, same_BTS, **given)
+    options: dict[str, Any] = {'mutual_BTS': mutual_BTS, 'softmax': softmax, **arrays}
+    return attend_at_positions(q_BNTH, k_BKSH, v_BKSH, scores, position_1T, same_BTS, **options)
 
 
 def attend_at_positions(
@@ -118,41 +131,57 @@ def attend_at_positions(
     softmax: Callable[..., jax.Array] | None = None,
     dropout_BNTS: Callable[[jax.Array], jax.Array] | None = None,
 ) -> jax.Array:
-    """Computes `reference` for queries at `positions_BT` among the keys 0 to S - 1.
+    """Computes `reference` for queries at given positions among the keys 0 to S - 1.
 
-    positions_BT may have a batch of 1. same_BTS: whether both are in one segment; None: all are.
-    is_full: turns the window off where it is true; it may be traced. mutual_BTS: whether both are
-    in one prefix; None: there is none. softmax: a kernel that masks, caps and has sinks; None:
-    plain operations. dropout_BNTS: drops probabilities; None: all stay.
+    Args:
+      q_BNTH: queries.
+      k_BKSH: keys; K divides N.
+      v_BKSH: values.
+      scores: which terms there are.
+      positions_BT: positions of the queries; the batch may be 1.
+      same_BTS: whether query and key are in the same segment; None: all are.
+      sinks_N: a logit of each head that stands for no token.
+      slopes_N: the decrease of a head's logits per token of distance.
+      key_bias_BKS: added to all logits of a key.
+      is_full: turns the window off where true; may be traced.
+      mutual_BTS: whether query and key are in the same prefix; None: no prefixes.
+      softmax: a kernel that masks, caps and has sinks; None: plain operations.
+      dropout_BNTS: drops probabilities; None: all stay.
+
+    Returns:
+      [B, N, T, H] in the type of v.
     """
     n_heads = q_BNTH.shape[1]
-    k_BKSH, v_BKSH = (
-        shard_activation(x, 'BKSH') for x in (k_BKSH, v_BKSH)
-    )  # all keys where T is cut
+    # If T is sharded, S is not: each device gets all keys.
+    k_BKSH, v_BKSH = (shard_activation(x, 'BKSH') for x in (k_BKSH, v_BKSH))
     k_BNSH, v_BNSH = repeat_kv_heads(k_BKSH, n_heads), repeat_kv_heads(v_BKSH, n_heads)
-    back_BTS = positions_BT[..., None] - jnp.arange(k_BKSH.shape[2], dtype=jnp.int32)[None, None]
+    distance_BTS = (
+        positions_BT[..., None] - jnp.arange(k_BKSH.shape[2], dtype=jnp.int32)[None, None]
+    )
     if mutual_BTS is not None:
-        back_BTS = jnp.broadcast_to(back_BTS, mutual_BTS.shape)
-        back_BTS = jnp.where(mutual_BTS, jnp.abs(back_BTS), back_BTS)
-    in_kernel = softmax is not None and slopes_N is None  # slopes come between
-    softcap = 0.0 if in_kernel else scores.softcap
+        distance_BTS = jnp.broadcast_to(distance_BTS, mutual_BTS.shape)
+        distance_BTS = jnp.where(mutual_BTS, jnp.abs(distance_BTS), distance_BTS)
+    # Slopes are added after the cap and before the softmax, so the kernel cannot cap then.
+    kernel_caps = softmax is not None and slopes_N is None
+    softcap = 0.0 if kernel_caps else scores.softcap
     arrays = {'slopes_N': slopes_N, 'key_bias_BKS': key_bias_BKS}
-    scores_BNTS = attention_logits(q_BNTH, k_BNSH, scores, softcap, back_BTS, **arrays)
-    seen_BTS = is_visible(back_BTS, scores.window, is_full)
+    scores_BNTS = attention_logits(q_BNTH, k_BNSH, scores, softcap, distance_BTS, **arrays)
+    visible_BTS = is_visible(distance_BTS, scores.window, is_full)
     if same_BTS is not None:
-        seen_BTS = seen_BTS & same_BTS
+        visible_BTS = visible_BTS & same_BTS
     if softmax is not None:
         sinks_1N1 = None if sinks_N is None else sinks_N[None, :, None]
-        in_softmax = scores.softcap if in_kernel else 0.0
-        probs_BNTS = softmax(scores_BNTS, seen_BTS[:, None], sinks_1N1, softcap=in_softmax)
+        kernel_softcap = scores.softcap if kernel_caps else 0.0
+        probs_BNTS = softmax(scores_BNTS, visible_BTS[:, None], sinks_1N1, softcap=kernel_softcap)
         if dropout_BNTS is not None:
             probs_BNTS = dropout_BNTS(probs_BNTS)
         return jnp.einsum('bnts,bnsh->bnth', probs_BNTS.astype(v_BNSH.dtype), v_BNSH)
-    seen_BNTS = jnp.broadcast_to(seen_BTS[:, None], scores_BNTS.shape)
-    scores_BNTS = jnp.where(seen_BNTS, scores_BNTS, MASKED)
+    visible_BNTS = jnp.broadcast_to(visible_BTS[:, None], scores_BNTS.shape)
+    scores_BNTS = jnp.where(visible_BNTS, scores_BNTS, MASKED)
     if sinks_N is not None:
         sinks_1N11 = sinks_N.astype(scores_BNTS.dtype)[None, :, None, None]
         sinks_BNT1 = jnp.broadcast_to(sinks_1N11, (*scores_BNTS.shape[:-1], 1))
+        # The sink is a last column, which is removed from the probabilities.
         scores_BNTS = jnp.concatenate([scores_BNTS, sinks_BNT1], axis=-1)
     probs_BNTS = jax.nn.softmax(scores_BNTS, axis=-1)
     if sinks_N is not None:
@@ -171,9 +200,16 @@ def attention_logits(
     slopes_N: jax.Array | None = None,
     key_bias_BKS: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns s [B, N, T, S] of `reference` before masking, capped at `softcap` (0: not at all).
+    """Returns s [B, N, T, S] of `reference` before masking.
 
-    back_BTS: t - s, or |t - s| within a prefix.
+    Args:
+      q_BNTH: queries.
+      k_BNSH: keys, repeated for each query head.
+      scores: has the scale.
+      softcap: the bound of the logits; 0: none.
+      distance_BTS: t - s, or |t - s| within a prefix.
+      slopes_N: the decrease of a head's logits per token of distance.
+      key_bias_BKS: added to all logits of a key.
     """
     n_heads, head_dim = q_BNTH.shape[1], q_BNTH.shape[-1]
     q_BNTH, dtype = q_BNTH * scores.compute_scale(head_dim), accumulator_dtype(q_BNTH)
@@ -184,22 +220,28 @@ def attention_logits(
     if softcap:
         s_BNTS = softcap * jnp.tanh(s_BNTS / softcap)
     if slopes_N is not None:
-        fall = jnp.einsum('n,bts->bnts', slopes_N, distance_BTS.astype(dtype))
-        s_BNTS = s_BNTS - jnp.broadcast_to(fall, s_BNTS.shape)
+        penalty_BNTS = jnp.einsum('n,bts->bnts', slopes_N, distance_BTS.astype(dtype))
+        s_BNTS = s_BNTS - jnp.broadcast_to(penalty_BNTS, s_BNTS.shape)
     return s_BNTS
 
 
 def in_same_prefix(query_prefix_BT: jax.Array, key_prefix_BS: jax.Array) -> jax.Array:
-    """Whether both have the same number, and it is not 0, [B, T, S]."""
-    own_BT1 = query_prefix_BT[:, :, None]
-    return (own_BT1 == key_prefix_BS[:, None]) & (own_BT1 > 0)
+    """Returns whether query and key have the same nonzero number, [B, T, S]."""
+    query_prefix_BT1 = query_prefix_BT[:, :, None]
+    return (query_prefix_BT1 == key_prefix_BS[:, None]) & (query_prefix_BT1 > 0)
 
 
 def is_visible(
     distance: jax.Array, window: int | None, is_full: jax.Array | None = None
 ) -> jax.Array:
-    """Whether a token reads one that is `back` tokens before it, negative for a later one."""
+    """Returns whether a query sees a key.
+
+    Args:
+      distance: how many tokens the key is before the query; negative: after it.
+      window: tokens that a query sees, itself included; None: all earlier tokens.
+      is_full: turns the window off where true; may be traced.
+    """
     if window is None:
         return distance >= 0
-    within = distance < window if is_full is None else (distance < window) | is_full
-    return (distance >= 0) & within
+    in_window = distance < window if is_full is None else (distance < window) | is_full
+    return (distance >= 0) & in_window

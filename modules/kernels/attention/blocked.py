@@ -1,4 +1,4 @@
-"""Attention tile by tile, whose backward pass keeps only arrays that grow with T."""
+"""Attention by tiles. The backward pass keeps only arrays that grow linearly with T."""
 
 import dataclasses
 import functools
@@ -23,9 +23,10 @@ from modules.parallel.axes import count_axis_shards
 from modules.parallel.kernel_calls import gather_tokens, map_shards
 from modules.statistics import at_least_float32
 
-# Logits of all heads in one tile, and the bounds of its side. Of the sides tried on two CPU cores,
-# forward and backward, H = 64, those of 512 were fastest for 4 heads and 4,096 tokens, of 256 for
-# 16 and 1,024, of 128 for 64 and 256. tests/bench/RESULTS.md has times and memory.
+# The number of logits in a tile, over all heads, and the bounds of its side. Among the sides tried
+# on two CPU cores (forward and backward, H = 64), 512 was fastest for 4 heads and 4,096 tokens, 256
+# for 16 heads and 1,024 tokens, 128 for 64 heads and 256 tokens. tests/bench/RESULTS.md has times
+# and memory.
 TILE_LOGITS, MIN_TILE, MAX_TILE = 2**20, 128, 512
 MAX_UNROLLED_TILES = 2  # tiles of queries that need no loop
 
@@ -41,8 +42,9 @@ class TileGrid:
 
 
 class LogitTerms(NamedTuple):
-    """Terms of the logits besides q k, of G rows (a head of a sequence each), as in `reference` and
-    float32 at least; None where unused.
+    """Terms of the logits besides q k, for G rows (one head of one sequence each).
+
+    They are as in `reference`, in float32 at least; None if unused.
     """
 
     sinks_G: jax.Array | None
@@ -51,8 +53,9 @@ class LogitTerms(NamedTuple):
 
 
 class KeyLabels(NamedTuple):
-    """The document and the prefix of each key of G rows, and the tile of keys at which the queries
-    begin; None where unused.
+    """The document and the prefix of each key of G rows; None if unused.
+
+    first_tile: the tile of keys at which the queries begin; None: they begin at the first.
     """
 
     segments_GS: jax.Array | None
@@ -60,7 +63,7 @@ class KeyLabels(NamedTuple):
     first_tile: jax.Array | None
 
     def key_tile(self, i: Any) -> Any:
-        """Returns which tile of keys has the same tokens as tile i of queries."""
+        """Returns the tile of keys with the same tokens as tile i of queries."""
         return i if self.first_tile is None else self.first_tile + i
 
 
@@ -77,43 +80,61 @@ def blocked_attention(
 ) -> jax.Array:
     """Computes `reference` by tiles of queries and keys (arXiv:2112.05682, arXiv:2205.14135).
 
-    Tiles of keys after the queries, or before their window, are skipped; with prefixes none is, as
-    a program does not know where they are. Softmax over the tiles of a row has a running maximum
-    and sum. The backward pass keeps the output and the log-sum-exp of each row, as in
-    FlashAttention, and computes the probabilities again. It rules out forward-mode differentiation.
+    Tiles of keys after the queries, or before their window, are skipped. With prefixes no tile is
+    skipped, as their places are unknown at compile time. The softmax over the tiles of a row uses a
+    running maximum and sum. The backward pass keeps the output and the log-sum-exp of each row, as
+    in FlashAttention, and recomputes the probabilities. It has no forward-mode derivative.
 
-    Heads that are cut over devices are computed where they are. Of rows whose tokens are cut, each
-    device has its queries and gathers all keys and values, and their gradients are scattered.
+    If heads are sharded, each device computes its own. If tokens are sharded, each device has its
+    queries and gathers all keys and values, and their gradients are scattered.
+
+    Args:
+      q_BNTH: queries.
+      k_BKSH: keys, S = T; K divides N.
+      v_BKSH: values.
+      scores: which terms there are.
+      segments_BT: the number of each token's segment; None: a single segment.
+      sinks_N: a logit of each head that stands for no token.
+      slopes_N: the decrease of a head's logits per token of distance.
+      key_bias_BKS: added to all logits of a key.
+      prefix_BT: the number of each token's prefix, 0 outside of prefixes.
+
+    Returns:
+      [B, N, T, H] in the type of v.
     """
-    n_heads, heads_parts, parts = q_BNTH.shape[1], count_axis_shards('N'), count_axis_shards('T')
-    if k_BKSH.shape[1] % heads_parts:
+    n_heads, head_shards, token_shards = (
+        q_BNTH.shape[1],
+        count_axis_shards('N'),
+        count_axis_shards('T'),
+    )
+    if k_BKSH.shape[1] % head_shards:
         k_BKSH, v_BKSH = (repeat_kv_heads(x, n_heads) for x in (k_BKSH, v_BKSH))
         key_bias_BKS = None if key_bias_BKS is None else repeat_kv_heads(key_bias_BKS, n_heads)
-    is_cut = parts > 1 and q_BNTH.shape[2] % parts == 0
-    compute = functools.partial(_attend_on_device, scores, 'context' if is_cut else None)
+    is_sharded = token_shards > 1 and q_BNTH.shape[2] % token_shards == 0
+    compute = functools.partial(_attend_on_device, scores, 'context' if is_sharded else None)
     arrays = (q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, slopes_N, key_bias_BKS, prefix_BT)
-    if heads_parts * parts == 1:
+    if head_shards * token_shards == 1:
         return compute(*arrays)
     return map_shards(compute, arrays, ('BNT', 'BKT', 'BKT', 'B', 'N', 'N', 'BKT', 'B'), 'BNT')
 
 
 def _attend_on_device(scores, axis_name, q_BNTH, k_BKSH, v_BKSH, segments_BT, *arrays):
-    """Computes `blocked`; axis_name: the mesh axis that tokens are cut over, None where none is."""
+    """Computes `blocked_attention`; axis_name: the mesh axis that shards tokens, or None."""
     sinks_N, slopes_N, key_bias_BKS, prefix_BT = arrays
     batch, n_heads, length, head_dim = q_BNTH.shape
-    first, parts = None, 1
+    first_tile, n_shards = None, 1
     if axis_name is not None:
-        parts = jax.lax.axis_size(axis_name)
+        n_shards = jax.lax.axis_size(axis_name)
         k_BKSH, v_BKSH, key_bias_BKS = jax.tree.map(
             functools.partial(gather_tokens, axis_name=axis_name), (k_BKSH, v_BKSH, key_bias_BKS)
         )
-    static = select_tiles(scores, batch * n_heads, length, parts)
+    grid = select_tiles(scores, batch * n_heads, length, n_shards)
     if axis_name is not None:
-        first = jax.lax.axis_index(axis_name) * static.tiles
-    extra = static.side * static.tiles - length  # padding behind all tokens, which none sees
+        first_tile = jax.lax.axis_index(axis_name) * grid.tiles
+    n_padding = grid.side * grid.tiles - length  # padding after the last token, which no token sees
 
-    def flatten_heads(x_BNT_):  # XLA:CPU likes one batch axis
-        x_BNT_ = jnp.pad(x_BNT_, [(0, extra if i == 2 else 0) for i in range(x_BNT_.ndim)])
+    def flatten_heads(x_BNT_):  # a single batch axis, which XLA:CPU computes faster
+        x_BNT_ = jnp.pad(x_BNT_, [(0, n_padding if i == 2 else 0) for i in range(x_BNT_.ndim)])
         return x_BNT_.reshape(-1, *x_BNT_.shape[2:])
 
     def repeat_rows(x_N):
@@ -123,11 +144,11 @@ def _attend_on_device(scores, axis_name, q_BNTH, k_BKSH, v_BKSH, segments_BT, *a
             x_N.astype(accumulator_dtype(q_BNTH))[None], (batch, n_heads)
         ).reshape(-1)
 
-    def repeat_labels(number_BT):
-        if number_BT is None:
+    def repeat_labels(label_BT):
+        if label_BT is None:
             return None
-        number_BT = jnp.pad(number_BT, ((0, 0), (0, extra)), constant_values=-1)
-        return jnp.repeat(number_BT, n_heads, axis=0)
+        label_BT = jnp.pad(label_BT, ((0, 0), (0, n_padding)), constant_values=-1)
+        return jnp.repeat(label_BT, n_heads, axis=0)
 
     q_GTH = flatten_heads(q_BNTH * scores.compute_scale(head_dim))
     k_GSH, v_GSH = (flatten_heads(repeat_kv_heads(x, n_heads)) for x in (k_BKSH, v_BKSH))
@@ -136,20 +157,25 @@ def _attend_on_device(scores, axis_name, q_BNTH, k_BKSH, v_BKSH, segments_BT, *a
         key_bias_GS = flatten_heads(
             repeat_kv_heads(key_bias_BKS, n_heads).astype(accumulator_dtype(q_BNTH))
         )
-    places = KeyLabels(repeat_labels(segments_BT), repeat_labels(prefix_BT), first)
-    rows = LogitTerms(repeat_rows(sinks_N), repeat_rows(slopes_N), key_bias_GS)
-    out_GTH = _attend_tiles(static, q_GTH, k_GSH, v_GSH, rows, places)
+    labels = KeyLabels(repeat_labels(segments_BT), repeat_labels(prefix_BT), first_tile)
+    terms = LogitTerms(repeat_rows(sinks_N), repeat_rows(slopes_N), key_bias_GS)
+    out_GTH = _attend_tiles(grid, q_GTH, k_GSH, v_GSH, terms, labels)
     return out_GTH[:, :length].reshape(q_BNTH.shape)
 
 
 def select_tiles(scores: Scores, n_rows: int, length: int, parts: int = 1) -> TileGrid:
-    """Picks as few tiles as the bounds above allow, and no larger than they have to be; without a
-    rest where `length` queries are one of several parts of the keys.
+    """Selects the fewest tiles within the bounds above, no larger than necessary.
+
+    Args:
+      scores: stored in the result.
+      n_rows: G, heads of all sequences.
+      length: tokens of the queries.
+      parts: `length` is one of this many equal parts of the keys; tiles then divide it.
     """
-    most = 2 ** math.floor(math.log2(max(1.0, math.sqrt(TILE_LOGITS / n_rows))))
-    most = min(MAX_TILE, max(MIN_TILE, most))
-    tiles = math.ceil(length / most)
-    if parts > 1:
+    max_side = 2 ** math.floor(math.log2(max(1.0, math.sqrt(TILE_LOGITS / n_rows))))
+    max_side = min(MAX_TILE, max(MIN_TILE, max_side))
+    tiles = math.ceil(length / max_side)
+    if parts > 1:  # the queries of each part must start with a tile of keys
         while length % tiles:
             tiles += 1
     side = math.ceil(length / tiles)
@@ -159,7 +185,7 @@ def select_tiles(scores: Scores, n_rows: int, length: int, parts: int = 1) -> Ti
 
 
 def _loop(start: Any, stop: Any, body: Callable, carry: Any) -> Any:
-    """Loops as fori_loop does, in Python where both ends are numbers."""
+    """Loops like fori_loop, but in Python if both bounds are Python integers."""
     if isinstance(start, int) and isinstance(stop, int):
         for i in range(start, stop):
             carry = body(i, carry)
@@ -167,48 +193,42 @@ def _loop(start: Any, stop: Any, body: Callable, carry: Any) -> Any:
     return jax.lax.fori_loop(start, stop, body, carry)
 
 
-def _loop_query_tiles(static: TileGrid, body: Callable, carry: Any) -> Any:
+def _loop_query_tiles(grid: TileGrid, body: Callable, carry: Any) -> Any:
     """Loops over the tiles of queries, carry = body(i, carry)."""
-    loop = _loop if static.tiles <= MAX_UNROLLED_TILES else jax.lax.fori_loop
-    return loop(0, static.tiles, body, carry)
+    loop = _loop if grid.tiles <= MAX_UNROLLED_TILES else jax.lax.fori_loop
+    return loop(0, grid.tiles, body, carry)
 
 
-def _loop_key_tiles(
-    static: TileGrid, has_segments: bool, i: Any, body: Callable, carry: Any
-) -> Any:
+def _loop_key_tiles(grid: TileGrid, has_segments: bool, i: Any, body: Callable, carry: Any) -> Any:
     """Loops over the tiles of keys that tile i of queries sees, carry = body(j, carry, is_masked).
 
-    Its own tile is the last, so that the running maximum of each row is one of tokens that it sees.
+    Tile i comes last: it has a visible key for each query, so the running maximum becomes finite,
+    and the sums of entirely masked tiles before it are scaled by exp(MASKED - maximum) = 0.
     """
-    first, window = 0, static.scores.window
-    if static.scores.prefix:
+    first, window = 0, grid.scores.window
+    if grid.scores.prefix:
         carry = _loop(0, i, lambda j, carry: body(j, carry, True), carry)
-        carry = _loop(i + 1, static.key_tiles, lambda j, carry: body(j, carry, True), carry)
+        carry = _loop(i + 1, grid.key_tiles, lambda j, carry: body(j, carry, True), carry)
         return body(i, carry, True)
     if window is not None:
-        first = (i * static.side - window + 1) // static.side
+        first = (i * grid.side - window + 1) // grid.side
         first = max(first, 0) if isinstance(i, int) else jnp.maximum(first, 0)
-    always = has_segments or window is not None
-    carry = _loop(first, i, lambda j, carry: body(j, carry, always), carry)
+    # Only the diagonal tile needs a mask, unless segments or a window hide earlier keys too.
+    is_masked = has_segments or window is not None
+    carry = _loop(first, i, lambda j, carry: body(j, carry, is_masked), carry)
     return body(i, carry, True)
 
 
-def _slice_tile(static: TileGrid, x: jax.Array | None, i: Any, axis: int = 1) -> jax.Array | None:
-    if x is None:
-        return None
-    return jax.lax.dynamic_slice_in_dim(x, i * static.side, static.side, axis)
+def _slice_tile(grid: TileGrid, x: jax.Array, i: Any, axis: int = 1) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(x, i * grid.side, grid.side, axis)
 
 
-def _write_tile(
-    static: TileGrid, x: jax.Array, part: jax.Array, i: Any, axis: int = 1
-) -> jax.Array:
-    return jax.lax.dynamic_update_slice_in_dim(x, part.astype(x.dtype), i * static.side, axis)
+def _write_tile(grid: TileGrid, x: jax.Array, tile: jax.Array, i: Any, axis: int = 1) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(x, tile.astype(x.dtype), i * grid.side, axis)
 
 
-def _accumulate_tile(
-    static: TileGrid, x: jax.Array, part: jax.Array, i: Any, axis: int
-) -> jax.Array:
-    return _write_tile(static, x, _slice_tile(static, x, i, axis) + part, i, axis)
+def _accumulate_tile(grid: TileGrid, x: jax.Array, tile: jax.Array, i: Any, axis: int) -> jax.Array:
+    return _write_tile(grid, x, _slice_tile(grid, x, i, axis) + tile, i, axis)
 
 
 def _batched_matmul(
@@ -219,100 +239,102 @@ def _batched_matmul(
     return jax.lax.dot_general(a, b, dimensions, preferred_element_type=dtype)
 
 
-def _broadcast_rows(x_G: jax.Array, logits: jax.Array) -> jax.Array:
-    return jnp.broadcast_to(x_G[:, None, None], logits.shape)
+def _broadcast_rows(x_G: jax.Array, like: jax.Array) -> jax.Array:
+    """Broadcasts a number per row to the shape of a tile [G, T, S]."""
+    return jnp.broadcast_to(x_G[:, None, None], like.shape)
 
 
 def _token_distances(
-    static: TileGrid, places: KeyLabels, i: Any, j: Any, like: jax.Array
+    grid: TileGrid, labels: KeyLabels, i: Any, j: Any, like: jax.Array
 ) -> jax.Array:
-    """Returns how many tokens keys of tile j are before queries of tile i, [G, T, S]; in one prefix
-    how many they are apart.
+    """Returns how far keys of tile j are before queries of tile i, [G, T, S].
+
+    Within a prefix this is the absolute distance.
     """
-    place = jnp.arange(static.side, dtype=jnp.int32)
-    back_TS = (i - j) * static.side + place[:, None] - place[None]
-    back = jnp.broadcast_to(back_TS[None], like.shape)
-    if places.prefix_GS is not None:
-        own, other = (_slice_tile(static, places.prefix_GS, tile) for tile in (i, j))
-        back = jnp.where(in_same_prefix(own, other), jnp.abs(back), back)
-    return back
+    position = jnp.arange(grid.side, dtype=jnp.int32)
+    distance_TS = (i - j) * grid.side + position[:, None] - position[None]
+    distance = jnp.broadcast_to(distance_TS[None], like.shape)
+    if labels.prefix_GS is not None:
+        query_prefix, key_prefix = (_slice_tile(grid, labels.prefix_GS, tile) for tile in (i, j))
+        distance = jnp.where(in_same_prefix(query_prefix, key_prefix), jnp.abs(distance), distance)
+    return distance
 
 
-def _tile_logits(static, rows, places, q, k, i, j, is_masked):
-    """Returns (logits of a tile, float32 at least; their slope in q k, None where that is 1)."""
-    logits, slope, softcap = (
-        _batched_matmul(q, k, 2, 2, accumulator_dtype(q)),
-        None,
-        static.scores.softcap,
-    )
-    if rows.key_bias_GS is not None:
-        bias = _slice_tile(static, rows.key_bias_GS, j)[:, None]
+def _tile_logits(grid, terms, labels, q, k, i, j, is_masked):
+    """Returns (logits of a tile, float32 at least; their derivative by q k, None if it is 1)."""
+    logits = _batched_matmul(q, k, 2, 2, accumulator_dtype(q))
+    slope, softcap = None, grid.scores.softcap
+    if terms.key_bias_GS is not None:
+        bias = _slice_tile(grid, terms.key_bias_GS, j)[:, None]
         logits = logits + jnp.broadcast_to(bias, logits.shape)
     if softcap:
-        bent = jnp.tanh(logits / softcap)
-        logits, slope = softcap * bent, 1 - jnp.square(bent)
-    back = _token_distances(static, places, i, j, logits)
-    if rows.slopes_G is not None:
-        logits = logits - _broadcast_rows(rows.slopes_G, logits) * back
+        bounded = jnp.tanh(logits / softcap)
+        logits, slope = softcap * bounded, 1 - jnp.square(bounded)
+    distance = _token_distances(grid, labels, i, j, logits)
+    if terms.slopes_G is not None:
+        logits = logits - _broadcast_rows(terms.slopes_G, logits) * distance
     if is_masked:
-        seen = is_visible(back, static.scores.window)
-        if places.segments_GS is not None:
-            own, other = (_slice_tile(static, places.segments_GS, tile) for tile in (i, j))
-            seen = seen & (own[:, :, None] == other[:, None])
-        logits = jnp.where(seen, logits, MASKED)
+        visible = is_visible(distance, grid.scores.window)
+        if labels.segments_GS is not None:
+            query_segment, key_segment = (
+                _slice_tile(grid, labels.segments_GS, tile) for tile in (i, j)
+            )
+            visible = visible & (query_segment[:, :, None] == key_segment[:, None])
+        logits = jnp.where(visible, logits, MASKED)
     return logits, slope
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend_tiles(static, q_GTH, k_GSH, v_GSH, rows, places):
-    return _forward(static, q_GTH, k_GSH, v_GSH, rows, places)[0]
+def _attend_tiles(grid, q_GTH, k_GSH, v_GSH, terms, labels):
+    return _forward(grid, q_GTH, k_GSH, v_GSH, terms, labels)[0]
 
 
-def _forward(static, q_GTH, k_GSH, v_GSH, rows, places):
-    count, dtype = len(q_GTH), accumulator_dtype(q_GTH)
-    shape = (count, static.side, q_GTH.shape[2])
+def _forward(grid, q_GTH, k_GSH, v_GSH, terms, labels):
+    n_rows, dtype = len(q_GTH), accumulator_dtype(q_GTH)
+    shape = (n_rows, grid.side, q_GTH.shape[2])
 
     def attend_query_tile(tile, accumulators):
-        q, i = _slice_tile(static, q_GTH, tile), places.key_tile(tile)
+        q, i = _slice_tile(grid, q_GTH, tile), labels.key_tile(tile)
 
         def attend_key_tile(j, carry, is_masked):
             largest, total, mixed = carry
-            k, v = _slice_tile(static, k_GSH, j), _slice_tile(static, v_GSH, j)
-            logits, _ = _tile_logits(static, rows, places, q, k, i, j, is_masked)
-            new = jnp.maximum(largest, logits.max(-1, keepdims=True))
-            weights, kept = jnp.exp(logits - new), jnp.exp(largest - new)
-            total = total * kept + weights.sum(-1, keepdims=True)
-            mixed = mixed * kept + _batched_matmul(weights.astype(v.dtype), v, 2, 1, dtype)
-            return new, total, mixed
+            k, v = _slice_tile(grid, k_GSH, j), _slice_tile(grid, v_GSH, j)
+            logits, _ = _tile_logits(grid, terms, labels, q, k, i, j, is_masked)
+            maximum = jnp.maximum(largest, logits.max(-1, keepdims=True))
+            weights, scale = jnp.exp(logits - maximum), jnp.exp(largest - maximum)
+            total = total * scale + weights.sum(-1, keepdims=True)
+            mixed = mixed * scale + _batched_matmul(weights.astype(v.dtype), v, 2, 1, dtype)
+            return maximum, total, mixed
 
-        sinks = rows.sinks_G
+        sinks = terms.sinks_G
         largest = jnp.full((*shape[:2], 1), MASKED, dtype)
         if sinks is not None:
             largest = _broadcast_rows(sinks, largest)
+        # A sink is a first term: exp(sink - maximum) = 1 in the sum, and 0 in the values.
         total = jnp.full(largest.shape, float(sinks is not None), dtype)
-        start = largest, total, jnp.zeros(shape, dtype)
-        has_segments = places.segments_GS is not None
-        largest, total, mixed = _loop_key_tiles(static, has_segments, i, attend_key_tile, start)
-        out, log_sum = accumulators
+        carry = largest, total, jnp.zeros(shape, dtype)
+        has_segments = labels.segments_GS is not None
+        largest, total, mixed = _loop_key_tiles(grid, has_segments, i, attend_key_tile, carry)
+        out_GTH, log_sum_GT1 = accumulators
         log_total = largest + jnp.log(total)
-        return _write_tile(static, out, mixed / total, tile), _write_tile(
-            static, log_sum, log_total, tile
+        return _write_tile(grid, out_GTH, mixed / total, tile), _write_tile(
+            grid, log_sum_GT1, log_total, tile
         )
 
-    results = jnp.zeros(q_GTH.shape, v_GSH.dtype), jnp.zeros((*q_GTH.shape[:2], 1), dtype)
-    results = _loop_query_tiles(static, attend_query_tile, results)
-    out_GTH, log_sum_GT1 = checkpoint_name(results, ATTENTION_OUTPUT)
-    return out_GTH, (q_GTH, k_GSH, v_GSH, rows, places, out_GTH, log_sum_GT1)
+    accumulators = jnp.zeros(q_GTH.shape, v_GSH.dtype), jnp.zeros((*q_GTH.shape[:2], 1), dtype)
+    accumulators = _loop_query_tiles(grid, attend_query_tile, accumulators)
+    out_GTH, log_sum_GT1 = checkpoint_name(accumulators, ATTENTION_OUTPUT)
+    return out_GTH, (q_GTH, k_GSH, v_GSH, terms, labels, out_GTH, log_sum_GT1)
 
 
-def _backward(static, residuals, grad_GTH):
+def _backward(grid, residuals, grad_GTH):
     """Computes dS = P * (dP - rowsum(dO * O)); each tile adds to its queries, keys and values.
 
-    Sums over queries are products [H, T] by [T, S], with q and dO transposed, which are small:
-    XLA:CPU multiplies by a transposed left side at half its rate.
+    Sums over queries are products [H, T] by [T, S] with q and dO transposed in advance, as they are
+    small: XLA:CPU multiplies by a transposed left side at half the speed.
     """
-    q_GTH, k_GSH, v_GSH, rows, places, out_GTH, log_sum_GT1 = residuals
-    dtype, has_segments = accumulator_dtype(q_GTH), places.segments_GS is not None
+    q_GTH, k_GSH, v_GSH, terms, labels, out_GTH, log_sum_GT1 = residuals
+    dtype, has_segments = accumulator_dtype(q_GTH), labels.segments_GS is not None
     # Both are cast before they are multiplied: a bfloat16 product would round each term.
     products_GTH = at_least_float32(grad_GTH) * at_least_float32(out_GTH)
     correction_GT1 = jnp.sum(products_GTH, -1, keepdims=True)
@@ -320,57 +342,58 @@ def _backward(static, residuals, grad_GTH):
 
     def add_query_tile(tile, accumulators):
         q, grad, log_sum, correction = (
-            _slice_tile(static, x, tile) for x in (q_GTH, grad_GTH, log_sum_GT1, correction_GT1)
+            _slice_tile(grid, x, tile) for x in (q_GTH, grad_GTH, log_sum_GT1, correction_GT1)
         )
-        q_HT, grad_HT = _slice_tile(static, q_GHT, tile, 2), _slice_tile(static, grad_GHT, tile, 2)
-        i = places.key_tile(tile)
+        q_HT, grad_HT = _slice_tile(grid, q_GHT, tile, 2), _slice_tile(grid, grad_GHT, tile, 2)
+        i = labels.key_tile(tile)
 
         def add_key_tile(j, carry, is_masked):
-            grad_q, grad_k, grad_v, grad_rows = carry
-            k, v = _slice_tile(static, k_GSH, j), _slice_tile(static, v_GSH, j)
-            logits, slope = _tile_logits(static, rows, places, q, k, i, j, is_masked)
+            grad_q, grad_k, grad_v, grad_terms = carry
+            k, v = _slice_tile(grid, k_GSH, j), _slice_tile(grid, v_GSH, j)
+            logits, slope = _tile_logits(grid, terms, labels, q, k, i, j, is_masked)
             probs = jnp.exp(logits - log_sum)
             grad_logits = probs * (_batched_matmul(grad, v, 2, 2, dtype) - correction)
             grad_scores = grad_logits if slope is None else slope * grad_logits
-            grad_rows = _add_term_gradients(
-                static, places, grad_rows, grad_logits, grad_scores, i, j
+            grad_terms = _add_term_gradients(
+                grid, labels, grad_terms, grad_logits, grad_scores, i, j
             )
             grad_scores, probs = grad_scores.astype(q.dtype), probs.astype(grad.dtype)
             grad_q = grad_q + _batched_matmul(grad_scores, k, 2, 1, dtype)
             grad_k = _accumulate_tile(
-                static, grad_k, _batched_matmul(q_HT, grad_scores, 2, 1, dtype), j, 2
+                grid, grad_k, _batched_matmul(q_HT, grad_scores, 2, 1, dtype), j, 2
             )
             grad_v = _accumulate_tile(
-                static, grad_v, _batched_matmul(grad_HT, probs, 2, 1, dtype), j, 2
+                grid, grad_v, _batched_matmul(grad_HT, probs, 2, 1, dtype), j, 2
             )
-            return grad_q, grad_k, grad_v, grad_rows
+            return grad_q, grad_k, grad_v, grad_terms
 
-        grad_q, *others = accumulators
-        start = jnp.zeros(q.shape, dtype)
-        found, *others = _loop_key_tiles(static, has_segments, i, add_key_tile, (start, *others))
-        return _write_tile(static, grad_q, found, tile), *others
+        grad_q, *key_accumulators = accumulators
+        carry = jnp.zeros(q.shape, dtype), *key_accumulators
+        tile_grad_q, *key_accumulators = _loop_key_tiles(grid, has_segments, i, add_key_tile, carry)
+        return _write_tile(grid, grad_q, tile_grad_q, tile), *key_accumulators
 
     zeros = jnp.zeros(jnp.swapaxes(k_GSH, 1, 2).shape, dtype)
-    grad_rows = jax.tree.map(jnp.zeros_like, rows)
-    results = jnp.zeros(q_GTH.shape, q_GTH.dtype), zeros, zeros, grad_rows
-    grad_q, grad_k, grad_v, grad_rows = _loop_query_tiles(static, add_query_tile, results)
-    if rows.sinks_G is not None:
-        shares = jnp.exp(_broadcast_rows(rows.sinks_G, log_sum_GT1) - log_sum_GT1)
-        grad_rows = grad_rows._replace(sinks_G=-jnp.sum(shares * correction_GT1, (1, 2)))
+    grad_terms = jax.tree.map(jnp.zeros_like, terms)
+    accumulators = jnp.zeros(q_GTH.shape, q_GTH.dtype), zeros, zeros, grad_terms
+    grad_q, grad_k, grad_v, grad_terms = _loop_query_tiles(grid, add_query_tile, accumulators)
+    if terms.sinks_G is not None:
+        sink_probs_GT1 = jnp.exp(_broadcast_rows(terms.sinks_G, log_sum_GT1) - log_sum_GT1)
+        # A sink has no value, so its dP is 0: d sink = P (0 - rowsum(dO * O)).
+        grad_terms = grad_terms._replace(sinks_G=-jnp.sum(sink_probs_GT1 * correction_GT1, (1, 2)))
     grad_k, grad_v = jnp.swapaxes(grad_k, 1, 2), jnp.swapaxes(grad_v, 1, 2)
-    return grad_q, grad_k.astype(k_GSH.dtype), grad_v.astype(v_GSH.dtype), grad_rows, None
+    return grad_q, grad_k.astype(k_GSH.dtype), grad_v.astype(v_GSH.dtype), grad_terms, None
 
 
-def _add_term_gradients(static, places, grad_rows, grad_logits, grad_scores, i, j):
-    """Adds a tile to the gradients of slopes and of the keys' biases."""
-    if grad_rows.slopes_G is not None:
-        back = _token_distances(static, places, i, j, grad_logits)
-        slopes_G = grad_rows.slopes_G - jnp.sum(grad_logits * back, (1, 2))
-        grad_rows = grad_rows._replace(slopes_G=slopes_G)
-    if grad_rows.key_bias_GS is not None:
-        bias_GS = _accumulate_tile(static, grad_rows.key_bias_GS, jnp.sum(grad_scores, 1), j, 1)
-        grad_rows = grad_rows._replace(key_bias_GS=bias_GS)
-    return grad_rows
+def _add_term_gradients(grid, labels, grad_terms, grad_logits, grad_scores, i, j):
+    """Adds a tile to the gradients of slopes and key biases."""
+    if grad_terms.slopes_G is not None:
+        distance = _token_distances(grid, labels, i, j, grad_logits)
+        slopes_G = grad_terms.slopes_G - jnp.sum(grad_logits * distance, (1, 2))
+        grad_terms = grad_terms._replace(slopes_G=slopes_G)
+    if grad_terms.key_bias_GS is not None:
+        bias_GS = _accumulate_tile(grid, grad_terms.key_bias_GS, jnp.sum(grad_scores, 1), j, 1)
+        grad_terms = grad_terms._replace(key_bias_GS=bias_GS)
+    return grad_terms
 
 
 _attend_tiles.defvjp(_forward, _backward)

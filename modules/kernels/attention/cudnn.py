@@ -1,7 +1,8 @@
 """cuDNN's fused attention on GPUs, through JAX.
 
-On Hopper and later documents are offsets into a row. JAX's function for them has no public name
-(jax 0.11 and 0.12), and its rule for vmap loses them, which `_merge_runs` replaces.
+On Hopper and later, documents are passed as offsets into a row. JAX's function for that has no
+public name (jax 0.11 and 0.12), and its vmap rule drops the offsets; `_merge_runs` replaces that
+rule.
 """
 
 import functools
@@ -18,8 +19,8 @@ from modules.kernels.attention.base import Scores
 from modules.numerics import ATTENTION_OUTPUT
 from modules.parallel.axes import count_axis_shards
 
-# Of so many tokens at least is a document of a row on average, or a row has LEAST of them: the
-# statistics of softmax that cuDNN keeps, 4 B M N T bytes, have room for a row M times.
+# A row of T tokens may have M = max(MIN_DOCUMENTS, T / TOKENS_PER_DOCUMENT) documents. cuDNN keeps
+# softmax statistics of 4 B M N T bytes: as if each document were as long as the row.
 TOKENS_PER_DOCUMENT, MIN_DOCUMENTS = 64, 32
 OFFSET_PARAMETERS = ('q_seqlen', 'kv_seqlen', 'q_offsets', 'kv_offsets', 'scale', 'mask_type')
 OFFSET_PARAMETERS += ('sliding_window_length',)
@@ -32,14 +33,25 @@ def cudnn(
     scores: Scores,
     segments_BT: jax.Array | None = None,
 ) -> jax.Array:
-    """Computes `reference` with `scale` and `window`; no T x T scores are kept. JAX cuts the call
-    over the batch and the heads.
+    """Computes `reference` with `scale` and `window`; T x T scores are never stored.
 
-    Segments are runs of one number: tokens of two runs do not see each other. On Hopper and later a
-    row has at most `max_documents`; one with more is NaN. On Ampere, which has no offsets, they
-    are a bias [B, 1, T, T] in the type of q, and no block of keys is skipped.
+    JAX shards the call over the batch and the heads. Segments are runs of equal numbers: tokens of
+    two runs do not see each other. On Hopper and later, a row has at most `max_documents`; rows
+    with more are NaN. Ampere has no offsets: there, segments become a bias [B, 1, T, T] in the type
+    of q, and no block of keys is skipped.
 
-    Raises ValueError where cuDNN is not installed, or JAX has no such function.
+    Args:
+      q_BNTH: queries.
+      k_BKSH: keys, S = T; K divides N.
+      v_BKSH: values.
+      scores: the scale and the window.
+      segments_BT: the number of each token's segment; None: a single segment.
+
+    Returns:
+      [B, N, T, H] in the type of v.
+
+    Raises:
+      ValueError: if cuDNN is not installed, or JAX lacks the function.
     """
     check_cudnn()
     arrays = [jnp.swapaxes(x, 1, 2) for x in (q_BNTH, k_BKSH, v_BKSH)]
@@ -63,50 +75,62 @@ def cudnn(
 
 
 def check_cudnn() -> None:
-    """Raises ValueError without cuDNN, and with a JAX that takes no documents as offsets."""
+    """Raises ValueError without cuDNN, or with a JAX that cannot pass documents as offsets."""
     try:
         fused.check_cudnn_version()
     except RuntimeError as error:
         raise ValueError(
             f'kernels.attention=cudnn needs cuDNN: {error} It comes with uv sync --extra cuda'
         ) from error
-    lacking = set(OFFSET_PARAMETERS) - set(
+    missing = set(OFFSET_PARAMETERS) - set(
         inspect.signature(fused.dot_product_attention).parameters
     )
-    if lacking:
+    if missing:
         raise ValueError(
             f'kernels.attention=cudnn needs jax 0.11 or 0.12: in jax {jax.__version__} its '
-            f'function has no {", ".join(sorted(lacking))}; install one of them, or choose '
+            f'function has no {", ".join(sorted(missing))}; install one of them, or choose '
             'kernels.attention=blocked'
         )
 
 
 def assume_capability(capability: str) -> None:
-    """Has JAX take devices of a compute capability, as '9.0', and cuDNN for given in this process,
-    which compiles for them: it asks the devices at hand and the library, which compiling needs not.
+    """Makes JAX compile cuDNN calls for a compute capability, such as '9.0', in this process.
+
+    JAX would otherwise query the local devices and the cuDNN library, which compiling does not
+    need.
     """
 
     def parse_version(text: str) -> list[int]:
         return [int(part) for part in text.split('.')]
 
-    fused.check_cudnn_version = lambda: 91000
-    fused.check_compute_capability = lambda least: parse_version(capability) >= parse_version(least)
-    fused.is_cuda_compute_capability_equal = lambda other: capability == other
+    # ty: the functions that these replace have other parameter names.
+    fused.check_cudnn_version = lambda: 91000  # ty: ignore[invalid-assignment]
+    fused.check_compute_capability = lambda required: (  # ty: ignore[invalid-assignment]
+        parse_version(capability) >= parse_version(required)
+    )
+    fused.is_cuda_compute_capability_equal = (  # ty: ignore[invalid-assignment]
+        lambda queried: capability == queried
+    )
 
 
 def max_documents(length: int) -> int:
-    """Returns the documents that a row of `length` tokens may have on the devices at hand."""
+    """Returns the most documents that a row of `length` tokens may have on the local devices."""
     return max(MIN_DOCUMENTS, length // TOKENS_PER_DOCUMENT) if has_offsets() else length
 
 
 def has_offsets() -> bool:
-    """Whether the devices take documents as offsets: Hopper and later."""
+    """Returns whether the devices take documents as offsets: Hopper and later."""
     return fused.check_compute_capability('9.0')
 
 
 def lengths_and_offsets(segments_BT: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the length [B, M] of each run of one number and the place [B, M + 1] where it starts,
-    int32; -1 behind the last. Sums over the row, as a scatter is not cut over devices.
+    """Returns the length [B, M] of each run of equal numbers and its start [B, M + 1], both int32.
+
+    Unused entries are -1. These are sums over the row, because XLA does not shard a scatter.
+
+    Args:
+      segments_BT: the number of each token's segment.
+      capacity: M, the most runs of a row.
     """
     begins_BT = jnp.diff(segments_BT, axis=1, prepend=segments_BT[:, :1]) != 0
     number_B1T = jnp.cumsum(begins_BT, axis=1, dtype=jnp.int32)[:, None]
@@ -118,7 +142,7 @@ def lengths_and_offsets(segments_BT: jax.Array, capacity: int) -> tuple[jax.Arra
 
 
 def _attend_documents(q_BTNH, k_BSKH, v_BSKH, scale, window, segments_BT) -> jax.Array:
-    """Computes attention within each document; NaN in rows that have too many."""
+    """Computes attention within each document; NaN in rows with too many documents."""
     length = segments_BT.shape[1]
     elements = q_BTNH.size // (count_axis_shards('B') * count_axis_shards('N'))
     if elements >= 2**31:
@@ -127,20 +151,22 @@ def _attend_documents(q_BTNH, k_BSKH, v_BSKH, scale, window, segments_BT) -> jax
             f'numbers of queries a device are the most; got {elements:,}; take more '
             'train.microbatches or devices'
         )
-    if jax.__version_info__ < (0, 12):  # whose offsets of keys are wrong by N / K
+    if jax.__version_info__ < (0, 12):  # its key offsets are wrong by a factor of N / K
         k_BSKH, v_BSKH = (
             jnp.repeat(x, q_BTNH.shape[2] // x.shape[2], axis=2) for x in (k_BSKH, v_BSKH)
         )
     lengths_BM, offsets_BM = lengths_and_offsets(segments_BT, max_documents(length))
     fits_B = jnp.sum(jnp.maximum(lengths_BM, 0), axis=1) == length
-    q_BTNH = jnp.where(fits_B[:, None, None, None], q_BTNH, jnp.nan)  # joins what makes q
+    # NaN enters through q, as XLA fuses this `where` with the operation that computes q.
+    q_BTNH = jnp.where(fits_B[:, None, None, None], q_BTNH, jnp.nan)
     return _attend((scale, window), q_BTNH, k_BSKH, v_BSKH, lengths_BM, offsets_BM)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(options, q_BTNH, k_BSKH, v_BSKH, lengths_BM, offsets_BM) -> jax.Array:
-    """Computes attention within documents; options: (scale, window). `jax.vmap` has it compute the
-    rows of all runs at once.
+    """Computes attention within documents; options: (scale, window).
+
+    Under `jax.vmap` the rows of all runs are computed in one call.
     """
     return _attend_with_residuals(options, q_BTNH, k_BSKH, v_BSKH, lengths_BM, offsets_BM)[0]
 
@@ -160,45 +186,47 @@ def _bind_kernel(options, lengths_BM, offsets_BM) -> Callable[..., jax.Array]:
 
 
 def _vjp(options, q_BTNH, k_BSKH, v_BSKH, lengths_BM, offsets_BM) -> tuple[Any, list, list]:
-    """Returns the pullback, the arrays that are known without it (the output is the last), and the
-    place among them of each that it keeps; None: it is not there.
+    """Returns the pullback, the available arrays, and where each residual is among them.
+
+    Available are the arguments and, as the last, the output. A residual that is not among them has
+    the index None.
     """
-    given = (q_BTNH, k_BSKH, v_BSKH)
-    out_BTNH, pull = jax.vjp(_bind_kernel(options, lengths_BM, offsets_BM), *given)
-    known = [*given, lengths_BM, offsets_BM, out_BTNH]
-    kept = jax.tree.leaves(pull)
-    places = [next((i for i, x in enumerate(known) if x is one), None) for one in kept]
-    return pull, known, places
+    inputs = (q_BTNH, k_BSKH, v_BSKH)
+    out_BTNH, pull = jax.vjp(_bind_kernel(options, lengths_BM, offsets_BM), *inputs)
+    available = [*inputs, lengths_BM, offsets_BM, out_BTNH]
+    leaves = jax.tree.leaves(pull)
+    indices = [next((i for i, x in enumerate(available) if x is leaf), None) for leaf in leaves]
+    return pull, available, indices
 
 
 def _attend_with_residuals(options, *arrays) -> tuple[jax.Array, list[jax.Array]]:
-    """Returns the output and what the pullback keeps beside it and the arguments."""
+    """Returns the output and the residuals that are neither arguments nor the output."""
 
     def compute(*arrays):
-        pull, known, places = _vjp(options, *arrays)
-        kept = zip(jax.tree.leaves(pull), places, strict=True)
-        return known[-1], [one for one, place in kept if place is None]
+        pull, available, indices = _vjp(options, *arrays)
+        residuals = zip(jax.tree.leaves(pull), indices, strict=True)
+        return available[-1], [residual for residual, index in residuals if index is None]
 
     return checkpoint_name(_merge_runs(compute)(*arrays), ATTENTION_OUTPUT)
 
 
 def _forward(options, *arrays):
-    out_BTNH, kept = _attend_with_residuals(options, *arrays)
-    return out_BTNH, (arrays, out_BTNH, kept)
+    out_BTNH, extra_residuals = _attend_with_residuals(options, *arrays)
+    return out_BTNH, (arrays, out_BTNH, extra_residuals)
 
 
 def _backward(options, residuals, grad_BTNH):
     def compute(grad_BTNH, arrays, out_BTNH, extra_residuals):
-        places = []
+        indices = []
 
         def trace_pullback(*arrays):
-            pull, _, found = _vjp(options, *arrays)
-            places.extend(found)
+            pull, _, leaf_indices = _vjp(options, *arrays)
+            indices.extend(leaf_indices)
             return pull
 
         structure = jax.tree.structure(jax.eval_shape(trace_pullback, *arrays))
-        known, rest = [*arrays, out_BTNH], iter(extra_residuals)
-        leaves = [next(rest) if place is None else known[place] for place in places]
+        available, extra = [*arrays, out_BTNH], iter(extra_residuals)
+        leaves = [next(extra) if index is None else available[index] for index in indices]
         return jax.tree.unflatten(structure, leaves)(grad_BTNH)
 
     return *_merge_runs(compute)(grad_BTNH, *residuals), None, None
@@ -207,9 +235,9 @@ def _backward(options, residuals, grad_BTNH):
 _attend.defvjp(_forward, _backward)
 
 
-def _merge_runs(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Has a function of arrays [B, ..] compute the rows of all runs at once under `jax.vmap`."""
-    compute = jax.custom_batching.custom_vmap(compute)
+def _merge_runs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function of arrays [B, ..] compute all runs in one call under `jax.vmap`."""
+    compute = jax.custom_batching.custom_vmap(function)
 
     @compute.def_vmap
     def batch_rule(runs, is_batched, *arrays):
@@ -217,8 +245,8 @@ def _merge_runs(compute: Callable[..., Any]) -> Callable[..., Any]:
             x = x if has_runs else jnp.broadcast_to(x, (runs, *x.shape))
             return x.reshape(runs * x.shape[1], *x.shape[2:])
 
-        out = compute(*jax.tree.map(flatten_runs, arrays, tuple(is_batched)))
-        out = jax.tree.map(lambda x: x.reshape(runs, x.shape[0] // runs, *x.shape[1:]), out)
-        return out, jax.tree.map(lambda _: True, out)
+        stacked = compute(*jax.tree.map(flatten_runs, arrays, tuple(is_batched)))
+        stacked = jax.tree.map(lambda x: x.reshape(runs, x.shape[0] // runs, *x.shape[1:]), stacked)
+        return stacked, jax.tree.map(lambda _: True, stacked)
 
     return compute

@@ -1,11 +1,11 @@
 """JAX's splash attention on TPUs: a Pallas kernel that skips blocks hidden by the mask.
 
-Where the tokens of a row are cut over C devices, each device gathers all keys and values. With
+If the tokens of a row are sharded over C devices, each device gathers all keys and values. With
 queries in order the last device would do 2 C - 1 times the work of the first. So device i and its
-mirror C - 1 - i exchange the second halves of their queries around the kernel: each then has two of
-2 C pieces, which see as much as any other such pair. Llama 3 (arXiv:2407.21783, section 3.3.2)
-deals the text itself, pieces i and 2 C - 1 - i to device i; here all other layers have it in order,
-and half of the queries stay.
+mirror C - 1 - i exchange the second halves of their queries before the kernel, and the outputs
+after it. Each then has two of 2 C pieces, which together see as many keys as any other such pair.
+Llama 3 (arXiv:2407.21783, section 3.3.2) distributes the text itself, pieces i and 2 C - 1 - i to
+device i; here all other layers have it in order, and half of the queries stay.
 """
 
 import functools
@@ -23,15 +23,16 @@ from modules.parallel.axes import count_axis_shards
 from modules.parallel.kernel_calls import gather_tokens, map_shards
 
 BLOCKS = (1024, 512, 256, 128)  # of queries and keys; 2,048 needs more fast memory than v5e has
-# Larger blocks are for rows of several, for windows that they are not larger than, and for heads of
-# so many bytes at most: v5p's fast memory holds no more, by its compiler.
+# Larger blocks than the default need rows of several blocks, a window at least as large, and heads
+# of at most MAX_HEAD_BYTES: the compiler for v5p finds no fast memory for more.
 DEFAULT_BLOCK, MAX_HEAD_BYTES = 512, 512
 DEFAULT_COMPUTE_KEYS = 512  # keys of a block that are multiplied at a time
-# Blocks of keys of a row of which the gradient of the queries is summed outside of the kernel, as
-# many arrays of their size; beyond, a kernel of its own makes it, and computes the scores again.
+# Up to this many blocks of keys per row, the fused backward kernel writes a gradient of the queries
+# for each block, and they are summed outside. Beyond, a separate kernel computes that gradient, and
+# the scores again.
 MAX_FUSED_BLOCKS = 8
-LANES = 128  # of a vector register, which a block fills
-AXIS = 'context'  # the mesh axis that tokens are cut over
+LANES = 128  # of a vector register; blocks are multiples
+AXIS = 'context'  # the mesh axis that shards tokens
 
 
 class BlockSizes(NamedTuple):
@@ -62,22 +63,36 @@ def splash(
         int | None, Option('keys of them that are multiplied at a time; None: by the block', LANES)
     ] = None,
 ) -> jax.Array:
-    """Computes `reference` with `scale`, `softcap`, `window` and `sinks`, where a block divides T.
+    """Computes `reference` with `scale`, `softcap`, `window` and `sinks`, if a block divides T.
 
-    Queries are scaled in their own type before the kernel, which has no scale. Rows and heads are
-    cut over the mesh that is traced for, and so are tokens where a block divides the halves that
-    devices exchange. Sizes of blocks are multiples of 128; rows that the given ones do not divide,
-    which are of another length than the config's, have those of their length.
+    Queries are scaled in their own type before the kernel, which has no scale. Batch and heads are
+    sharded over the traced mesh, and so are tokens if a block divides the halves that devices
+    exchange. Block sizes are multiples of 128. Rows of another length than the config's may not be
+    divisible by the requested sizes; they get the defaults for their length.
+
+    Args:
+      q_BNTH: queries.
+      k_BKSH: keys, S = T; K divides N.
+      v_BKSH: values.
+      scores: scale, softcap, window and sinks.
+      segments_BT: the number of each token's segment; None: a single segment.
+      sinks_N: a logit of each head that stands for no token.
+      splash_block_q: queries per block.
+      splash_block_kv: keys per block.
+      splash_block_kv_compute: keys of a block that are multiplied at a time.
+
+    Returns:
+      [B, N, T, H] in the type of v.
     """
-    given = BlockSizes(splash_block_q, splash_block_kv, splash_block_kv_compute)
+    requested = BlockSizes(splash_block_q, splash_block_kv, splash_block_kv_compute)
     q_BNTH = q_BNTH * scores.compute_scale(q_BNTH.shape[-1])
     length, parts = q_BNTH.shape[2], count_axis_shards('T')
-    is_cut = parts > 1 and largest_block(length, parts) is not None
+    is_sharded = parts > 1 and largest_block(length, parts) is not None
     compute = functools.partial(
-        _attend_split_rows if is_cut else _attend_whole_rows, scores=scores, requested=given
+        _attend_split_rows if is_sharded else _attend_whole_rows, scores=scores, requested=requested
     )
     arrays = (q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N)
-    if is_cut:
+    if is_sharded:
         return map_shards(compute, arrays, ('BNT', 'BKT', 'BKT', 'B', 'N'), 'BNT')
     return map_shards(compute, arrays, ('BN', 'BK', 'BK', 'B', 'N'), 'BN')
 
@@ -85,11 +100,18 @@ def splash(
 def largest_block(
     length: int, parts: int = 1, window: int | None = None, head_bytes: int = 0
 ) -> int | None:
-    """Returns the largest block that divides a row, or half of each part of a row that is cut."""
+    """Returns the largest block that divides a row or, if it is sharded, half of each part.
+
+    Args:
+      length: tokens in a row.
+      parts: devices that share a row.
+      window: tokens that a query sees; None: all earlier tokens.
+      head_bytes: bytes of a head of a token.
+    """
     piece = length if parts == 1 else length / (2 * parts)
     is_wide = head_bytes > MAX_HEAD_BYTES
-    largest = DEFAULT_BLOCK if is_wide else max(DEFAULT_BLOCK, min(piece / 2, window or math.inf))
-    return next((size for size in BLOCKS if size <= largest and piece % size == 0), None)
+    limit = DEFAULT_BLOCK if is_wide else max(DEFAULT_BLOCK, min(piece / 2, window or math.inf))
+    return next((size for size in BLOCKS if size <= limit and piece % size == 0), None)
 
 
 def select_block_sizes(
@@ -98,47 +120,67 @@ def select_block_sizes(
     window: int | None = None,
     head_bytes: int = 0,
     requested: BlockSizes = AUTO_SIZES,
-) -> BlockSizes:
-    """Returns the sizes that are given, where they divide a row or half of each part of one that is
-    cut, and for the others `largest_block` and what divides it.
+) -> tuple[int, int, int]:
+    """Returns the requested sizes that fit, and `largest_block` and its divisors for the others.
+
+    A size fits if it divides the row or, if it is sharded, half of each part.
+
+    Args:
+      length: tokens in a row.
+      parts: devices that share a row.
+      window: tokens that a query sees; None: all earlier tokens.
+      head_bytes: bytes of a head of a token.
+      requested: sizes from the config; None: the default.
+
+    Returns:
+      (queries, keys, keys that are multiplied at a time) of a block.
     """
-    usual = largest_block(length, parts, window, head_bytes)
+    default: Any = largest_block(length, parts, window, head_bytes)
     piece = length if parts == 1 else length // (2 * parts)
-    *sizes, at_once = requested
-    q, kv = (size if size and piece % size == 0 else usual for size in sizes)
-    if not at_once or kv % at_once:
-        at_once = next(size for size in (DEFAULT_COMPUTE_KEYS, 384, 256, 128) if kv % size == 0)
-    return BlockSizes(q, kv, at_once)
+    *sizes, compute_keys = requested
+    q, kv = (size if size and piece % size == 0 else default for size in sizes)
+    if not compute_keys or kv % compute_keys:
+        compute_keys = next(
+            size for size in (DEFAULT_COMPUTE_KEYS, 384, 256, 128) if kv % size == 0
+        )
+    return q, kv, compute_keys
 
 
 def check_blocks(recipe: Any, part: Any) -> None:
-    """Raises ValueError for sizes of blocks that are no multiples of 128, or do not divide."""
+    """Raises ValueError for block sizes that are not multiples of 128, or do not divide a row.
+
+    Args:
+      recipe: the resolved config.
+      part: the kernel with its options.
+    """
     length, parts = recipe.data.seq_len, max(1, recipe.mesh.context)
     length += -length % LANES  # as rows are padded
-    piece, of_row = length, 'data.seq_len'
+    piece, row_name = length, 'data.seq_len'
     if parts > 1:
-        piece, of_row = length // (2 * parts), f'half of what mesh.context={parts} leaves of a row'
+        piece = length // (2 * parts)
+        row_name = f'half of what mesh.context={parts} leaves of a row'
     window, head_bytes = recipe.attention.options.get('window'), recipe.head_dim
     head_bytes *= jnp.dtype(recipe.model.dtype).itemsize
-    usual = largest_block(length, parts, window, head_bytes)  # the smallest, where layers differ
-    block = part.options['splash_block_kv'] or usual or LANES
-    wholes = {
-        'splash_block_q': (piece, of_row),
-        'splash_block_kv': (piece, of_row),
+    default = largest_block(length, parts, window, head_bytes)  # the smallest, where layers differ
+    block = part.options['splash_block_kv'] or default or LANES
+    divisible = {
+        'splash_block_q': (piece, row_name),
+        'splash_block_kv': (piece, row_name),
         'splash_block_kv_compute': (block, 'kernels.splash_block_kv'),
     }
-    for name, (whole, of) in wholes.items():
+    for name, (total, total_name) in divisible.items():
         size = part.options[name]
-        if size and (size % LANES or whole % size):
-            able = [n for n in range(LANES, whole + 1, LANES) if whole % n == 0]
+        if size and (size % LANES or total % size):
+            valid_sizes = [n for n in range(LANES, total + 1, LANES) if total % n == 0]
             raise ValueError(
-                f'kernels.{name} must be a multiple of {LANES} that divides {of}, {whole}; got '
-                f'{size}. Choose one of {", ".join(map(str, able)) or "no size"}, or leave it out.'
+                f'kernels.{name} must be a multiple of {LANES} that divides {total_name}, '
+                f'{total}; got {size}. Choose one of '
+                f'{", ".join(map(str, valid_sizes)) or "no size"}, or leave it out.'
             )
 
 
 def check_context_axis(length: int, parts: int) -> None:
-    """Raises ValueError for rows that no block divides on so many devices."""
+    """Raises ValueError if no block divides a row over this number of devices."""
     if largest_block(length, parts) is None:
         multiple = 2 * parts * BLOCKS[-1]
         nearest = max(1, round(length / multiple)) * multiple
@@ -152,15 +194,21 @@ def check_context_axis(length: int, parts: int) -> None:
 def computed_share(
     length: int, window: int | None, parts: int = 1, requested: BlockSizes = AUTO_SIZES
 ) -> float:
-    """Returns the share of pairs of tokens in blocks that are not entirely hidden; where no block
-    divides the row, of pairs that are not hidden.
+    """Returns the share of the T x T scores that the kernel computes.
+
+    These are the scores in blocks that are not entirely hidden; if no block divides the row, the
+    visible scores.
+
+    Args:
+      length: tokens in a row, T.
+      window: tokens that a query sees; None: all earlier tokens.
+      parts: devices that share a row.
+      requested: block sizes from the config.
     """
     parts = parts if largest_block(length, parts, window) else 1
     has_blocks = largest_block(length, parts, window) is not None
     q, kv, _ = (
-        select_block_sizes(length, parts, window, requested=requested)
-        if has_blocks
-        else BlockSizes(1, 1, 1)
+        select_block_sizes(length, parts, window, requested=requested) if has_blocks else (1, 1, 1)
     )
     ends = np.arange(q, length + 1, q)
     first = 0 if window is None else np.maximum(ends - q - window + 1, 0) // kv
@@ -168,21 +216,25 @@ def computed_share(
 
 
 def _attend_whole_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores, requested):
-    places = np.arange(q_BNTH.shape[2], dtype=np.int32)
-    kernel = _make_kernel(q_BNTH, places[None], scores, requested)
+    positions = np.arange(q_BNTH.shape[2], dtype=np.int32)
+    kernel = _make_kernel(q_BNTH, positions[None], scores, requested)
     return _call_kernel(kernel, q_BNTH, k_BKSH, v_BKSH, segments_BT, segments_BT, sinks_N)
 
 
 def _attend_split_rows(q_BNTH, k_BKSH, v_BKSH, segments_BT, sinks_N, scores, requested):
-    """Computes rows of which q, k and v are the tokens on this device, and segments all tokens."""
+    """Computes sharded rows: q, k and v are local tokens, segments cover all tokens."""
     parts, index = jax.lax.axis_size(AXIS), jax.lax.axis_index(AXIS)
-    places = device_queries(q_BNTH.shape[2] * parts, parts)
-    kernel = _make_kernel(q_BNTH, places, scores, requested)
+    positions = device_queries(q_BNTH.shape[2] * parts, parts)
+    kernel = _make_kernel(q_BNTH, positions, scores, requested)
     k_BKSH, v_BKSH = (gather_tokens(x, AXIS) for x in (k_BKSH, v_BKSH))
-    own_BT = None if segments_BT is None else segments_BT[:, jnp.asarray(places)[index]]
+    local_segments_BT = (
+        None if segments_BT is None else segments_BT[:, jnp.asarray(positions)[index]]
+    )
     q_BNTH = _exchange_halves(q_BNTH, parts)
     kernel = _slice_kernel(kernel, parts, index)
-    mixed_BNTH = _call_kernel(kernel, q_BNTH, k_BKSH, v_BKSH, own_BT, segments_BT, sinks_N)
+    mixed_BNTH = _call_kernel(
+        kernel, q_BNTH, k_BKSH, v_BKSH, local_segments_BT, segments_BT, sinks_N
+    )
     return _exchange_halves(mixed_BNTH, parts)
 
 
@@ -200,18 +252,18 @@ def _exchange_halves(x_BNTH: jax.Array, parts: int) -> jax.Array:
 
 
 def _make_kernel(
-    q_BNTH: jax.Array, places: np.ndarray, scores: Scores, requested: BlockSizes
+    q_BNTH: jax.Array, positions: np.ndarray, scores: Scores, requested: BlockSizes
 ) -> Any:
-    """Makes the kernel for such queries, at `places` [parts, T / parts] of rows of T tokens."""
-    # Imported here, as it takes half a second.
+    """Builds the kernel for queries at `positions` [parts, T / parts] in rows of T tokens."""
+    # Imported late, as the import takes half a second.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    length, parts = places.size, len(places)
+    length, parts = positions.size, len(positions)
     mask = masks.CausalMask((length, length))
     if scores.window is not None:
         mask = masks.LocalMask((length, length), (scores.window - 1, 0), 0)
-    mask.q_sequence = places.reshape(-1)
+    mask.q_sequence = positions.reshape(-1)  # positions of the queries, which may be exchanged
     head_bytes = q_BNTH.shape[-1] * q_BNTH.dtype.itemsize
     blocks = select_block_sizes(length, parts, scores.window, head_bytes, requested)
     return kernels.make_splash_mha(
@@ -224,19 +276,26 @@ def _make_kernel(
     )
 
 
-def kernel_block_sizes(blocks: BlockSizes, length: int, parts: int = 1) -> dict[str, Any]:
-    """Returns the sizes of blocks, as JAX's kernel names them, for rows of a length."""
-    q, kv, at_once = blocks
+def kernel_block_sizes(blocks: tuple[int, int, int], length: int, parts: int = 1) -> dict[str, Any]:
+    """Returns the block sizes by the argument names of JAX's kernel.
+
+    Args:
+      blocks: the sizes.
+      length: tokens in a row.
+      parts: devices that share a row; the backward pass is fused only for 1.
+    """
+    q, kv, compute_keys = blocks
     sizes = {'block_q': q, 'block_kv': kv, 'block_q_dkv': q, 'block_kv_dkv': kv}
-    sizes |= dict.fromkeys(['block_kv_compute', 'block_kv_dkv_compute'], at_once)
+    sizes |= dict.fromkeys(['block_kv_compute', 'block_kv_dkv_compute'], compute_keys)
     if parts == 1 and length // kv <= MAX_FUSED_BLOCKS:
         return sizes | {'use_fused_bwd_kernel': True}
     return sizes | {'block_q_dq': q, 'block_kv_dq': kv}
 
 
 def _slice_kernel(kernel: Any, parts: int, index: jax.Array) -> Any:
-    """Cuts what the kernel knows of all queries to those of one device. Their axis is the only one
-    of their places, and the second of arrays about blocks.
+    """Selects one device's queries in the arrays of a kernel.
+
+    Queries are the only axis of their positions, and the second axis of arrays about blocks.
     """
 
     def slice_leaf(x):
@@ -248,7 +307,7 @@ def _slice_kernel(kernel: Any, parts: int, index: jax.Array) -> Any:
 
 
 def _call_kernel(kernel, q_BNTH, k_BKSH, v_BKSH, segments_BT, segments_BS, sinks_N):
-    """Calls the kernel for each row; it finds the key head of each query head by itself."""
+    """Calls the kernel for each row; it maps query heads to key heads itself."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 
     def attend_row(q_NTH, k_KSH, v_KSH, segments_T, segments_S):

@@ -1,3 +1,5 @@
-"""Parts that kernels share: rows of tables and of matrices (`rows`, `tpu_rows`, `gpu_rows`), and
-sums of exponentials. The rooms of the operations call it; it calls none of them.
+"""Parts that kernels share.
+
+`rows`, `tpu_rows` and `gpu_rows` are for kernels over the rows of a matrix, `exponentials` is for
+sums of exponentials. The packages of the operations call this package; it calls none of them.
 """

@@ -1,4 +1,4 @@
-"""Kernels over the rows of a matrix, on any platform: rows of their tables, checks and shapes."""
+"""Kernels over the rows of a matrix, on any platform: their table rows, checks and shapes."""
 
 import dataclasses
 import functools
@@ -16,10 +16,10 @@ TYPES = ('bfloat16', 'float32')
 class Kernel:
     """A row of a table of kernels.
 
-    compute: gets the `platform` by name, unless `platforms` is None, for all. is_forward_mode:
-    whether it has a derivative in forward mode. is_plain: whether a loss computes the same by
-    itself, so that it needs no kernel. usual_on: platforms on which it serves where no kernel is
-    named, as a compiled step reads and writes less with it there.
+    compute: takes `platform` as a keyword, unless `platforms` is None (any platform).
+    is_forward_mode: whether it has a forward-mode derivative. is_plain: whether a loss computes the
+    same by itself, so that it needs no kernel. default_platforms: platforms on which it is the
+    default, because a compiled step then moves fewer bytes.
     """
 
     compute: Callable[..., Any]
@@ -36,7 +36,7 @@ class Kernel:
 
 
 def check_types(name: str, *arrays: jax.Array | None) -> None:
-    """Raises ValueError for an array of a type that these kernels do not take."""
+    """Raises ValueError for an array of a type that these kernels do not support."""
     for array in arrays:
         if array is not None and array.dtype.name not in TYPES:
             raise ValueError(
@@ -45,7 +45,14 @@ def check_types(name: str, *arrays: jax.Array | None) -> None:
 
 
 def check_width(name: str, memory: str, width: int, longest: int) -> None:
-    """Raises ValueError for rows that are too long to be whole in `where`, a kind of memory."""
+    """Raises ValueError for rows that do not fit into a kind of memory.
+
+    Args:
+      name: the kernel, as the config names it.
+      memory: the kind of memory.
+      width: entries of a row.
+      longest: the most entries that fit.
+    """
     if width > longest:
         raise ValueError(
             f'{name} has whole rows in {memory}, at most {longest:,} entries of this type; got '
@@ -64,24 +71,27 @@ def itemsize(*arrays: Any) -> int:
 
 
 def broadcast_index(n: Any, lengths: Sequence[int], array_lengths: Sequence[int]) -> Any:
-    """Returns the flat index, in axes of lengths `own`, of the flat index n in axes of `lengths`.
+    """Maps a flat index over axes `lengths` to the flat index over axes `array_lengths`.
 
-    Each of `own` is 1, for an axis that is broadcast, or the length of the axis.
+    Args:
+      n: the flat index; may be traced.
+      lengths: the lengths of the axes.
+      array_lengths: for each axis its length, or 1 if it is broadcast.
     """
     index, stride = 0, 1
-    for length, own_length in reversed(list(zip(lengths, array_lengths, strict=True))):
-        if own_length > 1:
+    for length, array_length in reversed(list(zip(lengths, array_lengths, strict=True))):
+        if array_length > 1:
             index = index + jax.lax.rem(n, length) * stride
-            stride *= own_length
+            stride *= array_length
         n = jax.lax.div(n, length)
     return index
 
 
 def merge_runs(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `compute`, under `vmap` a single call whose rows are those of all mapped runs.
+    """Returns `compute` with a `vmap` rule: one call with the rows of all mapped runs.
 
-    Blocks are then as large as for one run, and an axis of runs is never within a block. The first
-    axis of every array is its rows.
+    Blocks are then as large as for one run, and no block spans an axis of runs. The first axis of
+    every array is its rows.
     """
 
     @jax.custom_batching.custom_vmap
@@ -94,8 +104,8 @@ def merge_runs(compute: Callable[..., Any]) -> Callable[..., Any]:
             array if is_mapped else jnp.broadcast_to(array, (runs, *array.shape))
             for array, is_mapped in zip(arrays, mapped, strict=True)
         ]
-        found = call(*(array.reshape(-1, *array.shape[2:]) for array in arrays))
-        found = jax.tree.map(lambda array: array.reshape(runs, -1, *array.shape[1:]), found)
-        return found, jax.tree.map(lambda _: True, found)
+        stacked = call(*(array.reshape(-1, *array.shape[2:]) for array in arrays))
+        stacked = jax.tree.map(lambda array: array.reshape(runs, -1, *array.shape[1:]), stacked)
+        return stacked, jax.tree.map(lambda _: True, stacked)
 
     return call

@@ -1,8 +1,8 @@
 """Softmax cross-entropy as Pallas kernels, and the table of its kernels.
 
-Least bytes for M rows of V logits of b bytes: MVb forward and 2MVb backward, beside some numbers a
-row. The kernels make three statistics a row; a loss is plain operations on these, so that its
-weights are no part of a kernel.
+Least bytes for M rows of V logits of b bytes: MVb forward and 2MVb backward, plus some numbers per
+row. The kernels compute three statistics per row. A loss is plain operations on these, so its
+weights are not part of a kernel.
 """
 
 import functools
@@ -19,7 +19,7 @@ from modules.parallel.kernel_calls import map_shards
 
 
 def kernels_on(platform: str) -> ModuleType:
-    """Imports `forward_rows` and, on TPUs, `backward_rows`, for rows on one device."""
+    """Imports `forward_rows` and, on TPUs, `backward_rows`, for rows on a single device."""
     if platform == 'tpu':
         from modules.kernels.cross_entropy import tpu as kernels
     else:
@@ -30,10 +30,18 @@ def kernels_on(platform: str) -> ModuleType:
 def statistics(logits_MV: jax.Array, labels_M: jax.Array, *, platform: str) -> Statistics:
     """Returns (log_z, label_logit, mean_logit), [M] float32, as `base.statistics` does.
 
-    It reads the logits once. Backward reads them once more and writes their gradient once: on TPUs
-    in a kernel, on GPUs as compiled. Raises ValueError for types other than bfloat16 and float32.
+    The forward pass reads the logits once. The backward pass reads them once more and writes their
+    gradient once: in a kernel on TPUs, as compiled by XLA on GPUs.
+
+    Args:
+      logits_MV: logits of each row.
+      labels_M: the column of each row's label.
+      platform: 'tpu' or 'gpu'.
+
+    Raises:
+      ValueError: for types other than bfloat16 and float32.
     """
-    # Others become -1, which no column of a block is.
+    # Labels that are no column become -1, which matches no column of a block, padding included.
     is_column_M = (labels_M >= 0) & (labels_M < logits_MV.shape[-1])
     return _statistics(logits_MV, jnp.where(is_column_M, labels_M, -1), platform)
 
@@ -48,10 +56,20 @@ def cross_entropy(
 ) -> dict[str, jax.Array]:
     """Computes `base.cross_entropy`, reading the logits once forward and once backward.
 
-    On TPUs their gradient is written over them where nothing else reads them.
+    On TPUs the gradient overwrites the logits if nothing else reads them.
+
+    Args:
+      logits_MV: logits of each row.
+      labels_M: the column of each row's label.
+      z_loss: the weight of log_z^2.
+      label_smoothing: the weight of the uniform distribution.
+      platform: 'tpu' or 'gpu'.
+
+    Returns:
+      {'objective', 'ce', 'z_loss'}, [M] each, in nats per token.
     """
-    found = statistics(logits_MV, labels_M, platform=platform)
-    return base.loss_terms(found, z_loss, label_smoothing)
+    row_statistics = statistics(logits_MV, labels_M, platform=platform)
+    return base.loss_terms(row_statistics, z_loss, label_smoothing)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -65,20 +83,21 @@ def _forward(logits_MV, labels_M, platform):
     state = map_shards(compute, (logits_MV, labels_M), 'MM', tuple('M' * STATE))
     exponent_M, mantissa_M, label_logit_M, total_M, count_M = state
     high_M, low_M = ONLINE.log((exponent_M, mantissa_M))
-    some_M = count_M > 0
+    has_logits_M = count_M > 0
     count_M = jnp.maximum(count_M, 1.0)
     log_z_M, label_logit_M = (
-        jnp.where(some_M, value_M, 0.0) for value_M in (high_M + low_M, label_logit_M)
+        jnp.where(has_logits_M, value_M, 0.0) for value_M in (high_M + low_M, label_logit_M)
     )
-    # log_z in two parts: of logits of 10^4, one number would be 10^-3 off, and so probabilities.
+    # log_z in two parts: for logits near 10^4, a single float32 would be off by 10^-3, and the
+    # probabilities with it.
     saved = logits_MV, labels_M, high_M, low_M, count_M
     return (log_z_M, label_logit_M, total_M / count_M), saved
 
 
 def _backward(platform, residuals, cotangents):
     logits_MV, labels_M, high_M, low_M, count_M = residuals
-    of_log_z_M, of_label_M, of_mean_M = cotangents
-    numbers = (labels_M, of_log_z_M, of_label_M, of_mean_M / count_M, high_M, low_M)
+    grad_log_z_M, grad_label_M, grad_mean_M = cotangents
+    numbers = (labels_M, grad_log_z_M, grad_label_M, grad_mean_M / count_M, high_M, low_M)
     if platform != 'tpu':
         column_1V = jnp.arange(logits_MV.shape[1])[None]
         numbers = (number_M[:, None] for number_M in numbers)

@@ -1,8 +1,10 @@
-"""Softmax cross-entropy on GPUs: one kernel forward, which reads the logits once.
+"""Softmax cross-entropy on GPUs: a forward kernel, which reads the logits once.
 
-A thread has the state of the columns that it reads, and threads add theirs at the end of a row.
-There is no kernel backward: XLA's own program reads once and writes once.
+Each thread has the state of the columns that it reads, and threads add their states at the end of a
+row. There is no backward kernel: XLA's own program reads once and writes once.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,30 +38,32 @@ def forward_rows(logits_MV: jax.Array, labels_M: jax.Array) -> tuple[jax.Array, 
             ]
             return add_terms(ONLINE, pair, logits), total
 
-        nothing = row.full(NO_EXPONENT), row.full(0.0)
-        pair, total = row.loop(step, (nothing, row.full(0.0)))
+        empty = row.full(NO_EXPONENT), row.full(0.0)
+        pair, total = row.loop(step, (empty, row.full(0.0)))
         total = jnp.sum(total)
-        # Few rows have logits of -inf, and to look for them in all would be a fourth of the work.
+        # Few rows have logits of -inf; counting them in every row would add a fourth of the work.
         total, count = jax.lax.cond(
             total == -jnp.inf,
             lambda: _sum_and_count(row, refs['logits'], n),
             lambda: (total, jnp.float32(row.width)),
         )
         label = refs['labels'][n]
-        picked = refs['logits'][n, jnp.maximum(label, 0)].astype(jnp.float32)
-        picked = jnp.where(label >= 0, picked, 0.0)
-        numbers = (*sum_threads(ONLINE, pair), picked, total, count)
+        label_logit = refs['logits'][n, jnp.maximum(label, 0)].astype(jnp.float32)
+        label_logit = jnp.where(label >= 0, label_logit, 0.0)
+        numbers = (*sum_threads(ONLINE, pair), label_logit, total, count)
         for name, number in zip(NAMES, numbers, strict=True):
             refs[name][n] = number
 
-    given = {'logits': logits_MV, 'labels': labels_M}
-    made = dict.fromkeys(NAMES, jax.ShapeDtypeStruct((rows,), jnp.float32))
+    operands = {'logits': logits_MV, 'labels': labels_M}
+    out_shapes = dict.fromkeys(NAMES, jax.ShapeDtypeStruct((rows,), jnp.float32))
     programs = count_programs(row.width, 1)
-    found = call_on_gpu(body, given, made, rows=rows, programs=programs, name='cross_entropy')
-    return tuple(found.values())
+    states = call_on_gpu(
+        body, operands, out_shapes, rows=rows, programs=programs, name='cross_entropy'
+    )
+    return tuple(states.values())
 
 
-def _sum_and_count(row, ref, n):
+def _sum_and_count(row: RowSlices, ref: Any, n: Any) -> tuple[jax.Array, jax.Array]:
     """Returns the sum and the number of a row's logits that are not -inf."""
 
     def step(parts, carry):

@@ -1,4 +1,4 @@
-"""Softmax cross-entropy on TPUs: a kernel forward and one backward; each reads the logits once."""
+"""Softmax cross-entropy on TPUs: a forward and a backward kernel, each reading the logits once."""
 
 import functools
 import math
@@ -24,14 +24,14 @@ from modules.kernels.common.tpu_rows import (
 )
 from modules.kernels.cross_entropy.base import COEFFICIENTS, NAME, STATE, logit_gradient
 
-# The gradient takes the logits' memory, so that a chunk of a loss that fits never leaves a chip.
-# XLA copies logits that are used afterwards. The interpreter of kernels cannot do this where blocks
-# do not divide an array.
+# The gradient overwrites the logits, so that a small enough chunk of a loss never leaves the chip.
+# XLA copies logits that are used afterwards. Interpreted kernels cannot do this if blocks do not
+# divide an array.
 ALIASES: dict[str, str] = {'logits': 'gradient'}
 
 
 def _out_shape(logits_MV, shape, dtype):
-    """Describes a result that differs over the devices that the logits differ over."""
+    """Describes a result that varies over the same devices as the logits."""
     manual = jax.typeof(logits_MV).manual_axis_type
     return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=manual)
 
@@ -39,27 +39,27 @@ def _out_shape(logits_MV, shape, dtype):
 def forward_rows(logits_MV: jax.Array, labels_M: jax.Array) -> tuple[jax.Array, ...]:
     """Returns the state of each row, a tuple of [M].
 
-    Rows are whole in vector memory where SUBLANES of them fit into USUAL_BYTES; otherwise each
-    block of columns has its maximum and the sum of exponentials below it.
+    Rows are whole in vector memory if SUBLANES of them fit into DEFAULT_BYTES. Otherwise each block
+    of columns has its own maximum and sum of exponentials, and the states of blocks are added.
     """
     rows, width = logits_MV.shape
-    bytes_an_entry = 2 * itemsize(logits_MV) + 8
-    fits = SUBLANES * row_bytes(width, bytes_an_entry) <= DEFAULT_BYTES
-    blocks = select_matrix_blocks(rows, width, bytes_an_entry, whole_rows=fits)
+    bytes_per_entry = 2 * itemsize(logits_MV) + 8
+    fits = SUBLANES * row_bytes(width, bytes_per_entry) <= DEFAULT_BYTES
+    blocks = select_matrix_blocks(rows, width, bytes_per_entry, whole_rows=fits)
     labels_1M = stack_lanes(labels_M)
     state = _out_shape(logits_MV, (STATE, labels_1M.shape[1]), jnp.float32)
     moved = itemsize(logits_MV) * rows * width + 4 * (1 + STATE) * rows
-    found = call_on_tpu(
+    states = call_on_tpu(
         functools.partial(_forward_block, width=width),
         {'logits': (logits_MV, blocks.matrix_spec), 'labels': (labels_1M, blocks.number_spec(1))},
         {'state': (state, blocks.number_spec(STATE))},
         grid=blocks.grid,
         semantics=('parallel', 'arbitrary', 'arbitrary'),
-        limit=memory_limit(*blocks.shape, bytes_an_entry),
+        limit=memory_limit(*blocks.shape, bytes_per_entry),
         cost=(8 * rows * width, rows * width, moved),
         name='cross_entropy',
     )
-    return tuple(found['state'][:, :rows])
+    return tuple(states['state'][:, :rows])
 
 
 def _column_index(x):
@@ -68,6 +68,7 @@ def _column_index(x):
 
 
 def _forward_block(refs, width):
+    """Computes the state of a block, and adds it to the state of the same rows' earlier blocks."""
     x = refs['logits'][...].astype(jnp.float32)
     column = _column_index(x)
     if width % x.shape[1]:
@@ -80,39 +81,47 @@ def _forward_block(refs, width):
         jnp.where(present, x, 0.0),
         jnp.where(present, 1.0, 0.0),
     )
-    sums = [jnp.sum(one, -1, keepdims=True) for one in sums]
+    sums = [jnp.sum(terms, -1, keepdims=True) for terms in sums]
     pair = add_terms(ONLINE, empty_sum((len(x), 1)), [x], axis=-1)
     lanes = refs['state'].shape[1]
-    new, owned = zip(*(column_to_lanes(one, first, lanes) for one in (*pair, *sums)), strict=True)
-    old = [refs['state'][n : n + 1, :] for n in range(STATE)]
-    sums = (a + b for a, b in zip(old[2:], new[2:], strict=True))
-    both = *add_pairs(ONLINE, tuple(old[:2]), tuple(new[:2])), *sums
+    columns = (*pair, *sums)
+    state, masks = zip(*(column_to_lanes(a, first, lanes) for a in columns), strict=True)
+    stored = [refs['state'][n : n + 1, :] for n in range(STATE)]
+    sums = (a + b for a, b in zip(stored[2:], state[2:], strict=True))
+    total = *add_pairs(ONLINE, (stored[0], stored[1]), (state[0], state[1])), *sums
     for n in range(STATE):
-        value = jnp.where(pl.program_id(2) == 0, new[n], both[n])
-        refs['state'][n : n + 1, :] = jnp.where(owned[n], value, old[n])
+        # The first block of a row finds arbitrary numbers and overwrites them. Lanes of the other
+        # rows that share this block of numbers stay.
+        updated = jnp.where(pl.program_id(2) == 0, state[n], total[n])
+        refs['state'][n : n + 1, :] = jnp.where(masks[n], updated, stored[n])
 
 
 def backward_rows(logits_MV: jax.Array, *numbers: jax.Array) -> jax.Array:
-    """Computes `gradient_of` with COEFFICIENTS numbers a row, [M] each, over the logits' memory."""
+    """Computes `logit_gradient` over the logits' memory.
+
+    Args:
+      logits_MV: logits of each row.
+      *numbers: COEFFICIENTS numbers per row, [M] each.
+    """
     rows, width = logits_MV.shape
-    bytes_an_entry = 4 * itemsize(logits_MV) + 8
-    blocks = select_matrix_blocks(rows, width, bytes_an_entry, whole_rows=False)
-    given = {'logits': (logits_MV, blocks.matrix_spec)}
-    given['numbers'] = (stack_lanes(*numbers), blocks.number_spec(COEFFICIENTS))
+    bytes_per_entry = 4 * itemsize(logits_MV) + 8
+    blocks = select_matrix_blocks(rows, width, bytes_per_entry, whole_rows=False)
+    operands = {'logits': (logits_MV, blocks.matrix_spec)}
+    operands['numbers'] = (stack_lanes(*numbers), blocks.number_spec(COEFFICIENTS))
     gradient = _out_shape(logits_MV, logits_MV.shape, logits_MV.dtype)
     moved = 2 * itemsize(logits_MV) * rows * width + 4 * COEFFICIENTS * rows
-    found = call_on_tpu(
+    arrays = call_on_tpu(
         _backward_block,
-        given,
+        operands,
         {'gradient': (gradient, blocks.matrix_spec)},
         grid=blocks.grid,
         semantics=('parallel', 'parallel', 'parallel'),
-        limit=memory_limit(*blocks.shape, bytes_an_entry),
+        limit=memory_limit(*blocks.shape, bytes_per_entry),
         cost=(8 * rows * width, rows * width, moved),
         name='cross_entropy_backward',
         aliases=ALIASES,
     )
-    return found['gradient']
+    return arrays['gradient']
 
 
 def _backward_block(refs):
@@ -127,8 +136,13 @@ def _backward_block(refs):
 class MatrixBlocks(NamedTuple):
     """Blocks of rows and columns of a matrix; the last axis of the grid is over columns.
 
-    Numbers of a row, [numbers, rows], come in blocks of at least LANES rows. Where a block of the
-    matrix has fewer rows, the second axis of the grid is over the blocks that share them.
+    Numbers per row, [numbers, rows], come in blocks of at least LANES rows. If a block of the
+    matrix has fewer rows, the second axis of the grid is over the blocks that share a block of
+    numbers.
+
+    grid: (blocks of numbers, blocks per group, blocks of columns). shape: of a block.
+    blocks_per_group: blocks of rows that share a block of numbers. row_blocks: blocks of rows in
+    all.
     """
 
     grid: tuple[int, int, int]
@@ -144,30 +158,34 @@ class MatrixBlocks(NamedTuple):
         return pl.BlockSpec(self.shape, index)
 
     def number_spec(self, numbers: int) -> pl.BlockSpec:
-        """Returns the blocks of so many numbers a row."""
+        """Returns the blocks of an array of `numbers` numbers per row."""
         return pl.BlockSpec((numbers, max(self.shape[0], LANES)), lambda i, j, k: (0, i))
 
 
 def select_matrix_blocks(
-    rows: int, width: int, bytes_an_entry: float, *, whole_rows: bool
+    rows: int, width: int, bytes_per_entry: float, *, whole_rows: bool
 ) -> MatrixBlocks:
-    """Returns blocks of LANES rows and as many columns as fit, or of whole rows, as many as fit.
+    """Selects blocks of LANES rows and as many columns as fit, or of as many whole rows as fit.
 
-    bytes_an_entry: as in `block_rows`.
+    Args:
+      rows: rows of the matrix.
+      width: columns of the matrix.
+      bytes_per_entry: as in `block_rows`.
+      whole_rows: whether a block has all columns.
     """
     columns = width
     if not whole_rows:
-        fewest = min(LANES, math.ceil(rows / SUBLANES) * SUBLANES)
-        columns = min(width, block_columns(fewest, bytes_an_entry))
-    size = block_rows(rows, columns, bytes_an_entry, NAME)
+        min_rows = min(LANES, math.ceil(rows / SUBLANES) * SUBLANES)
+        columns = min(width, block_columns(min_rows, bytes_per_entry))
+    size = block_rows(rows, columns, bytes_per_entry, NAME)
     size = size // LANES * LANES if size >= LANES else 2 ** int(math.log2(size))
-    blocks_of_rows, together = math.ceil(rows / size), max(size, LANES)
-    sharing = min(together // size, blocks_of_rows)
-    grid = (math.ceil(rows / together), sharing, math.ceil(width / columns))
+    blocks_of_rows, group_rows = math.ceil(rows / size), max(size, LANES)
+    sharing = min(group_rows // size, blocks_of_rows)
+    grid = (math.ceil(rows / group_rows), sharing, math.ceil(width / columns))
     return MatrixBlocks(grid, (size, columns), sharing, blocks_of_rows)
 
 
 def stack_lanes(*numbers_M: jax.Array) -> jax.Array:
-    """Returns [numbers, M] in float32, padded to whole registers: labels below 2^24 are exact."""
-    numbers_XM = jnp.stack([number_M.astype(jnp.float32) for number_M in numbers_M])
-    return jnp.pad(numbers_XM, ((0, 0), (0, -numbers_XM.shape[1] % LANES)))
+    """Returns [numbers, M] in float32, padded to whole registers; labels below 2^24 are exact."""
+    rows_XM = jnp.stack([number_M.astype(jnp.float32) for number_M in numbers_M])
+    return jnp.pad(rows_XM, ((0, 0), (0, -rows_XM.shape[1] % LANES)))

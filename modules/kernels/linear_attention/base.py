@@ -1,4 +1,4 @@
-"""Linear attention with the weights of all pairs of tokens, the specification, and its state."""
+"""Reference linear attention, which computes the weights of all pairs of tokens, and its state."""
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,10 @@ from modules.statistics import at_least_float32
 
 
 class AttentionSums(struct.PyTreeNode):
-    """Sums over the tokens read, float32 at least: sum_s k_num_s v_s^T [B, K, F, H] and
-    sum_s k_den_s [B, K, F]. Key heads suffice, since query heads share them.
+    """The state: sums over earlier tokens, in float32 at least.
+
+    These are sum_s k_num_s v_s^T [B, K, F, H] and sum_s k_den_s [B, K, F]. One per key head
+    suffices, since query heads share them.
     """
 
     products_BKFH: jax.Array
@@ -30,45 +32,70 @@ def quadratic(
 ) -> tuple[jax.Array, AttentionSums]:
     """out_t = q_num_t . sum_s k_num_s v_s^T / (q_den_t . sum_s k_den_s + eps), over s <= t.
 
-    Float32 at least. A document, consecutive tokens of equal segments, sees itself alone, and the
-    state returned is that of the last one. `state` is of the tokens before the first; raises
-    ValueError where it comes with segments, since it does not say whose it is.
-    Source: arXiv:2006.16236, section 3.3.
+    Float32 at least. A document, consecutive tokens of equal segments, attends only to itself, and
+    the returned state is the state of the last document. Source: arXiv:2006.16236, section 3.3.
+
+    Args:
+      q_num_BNTF: query features of the numerator.
+      k_num_BKTF: key features of the numerator; K divides N.
+      q_den_BNTF: query features of the denominator.
+      k_den_BKTF: key features of the denominator.
+      v_BKTH: values.
+      eps: added to the denominator.
+      segments_BT: the number of each token's segment; None: a single segment.
+      state: sums over the tokens before the first; None: there are none.
+
+    Returns:
+      ([B, N, T, H] in the type of v, the state after the last token).
+
+    Raises:
+      ValueError: for a state together with segments, since it does not say which segment it is of.
     """
     n_heads = q_num_BNTF.shape[1]
     q_num_BNTF, k_num_BKTF, q_den_BNTF, k_den_BKTF, v = map(
         at_least_float32, (q_num_BNTF, k_num_BKTF, q_den_BNTF, k_den_BKTF, v_BKTH)
     )
     start_BT = document_starts(v_BKTH.shape[2], segments_BT, state)
-    place_T = jnp.arange(v_BKTH.shape[2], dtype=jnp.int32)
-    seen_BTS = causal_mask(place_T, place_T, start_BT)
+    position_T = jnp.arange(v_BKTH.shape[2], dtype=jnp.int32)
+    visible_BTS = causal_mask(position_T, position_T, start_BT)
 
     def masked_weights(q_BNTF, k_BKTF):
         weights_BNTS = jnp.einsum('bntf,bnsf->bnts', q_BNTF, repeat_kv_heads(k_BKTF, n_heads))
-        return jnp.where(jnp.broadcast_to(seen_BTS[:, None], weights_BNTS.shape), weights_BNTS, 0.0)
+        return jnp.where(
+            jnp.broadcast_to(visible_BTS[:, None], weights_BNTS.shape), weights_BNTS, 0.0
+        )
 
-    above_BNTH = jnp.einsum(
+    numerator_BNTH = jnp.einsum(
         'bnts,bnsh->bnth', masked_weights(q_num_BNTF, k_num_BKTF), repeat_kv_heads(v, n_heads)
     )
-    below_BNT = jnp.sum(masked_weights(q_den_BNTF, k_den_BKTF), -1)
-    last_BS = jnp.broadcast_to(seen_BTS[:, -1], (len(v), v.shape[2])).astype(v.dtype)
-    products_BKFH = jnp.einsum('bs,bksf,bksh->bkfh', last_BS, k_num_BKTF, v)
-    keys_BKF = jnp.einsum('bs,bksf->bkf', last_BS, k_den_BKTF)
+    denominator_BNT = jnp.sum(masked_weights(q_den_BNTF, k_den_BKTF), -1)
+    in_last_BS = jnp.broadcast_to(visible_BTS[:, -1], (len(v), v.shape[2])).astype(v.dtype)
+    products_BKFH = jnp.einsum('bs,bksf,bksh->bkfh', in_last_BS, k_num_BKTF, v)
+    keys_BKF = jnp.einsum('bs,bksf->bkf', in_last_BS, k_den_BKTF)
     if state is not None:
         products_BNFH = repeat_kv_heads(state.products_BKFH, n_heads)
         keys_BN1F = repeat_kv_heads(state.keys_BKF[:, :, None], n_heads)
-        above_BNTH = above_BNTH + jnp.einsum('bntf,bnfh->bnth', q_num_BNTF, products_BNFH)
-        below_BNT = below_BNT + jnp.einsum('bntf,bnuf->bnt', q_den_BNTF, keys_BN1F)
+        numerator_BNTH = numerator_BNTH + jnp.einsum('bntf,bnfh->bnth', q_num_BNTF, products_BNFH)
+        denominator_BNT = denominator_BNT + jnp.einsum('bntf,bnuf->bnt', q_den_BNTF, keys_BN1F)
         products_BKFH, keys_BKF = products_BKFH + state.products_BKFH, keys_BKF + state.keys_BKF
-    out_BNTH = divide(above_BNTH, below_BNT, eps).astype(v_BKTH.dtype)
+    out_BNTH = divide(numerator_BNTH, denominator_BNT, eps).astype(v_BKTH.dtype)
     return out_BNTH, AttentionSums(products_BKFH, keys_BKF)
 
 
 def document_starts(
     length: int, segments_BT: jax.Array | None, state: AttentionSums | None
 ) -> jax.Array:
-    """Returns where the document of each token begins, [1 or B, T] int32; below 0 where it
-    continues from `state`.
+    """Returns where the document of each token begins, [1 or B, T] int32.
+
+    It is negative if the document continues from `state`.
+
+    Args:
+      length: T, tokens in a row.
+      segments_BT: the number of each token's segment; None: a single segment.
+      state: sums over earlier tokens; None: there are none.
+
+    Raises:
+      ValueError: for a state together with segments.
     """
     if segments_BT is None:
         return jnp.full((1, length), 0 if state is None else -1, jnp.int32)
@@ -78,11 +105,23 @@ def document_starts(
 
 
 def causal_mask(query_T: jax.Array, key_S: jax.Array, start_BT: jax.Array) -> jax.Array:
-    """Whether the tokens at the places `query_T` see those at `key_S`, [B, T, S]."""
+    """Returns whether queries see keys, [B, T, S].
+
+    Args:
+      query_T: positions of the queries.
+      key_S: positions of the keys.
+      start_BT: where the document of each query begins.
+    """
     causal_TS = query_T[:, None] >= key_S[None]
     return causal_TS[None] & (key_S[None, None] >= start_BT[..., None])
 
 
-def divide(above: jax.Array, below: jax.Array, eps: float) -> jax.Array:
-    """Returns above [..., H] / (below [...] + eps)."""
-    return above / jnp.broadcast_to((below + eps)[..., None], above.shape)
+def divide(numerator: jax.Array, denominator: jax.Array, eps: float) -> jax.Array:
+    """Returns numerator [..., H] / (denominator [...] + eps).
+
+    Args:
+      numerator: a vector per query.
+      denominator: a number per query.
+      eps: added to the denominator.
+    """
+    return numerator / jnp.broadcast_to((denominator + eps)[..., None], numerator.shape)

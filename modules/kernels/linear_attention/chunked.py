@@ -1,4 +1,4 @@
-"""Linear attention by chunks of tokens, which carry a state of fixed size."""
+"""Linear attention by chunks of tokens, which pass on a state of fixed size."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from modules.kernels.linear_attention.base import (
 )
 from modules.statistics import at_least_float32
 
-CHUNK = 128  # tokens; within it all pairs are computed, 2 CHUNK (F + H) operations a token
+CHUNK = 128  # tokens; all pairs in a chunk are computed: 2 CHUNK (F + H) operations per token
 
 
 def chunked_linear_attention(
@@ -25,10 +25,24 @@ def chunked_linear_attention(
     state: AttentionSums | None = None,
     chunk: int = CHUNK,
 ) -> tuple[jax.Array, AttentionSums]:
-    """Computes `quadratic` in memory that grows with T: one chunk's pairs, and a state per chunk.
+    """Computes `quadratic` in memory that grows with T: a chunk's pairs, and a state per chunk.
 
-    The backward pass computes a chunk again from the state before it. The last chunk is padded with
+    The backward pass recomputes each chunk from the state before it. The last chunk is padded with
     tokens whose features are 0. Sources: arXiv:2006.16236, section 3.3; chunks arXiv:2312.06635.
+
+    Args:
+      q_num_BNTF: query features of the numerator.
+      k_num_BKTF: key features of the numerator; K divides N.
+      q_den_BNTF: query features of the denominator.
+      k_den_BKTF: key features of the denominator.
+      v_BKTH: values.
+      eps: added to the denominator.
+      segments_BT: the number of each token's segment; None: a single segment.
+      state: sums over the tokens before the first; None: there are none.
+      chunk: tokens per chunk.
+
+    Returns:
+      ([B, N, T, H] in the type of v, the state after the last token).
     """
     batch, n_kv_heads, length, head_dim = v_BKTH.shape
     groups, chunk = q_num_BNTF.shape[1] // n_kv_heads, min(chunk, length)
@@ -47,37 +61,64 @@ def chunked_linear_attention(
         return attend_chunk(state, *parts, eps)
 
     parts = q_num, k_num, q_den, k_den, v, split_chunks(start_BT, 1, chunk, 'edge'), first_C
-    state, out = jax.lax.scan(jax.checkpoint(body, prevent_cse=False), state, parts)
-    out_BKGTH = jnp.moveaxis(out, 0, 3).reshape(batch, n_kv_heads, groups, -1, head_dim)
+    state, out_CBKGTH = jax.lax.scan(jax.checkpoint(body, prevent_cse=False), state, parts)
+    out_BKGTH = jnp.moveaxis(out_CBKGTH, 0, 3).reshape(batch, n_kv_heads, groups, -1, head_dim)
     out_BNTH = out_BKGTH.reshape(batch, n_kv_heads * groups, -1, head_dim)[:, :, :length]
     return out_BNTH.astype(v_BKTH.dtype), state
 
 
 def attend_chunk(
-    state, q_num_BKGTF, k_num_BKTF, q_den_BKGTF, k_den_BKTF, v_BKTH, start_BT, first, eps
-):
-    """Returns (the state after a chunk, its output); its first token is at the place `first`."""
-    place_T = first + jnp.arange(v_BKTH.shape[2], dtype=jnp.int32)
-    seen_BTS = causal_mask(place_T, place_T, start_BT).astype(v_BKTH.dtype)
-    # The state is of the document of the token before the chunk.
-    goes_on_BT = (start_BT < first).astype(v_BKTH.dtype)
-    keys_BKTF = jnp.einsum('bts,bksf->bktf', seen_BTS, k_den_BKTF)
-    keys_BKTF = keys_BKTF + jnp.einsum('bt,bkf->bktf', goes_on_BT, state.keys_BKF)
+    state: AttentionSums,
+    q_num_BKGTF: jax.Array,
+    k_num_BKTF: jax.Array,
+    q_den_BKGTF: jax.Array,
+    k_den_BKTF: jax.Array,
+    v_BKTH: jax.Array,
+    start_BT: jax.Array,
+    first: jax.Array,
+    eps: float,
+) -> tuple[AttentionSums, jax.Array]:
+    """Returns (the state after a chunk, the output of the chunk [B, K, G, T, H]).
+
+    Args:
+      state: sums over the tokens before the chunk.
+      q_num_BKGTF: query features of the numerator; G queries share a key.
+      k_num_BKTF: key features of the numerator.
+      q_den_BKGTF: query features of the denominator.
+      k_den_BKTF: key features of the denominator.
+      v_BKTH: values.
+      start_BT: where the document of each token begins in the row.
+      first: the position of the chunk's first token.
+      eps: added to the denominator.
+    """
+    position_T = first + jnp.arange(v_BKTH.shape[2], dtype=jnp.int32)
+    visible_BTS = causal_mask(position_T, position_T, start_BT).astype(v_BKTH.dtype)
+    # The state belongs to the document of the last token before the chunk.
+    continues_BT = (start_BT < first).astype(v_BKTH.dtype)
+    keys_BKTF = jnp.einsum('bts,bksf->bktf', visible_BTS, k_den_BKTF)
+    keys_BKTF = keys_BKTF + jnp.einsum('bt,bkf->bktf', continues_BT, state.keys_BKF)
     weights_BKGTS = jnp.einsum('bkgtf,bksf->bkgts', q_num_BKGTF, k_num_BKTF)
-    seen_BKGTS = jnp.broadcast_to(seen_BTS[:, None, None], weights_BKGTS.shape)
-    above_BKGTH = jnp.einsum('bkgts,bksh->bkgth', weights_BKGTS * seen_BKGTS, v_BKTH)
+    visible_BKGTS = jnp.broadcast_to(visible_BTS[:, None, None], weights_BKGTS.shape)
+    numerator_BKGTH = jnp.einsum('bkgts,bksh->bkgth', weights_BKGTS * visible_BKGTS, v_BKTH)
     before_BKGTH = jnp.einsum('bkgtf,bkfh->bkgth', q_num_BKGTF, state.products_BKFH)
-    above_BKGTH = above_BKGTH + jnp.einsum('bt,bkgth->bkgth', goes_on_BT, before_BKGTH)
-    below_BKGT = jnp.einsum('bkgtf,bktf->bkgt', q_den_BKGTF, keys_BKTF)
-    kept_v_BKTH = jnp.einsum('bt,bkth->bkth', seen_BTS[:, -1], v_BKTH)
-    products_BKFH = jnp.einsum('bktf,bkth->bkfh', k_num_BKTF, kept_v_BKTH)
-    before_BKFH = jnp.einsum('b,bkfh->bkfh', goes_on_BT[:, -1], state.products_BKFH)
-    later = AttentionSums(products_BKFH + before_BKFH, keys_BKTF[:, :, -1])
-    return later, divide(above_BKGTH, below_BKGT, eps)
+    numerator_BKGTH = numerator_BKGTH + jnp.einsum('bt,bkgth->bkgth', continues_BT, before_BKGTH)
+    denominator_BKGT = jnp.einsum('bkgtf,bktf->bkgt', q_den_BKGTF, keys_BKTF)
+    last_v_BKTH = jnp.einsum('bt,bkth->bkth', visible_BTS[:, -1], v_BKTH)
+    products_BKFH = jnp.einsum('bktf,bkth->bkfh', k_num_BKTF, last_v_BKTH)
+    before_BKFH = jnp.einsum('b,bkfh->bkfh', continues_BT[:, -1], state.products_BKFH)
+    next_state = AttentionSums(products_BKFH + before_BKFH, keys_BKTF[:, :, -1])
+    return next_state, divide(numerator_BKGTH, denominator_BKGT, eps)
 
 
 def split_chunks(x: jax.Array, axis: int, chunk: int, mode: str = 'constant') -> jax.Array:
-    """Cuts x along `axis` to [chunks, ..., chunk, ...], padded by jnp.pad's `mode`."""
+    """Splits x along `axis` to [chunks, ..., chunk, ...].
+
+    Args:
+      x: the array.
+      axis: the axis to split.
+      chunk: the length of a chunk.
+      mode: how `jnp.pad` pads the last chunk.
+    """
     count = -(-x.shape[axis] // chunk)
     width = [(0, 0)] * x.ndim
     width[axis] = (0, count * chunk - x.shape[axis])

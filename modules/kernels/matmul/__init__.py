@@ -1,9 +1,9 @@
-"""Products of activations and a weight matrix, and the table of them. `modules.products` calls it.
+"""Products of activations and a weight matrix, and their table. `modules.products` calls it.
 
-Each is (x [M, I], w [I, O], out_dtype) -> [M, O], of `out_dtype`, in which it is also summed; None:
-the type of x and w. flat: whether it takes these two axes alone; `einsum` takes any. A row that is
-a class has options, and its instances are such functions: `wta_crs`, the product whose weight
-gradients are estimates.
+A row is a function (x [M, I], w [I, O], out_dtype) -> [M, O] of type `out_dtype`, in which it also
+accumulates; None: the type of x and w. flat: whether it supports only these two axes; `einsum`
+supports any. A row with options is a class whose instances are such functions: `wta_crs`, whose
+weight gradients are estimates.
 """
 
 import jax
@@ -24,7 +24,7 @@ def direct(x_MI: jax.Array, w_IO: jax.Array, out_dtype: jnp.dtype | None = None)
     Args:
       x_MI: activations.
       w_IO: a weight matrix.
-      out_dtype: the type of the result, in which it is also summed; None: that of x and w.
+      out_dtype: the type of the result and of its accumulation; None: the type of x and w.
 
     Returns:
       [M, O].
@@ -36,9 +36,17 @@ def direct(x_MI: jax.Array, w_IO: jax.Array, out_dtype: jnp.dtype | None = None)
 def narrow_first(x_MI: jax.Array, w_IO: jax.Array, out_dtype: jnp.dtype | None = None) -> jax.Array:
     """Computes x w so that XLA:CPU computes the weight gradient with its narrower side first.
 
-    The weight gradient sums over M; XLA:CPU runs [I, M] x [M, O] at half its rate where I > O (209
+    The weight gradient sums over M. XLA:CPU runs [I, M] x [M, O] at half the speed if I > O (209
     against 363 GFLOP/s at M = 4096, I = 1024, O = 256). Multiplying by an explicit transpose makes
-    autodiff ask for [O, M] x [M, I] instead; the barrier keeps XLA from folding it back.
+    autodiff compute [O, M] x [M, I] instead; the barrier keeps XLA from undoing the transpose.
+
+    Args:
+      x_MI: activations.
+      w_IO: a weight matrix.
+      out_dtype: the type of the result and of its accumulation; None: the type of x and w.
+
+    Returns:
+      [M, O].
     """
     if w_IO.shape[0] <= w_IO.shape[1]:
         return direct(x_MI, w_IO, out_dtype)
@@ -55,20 +63,20 @@ def einsum(
     n_batch: int = 0,
     n_summed: int = 1,
 ) -> jax.Array:
-    """Computes x w over all axes as they are, for the compiler to lay out.
+    """Computes x w over all axes without flattening, so that the compiler chooses the layouts.
 
-    XLA for TPUs writes heads in the order that attention reads, and reads them in the order that it
-    writes. A flat product is a copy of the whole array away from that.
+    XLA for TPUs writes heads in the order in which attention reads them, and reads them in the
+    order in which attention writes them. A flat product would cost a copy of the whole array.
 
     Args:
-      x: activations, batch axes first and summed ones last.
-      w: weights, batch axes first, then the summed ones.
-      out_dtype: the type of the result, in which it is also summed; None: that of x and w.
+      x: activations, batch axes first and summed axes last.
+      w: weights, batch axes first, then the summed axes.
+      out_dtype: the type of the result and of its accumulation; None: the type of x and w.
       n_batch: the number of batch axes.
       n_summed: the number of summed axes.
 
     Returns:
-      Batch axes, the other axes of x, then those of w.
+      Batch axes, then the other axes of x, then the other axes of w.
     """
     batch = tuple(range(n_batch))
     summed = tuple(range(x.ndim - n_summed, x.ndim)), tuple(range(n_batch, n_batch + n_summed))

@@ -1,4 +1,4 @@
-"""Weight gradients from some of the tokens: winner-take-all column-row sampling (WTA-CRS)."""
+"""Weight gradients from a sample of the tokens: winner-take-all column-row sampling (WTA-CRS)."""
 
 import dataclasses
 import functools
@@ -14,9 +14,9 @@ from modules.statistics import at_least_float32
 
 
 class SampledRows(struct.PyTreeNode):
-    """K rows of each of S shards of an input x [M, I], which a product keeps of it.
+    """K rows of each of S shards of an input x [M, I]: the residual of a product.
 
-    scaled_SKI: the rows times their weights. places_SK: their places in a shard.
+    scaled_SKI: the rows times their weights. places_SK: their indices in a shard.
     """
 
     scaled_SKI: jax.Array
@@ -31,12 +31,12 @@ class WTACRS:
 
     p_i = |x_i| / sum |x|; top: the c tokens with the largest p, for c = argmin (1 - P_c) / (K - c)
     over c < K, where P_c is the sum of their p; the other K - c are drawn from the rest with
-    replacement by q_j = p_j / (1 - P_c). The result and the gradient by x are exact. The backward
-    pass keeps these rows and their places, not x. With K = M tokens all is exact.
+    replacement by q_j = p_j / (1 - P_c). The output and the gradient by x are exact. The backward
+    pass keeps these rows and their indices instead of x. With K = M tokens everything is exact.
 
-    Source: arXiv:2305.15265, whose p is also weighted by the size of g_i when the sample was last
-    seen; here each is seen once. The paper's code does not divide the draws of a first visit by
-    q_j (K - c), which is biased; here they are divided.
+    Source: arXiv:2305.15265, where p is also weighted by the size of g_i when the sample was last
+    seen; here each sample is seen once. The paper's code does not divide the draws of a first visit
+    by q_j (K - c), which is biased; here they are divided.
     """
 
     wta_crs_ratio: Annotated[
@@ -48,34 +48,45 @@ class WTACRS:
 
     @staticmethod
     def check(recipe: Any, part: Any) -> None:
-        """Raises ValueError where no matrix is trained, or a gradient is differentiated."""
+        """Raises ValueError if no matrix is trained, or a gradient is differentiated.
+
+        Args:
+          recipe: the resolved config.
+          part: the matmul kernel with its options.
+        """
         if recipe.train.trainable == 'norms':
             raise ValueError(
                 f'{part} estimates the gradients of matrices, and train.trainable='
                 f'{recipe.train.trainable} trains none: it would change nothing. Leave one of them '
                 'out.'
             )
-        for asker, what in recipe.forward_mode_targets.items():
+        for source, quantity in recipe.forward_mode_targets.items():
             raise ValueError(
-                f'{asker} differentiates the {what}, and {part} makes gradients of a few tokens as '
-                'if these were constants: its derivative would be another, or none. Leave '
-                'kernels.matmul=auto, or leave the other out.'
+                f'{source} differentiates the {quantity}, and {part} makes gradients of a few '
+                'tokens as if these were constants: its derivative would be another, or none. '
+                'Leave kernels.matmul=auto, or leave the other out.'
             )
 
     def __call__(
         self, x_MI: jax.Array, w_IO: jax.Array, out_dtype: jnp.dtype | None = None
     ) -> jax.Array:
-        """Computes x w with exact gradients."""
+        """Computes x w with exact gradients.
+
+        Args:
+          x_MI: activations.
+          w_IO: a weight matrix.
+          out_dtype: the type of the result; None: the type of x and w.
+        """
         return jnp.matmul(x_MI, w_IO, preferred_element_type=out_dtype)
 
     def sample_rows(self, key: jax.Array, x_MI: jax.Array) -> SampledRows | None:
-        """Draws the rows that stand for x in weight gradients; None where all are kept.
+        """Draws the rows that replace x in weight gradients; None if that would be all rows.
 
-        Each shard of the batch draws its own, so that no token moves to another device; another
-        number of devices draws others.
+        Each shard of the batch draws its own rows, so that no token moves to another device; the
+        draw therefore depends on the number of devices.
         """
-        n = count_axis_shards('M')
-        x_SMI = x_MI.reshape(n if len(x_MI) % n == 0 else 1, -1, x_MI.shape[-1])
+        n_shards = count_axis_shards('M')
+        x_SMI = x_MI.reshape(n_shards if len(x_MI) % n_shards == 0 else 1, -1, x_MI.shape[-1])
         n_tokens = x_SMI.shape[1]
         n_kept = max(self.wta_crs_least, int(self.wta_crs_ratio * n_tokens))
         if n_kept >= n_tokens:
@@ -86,7 +97,13 @@ class WTACRS:
 
 
 def sample_shard_rows(key: jax.Array, x_MI: jax.Array, n_kept: int) -> SampledRows:
-    """Draws `SampledRows` of one shard, without the axis S."""
+    """Draws `SampledRows` of one shard, without the axis S.
+
+    Args:
+      key: the random key.
+      x_MI: activations.
+      n_kept: K, rows to draw.
+    """
     norms_M = jnp.linalg.norm(at_least_float32(x_MI), axis=-1)
     places_K, weights_K = sample_indices(key, norms_M, n_kept)
     scaled_KI = (weights_K[:, None] * at_least_float32(x_MI[places_K])).astype(x_MI.dtype)
@@ -94,17 +111,24 @@ def sample_shard_rows(key: jax.Array, x_MI: jax.Array, n_kept: int) -> SampledRo
 
 
 def sample_indices(key: jax.Array, sizes_M: jax.Array, n_kept: int) -> tuple[jax.Array, jax.Array]:
-    """Draws (places [K], weights [K]): sum_k weights_k f(places_k) has the mean sum_m f(m), for any
-    f that is 0 where the size is.
+    """Draws (indices [K], weights [K]) of an unbiased estimate.
+
+    The expectation of sum_k weights_k f(indices_k) is sum_m f(m), for any f that is 0 where the
+    size is 0.
+
+    Args:
+      key: the random key.
+      sizes_M: the size of each row, at least 0.
+      n_kept: K, rows to draw.
     """
     total = jnp.sum(sizes_M)
     p_M = sizes_M / jnp.where(total > 0, total, 1.0)
-    places_K = jnp.argsort(-p_M)[:n_kept]  # XLA does not cut top_k over devices, but sorts it does
+    places_K = jnp.argsort(-p_M)[:n_kept]  # not top_k, which XLA does not shard
     n_top = count_winners(p_M[places_K])
     is_top_K = jnp.arange(n_kept) < n_top
     rest_M = p_M.at[places_K].multiply(1 - is_top_K)
     ends_M = jnp.cumsum(rest_M)
-    # Points are above 0, so that leading places with a chance of 0 are never drawn.
+    # Points are above 0, so that leading rows with probability 0 are never drawn.
     points_K = ends_M[-1] * (1 - jax.random.uniform(key, (n_kept,), ends_M.dtype))
     drawn_K = jnp.minimum(jnp.searchsorted(ends_M, points_K), len(p_M) - 1)
     chance_K = rest_M[drawn_K] * (n_kept - n_top)
@@ -114,9 +138,7 @@ def sample_indices(key: jax.Array, sizes_M: jax.Array, n_kept: int) -> tuple[jax
 
 
 def count_winners(top_K: jax.Array) -> jax.Array:
-    """Returns c = argmin (1 - P_c) / (K - c) over 0 <= c < K, for the K largest p in descending
-    order.
-    """
+    """Returns c = argmin (1 - P_c) / (K - c) over 0 <= c < K, for the K largest p, descending."""
     n_kept = len(top_K)
     rest_K = 1 - jnp.cumsum(top_K) + top_K
     return jnp.argmin(jnp.maximum(rest_K, 0.0) / (n_kept - jnp.arange(n_kept)))
@@ -124,7 +146,13 @@ def count_winners(top_K: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def sampled_product(x_MI: jax.Array, w_IO: jax.Array, rows: SampledRows) -> jax.Array:
-    """Computes x w with a weight gradient from `rows`; the backward pass keeps w and `rows`."""
+    """Computes x w with a weight gradient from `rows`; the backward pass keeps w and `rows`.
+
+    Args:
+      x_MI: activations.
+      w_IO: a weight matrix.
+      rows: the sample of x.
+    """
     del rows
     return jnp.matmul(x_MI, w_IO)
 

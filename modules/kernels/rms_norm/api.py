@@ -1,7 +1,7 @@
 """RMSNorm as Pallas kernels, one forward and one backward per platform, and the table of kernels.
 
 Least bytes for N rows of D entries of b bytes: 2NDb forward and 3NDb backward. The backward pass
-computes the inverse root again, as it reads the row anyway.
+recomputes the inverse root, as it reads the row anyway.
 """
 
 import functools
@@ -16,7 +16,7 @@ from modules.parallel.kernel_calls import PARTS, map_shards, row_letters
 
 
 def kernels_on(platform: str) -> ModuleType:
-    """Imports `forward_rows` and `backward_rows` of a platform, for rows on one device."""
+    """Imports `forward_rows` and `backward_rows` of a platform, for rows on a single device."""
     if platform == 'tpu':
         from modules.kernels.rms_norm import tpu as kernels
     else:
@@ -32,10 +32,18 @@ def rms_norm(
     *,
     platform: str,
 ) -> jax.Array:
-    """Computes `reference` in one pass over memory forward and one backward.
+    """Computes `reference` with one pass over memory forward and one backward.
 
-    Raises ValueError for types other than bfloat16 and float32, and for rows that do not fit a TPU
-    core's vector memory or the registers of a GPU's warpgroup.
+    Args:
+      x: [..., D].
+      scale_D: the gain; None: 1.
+      eps: added under the root.
+      out_dtype: the type of the result; None: the type of x.
+      platform: 'tpu' or 'gpu'.
+
+    Raises:
+      ValueError: for types other than bfloat16 and float32, and for rows that exceed a TPU core's
+        vector memory or the registers of a GPU's warpgroup.
     """
     check_types(NAME, x, scale_D)
     return _rms_norm(x, scale_D, eps, jnp.dtype(out_dtype or x.dtype), platform)

@@ -1,4 +1,4 @@
-"""RMSNorm in plain operations: the specification that the kernels are tested against."""
+"""RMSNorm in plain operations: the reference that kernels are tested against."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ def inverse_rms(x: jax.Array, eps: float) -> jax.Array:
     """Returns 1 / sqrt(mean(x^2) + eps) over the last axis, [..., 1].
 
     Args:
-      x: [..., D], in the type that the mean is computed in.
+      x: [..., D], in the type in which to compute the mean.
       eps: added under the root.
     """
     return jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + eps)
@@ -27,7 +27,7 @@ def reference(
       x: [..., D]; reduced in float32 at least.
       scale_D: the gain; None: 1.
       eps: added under the root.
-      out_dtype: the type of the result; None: that of x.
+      out_dtype: the type of the result; None: the type of x.
     """
     x32 = at_least_float32(x)
     y = x32 * inverse_rms(x32, eps)

@@ -1,7 +1,8 @@
-"""RMSNorm on TPUs: one kernel forward, one backward, each of which reads every row once."""
+"""RMSNorm on TPUs: one kernel forward and one backward, each reading every row once."""
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +12,28 @@ from modules.kernels.common.rows import itemsize
 from modules.kernels.common.tpu_rows import block_rows, call_on_tpu, memory_limit
 from modules.kernels.rms_norm.base import NAME
 
-PARTS = 2  # of the rows, with a sum of gradients each: as many as a chip has cores at most
-PARTIAL_ROWS = 8  # a part sums every eighth row, so that whole registers are added
+PARTS = 2  # of the rows, each with its own sum of gradients: at most as many as cores of a chip
+PARTIAL_ROWS = 8  # a part has a sum for every eighth row, so that whole registers are added
 
 
-def forward_rows(x_ND, scale_D, eps, out_dtype):
+def forward_rows(
+    x_ND: jax.Array, scale_D: jax.Array | None, eps: float, out_dtype: Any
+) -> jax.Array:
+    """Returns `api.rms_norm` of rows on a single device.
+
+    Args:
+      x_ND: rows.
+      scale_D: the gain; None: 1.
+      eps: added under the root.
+      out_dtype: the type of the result.
+    """
     rows, width = x_ND.shape
     moved = itemsize(x_ND) + jnp.dtype(out_dtype).itemsize
     size = block_rows(rows, width, 2 * moved + 8, NAME)
     block = pl.BlockSpec((size, width), lambda i: (i, 0))
     whole = pl.BlockSpec((1, width), lambda i: (0, 0))
     scale_1D = None if scale_D is None else scale_D.reshape(1, -1)
-    found = call_on_tpu(
+    arrays = call_on_tpu(
         functools.partial(_forward_block, eps=eps),
         {'x': (x_ND, block), 'scale': (scale_1D, whole)},
         {'y': (jax.ShapeDtypeStruct(x_ND.shape, out_dtype), block)},
@@ -32,7 +43,7 @@ def forward_rows(x_ND, scale_D, eps, out_dtype):
         cost=(4 * rows * width, rows, moved * rows * width + 4 * width),
         name='rms_norm',
     )
-    return found['y']
+    return arrays['y']
 
 
 def _forward_block(refs, eps):
@@ -43,47 +54,60 @@ def _forward_block(refs, eps):
     refs['y'][...] = y.astype(refs['y'].dtype)
 
 
-def backward_rows(x_ND, g_ND, scale_D, eps):
+def backward_rows(
+    x_ND: jax.Array, g_ND: jax.Array, scale_D: jax.Array | None, eps: float
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns (dx [N, D], partial sums of dscale [PARTS * PARTIAL_ROWS, D]) on a single device.
+
+    Args:
+      x_ND: rows.
+      g_ND: the gradient of the output.
+      scale_D: the gain; None: 1, without dscale.
+      eps: added under the root.
+    """
     rows, width = x_ND.shape
     moved = itemsize(x_ND, g_ND, x_ND)
     size = block_rows(rows, width, 2 * moved + 12, NAME)
     blocks = math.ceil(rows / size)
     parts = min(PARTS, blocks)
-    each = math.ceil(blocks / parts)
-    block = pl.BlockSpec((size, width), lambda p, i: (jnp.minimum(p * each + i, blocks - 1), 0))
+    blocks_per_part = math.ceil(blocks / parts)
+    block = pl.BlockSpec(
+        (size, width), lambda p, i: (jnp.minimum(p * blocks_per_part + i, blocks - 1), 0)
+    )
     whole = pl.BlockSpec((1, width), lambda p, i: (0, 0))
-    given = {'x': (x_ND, block), 'g': (g_ND, block)}
-    made = {'dx': (jax.ShapeDtypeStruct(x_ND.shape, x_ND.dtype), block)}
+    operands = {'x': (x_ND, block), 'g': (g_ND, block)}
+    out_shapes = {'dx': (jax.ShapeDtypeStruct(x_ND.shape, x_ND.dtype), block)}
     if scale_D is not None:
-        given['scale'] = (scale_D.reshape(1, -1), whole)
+        operands['scale'] = (scale_D.reshape(1, -1), whole)
         sums = jax.ShapeDtypeStruct((parts * PARTIAL_ROWS, width), jnp.float32)
-        made['dscale'] = (sums, pl.BlockSpec((PARTIAL_ROWS, width), lambda p, i: (p, 0)))
-    moved_in_all = moved * rows * width + 4 * (1 + parts * PARTIAL_ROWS) * width
-    found = call_on_tpu(
-        functools.partial(_backward_block, eps=eps, rows=rows, each=each),
-        given,
-        made,
-        grid=(parts, each),
+        out_shapes['dscale'] = (sums, pl.BlockSpec((PARTIAL_ROWS, width), lambda p, i: (p, 0)))
+    bytes_moved = moved * rows * width + 4 * (1 + parts * PARTIAL_ROWS) * width
+    arrays = call_on_tpu(
+        functools.partial(_backward_block, eps=eps, rows=rows, blocks_per_part=blocks_per_part),
+        operands,
+        out_shapes,
+        grid=(parts, blocks_per_part),
         semantics=('parallel', 'arbitrary'),
         limit=memory_limit(size, width, 2 * moved + 12),
-        cost=(11 * rows * width, rows, moved_in_all),
+        cost=(11 * rows * width, rows, bytes_moved),
         name='rms_norm_backward',
     )
-    return found['dx'], found.get('dscale')
+    return arrays['dx'], arrays.get('dscale')
 
 
-def _backward_block(refs, eps, rows, each):
-    """Computes dx = r (g' - n mean(g' n)) with g' = g scale, n = x r; dscale = sum over rows of
-    g n.
+def _backward_block(refs, eps, rows, blocks_per_part):
+    """Computes dx = r (g' - n mean(g' n)) and dscale = sum over rows of g n.
+
+    Here g' = g scale and n = x r.
     """
     x, g = (refs[name][...].astype(jnp.float32) for name in ('x', 'g'))
     inverse = jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps)
     normal = x * inverse
     if 'scale' in refs:
         part, step = pl.program_id(0), pl.program_id(1)
-        first = (part * each + step) * len(x)
+        first = (part * blocks_per_part + step) * len(x)
         row = first + jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
-        terms = jnp.where(row < rows, g * normal, 0.0)
+        terms = jnp.where(row < rows, g * normal, 0.0)  # the last block may exceed the rows
 
         @pl.when(step == 0)
         def _():

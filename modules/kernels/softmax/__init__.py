@@ -1,6 +1,8 @@
-"""Softmax over the last axis: `api` has the table of kernels, `base` the specification in plain
-operations, `tpu` and `gpu` the Pallas kernels. Attention with all of its scores at once and routers
-of experts call it; fused attention has a softmax of its own.
+"""Softmax over the last axis.
+
+`api` has the table of kernels, `base` the reference implementation in plain operations, `tpu` and
+`gpu` the Pallas kernels. Reference attention and the routers of experts call them; fused attention
+has its own softmax.
 """
 
 from modules.kernels.softmax.api import SOFTMAX_KERNELS

@@ -1,6 +1,6 @@
 """Softmax as a Pallas kernel, and the table of softmax kernels.
 
-Least bytes for N rows of V entries of b bytes: 2NVb forward and 3NVb backward where a row fits into
+Least bytes for N rows of V entries of b bytes: 2NVb forward and 3NVb backward if a row fits into
 fast memory. Rows in several blocks are read once more: 3NVb and 5NVb.
 """
 
@@ -17,7 +17,7 @@ from modules.parallel.kernel_calls import map_shards, row_letters
 
 
 def kernels_on(platform: str) -> ModuleType:
-    """Imports `forward_rows` and `backward_rows` of a platform, for rows on one device."""
+    """Imports `forward_rows` and `backward_rows` of a platform, for rows on a single device."""
     if platform == 'tpu':
         from modules.kernels.softmax import tpu as kernels
     else:
@@ -36,14 +36,22 @@ def softmax(
 ) -> jax.Array:
     """Computes `reference` with one kernel forward and one backward.
 
-    form: `online` or `two_pass` sums (`modules.kernels.common.exponentials`). On TPUs a pass has
-    whole rows in fast memory where they fit, and else blocks of them.
+    On TPUs a pass holds whole rows in fast memory if they fit, and otherwise blocks of them. The
+    gradient is p (g - sum p g), which reads p and g. With a softcap it reads x instead of p, and
+    recomputes p from the sums that the forward pass saves. Under `jax.sharding.use_abstract_mesh`
+    the rows of x are sharded over the mesh; axes of length 1 of other arrays are whole on each
+    device.
 
-    The gradient is p (g - sum p g), which reads p and g. With a softcap it reads x in the place of
-    p, and computes p again from the sums that the forward pass saves. Under
-    `jax.sharding.use_abstract_mesh` the rows of x are cut over the mesh; axes of length 1 of other
-    arrays are whole on each device. Raises ValueError for types that kernels do not take, and for
-    shapes that do not broadcast.
+    Args:
+      x: [..., V].
+      mask: True where x is visible; broadcasts to x. None: everywhere.
+      sink: a logit per row without an output; broadcasts to x.shape[:-1].
+      softcap: the bound of the logits; 0: none.
+      form: `online` or `two_pass` sums (`modules.kernels.common.exponentials`).
+      platform: 'tpu' or 'gpu'.
+
+    Raises:
+      ValueError: for types that kernels do not support, and for shapes that do not broadcast.
     """
     check_types(NAME, x)
     choose(FORMS, form, 'form')
@@ -52,8 +60,8 @@ def softmax(
     if mask is not None and mask.dtype != bool:
         raise ValueError(f'a mask is boolean, True where x may be seen; got {mask.dtype}.')
     mask = None if mask is None else mask.astype(jnp.int8)  # kernels have no arrays of booleans
-    how = SoftmaxOptions(softcap, form, platform)
-    return _softmax(x.reshape(shape), mask, sink, how).reshape(x.shape)
+    options = SoftmaxOptions(softcap, form, platform)
+    return _softmax(x.reshape(shape), mask, sink, options).reshape(x.shape)
 
 
 def _expand_rank(array, shape, name):
@@ -61,7 +69,8 @@ def _expand_rank(array, shape, name):
     if array is None:
         return None
     fits = array.ndim <= len(shape) and all(
-        own in (1, length) for own, length in zip(array.shape[::-1], shape[::-1], strict=False)
+        array_length in (1, length)
+        for array_length, length in zip(array.shape[::-1], shape[::-1], strict=False)
     )
     if not fits:
         raise ValueError(f'{name} must broadcast to {shape}; got {array.shape}.')
@@ -69,8 +78,10 @@ def _expand_rank(array, shape, name):
 
 
 def _call(kernel, arrays, names):
-    """Calls a kernel on each device. `p` and `dx` have the shape of the first array, the other
-    results, one number a row, its shape without the last axis.
+    """Calls a kernel on each device.
+
+    `p` and `dx` have the shape of the first array. Other results have one number per row: its shape
+    without the last axis.
     """
     letters = row_letters(arrays[0])
 
@@ -85,32 +96,34 @@ def _call(kernel, arrays, names):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _softmax(x, mask, sink, how):
-    return _compute(x, mask, sink, how, saves=False)[0]
+def _softmax(x, mask, sink, options):
+    return _compute(x, mask, sink, options, saves=False)[0]
 
 
-def _compute(x, mask, sink, how, saves):
+def _compute(x, mask, sink, options, saves):
     """Returns (p, the SUMS of its rows by name, if they are saved)."""
-    kernel = functools.partial(kernels_on(how.platform).forward_rows, how=how, saves=saves)
+    kernel = functools.partial(
+        kernels_on(options.platform).forward_rows, options=options, saves=saves
+    )
     sums = _call(kernel, (x, mask, sink), ('p', *SUMS) if saves else ('p',))
     return sums.pop('p'), sums
 
 
-def _forward_with_residuals(x, mask, sink, how):
-    p, sums = _compute(x, mask, sink, how, bool(how.softcap) or sink is not None)
-    return p, (x if how.softcap else p, sums, mask, sink)
+def _forward_with_residuals(x, mask, sink, options):
+    p, sums = _compute(x, mask, sink, options, bool(options.softcap) or sink is not None)
+    return p, (x if options.softcap else p, sums, mask, sink)
 
 
-def _backward(how, residuals, g):
+def _backward(options, residuals, g):
     x_or_p, sums, mask, sink = residuals
-    kernel = functools.partial(kernels_on(how.platform).backward_rows, how=how)
-    made = ('dx',) if sink is None else ('dx', 'dsink')
-    found = _call(kernel, (x_or_p, g, sums, mask, sink), made)
+    kernel = functools.partial(kernels_on(options.platform).backward_rows, options=options)
+    names = ('dx',) if sink is None else ('dx', 'dsink')
+    arrays = _call(kernel, (x_or_p, g, sums, mask, sink), names)
     dsink = None
     if sink is not None:
-        summed = tuple(axis for axis, length in enumerate(sink.shape) if length == 1)
-        dsink = jnp.sum(found['dsink'], summed, keepdims=True).astype(sink.dtype)
-    return found['dx'], None, dsink
+        broadcast_axes = tuple(axis for axis, length in enumerate(sink.shape) if length == 1)
+        dsink = jnp.sum(arrays['dsink'], broadcast_axes, keepdims=True).astype(sink.dtype)
+    return arrays['dx'], None, dsink
 
 
 _softmax.defvjp(_forward_with_residuals, _backward)

@@ -1,12 +1,13 @@
 """Softmax on one GPU.
 
-Each thread sums its part of a row from slice to slice, and threads add their sums at its end. A row
-that is written is read again: short ones from registers, others from the cache.
+Each thread sums its part of a row from slice to slice, and threads add their sums at the end of the
+row. A row is read again to be written: short rows from registers, others from the cache.
 """
 
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from modules.kernels.common.exponentials import NO_EXPONENT, add_terms, probabil
 from modules.kernels.common.gpu_rows import (
     THREADS,
     RowSlices,
+    Slice,
     call_on_gpu,
     count_programs,
     pad_columns,
@@ -29,10 +31,12 @@ def _tanh(x, softcap):
 
 
 class SoftmaxRows(NamedTuple):
-    """Rows of x [..., T, S] and of the arrays beside it, as kernels have them.
+    """Rows of x [..., T, S] and of the arrays beside it, as the kernels have them.
 
-    beside: rows of a matrix, or a vector of numbers for arrays with one number for all of S.
-    leading: x's axes before the last. own: those of each array beside it, of x's length or 1.
+    row: the slices of a row. leading: x's axes before the last. width: S, without padding.
+    side_arrays: mask and sink by name, as the rows of a matrix, or as a vector if all of S shares a
+    number. side_lengths: the leading axes of each of them, of x's length or 1. options: of the
+    softmax.
     """
 
     row: RowSlices
@@ -44,51 +48,108 @@ class SoftmaxRows(NamedTuple):
 
     @classmethod
     def from_arrays(cls, x, mask, sink, options) -> 'SoftmaxRows':
-        leading, beside, own = x.shape[:-1], {}, {}
-        given = {} if mask is None else {'mask': mask}
-        for name, array in (given if sink is None else given | {'sink': sink[..., None]}).items():
-            own[name] = (1,) * (x.ndim - array.ndim) + array.shape[:-1]
-            beside[name] = (
+        """Lays out x and the arrays beside it.
+
+        Args:
+          x: [..., S].
+          mask: like x, with axes of length 1 where it is broadcast; None: there is none.
+          sink: like x without its last axis; None: there is none.
+          options: of the softmax.
+        """
+        leading, side_arrays, side_lengths = x.shape[:-1], {}, {}
+        arrays = {} if mask is None else {'mask': mask}
+        for name, array in (arrays if sink is None else arrays | {'sink': sink[..., None]}).items():
+            side_lengths[name] = (1,) * (x.ndim - array.ndim) + array.shape[:-1]
+            side_arrays[name] = (
                 pad_columns(flatten_rows(array)) if array.shape[-1] > 1 else array.reshape(-1)
             )
         row = RowSlices.for_arrays(max(x.shape[-1], THREADS), x)
-        return cls(row, leading, x.shape[-1], beside, own, options)
+        return cls(row, leading, x.shape[-1], side_arrays, side_lengths, options)
 
-    def read_number(self, refs, name, n):
-        """Reads the number of the n-th row of x."""
+    def read_number(self, refs: dict[str, Any], name: str, n: Any) -> jax.Array:
+        """Reads the number of the n-th row of x.
+
+        Args:
+          refs: the kernel's refs by name.
+          name: the array of numbers.
+          n: the index of the row.
+        """
         return refs[name][broadcast_index(n, self.leading, self.side_lengths[name])]
 
-    def read_mask(self, refs, n, part):
-        """Reads a slice of the mask of the n-th row of x, or one number for all of it."""
+    def read_mask(self, refs: dict[str, Any], n: Any, part: Slice) -> jax.Array:
+        """Reads a slice of the mask of the n-th row of x, or a single number for all of it.
+
+        Args:
+          refs: the kernel's refs by name.
+          n: the index of the row.
+          part: the slice.
+        """
         if self.side_arrays['mask'].ndim == 1:
             return self.read_number(refs, 'mask', n)
         row = broadcast_index(n, self.leading, self.side_lengths['mask'])
         return self.row.load(refs['mask'], row, part)
 
-    def column_mask(self, part):
-        """Returns which entries of a slice are in a row; None for all."""
+    def column_mask(self, part: Slice) -> jax.Array | None:
+        """Returns which entries of a slice are in the row; None: all."""
         return None if self.row.width == self.width else self.row.columns(part) < self.width
 
-    def slice_logits(self, refs, n, part):
-        """Returns `logits_of` a slice."""
-        x, seen = self.row.read(refs['x'], n, part), [self.column_mask(part)]
+    def slice_logits(
+        self, refs: dict[str, Any], n: Any, part: Slice
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Returns `capped_logits` of a slice.
+
+        Args:
+          refs: the kernel's refs by name.
+          n: the index of the row.
+          part: the slice.
+        """
+        x, masks = self.row.read(refs['x'], n, part), [self.column_mask(part)]
         if 'mask' in self.side_arrays:
-            seen.append(self.read_mask(refs, n, part).astype(jnp.int32) != 0)
-        return capped_logits(x, seen, self.options.softcap, _tanh)
+            masks.append(self.read_mask(refs, n, part).astype(jnp.int32) != 0)
+        return capped_logits(x, masks, self.options.softcap, _tanh)
 
-    def call(self, body, operands, out_shapes, name):
+    def call(
+        self,
+        body: Callable[[dict[str, Any], Any, Any], Any],
+        operands: Mapping[str, jax.Array],
+        out_shapes: Mapping[str, jax.ShapeDtypeStruct],
+        name: str,
+    ) -> dict[str, jax.Array]:
+        """Calls a kernel and removes the padding of its results.
+
+        Args:
+          body: the computation of a row.
+          operands: arrays by name.
+          out_shapes: shapes and types of the results by name.
+          name: the kernel's name in traces.
+        """
         rows, programs = math.prod(self.leading), count_programs(self.row.width, 2)
-        found = call_on_gpu(body, operands, out_shapes, rows=rows, programs=programs, name=name)
-        return {key: a[:, : self.width] if a.ndim == 2 else a for key, a in found.items()}
+        arrays = call_on_gpu(body, operands, out_shapes, rows=rows, programs=programs, name=name)
+        return {key: a[:, : self.width] if a.ndim == 2 else a for key, a in arrays.items()}
 
 
-def forward_rows(x, mask, sink, *, how, saves):
-    """Returns p and, if they are saved, SUMS, by name."""
-    rows, base = SoftmaxRows.from_arrays(x, mask, sink, how), FORMS[how.form]
+def forward_rows(
+    x: jax.Array,
+    mask: jax.Array | None,
+    sink: jax.Array | None,
+    *,
+    options: SoftmaxOptions,
+    saves: bool,
+) -> dict[str, jax.Array]:
+    """Returns p and, if they are saved, SUMS, by name.
+
+    Args:
+      x: [..., S].
+      mask: as in `SoftmaxRows.from_arrays`.
+      sink: as in `SoftmaxRows.from_arrays`.
+      options: of the softmax.
+      saves: whether to return SUMS.
+    """
+    rows, base = SoftmaxRows.from_arrays(x, mask, sink, options), FORMS[options.form]
     row, x_NS = rows.row, pad_columns(flatten_rows(x))
-    made = {'p': jax.ShapeDtypeStruct(x_NS.shape, x.dtype)}
+    out_shapes = {'p': jax.ShapeDtypeStruct(x_NS.shape, x.dtype)}
     if saves:
-        made |= dict.fromkeys(SUMS, jax.ShapeDtypeStruct(x_NS.shape[:1], jnp.float32))
+        out_shapes |= dict.fromkeys(SUMS, jax.ShapeDtypeStruct(x_NS.shape[:1], jnp.float32))
 
     def body(refs, n, _):
         def add_sink(pair):
@@ -109,38 +170,56 @@ def forward_rows(x, mask, sink, *, how, saves):
             if name in refs:
                 refs[name][n] = number
 
-    return rows.call(body, {'x': x_NS, **rows.side_arrays}, made, 'softmax')
+    return rows.call(body, {'x': x_NS, **rows.side_arrays}, out_shapes, 'softmax')
 
 
-def backward_rows(x_or_p, g, sums, mask, sink, *, how):
-    """Returns dx = p (g - sum p g) dz/dx and, with a sink, dsink = - p_sink sum p g, by name."""
-    rows = SoftmaxRows.from_arrays(g, mask if how.softcap else None, sink, how)
-    row, base = rows.row, FORMS[how.form]
-    given = {
-        'x' if how.softcap else 'p': pad_columns(flatten_rows(x_or_p)),
-        'g': pad_columns(flatten_rows(g)),
+def backward_rows(
+    x_or_p: jax.Array,
+    g: jax.Array,
+    sums: dict[str, jax.Array],
+    mask: jax.Array | None,
+    sink: jax.Array | None,
+    *,
+    options: SoftmaxOptions,
+) -> dict[str, jax.Array]:
+    """Returns dx = p (g - sum p g) dz/dx and, with a sink, dsink = - p_sink sum p g, by name.
+
+    Args:
+      x_or_p: x with a softcap, otherwise the output p.
+      g: the gradient of the output.
+      sums: SUMS of the rows by name, if the forward pass saved them.
+      mask: as in `SoftmaxRows.from_arrays`.
+      sink: as in `SoftmaxRows.from_arrays`.
+      options: of the softmax.
+    """
+    rows = SoftmaxRows.from_arrays(g, mask if options.softcap else None, sink, options)
+    row, base = rows.row, FORMS[options.form]
+    x_or_p_NS, g_NS = pad_columns(flatten_rows(x_or_p)), pad_columns(flatten_rows(g))
+    operands = {
+        'x' if options.softcap else 'p': x_or_p_NS,
+        'g': g_NS,
         **rows.side_arrays,
     }
-    given |= {name: sums[name].reshape(-1) for name in sums}
-    made = {'dx': jax.ShapeDtypeStruct(given['g'].shape, x_or_p.dtype)}
-    if 'sink' in given:
-        made['dsink'] = jax.ShapeDtypeStruct(made['dx'].shape[:1], jnp.float32)
+    operands |= {name: sums[name].reshape(-1) for name in sums}
+    out_shapes = {'dx': jax.ShapeDtypeStruct(g_NS.shape, x_or_p.dtype)}
+    if 'sink' in operands:
+        out_shapes['dsink'] = jax.ShapeDtypeStruct(out_shapes['dx'].shape[:1], jnp.float32)
 
     def body(refs, n, _):
         total = tuple(refs[key][n] for key in SUMS if key in refs)
 
-        def read(part):
+        def read_slice(part):
             g = row.read(refs['g'], n, part)
-            if not how.softcap:
+            if not options.softcap:
                 return row.read(refs['p'], n, part), g, None
             z, slope = rows.slice_logits(refs, n, part)
             return probabilities(base, z, total), g, slope
 
         def masked_product(part, values):
             p, g, _ = values
-            inside = rows.column_mask(part)
+            in_row = rows.column_mask(part)
             return row.mask_repeated(
-                part, p * g if inside is None else jnp.where(inside, p * g, 0.0)
+                part, p * g if in_row is None else jnp.where(in_row, p * g, 0.0)
             )
 
         def write(part, values, mean):
@@ -151,9 +230,9 @@ def backward_rows(x_or_p, g, sums, mask, sink, *, how):
         def sum_products(products, start):
             return functools.reduce(jnp.add, products, start)
 
-        mean = row.reduce(read, masked_product, sum_products, row.full(0.0), jnp.sum, write)
+        mean = row.reduce(read_slice, masked_product, sum_products, row.full(0.0), jnp.sum, write)
         if 'dsink' in refs:
             sink = rows.read_number(refs, 'sink', n).astype(jnp.float32)
             refs['dsink'][n] = -probabilities(base, sink, total) * mean
 
-    return rows.call(body, given, made, 'softmax_backward')
+    return rows.call(body, operands, out_shapes, 'softmax_backward')

@@ -1,4 +1,4 @@
-"""A model that says the alphabet, in place of a checkpoint: what a client must get is known."""
+"""A model that recites the alphabet, in place of a checkpoint, so that every answer is known."""
 
 import contextlib
 import socket
@@ -21,16 +21,16 @@ PATIENCE_SEC = 60
 
 
 def following(token: int) -> int:
-    """The next letter, 'a' behind what is none; EOS behind 'z'."""
+    """Returns the next letter: 'a' after anything but a letter, EOS after 'z'."""
     if token == ord('z'):
         return BYTE.eos_id
     return token + 1 if ord('a') <= token < ord('z') else ord('a')
 
 
 class Letters:
-    """An engine whose texts go on with the next letter: 'x' with 'yz' and EOS.
+    """An engine that continues each text with the next letter: 'x' with 'yz' and EOS.
 
-    at_once: tokens of each text in a step, which takes `step_sec`; endless: 'a' follows 'z'.
+    at_once: tokens of each text in a step, which takes `step_sec`. endless: 'a' follows 'z'.
     """
 
     def __init__(self, slots: int = 2, at_once: int = 1, step_sec: float = 0.0, endless=False):
@@ -41,14 +41,14 @@ class Letters:
         self.fails_with: Exception | None = None
 
     @property
-    def free(self) -> int:
+    def n_free(self) -> int:
         return self.slots - len(self.rows)
 
     check = Engine.check
 
     def admit(self, request: Request) -> int:
         self.check(request)
-        assert self.free
+        assert self.n_free
         slot = next(i for i in range(self.slots) if i not in self.rows)
         self.rows[slot] = [request, request.tokens[-1], request.max_tokens]
         self.admitted.append(request)
@@ -65,7 +65,7 @@ class Letters:
         return {slot: self._update(slot) for slot in list(self.rows)}
 
     def _update(self, slot: int) -> RowUpdate:
-        request, last, left = self.rows[slot]
+        request, last, n_left = self.rows[slot]
         tokens, finish = [], ''
         while len(tokens) < self.at_once and not finish:
             last = following(last)
@@ -76,9 +76,9 @@ class Letters:
                 break
             top = ((last, -0.5), (last + 1, -1.5))[: request.top]
             tokens.append(Token(last, -0.5, top))
-            left -= 1
-            finish = '' if left else 'length'
-        self.rows[slot] = [request, last, left]
+            n_left -= 1
+            finish = '' if n_left else 'length'
+        self.rows[slot] = [request, last, n_left]
         if finish:
             del self.rows[slot]
         return RowUpdate(tokens, finish)
@@ -86,19 +86,21 @@ class Letters:
 
 def score(rows: Sequence[Sequence[int]], top: int) -> list[list[Token]]:
     """Scores as `PromptScorer`: the next letter has -0.5, and any other token -2."""
-    found = []
+    scores = []
     for row in rows:
         likeliest = [following(token) for token in row]
         tokens = [*row[1:], likeliest[-1]]
-        found.append(
+        scores.append(
             [
                 Token(
-                    token, -0.5 if token == best else -2.0, ((best, -0.5), (best + 1, -1.5))[:top]
+                    token,
+                    -0.5 if token == likeliest_next else -2.0,
+                    ((likeliest_next, -0.5), (likeliest_next + 1, -1.5))[:top],
                 )
-                for token, best in zip(tokens, likeliest, strict=True)
+                for token, likeliest_next in zip(tokens, likeliest, strict=True)
             ]
         )
-    return found
+    return scores
 
 
 def service(
@@ -109,7 +111,7 @@ def service(
     folder: Path = Path('nowhere'),
     **limits,
 ) -> Service:
-    """The routes over an engine; what closes it is their lifespan."""
+    """Returns the routes over an engine; their lifespan closes it."""
     return Service(
         SERVED,
         BYTE,
@@ -131,16 +133,18 @@ def on_loopback(engine: Letters, send_buffer: int | None = None, **settings) -> 
 
 @contextlib.contextmanager
 def serving(
-    own: Service, send_buffer: int | None = None, sock: socket.socket | None = None
+    service: Service, send_buffer: int | None = None, sock: socket.socket | None = None
 ) -> Iterator[int]:
-    """Serves in a thread of this process; yields the port. send_buffer: bytes that the system takes
-    for a client that does not read. sock: bound to an address; by default one of its own.
+    """Serves in a thread of this process; yields the port.
+
+    send_buffer: bytes that the system buffers for a client that does not read. sock: bound to an
+    address; a new one by default.
     """
     with sock or bind_socket('127.0.0.1', 0) as sock:
         sock.listen()  # a client may come before the server does
         if send_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-        server = build_http_server(own.app(), own.refuse_active)
+        server = build_http_server(service.app(), service.refuse_active)
         thread = threading.Thread(target=server.run, args=([sock],))
         thread.start()
         try:
@@ -151,9 +155,9 @@ def serving(
             assert not thread.is_alive()
 
 
-def wait_until(holds, what: str) -> None:
-    """Waits until a condition holds; fails with words where it never does."""
+def wait_until(condition, message: str) -> None:
+    """Waits until a condition holds; fails with `message` if it never does."""
     deadline = time.monotonic() + PATIENCE_SEC
-    while not holds():
-        assert time.monotonic() < deadline, what
+    while not condition():
+        assert time.monotonic() < deadline, message
         time.sleep(0.005)

@@ -1,4 +1,6 @@
-"""Requests of strangers: hand-written bodies, and random combinations of right and wrong values."""
+"""Requests of strangers: hand-written bodies, and random combinations of valid and invalid
+values.
+"""
 
 import json
 import math
@@ -106,8 +108,9 @@ WRITTEN = [
 
 
 def bodies(count: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:
-    """Yields (path, body): those written by hand, each value of each field alone, and then random
-    combinations, `count` in all.
+    """Yields `count` pairs (path, body).
+
+    They are the hand-written ones, each value of each field alone, and then random combinations.
     """
     rng = random.Random(seed)
     base = {
@@ -118,20 +121,22 @@ def bodies(count: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:
     for path, (ordinary, fields) in base.items():
         for name, values in fields.items():
             records += [(path, ordinary | {name: value}) for value in values]
-    sent = [(COMPLETIONS, body) for body in BODIES] + [(p, encode(r)) for p, r in records]
-    assert len(sent) < count
-    yield from sent
-    for _ in range(count - len(sent)):
+    requests = [(COMPLETIONS, body) for body in BODIES] + [
+        (path, encode(record)) for path, record in records
+    ]
+    assert len(requests) < count
+    yield from requests
+    for _ in range(count - len(requests)):
         path = rng.choice([COMPLETIONS, COMPLETIONS, CHATS])
-        yield path, encode(combined(rng, *base[path]))
+        yield path, encode(change_fields(rng, *base[path]))
 
 
-def combined(rng: random.Random, ordinary: dict[str, Any], fields: dict[str, list]) -> dict:
-    """Returns an ordinary request with some fields changed, more often to a value that is right."""
+def change_fields(rng: random.Random, ordinary: dict[str, Any], fields: dict[str, list]) -> dict:
+    """Returns an ordinary request with some fields changed, more often to a valid value."""
     names = rng.sample([*fields], rng.randint(1, 6))
-    early = {name: rng.choice(fields[name][:2]) for name in names}
+    valid = {name: rng.choice(fields[name][:2]) for name in names}
     return (
-        ordinary | early | ({names[0]: rng.choice(fields[names[0]])} if rng.random() < 0.5 else {})
+        ordinary | valid | ({names[0]: rng.choice(fields[names[0]])} if rng.random() < 0.5 else {})
     )
 
 

@@ -1,4 +1,4 @@
-"""Contract: answers have the shapes that OpenAI's clients read, and mistakes are errors to them."""
+"""Contract: responses have the format that OpenAI's clients read, including errors."""
 
 import asyncio
 import json
@@ -17,8 +17,8 @@ HELLO = [{'role': 'user', 'content': 'hello'}]
 
 @pytest.fixture(scope='module')
 def client():
-    with TestClient(service(Letters(slots=2)).app()) as found:
-        yield found
+    with TestClient(service(Letters(slots=2)).app()) as test_client:
+        yield test_client
 
 
 def ask(client, path='/v1/completions', **body):
@@ -26,16 +26,16 @@ def ask(client, path='/v1/completions', **body):
 
 
 def events(response) -> list:
-    """The records of a stream, which ends with [DONE]."""
+    """Returns the records of a stream, which ends with [DONE]."""
     assert response.headers['content-type'].startswith('text/event-stream')
     lines = response.text.split('\n\n')
     assert lines[-2:] == ['data: [DONE]', ''] and all(
-        one.startswith('data: ') for one in lines[:-1]
+        line.startswith('data: ') for line in lines[:-1]
     )
-    return [json.loads(one.removeprefix('data: ')) for one in lines[:-2]]
+    return [json.loads(line.removeprefix('data: ')) for line in lines[:-2]]
 
 
-def test_a_completion_has_its_shape(client):
+def test_completion_format(client):
     answer = ask(client, prompt='a', max_tokens=3, model='letters').json()
     assert answer['id'].startswith('cmpl-') and answer['created'] > 1_700_000_000
     del answer['id'], answer['created']
@@ -48,16 +48,16 @@ def test_a_completion_has_its_shape(client):
     }
 
 
-def test_prompts_times_n_are_texts_in_order(client):
+def test_prompts_times_n_texts_in_order(client):
     answer = ask(client, prompt=['a', 'x'], n=2, max_tokens=2).json()
-    assert [one['text'] for one in answer['choices']] == ['bc', 'bc', 'yz', 'yz']
-    assert [one['index'] for one in answer['choices']] == [0, 1, 2, 3]
+    assert [choice['text'] for choice in answer['choices']] == ['bc', 'bc', 'yz', 'yz']
+    assert [choice['index'] for choice in answer['choices']] == [0, 1, 2, 3]
     assert answer['usage'] == {'prompt_tokens': 4, 'completion_tokens': 8, 'total_tokens': 12}
     echoed = ask(client, prompt=['a', 'x'], n=2, max_tokens=2, echo=True).json()
-    assert [one['text'] for one in echoed['choices']] == ['abc', 'abc', 'xyz', 'xyz']
+    assert [choice['text'] for choice in echoed['choices']] == ['abc', 'abc', 'xyz', 'xyz']
 
 
-def test_each_text_of_a_request_has_a_seed_of_its_own():
+def test_each_text_has_its_own_seed():
     engine = Letters(slots=4)
     with TestClient(service(engine).app()) as client:
         ask(client, prompt=['a', 'b'], n=2, seed=7, temperature=1, top_k=5, min_p=0.1)
@@ -65,14 +65,14 @@ def test_each_text_of_a_request_has_a_seed_of_its_own():
     assert {(row.sampling.top_k, row.sampling.min_p) for row in engine.admitted} == {(5, 0.1)}
 
 
-def test_stop_strings_end_a_text_and_are_not_in_it(client):
+def test_stop_strings_end_a_text(client):
     (choice,) = ask(client, prompt='a', max_tokens=9, stop='de').json()['choices']
     assert (choice['text'], choice['finish_reason']) == ('bc', 'stop')
     (choice,) = ask(client, prompt='x', max_tokens=9).json()['choices']
     assert (choice['text'], choice['finish_reason']) == ('yz', 'stop')
 
 
-def test_log_probabilities_of_a_text(client):
+def test_completion_log_probabilities(client):
     (choice,) = ask(client, prompt='a', max_tokens=2, logprobs=2).json()['choices']
     assert choice['logprobs'] == {
         'tokens': ['b', 'c'],
@@ -87,10 +87,16 @@ def test_log_probabilities_of_a_text(client):
 def test_echo_repeats_the_prompt_with_its_log_probabilities(client):
     (choice,) = ask(client, prompt='abd', max_tokens=2, logprobs=1, echo=True).json()['choices']
     assert choice['text'] == 'abdef'
-    found = choice['logprobs']
-    assert found['tokens'] == ['a', 'b', 'd', 'e', 'f'] and found['text_offset'] == [0, 1, 2, 3, 4]
-    assert found['token_logprobs'] == [-0.5, -0.5, -2.0, -0.5, -0.5]
-    assert found['top_logprobs'][2] == {'c': -0.5, 'd': -2.0}
+    logprobs = choice['logprobs']
+    assert logprobs['tokens'] == ['a', 'b', 'd', 'e', 'f'] and logprobs['text_offset'] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
+    assert logprobs['token_logprobs'] == [-0.5, -0.5, -2.0, -0.5, -0.5]
+    assert logprobs['top_logprobs'][2] == {'c': -0.5, 'd': -2.0}
     (choice,) = ask(client, prompt='abd', max_tokens=2, echo=True).json()['choices']
     assert (choice['text'], choice['logprobs']) == ('abdef', None)
     (choice,) = ask(client, prompt='abd', max_tokens=0, echo=True, logprobs=1).json()['choices']
@@ -98,28 +104,36 @@ def test_echo_repeats_the_prompt_with_its_log_probabilities(client):
 
 
 @pytest.mark.parametrize('prompt', ['abd', '', ['abd', 'x'], [97, 98]])
-def test_echo_of_no_tokens_repeats_the_prompt_alone(client, prompt):
+def test_echo_without_tokens_repeats_the_prompt(client, prompt):
     """Whole and streamed; without log-probabilities nothing is computed."""
     body = {'prompt': prompt, 'max_tokens': 0, 'echo': True}
     prompts = prompt if prompt and isinstance(prompt[0], str) and len(prompt) == 2 else [prompt]
-    texts = [one if isinstance(one, str) else 'ab' for one in prompts]
+    texts = [entry if isinstance(entry, str) else 'ab' for entry in prompts]
     answer = ask(client, **body).json()
-    assert [one['text'] for one in answer['choices']] == texts
-    assert {one['finish_reason'] for one in answer['choices']} == {'length'}
-    assert {one['logprobs'] for one in answer['choices']} == {None}
+    assert [entry['text'] for entry in answer['choices']] == texts
+    assert {entry['finish_reason'] for entry in answer['choices']} == {'length'}
+    assert {entry['logprobs'] for entry in answer['choices']} == {None}
     assert answer['usage']['completion_tokens'] == 0
     chunks = events(ask(client, **body, stream=True))
-    choices = sorted((c['index'], c['text']) for one in chunks for c in one['choices'])
+    choices = sorted(
+        (chunk_choice['index'], chunk_choice['text'])
+        for entry in chunks
+        for chunk_choice in entry['choices']
+    )
     assert choices == [*enumerate(texts)]
 
 
 @pytest.mark.parametrize('prefix', [[], [BYTE.bos_id]])
-def test_what_lm_eval_posts_can_be_summed(client, prefix):
-    """Token ids, of which the continuation's log-probabilities are those from its place to the last
-    but one; a token is greedy where it has the largest. Also where EOS is the one behind them.
+def test_lm_eval_requests_can_be_summed(client, prefix):
+    """Sums log-probabilities of token ids, from the start of the continuation to the last but one.
+
+    A token is greedy if its log-probability is the largest. Also if EOS follows them.
     """
     contexts, continuations = [[97, 98], [97]], [[99, 120], [122]]
-    rows = [[*prefix, *a, *b] for a, b in zip(contexts, continuations, strict=True)]
+    rows = [
+        [*prefix, *context_ids, *continuation_ids]
+        for context_ids, continuation_ids in zip(contexts, continuations, strict=True)
+    ]
     answer = ask(client, prompt=rows, max_tokens=1, logprobs=1, seed=1234, echo=True).json()
     sums, greedy = [], []
     for choice, context in zip(answer['choices'], contexts, strict=True):
@@ -127,7 +141,7 @@ def test_what_lm_eval_posts_can_be_summed(client, prefix):
         log_ps = choice['logprobs']['token_logprobs'][span]
         tops = choice['logprobs']['top_logprobs'][span]
         sums.append(sum(log_ps))
-        greedy.append([one == max(top.values()) for one, top in zip(log_ps, tops, strict=True)])
+        greedy.append([log_p == max(top.values()) for log_p, top in zip(log_ps, tops, strict=True)])
     assert sums == [-2.5, -2.0] and greedy == [[True, False], [False]]
     first = answer['choices'][0]['logprobs']
     assert (first['tokens'][0], first['token_logprobs'][0]) == (
@@ -136,29 +150,40 @@ def test_what_lm_eval_posts_can_be_summed(client, prefix):
     assert answer['choices'][1]['finish_reason'] == 'stop'
 
 
-def test_a_stream_is_the_whole_in_chunks(client):
+def test_stream_chunks_add_up_to_the_whole(client):
     body = {'prompt': ['a', 'x'], 'max_tokens': 3, 'logprobs': 1, 'echo': True}
     whole = ask(client, **body).json()
     usage = {'include_usage': True}
     *chunks, last = events(ask(client, **body, stream=True, stream_options=usage))
     assert last['choices'] == [] and last['usage'] == whole['usage']
-    assert {one['id'] for one in chunks} == {last['id']} and all(not one['usage'] for one in chunks)
-    for place, wanted in enumerate(whole['choices']):
-        own = [c for one in chunks for c in one['choices'] if c['index'] == place]
-        assert ''.join(one['text'] for one in own) == wanted['text']
-        tokens = [t for one in own if one['logprobs'] for t in one['logprobs']['tokens']]
-        assert tokens == wanted['logprobs']['tokens']
-        offsets = [t for one in own if one['logprobs'] for t in one['logprobs']['text_offset']]
-        assert offsets == wanted['logprobs']['text_offset']
-        assert [one['finish_reason'] for one in own if one['finish_reason']] == [
-            wanted['finish_reason']
+    assert {entry['id'] for entry in chunks} == {last['id']} and all(
+        not entry['usage'] for entry in chunks
+    )
+    for index, expected in enumerate(whole['choices']):
+        deltas = [
+            choice for entry in chunks for choice in entry['choices'] if choice['index'] == index
+        ]
+        assert ''.join(entry['text'] for entry in deltas) == expected['text']
+        tokens = [
+            token for entry in deltas if entry['logprobs'] for token in entry['logprobs']['tokens']
+        ]
+        assert tokens == expected['logprobs']['tokens']
+        offsets = [
+            token
+            for entry in deltas
+            if entry['logprobs']
+            for token in entry['logprobs']['text_offset']
+        ]
+        assert offsets == expected['logprobs']['text_offset']
+        assert [entry['finish_reason'] for entry in deltas if entry['finish_reason']] == [
+            expected['finish_reason']
         ]
     assert 'usage' not in events(ask(client, prompt='a', stream=True))[0]
 
 
-def test_a_chat_has_its_shape(client):
-    asked = {'messages': HELLO, 'max_tokens': 2, 'logprobs': True, 'top_logprobs': 1}
-    answer = ask(client, '/v1/chat/completions', **asked).json()
+def test_chat_format(client):
+    body = {'messages': HELLO, 'max_tokens': 2, 'logprobs': True, 'top_logprobs': 1}
+    answer = ask(client, '/v1/chat/completions', **body).json()
     assert answer['object'] == 'chat.completion' and answer['id'].startswith('chatcmpl-')
     (choice,) = answer['choices']
     assert choice['message'] == {'role': 'assistant', 'content': 'ab', 'refusal': None}
@@ -168,22 +193,24 @@ def test_a_chat_has_its_shape(client):
     assert answer['usage']['prompt_tokens'] == len('user: hello\nassistant:') + 1
 
 
-def test_a_chat_without_a_length_may_fill_the_capacity():
+def test_chat_without_length_may_fill_the_capacity():
     engine = Letters(endless=True)
     with TestClient(service(engine).app()) as client:
         answer = ask(client, '/v1/chat/completions', messages=HELLO).json()
     assert answer['usage']['total_tokens'] == engine.capacity
 
 
-def test_a_chat_is_streamed_with_a_role_first(client):
-    asked = {'messages': HELLO, 'max_tokens': 3, 'n': 2, 'stream': True}
-    chunks = events(ask(client, '/v1/chat/completions', **asked))
-    assert {one['object'] for one in chunks} == {'chat.completion.chunk'}
-    for place in (0, 1):
-        own = [c for one in chunks for c in one['choices'] if c['index'] == place]
-        assert own[0]['delta'] == {'role': 'assistant', 'content': ''}
-        assert ''.join(one['delta'].get('content', '') for one in own) == 'abc'
-        assert [one['finish_reason'] for one in own][-2:] == [None, 'length']
+def test_chat_stream_begins_with_the_role(client):
+    body = {'messages': HELLO, 'max_tokens': 3, 'n': 2, 'stream': True}
+    chunks = events(ask(client, '/v1/chat/completions', **body))
+    assert {entry['object'] for entry in chunks} == {'chat.completion.chunk'}
+    for index in (0, 1):
+        deltas = [
+            choice for entry in chunks for choice in entry['choices'] if choice['index'] == index
+        ]
+        assert deltas[0]['delta'] == {'role': 'assistant', 'content': ''}
+        assert ''.join(entry['delta'].get('content', '') for entry in deltas) == 'abc'
+        assert [entry['finish_reason'] for entry in deltas][-2:] == [None, 'length']
 
 
 def test_models_health_and_tokens(client):
@@ -191,8 +218,11 @@ def test_models_health_and_tokens(client):
     assert (model['id'], model['step'], model['digest']) == ('letters', 3, 'ab' * 32)
     assert client.get('/v1/models/letters').json() == model
     assert client.get('/health').json() == {'status': 'ok', 'free_slots': 2, 'waiting': 0}
-    info = client.get('/tokenizer_info').json()
-    assert (info['bos_token'], info['eos_token']) == ('<|bos|>', '<|endoftext|>')
+    tokenizer_info = client.get('/tokenizer_info').json()
+    assert (tokenizer_info['bos_token'], tokenizer_info['eos_token']) == (
+        '<|bos|>',
+        '<|endoftext|>',
+    )
     tokens = client.post('/tokenize', json={'prompt': 'é', 'add_special_tokens': False}).json()
     assert tokens['tokens'] == [*'é'.encode()]
     assert client.post('/tokenize', json={'prompt': 'a'}).json()['tokens'] == [BYTE.bos_id, 97]
@@ -221,17 +251,17 @@ BAD = [
 
 
 @pytest.mark.parametrize(
-    'status, code, sent', BAD, ids=[f'{one[1]}_{i}' for i, one in enumerate(BAD)]
+    'status, code, post_args', BAD, ids=[f'{code}_{i}' for i, (_, code, _) in enumerate(BAD)]
 )
-def test_a_mistake_is_an_error_in_one_line(status, code, sent):
+def test_errors_are_one_line(status, code, post_args):
     with TestClient(service(Letters(), body_bytes=10_000).app()) as client:
-        response = client.post('/v1/completions', **sent)
+        response = client.post('/v1/completions', **post_args)
     error = response.json()['error']
     assert (response.status_code, error['code']) == (status, code)
     assert error['type'] == 'invalid_request_error' and '\n' not in error['message']
 
 
-def test_a_text_that_is_far_too_long_is_not_turned_into_tokens(client, monkeypatch):
+def test_far_too_long_text_is_not_encoded(client, monkeypatch):
     monkeypatch.setattr(type(BYTE), 'encode', lambda self, text: pytest.fail('it is'))
     long = 'a' * 100_000
     for path, body in (
@@ -243,7 +273,7 @@ def test_a_text_that_is_far_too_long_is_not_turned_into_tokens(client, monkeypat
         assert '100,000 characters' in response.json()['error']['message']
 
 
-def test_what_is_not_there_is_said_in_the_same_form(client):
+def test_errors_for_missing_routes_have_the_same_format(client):
     for response, status, code in (
         (client.get('/v2'), 404, 'not_found'),
         (client.get('/v1/completions'), 405, 'method_not_allowed'),
@@ -253,7 +283,7 @@ def test_what_is_not_there_is_said_in_the_same_form(client):
         assert (response.status_code, response.json()['error']['code']) == (status, code)
 
 
-def test_a_browser_that_asks_what_is_allowed_gets_no_leave_for_other_sites():
+def test_preflight_allows_no_other_sites():
     """A preflight has no key, and is no error."""
     preflight = {'origin': 'http://other', 'access-control-request-method': 'POST'}
     with TestClient(service(Letters(), key='secret').app()) as client:
@@ -276,7 +306,7 @@ def test_head_is_get_without_a_body(client):
     assert client.head('/v1/completions').headers['allow'] == 'OPTIONS, POST'
 
 
-def test_a_route_that_fails_is_an_error_in_the_same_form(monkeypatch):
+def test_failing_route_has_the_same_error_format(monkeypatch):
     engine = Letters()
     monkeypatch.setattr(engine, 'check', lambda row: 1 / 0)
     app = service(engine).app()
@@ -291,8 +321,8 @@ def test_a_route_that_fails_is_an_error_in_the_same_form(monkeypatch):
     )
 
 
-def test_tokens_that_the_model_lists_end_a_text_and_are_not_shown(tmp_path):
-    """Of a completion and of a chat, also where the token comes of scoring."""
+def test_listed_end_tokens_end_a_text(tmp_path):
+    """In a completion and in a chat, also if the token is found by scoring."""
     (tmp_path / 'generation_config.json').write_text(json.dumps({'eos_token_id': [0, ord('c')]}))
     with TestClient(service(Letters(), folder=tmp_path).app()) as client:
         (choice,) = ask(client, prompt='a', max_tokens=9).json()['choices']
@@ -304,14 +334,14 @@ def test_tokens_that_the_model_lists_end_a_text_and_are_not_shown(tmp_path):
         assert choice['finish_reason'] == 'stop'
 
 
-def test_prompts_do_not_wait_for_chats_whose_template_takes_its_time(monkeypatch):
+def test_prompts_do_not_wait_for_slow_chats(monkeypatch):
     """More chats than there are threads for them."""
-    goes_on, threads = threading.Event(), []
-    read = PlainChat.format_prompt
+    release, threads = threading.Event(), []
+    format_prompt = PlainChat.format_prompt
 
     def slow(self, messages):
-        assert goes_on.wait(60)
-        return read(self, messages)
+        assert release.wait(60)
+        return format_prompt(self, messages)
 
     monkeypatch.setattr(PlainChat, 'format_prompt', slow)
     answers = []
@@ -326,13 +356,13 @@ def test_prompts_do_not_wait_for_chats_whose_template_takes_its_time(monkeypatch
             threads[-1].start()
         assert ask(client, prompt='a', max_tokens=2).json()['choices'][0]['text'] == 'bc'
         assert not answers
-        goes_on.set()
+        release.set()
         for thread in threads:
             thread.join(60)
     assert answers == [200] * len(threads)
 
 
-def test_a_chat_that_its_template_makes_too_long_is_not_turned_into_tokens(monkeypatch):
+def test_chat_too_long_after_template_is_not_encoded(monkeypatch):
     monkeypatch.setattr(PlainChat, 'format_prompt', lambda self, messages: 'a' * 100_000)
     monkeypatch.setattr(PlainChat, 'encode', lambda self, text: pytest.fail('it is'))
     with TestClient(service(Letters()).app()) as client:
@@ -340,38 +370,38 @@ def test_a_chat_that_its_template_makes_too_long_is_not_turned_into_tokens(monke
     assert response.json()['error']['code'] == 'context_length_exceeded'
 
 
-def test_a_key_is_asked_for_of_all_but_the_health():
+def test_all_routes_but_health_need_the_key():
     with TestClient(service(Letters(), key='secret').app()) as client:
         for path in ('/v1/models', '/v1/models/letters', '/tokenizer_info'):
             assert client.get(path).status_code == 401
-        wrong = {'authorization': 'Bearer secreT'}
-        response = client.post('/v1/completions', content=b'nonsense', headers=wrong)
+        wrong_key = {'authorization': 'Bearer secreT'}
+        response = client.post('/v1/completions', content=b'nonsense', headers=wrong_key)
         assert response.json()['error']['code'] == 'invalid_api_key'
         assert response.headers['www-authenticate'] == 'Bearer'
-        right = {'authorization': 'Bearer secret'}
-        assert client.get('/v1/models', headers=right).status_code == 200
+        right_key = {'authorization': 'Bearer secret'}
+        assert client.get('/v1/models', headers=right_key).status_code == 200
         assert client.get('/health').status_code == 200
 
 
-def test_a_full_queue_says_when_to_come_again():
+def test_full_queue_sends_retry_after():
     engine = Letters(slots=1, step_sec=0.01, endless=True)
     engine.capacity = 10**9
-    own = service(engine, queue=1, timeout_sec=2)
-    with TestClient(own.app()) as client:
-        statuses = []
+    routes = service(engine, queue=1, timeout_sec=2)
+    with TestClient(routes.app()) as client:
+        responses = []
 
         def post():
-            statuses.append(ask(client, prompt='a', max_tokens=64, stop='never'))
+            responses.append(ask(client, prompt='a', max_tokens=64, stop='never'))
 
         threads = [threading.Thread(target=post) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    refused = [one for one in statuses if one.status_code == 429]
-    assert refused and all(int(one.headers['retry-after']) > 0 for one in refused)
-    assert {one.json()['error']['code'] for one in refused} == {'queue_full'}
-    assert any(one.status_code == 200 for one in statuses)
+    refused = [response for response in responses if response.status_code == 429]
+    assert refused and all(int(response.headers['retry-after']) > 0 for response in refused)
+    assert {response.json()['error']['code'] for response in refused} == {'queue_full'}
+    assert any(response.status_code == 200 for response in responses)
 
 
 @pytest.mark.parametrize('stream', [False, True])
@@ -387,122 +417,122 @@ def test_time_runs_out_while_waiting_and_while_generating(stream):
                 504,
                 'generation_timeout',
             )
-        wait_until(lambda: engine.free == 1, 'the slot is given back')
+        wait_until(lambda: engine.n_free == 1, 'the slot is given back')
         engine.step_sec = 1  # nobody gets a turn behind this one
         first = threading.Thread(target=lambda: ask(client, **body))
         first.start()
-        wait_until(lambda: engine.free == 0, 'the first one has the slot')
+        wait_until(lambda: engine.n_free == 0, 'the first one has the slot')
         response = ask(client, **body)
         first.join()
     assert (response.status_code, response.json()['error']['code']) == (504, 'queue_timeout')
 
 
-def exchange(own, engine, body, events_of_client, on_send=None):
-    """Runs one request through the routes, as a server does: what the client does is played."""
+def exchange(routes, engine, body, client, on_send=None):
+    """Runs one request through the routes, as a server does; `client` plays the client."""
 
     async def run():
-        app, sent, received = own.app(), [], asyncio.Queue()
-        received.put_nowait({'type': 'http.request', 'body': json.dumps(body).encode()})
+        app, messages, inbox = routes.app(), [], asyncio.Queue()
+        inbox.put_nowait({'type': 'http.request', 'body': json.dumps(body).encode()})
         scope = {
             'type': 'http',
             'method': 'POST',
             'path': '/v1/completions',
             'headers': [],
             'query_string': b'',
-            'received': received,
+            'received': inbox,
         }
 
         async def send(message):
-            sent.append(message)
+            messages.append(message)
             if on_send:
-                await on_send(received)
+                await on_send(inbox)
 
         async with app.router.lifespan_context(app):
-            leaving = asyncio.create_task(events_of_client(received))
-            await asyncio.wait_for(app(scope, received.get, send), 60)
-            await leaving
-            while engine.free < engine.slots:
+            client_task = asyncio.create_task(client(inbox))
+            await asyncio.wait_for(app(scope, inbox.get, send), 60)
+            await client_task
+            while engine.n_free < engine.slots:
                 await asyncio.sleep(0.005)
-        return sent
+        return messages
 
     return asyncio.run(asyncio.wait_for(run(), 60))
 
 
 @pytest.mark.parametrize('stream', [False, True])
-def test_a_client_that_leaves_gives_its_slots_back(stream):
-    """Also one that is not streamed to, and would only notice at the end."""
+def test_leaving_client_frees_its_slots(stream):
+    """Also without streaming, where the server would only notice at the end."""
     engine = Letters(slots=2, step_sec=0.005, endless=True)
     engine.capacity = 10**9
-    own = service(engine, timeout_sec=1000)
+    routes = service(engine, timeout_sec=1000)
 
-    async def leave(received):
-        while engine.free:
+    async def leave(inbox):
+        while engine.n_free:
             await asyncio.sleep(0.005)
-        received.put_nowait({'type': 'http.disconnect'})
+        inbox.put_nowait({'type': 'http.disconnect'})
 
     body = {'prompt': ['a'] * 3, 'max_tokens': 64, 'stream': stream, 'stop': 'never'}
-    engine.admit = unending(engine)
-    sent = exchange(own, engine, body, leave)
-    assert not any(not one.get('more_body', True) for one in sent)
+    engine.admit = make_unending(engine)
+    messages = exchange(routes, engine, body, leave)
+    assert not any(not message.get('more_body', True) for message in messages)
 
 
-def unending(engine):
-    """Lets rows go on for ever, whatever their requests say."""
+def make_unending(engine):
+    """Returns an `admit` whose rows never end, whatever their requests ask for."""
     admit = engine.admit
 
-    def admitted(request):
+    def admit_unending(request):
         slot = admit(request)
         engine.rows[slot][2] = 10**9
         return slot
 
-    return admitted
+    return admit_unending
 
 
-def test_a_reader_that_is_too_slow_is_cut_off_and_stalls_nobody():
-    """One that takes nothing of a stream, while the engine makes more than may wait for it."""
+def test_slow_reader_is_disconnected():
+    """It reads nothing of a stream, while the engine makes more than may wait for it."""
     engine = Letters(slots=1, step_sec=0.001, endless=True)
-    engine.admit = unending(engine)
-    cut, made = [], []
+    engine.admit = make_unending(engine)
+    steps_at_cut, steps = [], []
 
     def abort(scope):
-        cut.append(len(made))
+        steps_at_cut.append(len(steps))
         scope['received'].put_nowait({'type': 'http.disconnect'})
 
     step = engine.step
-    engine.step = lambda fail: (made.append(1), step(fail))[1]
-    own = service(engine, cut=abort)
+    engine.step = lambda fail: (steps.append(1), step(fail))[1]
+    routes = service(engine, cut=abort)
     unblocked = asyncio.Event()
 
-    async def stall(received):
-        while not cut:
+    async def stall(inbox):
+        while not steps_at_cut:
             await asyncio.sleep(0.005)
         unblocked.set()
 
-    async def on_send(received):
-        del received
+    async def on_send(inbox):
+        del inbox
         await unblocked.wait()
 
-    exchange(own, engine, {'prompt': 'a', 'max_tokens': 64, 'stream': True}, stall, on_send)
-    assert BACKLOG < cut[0] < 3 * BACKLOG
+    exchange(routes, engine, {'prompt': 'a', 'max_tokens': 64, 'stream': True}, stall, on_send)
+    assert BACKLOG < steps_at_cut[0] < 3 * BACKLOG
 
 
-def test_a_body_that_does_not_come_is_not_waited_for():
+def test_slow_body_times_out():
     engine = Letters()
-    own = service(engine, body_sec=0.05)
+    routes = service(engine, body_sec=0.05)
 
     async def run():
-        sent, app = [], own.app()
+        messages, app = [], routes.app()
         first = [{'type': 'http.request', 'body': b'{', 'more_body': True}]
 
         async def receive():
             return first.pop() if first else await asyncio.sleep(60)
 
         async def send(message):
-            sent.append(message)
+            messages.append(message)
 
         scope = {'type': 'http', 'method': 'POST', 'path': '/v1/completions', 'headers': []}
         await asyncio.wait_for(app(scope | {'query_string': b''}, receive, send), 60)
-        return sent
+        return messages
 
     start, body = asyncio.run(run())
     assert start['status'] == 408 and (b'connection', b'close') in start['headers']

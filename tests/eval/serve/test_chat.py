@@ -1,4 +1,4 @@
-"""Contract: a chat is the prompt that its model was trained with, and no message ends its turn."""
+"""Contract: a chat becomes the prompt format of its model, and no message ends its turn."""
 
 import datetime
 import gc
@@ -26,16 +26,16 @@ HELLO = [{'role': 'user', 'content': ' hello '}]
 
 @pytest.fixture
 def folder(tmp_path):
-    """The files of a tokenizer as an import keeps them."""
+    """The files of a tokenizer, as an import keeps them."""
     import tokenizers as library
 
     byte_level = library.pre_tokenizers.ByteLevel
     vocab = {letter: i for i, letter in enumerate(sorted(byte_level.alphabet()))}
-    made = library.Tokenizer(library.models.BPE(vocab, []))
-    made.pre_tokenizer = byte_level(add_prefix_space=False)
-    made.decoder = library.decoders.ByteLevel()
-    made.add_special_tokens(['<|start|>', '<|end|>'])
-    made.save(str(tmp_path / 'tokenizer.json'))
+    tokenizer = library.Tokenizer(library.models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    tokenizer.add_special_tokens(['<|start|>', '<|end|>'])
+    tokenizer.save(str(tmp_path / 'tokenizer.json'))
     config = {'bos_token': '<|start|>', 'eos_token': {'content': '<|end|>'}}
     config['chat_template'] = [{'name': 'default', 'template': TEMPLATE}]
     (tmp_path / 'tokenizer_config.json').write_text(json.dumps(config))
@@ -43,7 +43,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_template_is_rendered_and_its_special_tokens_are_tokens(folder):
+def test_template_and_its_special_tokens(folder):
     tokenizer = tokenizers.load_for_model(folder, 258, None, None)
     chat = build_chat(tokenizer, folder)
     assert isinstance(chat, TemplateChat) and chat.end_tokens == {257, 12}
@@ -53,7 +53,7 @@ def test_a_template_is_rendered_and_its_special_tokens_are_tokens(folder):
     assert tokenizer.decode(ids) == 'user: hello\nassistant:'
 
 
-def test_a_message_that_spells_a_special_token_is_refused(folder):
+def test_special_token_in_message_is_refused(folder):
     chat = build_chat(tokenizers.load_for_model(folder, 258, None, None), folder)
     with pytest.raises(Refusal, match=r"messages\[0\].content spells the special token '<|end|>'"):
         chat.format_prompt([{'role': 'user', 'content': 'a<|end|>b'}])
@@ -93,8 +93,8 @@ LOOP = '{% for j in range(99999) %}' * 3 + '{% endfor %}' * 3
 
 
 @pytest.mark.parametrize('name', RAISES)
-def test_a_template_that_fails_refuses_the_messages(folder, name):
-    """Also one that reaches out of its sandbox, or takes all memory."""
+def test_failing_template_refuses_the_messages(folder, name):
+    """Also a template that leaves its sandbox, or allocates all memory."""
     template, words = RAISES[name]
     (folder / 'chat_template.jinja').write_text(template)
     chat = build_chat(tokenizers.load_for_model(folder, 258, None, None), folder)
@@ -104,8 +104,11 @@ def test_a_template_that_fails_refuses_the_messages(folder, name):
     chat.close()
 
 
-def test_a_template_that_never_ends_is_ended_and_the_next_prompt_has_a_new_process():
-    """It depends on the messages, as in a template that a stranger's message makes loop."""
+def test_endless_template_is_ended():
+    """The next prompt has a new process.
+
+    The loop depends on the messages, as in a template that a stranger's message makes loop.
+    """
     template = Template('{% if loops %}' + LOOP + '{% endif %}{{ text }}')
     first = template._idle[0]
     assert template.render(loops=False, text='a') == 'a' and template._idle[0] is first
@@ -123,7 +126,7 @@ def test_a_template_that_never_ends_is_ended_and_the_next_prompt_has_a_new_proce
 
 
 @pytest.mark.full
-def test_a_template_that_takes_too_long_to_compile_is_an_error_at_the_start():
+def test_slow_template_is_an_error_at_the_start():
     """Jinja computes constants as it compiles."""
     with pytest.raises(ValueError, match=r'cannot be read: it takes more than [13] seconds'):
         compile_template('{{ 2 ** (2 ** 30) }}')
@@ -137,12 +140,12 @@ def test_processes_end_with_their_template():
     assert process.poll() is not None
 
 
-def test_the_process_of_a_template_holds_neither_jax_nor_keys(monkeypatch):
-    """It would start in seconds with JAX; a template that got out could read the environment."""
+def test_template_process_has_neither_jax_nor_keys(monkeypatch):
+    """With JAX it would start in seconds; a template that escapes could read the environment."""
     monkeypatch.setenv('EVENKEEL_KEY', 'secret')
     code = "import sys; sys.argv = ['x']; import eval.serve.template_worker; print(*sys.modules)"
-    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
-    assert 'jinja2' in done.stdout.split() and not {'jax', 'numpy'} & {*done.stdout.split()}
+    process = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
+    assert 'jinja2' in process.stdout.split() and not {'jax', 'numpy'} & {*process.stdout.split()}
     template = Template('a')
     variables = Path(f'/proc/{template._idle[0]._process.pid}/environ').read_bytes()
     template.close()
@@ -154,7 +157,7 @@ PROMPTS = json.loads((ROOT / 'tests/fixtures/chat/prompts.json').read_text())
 
 @pytest.mark.default_rows('smollm3', 'json', 'tokens')
 @pytest.mark.parametrize('name', PROMPTS['templates'])
-def test_prompts_are_those_of_transformers(name):
+def test_prompts_match_transformers(name):
     """Recorded by tests/fixtures/chat/make.py; None: the template refuses the chat."""
     template = Template(PROMPTS['templates'][name])
     for chat, messages in PROMPTS['chats'].items():
@@ -167,7 +170,7 @@ def test_prompts_are_those_of_transformers(name):
     template.close()
 
 
-def test_a_template_knows_the_date_and_the_tokens_that_the_model_has(folder):
+def test_template_knows_date_and_tokens(folder):
     names = ['bos_token', 'eos_token', 'pad_token', 'unk_token']
     words = ' '.join(f'{{{{ {name} if {name} is defined else "none" }}}}' for name in names)
     (folder / 'chat_template.jinja').write_text(words + "{{ strftime_now('%Y') }}")
@@ -181,7 +184,7 @@ def test_a_template_knows_the_date_and_the_tokens_that_the_model_has(folder):
 
 
 @pytest.mark.parametrize(
-    'listed, ends',
+    'eos_token_id, end_tokens',
     [
         (0, {0}),
         ([0, 5], {0, 5}),
@@ -196,10 +199,12 @@ def test_a_template_knows_the_date_and_the_tokens_that_the_model_has(folder):
         (None, set()),
     ],
 )
-def test_ends_are_the_token_ids_that_are_listed(tmp_path, listed, ends):
-    """Token 0 is one like any other."""
-    (tmp_path / 'generation_config.json').write_text(json.dumps({'eos_token_id': listed}))
-    assert read_end_tokens(tmp_path) == ends == build_chat(ByteTokenizer(), tmp_path).end_tokens
+def test_end_tokens_are_the_listed_ids(tmp_path, eos_token_id, end_tokens):
+    """Token 0 is a token like any other."""
+    (tmp_path / 'generation_config.json').write_text(json.dumps({'eos_token_id': eos_token_id}))
+    assert (
+        read_end_tokens(tmp_path) == end_tokens == build_chat(ByteTokenizer(), tmp_path).end_tokens
+    )
 
 
 @pytest.mark.parametrize(
@@ -213,14 +218,14 @@ def test_ends_are_the_token_ids_that_are_listed(tmp_path, listed, ends):
         {'chat_template': [{'name': [1], 'template': 'x'}]},
     ],
 )
-def test_a_config_of_another_form_is_an_error_at_the_start(folder, config):
+def test_malformed_config_is_an_error_at_the_start(folder, config):
     tokenizer = tokenizers.load_for_model(folder, 258, None, None)
     (folder / 'tokenizer_config.json').write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r'chat.template|holds no object'):
         build_chat(tokenizer, folder)
 
 
-def test_a_template_file_that_is_no_text_is_an_error_at_the_start(folder):
+def test_invalid_template_file_is_an_error_at_the_start(folder):
     tokenizer = tokenizers.load_for_model(folder, 258, None, None)
     (folder / 'chat_template.jinja').write_bytes(b'\xff')
     with pytest.raises(ValueError, match=r'chat_template\.jinja is no chat template'):
@@ -230,6 +235,6 @@ def test_a_template_file_that_is_no_text_is_an_error_at_the_start(folder):
         build_chat(tokenizer, folder)
 
 
-def test_what_is_no_template_is_an_error_at_the_start():
+def test_invalid_template_is_an_error_at_the_start():
     with pytest.raises(ValueError, match="the model's chat template cannot be read"):
         compile_template('{% if %}')

@@ -1,4 +1,4 @@
-"""Contract: what a client may ask is taken, and anything else is refused by name."""
+"""Contract: valid requests are accepted, and anything else is refused by name."""
 
 import json
 
@@ -19,13 +19,13 @@ from eval.serve.requests import (
 HELLO = [{'role': 'user', 'content': 'hello'}]
 
 
-def refusal(parse, *arguments) -> Refusal:
+def catch_refusal(parse, *arguments) -> Refusal:
     with pytest.raises(Refusal) as caught:
         parse(*arguments)
     return caught.value
 
 
-def test_what_is_left_out_has_the_value_that_openai_gives_it():
+def test_defaults_match_openai():
     body = CompletionBody.parse({'prompt': 'a'})
     assert (body.prompts, body.max_tokens, body.n, body.stops) == (['a'], 16, 1, ())
     assert (body.temperature, body.top_p, body.top) == (1.0, 1.0, None)
@@ -34,19 +34,19 @@ def test_what_is_left_out_has_the_value_that_openai_gives_it():
         CompletionBody.parse({'prompt': 'a', 'max_tokens': None, 'logprobs': None}).max_tokens == 16
     )
     assert all(
-        CompletionBody.parse({'prompt': 'a', 'stop': none}).stops == () for none in (None, [])
+        CompletionBody.parse({'prompt': 'a', 'stop': empty}).stops == () for empty in (None, [])
     )
 
 
-def test_a_request_without_seed_has_one_of_its_own():
+def test_request_without_seed_has_a_random_one():
     seeds = {CompletionBody.parse({'prompt': 'a'}).seed for _ in range(8)}
     assert len(seeds) == 8
     body = CompletionBody.parse({'prompt': 'a', 'seed': -3})
-    assert [body.make_sampling(place).seed for place in (0, 2)] == [-3, -1]
+    assert [body.make_sampling(index).seed for index in (0, 2)] == [-3, -1]
 
 
 @pytest.mark.parametrize(
-    'prompt, wanted',
+    'prompt, expected',
     [
         ('ab', ['ab']),
         (['ab', ''], ['ab', '']),
@@ -54,8 +54,8 @@ def test_a_request_without_seed_has_one_of_its_own():
         ([[1, 2], []], [[1, 2], []]),
     ],
 )
-def test_prompts_have_four_forms(prompt, wanted):
-    assert CompletionBody.parse({'prompt': prompt}).prompts == wanted
+def test_prompts_have_four_forms(prompt, expected):
+    assert CompletionBody.parse({'prompt': prompt}).prompts == expected
 
 
 BAD = [
@@ -89,23 +89,23 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize('name, value, words', BAD)
-def test_a_bad_value_is_refused_with_what_holds(name, value, words):
-    wrong = refusal(CompletionBody.parse, {'prompt': 'a', name: value})
-    assert (wrong.status, wrong.code) == (400, 'invalid_value') and words in wrong.message
-    assert '\n' not in wrong.message and wrong.message.encode()
+@pytest.mark.parametrize('name, value, message', BAD)
+def test_invalid_value_is_refused(name, value, message):
+    refusal = catch_refusal(CompletionBody.parse, {'prompt': 'a', name: value})
+    assert (refusal.status, refusal.code) == (400, 'invalid_value') and message in refusal.message
+    assert '\n' not in refusal.message and refusal.message.encode()
 
 
 @pytest.mark.parametrize(
     'parse, raw', [(CompletionBody.parse, {'prompt': 'a'}), (ChatBody.parse, {'messages': HELLO})]
 )
-def test_fields_that_are_not_served_may_stand_at_what_changes_nothing(parse, raw):
-    """Clients send many. Catches one that would change the answer and is passed over."""
+def test_unsupported_fields_accept_neutral_values(parse, raw):
+    """Clients send many. Catches a field that would change the answer and is ignored."""
     for name, values in NEUTRAL.items():
         for value in (None, *values):
             parse(raw | {name: value})
-        wrong = refusal(parse, raw | {name: ['another']})
-        assert wrong.code == 'unsupported_parameter' and name in wrong.message
+        refusal = catch_refusal(parse, raw | {name: ['another']})
+        assert refusal.code == 'unsupported_parameter' and name in refusal.message
     assert parse(raw | dict.fromkeys(IGNORED, 'x')).n == 1
     assert not NEUTRAL.keys() & (
         IGNORED | CompletionBody.model_fields.keys() | ChatBody.model_fields.keys()
@@ -116,36 +116,38 @@ WRONG = {'top_p': 2, 'min_p': 2, 'best_of': 2, 'promt': 'a'}
 
 
 @pytest.mark.parametrize('first', WRONG)
-def test_of_several_mistakes_the_first_is_told(first):
-    rest = {name: value for name, value in WRONG.items() if name != first}
-    wrong = refusal(CompletionBody.parse, {first: WRONG[first], 'prompt': 'a'} | rest)
-    assert first in wrong.message.partition(' must ')[0].partition(' is not ')[0]
+def test_first_error_is_reported(first):
+    later_errors = {name: value for name, value in WRONG.items() if name != first}
+    refusal = catch_refusal(
+        CompletionBody.parse, {first: WRONG[first], 'prompt': 'a'} | later_errors
+    )
+    assert first in refusal.message.partition(' must ')[0].partition(' is not ')[0]
 
 
-def test_an_unknown_field_is_refused_with_the_nearest():
-    wrong = refusal(CompletionBody.parse, {'prompt': 'a', 'temprature': 1})
-    assert wrong.code == 'unknown_parameter' and "Did you mean 'temperature'?" in wrong.message
-    # To find the nearest of a long name takes a second for each million characters.
-    wrong = refusal(CompletionBody.parse, {'prompt': 'a', 'temperature' * 10: 1})
-    assert wrong.code == 'unknown_parameter' and 'Did you mean' not in wrong.message
+def test_unknown_field_suggests_the_nearest():
+    refusal = catch_refusal(CompletionBody.parse, {'prompt': 'a', 'temprature': 1})
+    assert refusal.code == 'unknown_parameter' and "Did you mean 'temperature'?" in refusal.message
+    # Finding the nearest of a long name takes a second for each million characters.
+    refusal = catch_refusal(CompletionBody.parse, {'prompt': 'a', 'temperature' * 10: 1})
+    assert refusal.code == 'unknown_parameter' and 'Did you mean' not in refusal.message
 
 
 @pytest.mark.parametrize(
     'body', [b'', b'{', b'[]', b'"a"', b'\xff', b'[' * 100_000, b'{"n": 1' + b'0' * 5000 + b'}']
 )
-def test_a_body_that_is_no_object_is_refused(body):
-    wrong = refusal(parse_body, body)
-    assert wrong.code == 'invalid_json' and '\n' not in wrong.message
+def test_body_must_be_an_object(body):
+    refusal = catch_refusal(parse_body, body)
+    assert refusal.code == 'invalid_json' and '\n' not in refusal.message
 
 
-def test_texts_of_a_request_are_counted():
-    wrong = refusal(CompletionBody.parse, {'prompt': ['a'] * 3, 'n': MAX_CHOICES // 2})
-    assert wrong.code == 'too_many_choices'
+def test_too_many_texts_are_refused():
+    refusal = catch_refusal(CompletionBody.parse, {'prompt': ['a'] * 3, 'n': MAX_CHOICES // 2})
+    assert refusal.code == 'too_many_choices'
 
 
 def test_prompt_and_messages_are_needed():
-    assert refusal(CompletionBody.parse, {}).code == 'missing_required_parameter'
-    assert refusal(ChatBody.parse, {'messages': None}).code == 'missing_required_parameter'
+    assert catch_refusal(CompletionBody.parse, {}).code == 'missing_required_parameter'
+    assert catch_refusal(ChatBody.parse, {'messages': None}).code == 'missing_required_parameter'
 
 
 def test_messages_are_texts_with_roles():
@@ -158,7 +160,7 @@ def test_messages_are_texts_with_roles():
 
 
 @pytest.mark.parametrize(
-    'message, words',
+    'message, expected',
     [
         ('hello', 'messages[1] must be'),
         ({'role': 'robot', 'content': 'a'}, 'messages[1].role must be one of system'),
@@ -168,28 +170,31 @@ def test_messages_are_texts_with_roles():
         ({'role': 'assistant', 'content': 'a', 'tool_calls': [1]}, 'messages[1].tool_calls'),
     ],
 )
-def test_other_messages_are_refused_by_place(message, words):
-    wrong = refusal(ChatBody.parse, {'messages': [*HELLO, message]})
-    assert wrong.status == 400 and words in wrong.message
+def test_invalid_messages_are_refused_by_index(message, expected):
+    refusal = catch_refusal(ChatBody.parse, {'messages': [*HELLO, message]})
+    assert refusal.status == 400 and expected in refusal.message
 
 
-def test_both_names_of_the_most_tokens_are_known():
+def test_both_names_for_max_tokens():
     assert ChatBody.parse({'messages': HELLO, 'max_completion_tokens': 7}).max_tokens == 7
     assert ChatBody.parse({'messages': HELLO}).max_tokens is None
-    both = {'messages': HELLO, 'max_completion_tokens': 7, 'max_tokens': 8}
-    assert refusal(ChatBody.parse, both).code == 'invalid_value'
+    conflict = {'messages': HELLO, 'max_completion_tokens': 7, 'max_tokens': 8}
+    assert catch_refusal(ChatBody.parse, conflict).code == 'invalid_value'
 
 
 def test_top_logprobs_need_logprobs():
     assert ChatBody.parse({'messages': HELLO, 'logprobs': True, 'top_logprobs': 2}).top == 2
     assert ChatBody.parse({'messages': HELLO, 'logprobs': True}).top == 0
-    assert refusal(ChatBody.parse, {'messages': HELLO, 'top_logprobs': 2}).code == 'invalid_value'
+    assert (
+        catch_refusal(ChatBody.parse, {'messages': HELLO, 'top_logprobs': 2}).code
+        == 'invalid_value'
+    )
 
 
 @pytest.mark.parametrize('name', ['a\ud800', 'x' * 10**6, '\n'], ids=['half', 'long', 'line'])
-def test_errors_have_a_short_form_whatever_was_sent(name):
-    wrong = refusal(CompletionBody.parse, {'prompt': 'a', name: 1})
-    assert len(json.dumps(wrong.message, ensure_ascii=False).encode()) < 2000
+def test_errors_are_short(name):
+    refusal = catch_refusal(CompletionBody.parse, {'prompt': 'a', name: 1})
+    assert len(json.dumps(refusal.message, ensure_ascii=False).encode()) < 2000
     assert len(quote_value(name)) < 70
 
 
@@ -208,10 +213,10 @@ MANY = 300_000
     ],
     ids=['names', 'options', 'ids', 'row', 'rows', 'stops'],
 )
-def test_a_body_of_many_mistakes_is_refused_by_the_first(fields):
-    """An error for each entry would hold up all other clients for seconds."""
+def test_many_errors_stop_at_the_first(fields):
+    """An error for each entry would block all other clients for seconds."""
     body = {'prompt': 'a'} | fields
-    assert refusal(CompletionBody.parse, body).status == 400
+    assert catch_refusal(CompletionBody.parse, body).status == 400
     try:
         CompletionBody.model_validate(body)
     except ValidationError as error:

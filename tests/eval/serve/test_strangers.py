@@ -1,4 +1,4 @@
-"""Property: a request of a stranger gets a text or a reason, and the server serves on as before."""
+"""Property: every request of a stranger gets a text or a reason, and the server keeps serving."""
 
 import http.client
 import json
@@ -16,41 +16,42 @@ from tests.eval.serve.hostile import COMPLETIONS, ORDINARY, bodies, encode
 COUNT = 600
 
 
-def test_what_is_taken_is_admitted():
-    """Whatever the checks of requests take, the engine admits and continues, without a model: one
-    call after another, in one scheduler. Catches a row that only `admit` refuses.
+def test_accepted_requests_are_admitted():
+    """The engine admits and continues every accepted request, one after another in one scheduler.
+
+    Without a model. Catches a row that only `admit` refuses.
     """
     engine = Letters(slots=4, at_once=16)
-    own, scheduler = service(engine), Scheduler(engine, score, 8)
+    routes, scheduler = service(engine), Scheduler(engine, score, 8)
     scheduler.start()
-    taken = refused = 0
+    n_accepted = n_refused = 0
     for path, body in bodies(COUNT):
         try:
-            kind = CompletionBody if path == COMPLETIONS else ChatBody
-            generation = own.prepare_generation(kind.parse(parse_body(body)))
+            body_type = CompletionBody if path == COMPLETIONS else ChatBody
+            generation = routes.prepare_generation(body_type.parse(parse_body(body)))
         except Refusal as refusal:
             assert 400 <= refusal.status < 500 and refusal.message, body
-            refused += 1
+            n_refused += 1
             continue
         chunks = queue.SimpleQueue()
         scheduler.submit(generation, chunks.put)
-        left = len(generation.rows)
-        while left:
+        n_running = len(generation.rows)
+        while n_running:
             chunk = chunks.get(timeout=PATIENCE_SEC)
             assert not isinstance(chunk, Refusal), (body[:200], chunk)
-            left -= bool(chunk.finish)
-        taken += 1
+            n_running -= bool(chunk.finish)
+        n_accepted += 1
     assert scheduler.state() == {'status': 'ok', 'free_slots': 4, 'waiting': 0}
     scheduler.close()
-    assert taken > COUNT / 4 and refused > COUNT / 4
+    assert n_accepted > COUNT / 4 and n_refused > COUNT / 4
 
 
 @pytest.mark.full
-def test_strangers_end_nobody_elses_text(whole):
+def test_strangers_do_not_affect_others(whole):
     """Over HTTP, with a model: no request fails the server, hangs, or changes a later text."""
-    own = program.Server(str(whole), load(whole), 3, None, 8, PATIENCE_SEC, None).service
+    routes = program.Server(str(whole), load(whole), 3, None, 8, PATIENCE_SEC, None).service
     statuses = []
-    with serving(own) as port:
+    with serving(routes) as port:
         ordinary = send(port, COMPLETIONS, encode(ORDINARY))
         for path, body in bodies(COUNT):
             status, answer = send(port, path, body)
@@ -63,7 +64,7 @@ def test_strangers_end_nobody_elses_text(whole):
                 assert 400 <= status < 500 and json.loads(answer)['error']['message'], body
         after = send(port, COMPLETIONS, encode(ORDINARY))
         health = json.loads(send(port, '/health', None)[1])
-    assert [json.loads(one[1])['choices'] for one in (ordinary, after)] == [
+    assert [json.loads(response[1])['choices'] for response in (ordinary, after)] == [
         json.loads(ordinary[1])['choices']
     ] * 2
     assert health == {'status': 'ok', 'free_slots': 3, 'waiting': 0}
@@ -71,7 +72,7 @@ def test_strangers_end_nobody_elses_text(whole):
 
 
 def send(port: int, path: str, body: bytes | None) -> tuple[int, bytes]:
-    """Posts a body, or gets where there is none; returns the status and the answer."""
+    """Posts a body, or sends GET without one; returns the status and the response."""
     connection = http.client.HTTPConnection('127.0.0.1', port, timeout=PATIENCE_SEC)
     connection.request('GET' if body is None else 'POST', path, body)
     response = connection.getresponse()

@@ -1,4 +1,4 @@
-"""How data.mixture is spelt, and which source each row is from.
+"""The syntax of data.mixture, and the source of each row.
 
 Reference: a slow deal of every row; each message. Property: shares at every prefix, one spelling.
 """
@@ -33,8 +33,8 @@ WEIGHTS = [
 ]
 
 
-def slowly(weights, n):
-    """The source of each row, by hand: whoever of the two sides of a node is due."""
+def deal_slowly(weights, n):
+    """Yields the source of each row: at each node, the side that is due."""
     tree = [(weight, i, [i]) for i, weight in enumerate(weights)]
     splits = {}
     for tie in itertools.count(len(weights)):
@@ -44,40 +44,40 @@ def slowly(weights, n):
         (light, _, second), (heavy, _, first), *tree = tree
         splits[tuple(sorted(first + second))] = heavy / (heavy + light), first, second
         tree.append((light + heavy, tie, first + second))
-    came, went = collections.Counter(), collections.Counter()
+    n_arrived, n_first = collections.Counter(), collections.Counter()
     for _ in range(n):
-        at = tuple(range(len(weights)))
-        while len(at) > 1:
-            share, first, second = splits[at]
-            came[at] += 1
-            due = np.floor(came[at] * share + 0.5 + 1e-9) > went[at]
-            went[at] += due
-            at = tuple(sorted(first if due else second))
-        yield at[0]
+        node = tuple(range(len(weights)))
+        while len(node) > 1:
+            share, first, second = splits[node]
+            n_arrived[node] += 1
+            due = np.floor(n_arrived[node] * share + 0.5 + 1e-9) > n_first[node]
+            n_first[node] += due
+            node = tuple(sorted(first if due else second))
+        yield node[0]
 
 
 @pytest.mark.parametrize('weights', WEIGHTS, ids=str)
-def test_reference_rows_are_dealt_as_by_hand(weights):
-    """Also each row's number within its source, and the counts of every beginning."""
-    shares, seen = Shares(weights), [0] * len(weights)
-    for i, source in enumerate(slowly(weights, 400)):
-        assert shares.count_rows(i) == seen
-        assert shares.locate_row(i) == (source, seen[source])
-        seen[source] += 1
+def test_reference_shares_deal_rows(weights):
+    """Also the number of each row within its source, and the counts of every prefix."""
+    shares, counts = Shares(weights), [0] * len(weights)
+    for i, source in enumerate(deal_slowly(weights, 400)):
+        assert shares.count_rows(i) == counts
+        assert shares.locate_row(i) == (source, counts[source])
+        counts[source] += 1
 
 
 @pytest.mark.parametrize('weights', WEIGHTS, ids=str)
-def test_property_every_beginning_has_the_shares(weights):
-    """Up to rounding, however far: catches shares that are rounded to whole numbers first, and
-    numbers that a float does not hold any more.
+def test_property_every_prefix_has_the_shares(weights):
+    """Up to rounding, however long. Catches shares that are rounded to whole numbers first, and
+    numbers beyond the precision of floats.
     """
     shares, bound = Shares(weights), 0.5 if len(weights) <= 2 else 2
-    wanted = np.array(weights) / sum(weights)
-    np.testing.assert_allclose(shares.fractions, wanted, rtol=1e-15)
+    expected = np.array(weights) / sum(weights)
+    np.testing.assert_allclose(shares.fractions, expected, rtol=1e-15)
     for n in [*range(300), 10**6 + 7, 10**9 + 1]:
         counts = shares.count_rows(n)
         assert sum(counts) == n
-        assert np.abs(np.array(counts) - n * wanted).max() <= bound + 1e-6
+        assert np.abs(np.array(counts) - n * expected).max() <= bound + 1e-6
     far = 10**15 + 3
     source, number = shares.locate_row(far)
     after, before = np.array(shares.count_rows(far + 1)), np.array(shares.count_rows(far))
@@ -85,7 +85,7 @@ def test_property_every_beginning_has_the_shares(weights):
     assert before[source] == number
 
 
-def test_property_a_share_is_the_decimal_that_was_written():
+def test_property_shares_are_decimals():
     """0.7 as a float is less than 7/10: of 10^17 rows its nearest float would have 1 too few."""
     assert Shares([0.7, 0.3]).count_rows(10**17) == [7 * 10**16, 3 * 10**16]
 
@@ -101,17 +101,17 @@ def test_a_mixture_is_parsed():
 
 
 @pytest.mark.parametrize(
-    'other',
+    'spelling',
     [
         "{'wiki':(0.75,'text:a/*.txt'),'code':(0.25,'python')}",
         "{'wiki': (3, 'text:a/*.txt'), 'code': (1, 'python'), }",
         "\n{'wiki': (1.5, 'text:a/*.txt'), 'code': (0.5, 'python')}\n",
     ],
 )
-def test_property_one_mixture_is_one_run(other):
-    """However it is spelt, and whatever its weights sum to."""
+def test_property_mixture_spellings_share_a_digest(spelling):
+    """For any spelling, and any sum of the weights."""
     raw = {'data.mixture': TWO, 'data.source': 'python'}
-    config, same = (resolve(tiny_raw(raw | {'data.mixture': text})) for text in (TWO, other))
+    config, same = (resolve(tiny_raw(raw | {'data.mixture': text})) for text in (TWO, spelling))
     assert config == same and digest(config) == digest(same)
     assert config.data.source == ''
     changed = resolve(tiny_raw(raw | {'data.mixture': TWO.replace('0.75', '0.5')}))
@@ -119,7 +119,7 @@ def test_property_one_mixture_is_one_run(other):
 
 
 @pytest.mark.parametrize('weights', WEIGHTS, ids=str)
-def test_property_a_resolved_config_is_itself(weights):
+def test_property_resolving_twice_changes_nothing(weights):
     """Weights that rounding moves each time would make another run of every config.json."""
     mixture = {f's{k}': (weight, f'text:{k}') for k, weight in enumerate(weights)}
     config = resolve(tiny_raw({'data.mixture': repr(mixture), 'data.source': 'python'}))
@@ -149,18 +149,18 @@ BAD = [
 
 
 @pytest.mark.parametrize(('text', 'says'), BAD)
-def test_what_is_no_mixture_is_refused(text, says):
+def test_invalid_mixtures_are_refused(text, says):
     with pytest.raises(ValueError, match=f'(?s){says}'):
         resolve(tiny_raw({'data.mixture': text, 'data.source': 'python'}))
 
 
-def test_a_source_beside_a_mixture_is_refused():
+def test_source_with_mixture_is_refused():
     raw = tiny_raw({'data.mixture': TWO, 'data.source': 'text:x.txt'})
     with pytest.raises(ValueError, match=r'data\.source=text:x\.txt would not be read'):
         resolve(raw)
 
 
-def test_a_config_without_a_mixture_is_as_before():
+def test_digest_without_mixture_is_unchanged():
     """The digest names the folders of runs that were made before there were mixtures."""
     config = tiny_config()
     assert config.data.mixture is None and config.data.source == 'synthetic:markov'
@@ -195,9 +195,9 @@ class Numbered:
 def test_reference_mixed_rows_in_order():
     mixed = MixedRows(('a', 'b'), Shares([2.0, 1.0]), (Numbered('a', 4), Numbered('b', 5)))
     assert len(mixed) == 9 and (mixed.n_tokens, mixed.n_bytes) == (20, 60)
-    wanted = [('a', 0), ('b', 0), ('a', 1), ('a', 2), ('b', 1), ('a', 3)]
-    wanted += [('a', 0), ('b', 2), ('a', 1)]  # a begins again
-    assert [mixed[i] for i in range(9)] == wanted
+    expected = [('a', 0), ('b', 0), ('a', 1), ('a', 2), ('b', 1), ('a', 3)]
+    expected += [('a', 0), ('b', 2), ('a', 1)]  # a begins again
+    assert [mixed[i] for i in range(9)] == expected
     assert list(mixed.documents()) == ['a', 'b']
     with pytest.raises(IndexError):
         mixed[9]
@@ -205,8 +205,10 @@ def test_reference_mixed_rows_in_order():
     assert split_by_source(mixed.sources[0]) == {'': mixed.sources[0]}
 
 
-def test_reference_means_by_share_are_by_name():
-    """JAX sorts the keys of a dict: a mean by position would weigh one source by another's."""
+def test_reference_mean_by_share_uses_names():
+    """JAX sorts the keys of a dict: a mean by position would weigh one source by another's
+    share.
+    """
     mixed = MixedRows(('b', 'a'), Shares([3.0, 1.0]), (Numbered('b', 1), Numbered('a', 1)))
     assert mean_by_share({'a': 1.0, 'b': 5.0}, mixed) == 4.0
     assert mean_by_share({'': 3.5}, Numbered('', 1)) == 3.5

@@ -1,4 +1,4 @@
-"""Contract: each row of other_programs.toml can be read, and names what there is here."""
+"""Contract: each row of other_programs.toml is valid, and names existing fields."""
 
 import tomllib
 from collections import Counter
@@ -15,7 +15,7 @@ TABLE = tomllib.loads(Path(other_programs.__file__).with_suffix('.toml').read_te
 
 
 def test_no_name_is_listed_twice():
-    """The second meaning of a name would replace the first without a word."""
+    """The second meaning of a name would silently replace the first."""
     columns = [TABLE[section].values() for section in ('fields', 'flags', 'forms', 'presets')]
     rows = {section: TABLE[section] for section in ('values', 'also', 'notes', 'absent')}
     columns += [[row.get('names') or row['words'] for row in rows[section]] for section in rows]
@@ -25,35 +25,35 @@ def test_no_name_is_listed_twice():
         assert names and names.most_common(1)[0][1] == 1, names.most_common(1)
 
 
-def test_rows_name_fields_and_configs_that_there_are():
-    there = foreign_names()
-    assert {path for paths in there.fields.values() for path in paths} <= FIELDS.keys()
-    assert {path for pair in there.shares.values() for path in pair} <= FIELDS.keys()
-    assert {path for fields in there.implied.values() for path in fields} <= FIELDS.keys()
-    assert there.values.keys() <= there.fields.keys() | FIELDS.keys()
-    assert there.forms.keys() | {*there.step_batches, *there.hub} <= there.fields.keys()
-    assert all((ROOT / f'configs/{name}.py').is_file() for name in there.presets)
-    assert all(place.count('/') == 1 for place in there.corpora.values())
+def test_rows_name_existing_fields_and_configs():
+    foreign = foreign_names()
+    assert {path for paths in foreign.fields.values() for path in paths} <= FIELDS.keys()
+    assert {path for pair in foreign.shares.values() for path in pair} <= FIELDS.keys()
+    assert {path for fields in foreign.implied.values() for path in fields} <= FIELDS.keys()
+    assert foreign.values.keys() <= foreign.fields.keys() | FIELDS.keys()
+    assert foreign.forms.keys() | {*foreign.step_batches, *foreign.hub} <= foreign.fields.keys()
+    assert all((ROOT / f'configs/{name}.py').is_file() for name in foreign.presets)
+    assert all(dataset.count('/') == 1 for dataset in foreign.corpora.values())
 
 
-def test_words_are_letters_and_digits_and_sentences_are_lines():
+def test_words_and_sentences_are_well_formed():
     """A word in another spelling would match nothing."""
-    there = foreign_names()
+    foreign = foreign_names()
     words = [
-        *there.absent,
-        *there.corpora,
-        *(size for row in there.presets.values() for size in row),
+        *foreign.absent,
+        *foreign.corpora,
+        *(size for row in foreign.presets.values() for size in row),
     ]
-    words += [value for table in there.values.values() for value in table]
+    words += [value for table in foreign.values.values() for value in table]
     assert [name for name in words if name != normalize_name(name)] == []
-    for said in (*there.absent.values(), *there.notes.values()):
-        assert said == ' '.join(said.split()) and said
-    assert not any(said.endswith('.') for said in there.absent.values())
-    assert all(said.endswith('.') for said in there.notes.values())
-    assert all(form.format('x') for form in there.forms.values())
+    for sentence in (*foreign.absent.values(), *foreign.notes.values()):
+        assert sentence == ' '.join(sentence.split()) and sentence
+    assert not any(sentence.endswith('.') for sentence in foreign.absent.values())
+    assert all(sentence.endswith('.') for sentence in foreign.notes.values())
+    assert all(form.format('x') for form in foreign.forms.values())
 
 
-def test_the_file_is_read_on_a_miss_alone():
+def test_file_is_read_on_first_miss():
     foreign_names.cache_clear()
     resolve(default.get_config())
     assert not foreign_names.cache_info().currsize

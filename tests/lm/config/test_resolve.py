@@ -1,4 +1,4 @@
-"""Contract: the seam between what a user edits and the dataclasses the code reads."""
+"""Contract: from the config that a user edits to the dataclasses that the code reads."""
 
 import dataclasses
 import functools
@@ -43,28 +43,33 @@ def test_default_config_resolves_and_survives_json():
     hash(config)  # programs are kept by config
 
 
-def test_the_type_of_products_is_the_programs_where_the_config_leaves_it_open():
-    """Runs that CPUs began keep their names; on GPUs they are others."""
+def test_dtype_auto_is_the_programs_choice():
+    """Runs that started on CPUs keep their names; on GPUs they have others."""
     raw = default.get_config()
-    there, here = resolve(with_dtype(raw, 'bfloat16')), resolve(with_dtype(raw, 'float32'))
-    assert (there.model.dtype, here.model.dtype, raw.model.dtype) == ('bfloat16', 'float32', AUTO)
-    assert digest(here) == digest(resolve(raw)) != digest(there)
+    on_gpu, on_cpu = resolve(with_dtype(raw, 'bfloat16')), resolve(with_dtype(raw, 'float32'))
+    assert (on_gpu.model.dtype, on_cpu.model.dtype, raw.model.dtype) == (
+        'bfloat16',
+        'float32',
+        AUTO,
+    )
+    assert digest(on_cpu) == digest(resolve(raw)) != digest(on_gpu)
     raw.model.dtype = 'float32'
-    assert with_dtype(raw, 'bfloat16') is raw and digest(resolve(raw)) == digest(here)
+    assert with_dtype(raw, 'bfloat16') is raw and digest(resolve(raw)) == digest(on_cpu)
 
 
-def test_what_was_left_open_is_found_again():
-    """Also of options that are read only with another choice; what is given otherwise stays."""
+def test_unresolve_restores_none_and_auto():
+    """Also for options that only another choice reads; values that are set otherwise stay."""
     raw = default.get_config()
     for changes in ({}, {'model.mlp': 'moe', 'mlp.n_experts': 3, 'attention.window': 8}):
         raw.update_from_flattened_dict(changes)
-        given = flatten(resolve(raw)).keys() & flatten(raw.to_dict()).keys()
-        found = unresolve_fields(resolve(raw))
-        assert {path: found[path] for path in given} == {
-            path: value for path, value in flatten(raw.to_dict()).items() if path in given
+        given_paths = flatten(resolve(raw)).keys() & flatten(raw.to_dict()).keys()
+        unresolved = unresolve_fields(resolve(raw))
+        assert {path: unresolved[path] for path in given_paths} == {
+            path: value for path, value in flatten(raw.to_dict()).items() if path in given_paths
         }
         assert all(
-            found[path] in (None, AUTO, FIELDS[path].default) for path in FIELDS.keys() - given
+            unresolved[path] in (None, AUTO, FIELDS[path].default)
+            for path in FIELDS.keys() - given_paths
         )
 
 
@@ -73,24 +78,25 @@ def test_infinite_clip_norm_survives_json():
     assert resolve(json.loads(to_json(config))) == config
 
 
-def test_the_default_config_names_only_what_its_run_sets():
-    """Each of its type, and all that has no default elsewhere. An option of a part stands in the
-    part's own signature; a number here would be the same for all parts that read it. How long the
-    warm-up is depends on the run, and no part knows.
+def test_default_config_sets_only_fields_without_default():
+    """Each value has its type, and every field without default elsewhere is set.
+
+    An option of a part has its default in the part's signature; a number here would apply to all
+    parts that read it. The length of the warm-up depends on the run, so no part knows it.
     """
-    given = flatten(default.get_config().to_dict())
+    values = flatten(default.get_config().to_dict())
     for name in MULTI_RUN_SECTIONS:  # no field of one
-        assert given.pop(name) is None
-    assert given.keys() <= FIELDS.keys()
-    for path, value in given.items():
+        assert values.pop(name) is None
+    assert values.keys() <= FIELDS.keys()
+    for path, value in values.items():
         assert value is not None and type(value) in FIELDS[path].types, path
     needed = {path for path, field in FIELDS.items() if field.default is dataclasses.MISSING}
-    assert needed <= given.keys()
-    assert {path for path in given if FIELDS[path].is_part_option} == {'optim.warmup_steps'}
+    assert needed <= values.keys()
+    assert {path for path in values if FIELDS[path].is_part_option} == {'optim.warmup_steps'}
 
 
-def test_a_section_of_the_default_config_takes_options_that_it_leaves_out():
-    """What is no option is refused when the config is resolved, and what is no section at once."""
+def test_default_config_accepts_further_options():
+    """An unknown option is refused when the config is resolved, an unknown section at once."""
     config = default.get_config()
     config.optim.b2 = 0.5
     assert resolve(config).optim.b2 == 0.5
@@ -129,7 +135,7 @@ def test_missing_field_is_named():
 
 
 @pytest.mark.parametrize(
-    ('path', 'value', 'said'),
+    ('path', 'value', 'message'),
     [
         ('model.n_layers', 2.0, 'model.n_layers must be int; got 2.0 of type float'),
         ('model.n_layers', True, 'must be int; got True of type bool'),
@@ -141,34 +147,34 @@ def test_missing_field_is_named():
         ('norm.eps', 'a', "norm.eps must be float or None; got 'a' of type str"),
     ],
 )
-def test_wrong_type_is_named(path, value, said):
-    with pytest.raises(ValueError, match=said.replace('.', r'\.')):
+def test_wrong_type_is_named(path, value, message):
+    with pytest.raises(ValueError, match=message.replace('.', r'\.')):
         tiny_config({path: value})
 
 
-def test_section_that_is_no_section_is_named():
+def test_invalid_section_is_named():
     with pytest.raises(ValueError, match='section model must hold fields; got 3'):
         resolve(tiny_raw() | {'model': 3})
 
 
-def test_int_is_read_as_float_where_a_float_is_wanted():
+def test_int_becomes_float():
     lr = tiny_config({'optim.lr': 1}).optim.lr
     assert type(lr) is float
     assert lr == 1.0
 
 
 def test_differences_are_old_and_new_value_by_path():
-    old = tiny_config()
-    new = tiny_config({'optim.lr': 0.5, 'model.norm': 'none'})
-    assert differences(old, old) == {}
-    assert differences(old, new) == {
-        'optim.lr': (old.optim.lr, 0.5),
-        'model.norm': (old.model.norm, 'none'),
-        'model.final_norm': (old.model.final_norm, 'none'),
+    before = tiny_config()
+    after = tiny_config({'optim.lr': 0.5, 'model.norm': 'none'})
+    assert differences(before, before) == {}
+    assert differences(before, after) == {
+        'optim.lr': (before.optim.lr, 0.5),
+        'model.norm': (before.model.norm, 'none'),
+        'model.final_norm': (before.model.final_norm, 'none'),
     }
 
 
-def test_a_default_that_is_spelt_out_is_no_difference():
+def test_explicit_default_is_no_difference():
     assert differences(tiny_config(), tiny_config({'norm.eps': 1e-6})) == {}
 
 
@@ -179,32 +185,32 @@ def test_flatten_keeps_declaration_order():
 
 
 class TestAuto:
-    """'auto' and None stand for what the other choices ask for."""
+    """'auto' and None stand for what the other choices need."""
 
     @pytest.mark.parametrize('name', PLACEMENTS)
-    def test_a_placement_chooses_its_own(self, name):
+    def test_placement_chooses_its_needs(self, name):
         config, row = checked_config({'model.placement': name}), PLACEMENTS[name]
         assert config.model.mlp == row.needs.get('mlp', 'dense')
         assert config.model.reparam == row.needs.get('reparam', 'none')
         assert config.attention.options['norm_values'] == row.needs.get('norm_values', False)
         assert config.model.final_norm == ('rmsnorm' if row.final_norm else 'none')
 
-    def test_the_last_norm_is_as_the_others_with_their_options(self):
+    def test_final_norm_takes_inline_options(self):
         assert tiny_config({'model.norm': 'rmsnorm:eps=0.1'}).model.final_norm == 'rmsnorm:eps=0.1'
 
-    def test_an_option_of_one_place_is_filled_in_and_one_of_norms_is_not(self):
+    def test_norm_options_stay_none(self):
         config = tiny_config()
         assert (config.optim.b2, config.config.loss.z_loss) == (0.95, 1e-4)
         assert config.config.norm.eps is config.optim.decay_fraction is None
 
-    def test_settling_twice_changes_nothing(self):
+    def test_resolving_twice_changes_nothing(self):
         for name in PLACEMENTS:
             config = checked_config({'model.placement': name})
             assert resolve_config(config.config) == config
 
 
 @pytest.mark.parametrize(
-    ('changes', 'said'),
+    ('changes', 'message'),
     [
         ({'optim.decay_fraction': 0.2}, r'optim\.decay_fraction=0\.2 is read by no part .*'
          r'schedule=constant.* read with optim\.schedule=warmup_stable_decay'),
@@ -214,16 +220,16 @@ class TestAuto:
         ({'model.norm': 'rmsnorm:eps=0.1', 'norm.eps': 0.2}, r'norm\.eps=0\.2 is read by no part'),
     ],
 )  # fmt: skip
-def test_an_option_that_nothing_reads_is_refused(changes, said):
-    with pytest.raises(ValueError, match=said):
+def test_unread_option_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
         tiny_config(changes)
 
 
 class TestIdentity:
-    """Property: what a name depends on."""
+    """Property: the name of a run depends on these values alone."""
 
     @pytest.mark.parametrize('path', sorted(FIELDS))
-    def test_a_default_is_left_out(self, path):
+    def test_default_is_left_out(self, path):
         """As if the field did not exist yet."""
         for changes in ({}, {'model.placement': 'wide', 'model.norm': 'powernorm'}):
             config = checked_config(changes)
@@ -231,26 +237,28 @@ class TestIdentity:
             had_none = path == 'model.n_kv_heads' or FIELDS[path].default is dataclasses.MISSING
             assert not keys or had_none
 
-    def test_options_that_are_not_given_are_left_out(self):
+    def test_unset_options_are_left_out(self):
         for name in PLACEMENTS:
             changes = {'model.placement': name, 'optim.eps': None, 'optim.warmup_steps': None}
-            found = {key for key in identity(checked_config(changes)) if ':' in key}
+            keys = {key for key in identity(checked_config(changes)) if ':' in key}
             needs = {'model.attention=softmax:norm_values'} & {
                 f'model.attention=softmax:{key}' for key in PLACEMENTS[name].needs
             }
-            assert found == needs
+            assert keys == needs
 
     @pytest.mark.parametrize('name', NORMS)
-    def test_a_default_of_a_part_that_is_spelt_out_changes_nothing(self, name):
+    def test_explicit_part_default_changes_nothing(self, name):
         """In the section, and behind the name."""
         plain = tiny_config({'model.norm': name})
         for option, declared in declared_options(NORMS[name]).items():
             if declared.default is not None:
-                spelt = {'model.norm': name, f'norm.{option}': declared.default}
-                behind = {'model.norm': f'{name}: {option} = {declared.default}'}
-                assert digest(tiny_config(spelt)) == digest(tiny_config(behind)) == digest(plain)
+                in_section = {'model.norm': name, f'norm.{option}': declared.default}
+                inline = {'model.norm': f'{name}: {option} = {declared.default}'}
+                assert (
+                    digest(tiny_config(in_section)) == digest(tiny_config(inline)) == digest(plain)
+                )
 
-    def test_what_auto_stands_for_changes_nothing_when_it_is_spelt_out(self):
+    def test_explicit_auto_value_changes_nothing(self):
         for name in PLACEMENTS:
             config = checked_config({'model.placement': name})
             spelt = {path: flatten(config)[path] for path in lm.config.resolve.DERIVED_DEFAULTS}
@@ -258,28 +266,28 @@ class TestIdentity:
             assert identity(again) == identity(checked_config({'model.placement': name}))
             assert not identity(again).keys() & {'model.mlp', 'model.final_norm'}
 
-    def test_where_an_option_is_written_changes_nothing(self):
+    def test_option_location_changes_nothing(self):
         section = tiny_config({'norm.scale': False})
-        behind = tiny_config({'model.norm': 'rmsnorm:scale=False'})
-        one = tiny_config({'model.norm': 'rmsnorm:scale=False', 'model.final_norm': 'rmsnorm'})
-        assert digest(section) == digest(behind) != digest(one)
+        inline = tiny_config({'model.norm': 'rmsnorm:scale=False'})
+        one_norm = tiny_config({'model.norm': 'rmsnorm:scale=False', 'model.final_norm': 'rmsnorm'})
+        assert digest(section) == digest(inline) != digest(one_norm)
 
-    def test_an_option_counts_by_what_each_reader_makes_of_it(self):
-        """1e-6 is rmsnorm's own, and not powernorm's."""
+    def test_option_counts_for_each_reader(self):
+        """1e-6 is the default of rmsnorm, but not of powernorm."""
         changes = {'model.norm': 'powernorm', 'model.qk_norm': 'rmsnorm'}
-        found = identity(tiny_config(changes | {'norm.eps': 1e-6}))
-        assert 'model.norm=powernorm:eps' in found and 'model.qk_norm=rmsnorm:eps' not in found
+        keys = identity(tiny_config(changes | {'norm.eps': 1e-6}))
+        assert 'model.norm=powernorm:eps' in keys and 'model.qk_norm=rmsnorm:eps' not in keys
 
     @pytest.mark.parametrize('path', sorted(FIELDS))
-    def test_a_change_changes_it(self, path):
-        """Every field, in a config whose parts read it, but for those that only watch a run."""
+    def test_other_values_change_the_digest(self, path):
+        """Every field, in a config whose parts read it, except fields that only observe a run."""
         base = first_readers().get(path, checked_config({}))
         values = [value for value in other_values(path) if value != flatten(base)[path]]
         assert values or len(FIELDS[path].choice.table) == 1
         for value in values:
             assert (digest(update_recipe(base, {path: value})) == digest(base)) == is_passive(path)
 
-    def test_no_two_configs_of_a_family_share_one(self):
+    def test_family_digests_differ(self):
         names, n = set(), 0
         for scale in ('', ':scale=False'):
             for final in ('auto', 'rmsnorm', 'rmsnorm:scale=False', 'none'):
@@ -291,7 +299,7 @@ class TestIdentity:
                         n += 1
         assert len(names) == n * 3 // 4  # auto is one of the others
 
-    def test_a_field_that_is_added_later_changes_nothing(self, monkeypatch):
+    def test_new_field_changes_nothing(self, monkeypatch):
         line = '    readout_bias: bool = False\n'
         auto = "    mixer: Annotated[str, Choice(MLPS, 'mlp', auto=True)] = AUTO\n"
         later = config_module(monkeypatch, line, f'{line}    shiny: bool = False\n{auto}')
@@ -301,7 +309,7 @@ class TestIdentity:
         raw['model']['shiny'] = True
         assert later.digest(later.resolve(raw)) != digest(resolve(tiny_raw(changes)))
 
-    def test_an_option_that_is_added_later_changes_nothing(self, monkeypatch):
+    def test_new_option_changes_nothing(self, monkeypatch):
         class Shining(NORMS['rmsnorm']):
             shine: Annotated[float, Option('how much')] = 0.5
 
@@ -347,15 +355,15 @@ READERS = (
 
 @functools.cache
 def first_readers():
-    """{field: the first config of READERS with a part that reads it}."""
-    found = {}
+    """Returns {field: the first config of READERS with a part that reads it}."""
+    configs = {}
     for config in map(checked_config, READERS):
-        found = dict.fromkeys(config.readers, config) | found
-    return found
+        configs = dict.fromkeys(config.readers, config) | configs
+    return configs
 
 
 def other_values(path):
-    """Values that are no default of any part."""
+    """Returns values that are no default of any part."""
     field = FIELDS[path]
     kind = next(kind for kind in field.types if kind is not types.NoneType)
     if field.choice:
@@ -367,18 +375,18 @@ def other_values(path):
         ]
         return [not declared[0].default] if path.startswith('norm.') else [True, False]
     if field.option and field.option.choices:
-        others = [name for name in field.option.choices if name != field.default]
-        return [name for name in others if name not in USUAL] or others
+        choices = [name for name in field.option.choices if name != field.default]
+        return [name for name in choices if name not in USUAL] or choices
     return [f'{path}x' if kind is str else kind(17)]
 
 
-def config_module(monkeypatch, old='', new=''):
-    """lm/config/resolve.py as it would be with a change of lm/config/fields.py."""
+def config_module(monkeypatch, line='', replacement=''):
+    """Returns lm/config/resolve.py as it would be after a change of lm/config/fields.py."""
     for module in (lm.config.fields, lm.config.resolve):
         text = Path(module.__file__).read_text()
         if module is lm.config.fields:
-            assert old in text
-            text = text.replace(old, new, 1) if old else text
+            assert line in text
+            text = text.replace(line, replacement, 1) if line else text
         later = types.ModuleType(module.__name__)
         monkeypatch.setitem(sys.modules, module.__name__, later)
         exec(compile(text, module.__name__, 'exec'), vars(later))

@@ -1,4 +1,4 @@
-"""Contract: what is wrong with a name or a flag is answered with what works."""
+"""Contract: errors about a name or a flag suggest a valid one."""
 
 import ast
 
@@ -16,7 +16,7 @@ from tests.lm.model.test_check_fields import NAMES
 
 
 @pytest.mark.parametrize(
-    ('path', 'meant'),
+    ('path', 'fields'),
     [
         ('optim.learning_rate', ["'optim.lr'"]),
         ('lr', ["'optim.lr'"]),
@@ -29,24 +29,24 @@ from tests.lm.model.test_check_fields import NAMES
         ('model.D', ["'model.d_model'"]),
     ],
 )
-def test_an_unknown_field_names_those_that_may_be_meant(path, meant):
-    said = field_hint(path, FIELDS)
-    assert said == f' Did you mean {" or ".join(meant)}?'
+def test_unknown_field_suggests_fields(path, fields):
+    hint = field_hint(path, FIELDS)
+    assert hint == f' Did you mean {" or ".join(fields)}?'
 
 
-def test_a_field_unlike_any_suggests_nothing():
+def test_dissimilar_field_suggests_nothing():
     assert field_hint('qqq', FIELDS) == ''
 
 
-def test_every_hint_names_what_there_is_and_none_is_a_name_here():
+def test_aliases_are_no_names_here():
     names = {name for table in NAMES.values() for name in table}
-    both = {'seed', 'warmup'}  # names of several fields
-    assert foreign_names().fields.keys() & {path.split('.')[1] for path in FIELDS} == both
+    shared = {'seed', 'warmup'}  # names of several fields
+    assert foreign_names().fields.keys() & {path.split('.')[1] for path in FIELDS} == shared
     assert set(ROWS_BY_ALIAS.values()) <= names and not ROWS_BY_ALIAS.keys() & names
 
 
 @pytest.mark.parametrize(
-    ('path', 'name', 'meant'),
+    ('path', 'name', 'suggestion'),
     [
         ('model.placement', 'sandwich', 'peri'),
         ('model.placement', 'Pre-LN', 'pre'),
@@ -59,12 +59,12 @@ def test_every_hint_names_what_there_is_and_none_is_a_name_here():
         ('model.norm', 'batch_norm', 'batchnorm'),
     ],
 )
-def test_a_usual_name_is_answered_with_the_name_here(path, name, meant):
-    with pytest.raises(ValueError, match=f"Did you mean '{meant}'"):
+def test_usual_name_suggests_the_name_here(path, name, suggestion):
+    with pytest.raises(ValueError, match=f"Did you mean '{suggestion}'"):
         check(tiny_config({path: name}))
 
 
-def test_several_names_are_answered_with_a_sweep():
+def test_several_names_suggest_a_sweep():
     with pytest.raises(ValueError, match=r"""sweep="{'model.norm': \('rmsnorm', 'layernorm'\)}"""):
         tiny_config({'model.norm': 'rmsnorm,layernorm'})
 
@@ -79,18 +79,20 @@ def test_several_names_are_answered_with_a_sweep():
         "{'optim.lr': (10**-3, 3e-3)}",
     ],
 )
-def test_a_sweep_that_is_no_literal_is_answered_with_a_flag_that_works(text):
+def test_invalid_sweep_suggests_a_working_flag(text):
     flag = sweep_hint(text, FIELDS)
     literal = flag.split('--config.sweep="')[1].split('"')[0]
-    wanted = [{'optim.lr': 1e-3}, {'optim.lr': 3e-3}]
-    assert [cell.changes for cell in expand_sweep(tiny_raw(), ast.literal_eval(literal))] == wanted
+    expected = [{'optim.lr': 1e-3}, {'optim.lr': 3e-3}]
+    assert [
+        cell.changes for cell in expand_sweep(tiny_raw(), ast.literal_eval(literal))
+    ] == expected
     with pytest.raises(ValueError, match='must be a Python literal') as error:
         expand_sweep(tiny_raw(), text)
     assert flag in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ('path', 'text', 'said'),
+    ('path', 'text', 'message'),
     [
         (
             'optim.lr',
@@ -104,12 +106,12 @@ def test_a_sweep_that_is_no_literal_is_answered_with_a_flag_that_works(text):
         ('norm.groups', 'None', 'Leave the flag out for None.'),
     ],
 )
-def test_a_value_that_cannot_be_read_is_answered_with_one_that_can(path, text, said):
-    assert said in flag_type_error(path, text, FIELDS[path].types)
+def test_invalid_value_suggests_a_valid_one(path, text, message):
+    assert message in flag_type_error(path, text, FIELDS[path].types)
 
 
 @pytest.mark.parametrize(
-    ('flag', 'said'),
+    ('flag', 'message'),
     [
         ('--config.lr=1', "no field lr. Did you mean 'optim.lr'"),
         ('-config.optim.learning_rate', "Did you mean 'optim.lr'"),
@@ -120,13 +122,13 @@ def test_a_value_that_cannot_be_read_is_answered_with_one_that_can(path, text, s
         ('--config.sweeps={}', "no field sweeps. Did you mean 'sweep'"),
     ],
 )
-def test_a_flag_that_sets_nothing_is_refused(flag, said):
-    with pytest.raises(ValueError, match=said):
+def test_unknown_flag_is_refused(flag, message):
+    with pytest.raises(ValueError, match=message):
         check_flags(['train.py', flag], FIELDS)
 
 
 @pytest.mark.parametrize(
-    ('flags', 'whole'),
+    ('flags', 'suggestion'),
     [
         ('--config.tune.optim.lr=None', {'tune': {'optim.lr': None}}),
         ('--config.tune.lr=1e-3 --config.tune.seeds=4', {'tune': {'optim.lr': 1e-3, 'seeds': 4}}),
@@ -139,12 +141,12 @@ def test_a_flag_that_sets_nothing_is_refused(flag, said):
         ('--config.sweep.train.seed=(0,1)', {'sweep': {'train.seed': (0, 1)}}),
     ],
 )
-def test_a_part_of_the_dict_of_a_sweep_is_answered_with_the_whole(flags, whole):
-    ((name, wanted),) = whole.items()
+def test_partial_dict_suggests_the_whole_dict(flags, suggestion):
+    ((name, expected),) = suggestion.items()
     with pytest.raises(ValueError, match=f'config.{name} is one dict') as error:
         check_flags(['train.py', *flags.split()], FIELDS)
     literal = str(error.value).split(f'--config.{name}="')[1].split('"')[0]
-    assert ast.literal_eval(literal) == wanted
+    assert ast.literal_eval(literal) == expected
 
 
 def test_flags_that_work_pass():
@@ -157,13 +159,13 @@ def test_flags_that_work_pass():
         check_flags(['train.py', *argv], FIELDS)
 
 
-def test_a_section_that_is_none_names_a_field():
+def test_unknown_section_suggests_a_field():
     with pytest.raises(ValueError, match=r"no field lr\. Did you mean 'optim.lr'"):
         resolve(tiny_raw() | {'lr': 1e-3})
 
 
-def test_a_tune_that_is_no_dict_is_answered_with_one():
-    for given in (['optim.lr'], 'optim.lr', '{optim.lr: None}'):
-        assert tune_hint(given, FIELDS) == """Did you mean --config.tune="{'optim.lr': None}"?"""
-    for given in (3, ['eps']):  # no name; and one of several fields
-        assert tune_hint(given, FIELDS).startswith('Such as --config.tune=')
+def test_invalid_tune_suggests_a_dict():
+    for tune in (['optim.lr'], 'optim.lr', '{optim.lr: None}'):
+        assert tune_hint(tune, FIELDS) == """Did you mean --config.tune="{'optim.lr': None}"?"""
+    for tune in (3, ['eps']):  # no name; and one of several fields
+        assert tune_hint(tune, FIELDS).startswith('Such as --config.tune=')

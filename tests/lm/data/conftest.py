@@ -1,4 +1,4 @@
-"""A data section small enough to prepare in a fraction of a second, and what pieces it makes."""
+"""Fixtures of data: a section that is prepared in a fraction of a second, and its pieces."""
 
 import contextlib
 import dataclasses
@@ -38,7 +38,7 @@ def cfg(tmp_path):
             folder.mkdir()
             for i in range(40):
                 (folder / f'{i:02}.txt').write_bytes(document(i).encode())
-        own = {
+        defaults = {
             'source': f'text:{folder}/*.txt',
             'tokenizer': 'byte',
             'seq_len': 32,
@@ -46,19 +46,19 @@ def cfg(tmp_path):
             'validation_fraction': 0.2,
             'cache_dir': str(tmp_path / 'cache'),
         }
-        return dataclasses.replace(base, **(own | fields))
+        return dataclasses.replace(base, **(defaults | fields))
 
     return make
 
 
 @pytest.fixture
-def small(monkeypatch):
-    """Pieces so small that the corpus has some ten."""
+def small_pieces(monkeypatch):
+    """Sets a piece size at which the corpus has about ten pieces."""
     monkeypatch.setattr(scan, 'PIECE', PIECE_BYTES)
 
 
 @pytest.fixture(params=['byte', 'bpe:300'])
-def own(request, cfg):
+def data_cfg(request, cfg):
     """The config of one source, with each kind of tokenizer."""
     return cfg(tokenizer=request.param)
 
@@ -67,7 +67,7 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
-def killed(*_, **__):
+def raise_killed(*_, **__):
     raise Killed
 
 
@@ -76,23 +76,23 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-def prepared_by(cfg: DataConfig, say: Callable = discard_line) -> dict[str, bytes]:
+def prepare_contents(cfg: DataConfig, say: Callable = discard_line) -> dict[str, bytes]:
     return contents(cache.root(cfg.cache_dir) / open_dataset(cfg, say=say).digest)
 
 
 @pytest.fixture
-def wanted(own, tmp_path, monkeypatch):
-    """All that one process makes of it, in one piece."""
+def expected_files(data_cfg, tmp_path, monkeypatch):
+    """The files that one process makes, in one piece."""
     monkeypatch.setattr(scan, 'PIECE', 1 << 24)
-    found = prepared_by(dataclasses.replace(own, cache_dir=str(tmp_path / 'wanted')))
+    files = prepare_contents(dataclasses.replace(data_cfg, cache_dir=str(tmp_path / 'wanted')))
     monkeypatch.setattr(scan, 'PIECE', PIECE_BYTES)
-    assert {'report.json', 'index.npz', 'contents.json', 'records/dataset_info.json'} < set(found)
-    return found
+    assert {'report.json', 'index.npz', 'contents.json', 'records/dataset_info.json'} < set(files)
+    return files
 
 
 @dataclasses.dataclass
 class Encoding:
-    """Counts the pieces that are encoded; `before` is called before each, with their number."""
+    """Counts the encoded pieces; `before` is called before each with its number."""
 
     n: int = 0
     before: Callable | None = None
@@ -110,19 +110,19 @@ class Encoding:
 
 @pytest.fixture
 def encoding(monkeypatch):
-    counted = Encoding()
-    monkeypatch.setattr(prepare, 'encode_piece', counted)
-    return counted
+    counting = Encoding()
+    monkeypatch.setattr(prepare, 'encode_piece', counting)
+    return counting
 
 
-def folder_of_pieces(cfg: DataConfig) -> Path:
+def pieces_folder(cfg: DataConfig) -> Path:
     (folder,) = cache.root(cfg.cache_dir).glob('*.pieces')
     return folder
 
 
 def n_pieces(cfg: DataConfig) -> int:
-    with scan.open_scan(folder_of_pieces(cfg) / prepare.SCAN) as found:
-        return len(found.pieces)
+    with scan.open_scan(pieces_folder(cfg) / prepare.SCAN) as corpus:
+        return len(corpus.pieces)
 
 
 def write_texts(folder: Path, texts: Iterable[str | bytes]) -> str:
@@ -134,41 +134,39 @@ def write_texts(folder: Path, texts: Iterable[str | bytes]) -> str:
 
 
 def write_tokenizer(folder: Path) -> str:
-    """Returns the tokenizer of a folder whose BOS is no special token, so that text can spell it:
-    'line'.
-    """
+    """Writes a tokenizer whose BOS is no special token, so that the text 'line' spells it."""
     import tokenizers as library
 
-    made = library.Tokenizer(library.models.BPE({'l': 0, 'i': 1, 'n': 2, 'e': 3}, []))
-    made.add_tokens(['line'])
-    made.save(str(folder / 'tokenizer.json'))
+    tokenizer = library.Tokenizer(library.models.BPE({'l': 0, 'i': 1, 'n': 2, 'e': 3}, []))
+    tokenizer.add_tokens(['line'])
+    tokenizer.save(str(folder / 'tokenizer.json'))
     (folder / 'tokenizer_config.json').write_text('{"bos_token": "line"}')
     return f'hf:{folder}'
 
 
-def notes_of(cfg: DataConfig) -> list[str]:
-    """What is said that begins with NOTE as the data are opened."""
-    said = []
-    open_dataset(cfg, say=said.append)
-    return [line for line in said if line.startswith('NOTE')]
+def opening_notes(cfg: DataConfig) -> list[str]:
+    """Returns the notes that opening the data prints."""
+    messages = []
+    open_dataset(cfg, say=messages.append)
+    return [line for line in messages if line.startswith('NOTE')]
 
 
-def left_in(cfg: DataConfig) -> list[str]:
-    """Folders beside the data that is whole."""
+def leftover_folders(cfg: DataConfig) -> list[str]:
+    """Returns the folders beside the complete data."""
     return [p.name for p in cache.root(cfg.cache_dir).iterdir() if p.is_dir() and p.suffix]
 
 
 @contextlib.contextmanager
-def interrupted(monkeypatch, after: int, error: BaseException = INTERRUPT) -> Iterator[None]:
-    """By `error`, in the midst of a piece, when `after` pieces are done."""
-    encode, done = prepare.encode_piece, []
+def interrupt_encoding(monkeypatch, after: int, error: BaseException = INTERRUPT) -> Iterator[None]:
+    """Raises `error` within a piece, after `after` pieces are encoded."""
+    encode, finished = prepare.encode_piece, []
 
     def stop(*args):
         encode(*args)
-        if len(done) == after:
+        if len(finished) == after:
             raise error
-        done.append(None)
+        finished.append(None)
 
-    with monkeypatch.context() as patched, pytest.raises(type(error)):
-        patched.setattr(prepare, 'encode_piece', stop)
+    with monkeypatch.context() as patch, pytest.raises(type(error)):
+        patch.setattr(prepare, 'encode_piece', stop)
         yield

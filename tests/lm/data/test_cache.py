@@ -1,4 +1,4 @@
-"""The folder of prepared data under trouble: killed, shared, full, not to be written."""
+"""The folder of prepared data in trouble: killed, shared, full, not writable."""
 
 import errno
 import json
@@ -28,7 +28,7 @@ def test_property_unchanged_files_are_not_read_again(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('memo', ['', 'null', '[]', '{{"{path}": 3}}', '{{"{path}": [4, 5]}}'])
-def test_property_a_memo_that_is_none_is_written_again(memo, tmp_path):
+def test_property_invalid_memo_is_rewritten(memo, tmp_path):
     path = tmp_path / 'a.txt'
     path.write_text('some')
     (tmp_path / 'files.json').write_text(memo.format(path=path))
@@ -37,7 +37,7 @@ def test_property_a_memo_that_is_none_is_written_again(memo, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('error', 'full'),
+    ('error', 'cause'),
     [
         (OSError(errno.ENOSPC, 'words of numpy'), 'the disk that holds {} is full'),
         (
@@ -50,23 +50,23 @@ def test_property_a_memo_that_is_none_is_written_again(memo, tmp_path):
         ),
     ],
 )
-def test_errors_of_a_full_disk(error, full, tmp_path):
+def test_errors_full_disk(error, cause, tmp_path):
     def make(partial):
         raise error
 
-    says = f'{full.format(tmp_path)} .*words of .*data.cache_dir'
-    with pytest.raises(OSError, match=says):
+    message = f'{cause.format(tmp_path)} .*words of .*data.cache_dir'
+    with pytest.raises(OSError, match=message):
         cache.make_once(tmp_path / 'name', make, str, discard_line)
     assert not (tmp_path / 'name.partial').exists()
 
 
-def test_errors_of_the_cache_folder(cfg, tmp_path):
+def test_errors_unwritable_cache_folder(cfg, tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(OSError, match=r'cannot be kept in .*file/cache.*Set data\.cache_dir'):
         open_dataset(cfg(cache_dir=str(tmp_path / 'file' / 'cache')), say=discard_line)
 
 
-def test_property_the_cache_is_where_it_is_said_to_be(monkeypatch, tmp_path):
+def test_property_cache_location(monkeypatch, tmp_path):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     assert cache.root('') == tmp_path / 'evenkeel'
     assert cache.root('here') == Path.cwd() / 'here'
@@ -96,7 +96,7 @@ class Stream(prepared.TokenStream):
         os.kill(os.getpid(), signal.SIGKILL)
 prepared.TokenStream = Stream
 """
-# Whoever prepares goes on once the other one waits.
+# The process that prepares continues once the other one waits.
 RACE = """
 def say(line):
     print(line, flush=True)
@@ -120,33 +120,33 @@ def launch(cfg, hook=''):
 
 
 def test_property_killed_midway_and_prepared_again(cfg, tmp_path):
-    killed = launch(cfg(), KILL)
-    killed.communicate()
-    assert killed.returncode == -9
+    killed_process = launch(cfg(), KILL)
+    killed_process.communicate()
+    assert killed_process.returncode == -9
     (partial,) = (tmp_path / 'cache').glob('*.partial')
     assert (partial / 'index.npz').exists()
     again = open_dataset(cfg(), say=discard_line)
     assert not list((tmp_path / 'cache').glob('*.partial'))
     fresh = open_dataset(cfg(cache_dir=str(tmp_path / 'fresh')), say=discard_line)
     assert again.report == fresh.report
-    for a, b in zip(again.train, fresh.train, strict=True):
-        np.testing.assert_array_equal(a['tokens'], b['tokens'])
+    for restored, original in zip(again.train, fresh.train, strict=True):
+        np.testing.assert_array_equal(restored['tokens'], original['tokens'])
 
 
 @pytest.mark.full
 def test_property_two_at_once_prepare_once(cfg):
-    both = [launch(cfg(), RACE) for _ in range(2)]
-    outs = [process.communicate()[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert sum('preparing' in out for out in outs) == 1
-    assert sum('waiting for it' in out for out in outs) == 1
-    digests = [re.search('digest (.*)', out).group(1) for out in outs]
+    processes = [launch(cfg(), RACE) for _ in range(2)]
+    outputs = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert sum('preparing' in output for output in outputs) == 1
+    assert sum('waiting for it' in output for output in outputs) == 1
+    digests = [re.search('digest (.*)', output).group(1) for output in outputs]
     assert digests[0] == digests[1]
 
 
 @pytest.mark.full
 def test_property_no_tensorflow(cfg):
     process = launch(cfg(tokenizer='bpe:300', packing='best_fit'))
-    out, err = process.communicate()
-    assert process.returncode == 0, err
-    assert out.splitlines()[-1] == 'False'
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert output.splitlines()[-1] == 'False'

@@ -1,4 +1,4 @@
-"""Reference: globs of paths, against the definition by recursion; of files, against `glob`."""
+"""Reference: globs of paths against a recursive definition; globs of files against `glob`."""
 
 import functools
 import glob
@@ -13,17 +13,17 @@ SEGMENTS = ['*', '**', 'a*', '*b', '?', '[ab]', '[!a]x', 'ab', 'a?b*', '[a-c]*',
 
 
 def expand(pattern):
-    """The patterns of one with braces that do not nest."""
-    head, brace, rest = pattern.partition('{')
+    """Returns the patterns without braces that a pattern with unnested braces stands for."""
+    head, brace, remainder = pattern.partition('{')
     if not brace:
         return [pattern]
-    inner, _, tail = rest.partition('}')
-    return [head + one + end for one in inner.split(',') for end in expand(tail)]
+    inner, _, tail = remainder.partition('}')
+    return [head + alternative + end for alternative in inner.split(',') for end in expand(tail)]
 
 
 @functools.cache
 def is_match(pattern, path):
-    """Tries every way: exponential but for what is cached."""
+    """Tries all possibilities, with a cache."""
     if not pattern:
         return not path
     if pattern.startswith('**/'):
@@ -35,10 +35,10 @@ def is_match(pattern, path):
         segment = path.partition('/')[0]
         return any(is_match(pattern[1:], path[i:]) for i in range(len(segment) + 1))
     if pattern[0] == '[':
-        inner, rest = pattern[1:].split(']', 1)
+        inner, remainder = pattern[1:].split(']', 1)
         letters = inner.removeprefix('!').replace('a-c', 'abc')
         is_in = path != '' and path[0] != '/' and (path[0] in letters) != inner.startswith('!')
-        return is_in and is_match(rest, path[1:])
+        return is_in and is_match(remainder, path[1:])
     is_same = path != '' and (pattern[0] == path[0] or (pattern[0] == '?' and path[0] != '/'))
     return is_same and is_match(pattern[1:], path[1:])
 
@@ -49,15 +49,15 @@ def test_reference_globs():
         pattern = '/'.join(rng.choices(SEGMENTS, k=rng.randrange(1, 5)))
         names = [''.join(rng.choices('abx', k=rng.randrange(1, 4))) for _ in range(4)]
         path = '/'.join(names[: rng.randrange(1, 5)])
-        wanted = any(is_match(one, path) for one in expand(pattern))
-        assert Pattern(pattern).fullmatch(path) == wanted, (pattern, path)
-        assert not wanted or path.startswith(Pattern(pattern).prefix)
-        n_matches += wanted
+        expected = any(is_match(alternative, path) for alternative in expand(pattern))
+        assert Pattern(pattern).fullmatch(path) == expected, (pattern, path)
+        assert not expected or path.startswith(Pattern(pattern).prefix)
+        n_matches += expected
     assert n_matches > 200
 
 
 @pytest.mark.parametrize(
-    ('pattern', 'path', 'wanted'),
+    ('pattern', 'path', 'expected'),
     [
         ('a/**/b*.parquet', 'a/b1.parquet', True),
         ('a/**/b*.parquet', 'a/c/d/b.parquet', True),
@@ -74,11 +74,11 @@ def test_reference_globs():
         ('a\nb*', 'a\nbc', True),
     ],
 )
-def test_reference_single_globs(pattern, path, wanted):
-    assert Pattern(pattern).fullmatch(path) == wanted
+def test_reference_single_globs(pattern, path, expected):
+    assert Pattern(pattern).fullmatch(path) == expected
 
 
-def test_errors_of_a_glob_that_is_too_long():
+def test_errors_too_long_glob():
     with pytest.raises(ValueError, match=f'longer than {MAX_LENGTH} characters'):
         Pattern('a' * (MAX_LENGTH + 1))
 
@@ -87,9 +87,9 @@ GLOBS = ['*', '**', '**/*', '**/*.txt', '*/*.txt', '**/b/**', '**/b/*', '**/**',
 GLOBS += ['.h/**', '**/.h/*', 'b/**/x.txt', './**/x.*', '**/', 'nowhere/**', '**/[xy].txt', '*.*']
 
 
-@pytest.mark.parametrize('where', ['', 'absolute'])
-def test_reference_files_without_links(where, tmp_path, monkeypatch):
-    """The same names in the same order: by these, prepared data is found again."""
+@pytest.mark.parametrize('root', ['', 'absolute'])
+def test_reference_files_without_links(root, tmp_path, monkeypatch):
+    """The same names in the same order, because these determine the digest of prepared data."""
     rng = random.Random(0)
     folders = ['a', 'b', 'a/b', 'a/b/b', 'b/a/b', '.h/a', 'a/.h', 'c[1]/b', 'ab']
     for folder in folders:
@@ -100,9 +100,9 @@ def test_reference_files_without_links(where, tmp_path, monkeypatch):
                 (tmp_path / folder / name).touch()
     monkeypatch.chdir(tmp_path)
     for pattern in GLOBS:
-        pattern = f'{tmp_path}/{pattern}' if where else pattern
-        wanted = {p for p in map(Path, sorted(glob.glob(pattern, recursive=True))) if p.is_file()}
-        assert wanted or pattern.endswith(('**/', 'nowhere/**', '**/b/*'))
+        pattern = f'{tmp_path}/{pattern}' if root else pattern
+        expected = {p for p in map(Path, sorted(glob.glob(pattern, recursive=True))) if p.is_file()}
+        assert expected or pattern.endswith(('**/', 'nowhere/**', '**/b/*'))
         matches = find_files(pattern)
-        assert [*matches.files] == sorted(wanted, key=str), pattern
+        assert [*matches.files] == sorted(expected, key=str), pattern
         assert matches.duplicates == ()

@@ -1,5 +1,7 @@
-"""Data sets of a hub. Reference: which files a name means. Equivalence: what is fetched is prepared
-as the same files by text:GLOB. Contract: one line for each thing that is not there, or no card.
+"""Data sets of the hub.
+
+Reference: the files that a name means. Equivalence: fetched files are prepared like the same files
+by text:GLOB. Contract: one line for each missing thing or malformed card.
 """
 
 import hashlib
@@ -44,7 +46,7 @@ CARD = {  # the form of FineWeb-Edu's
 
 
 @pytest.mark.parametrize(
-    ('subset', 'paths', 'card', 'wanted'),
+    ('subset', 'paths', 'card', 'expected'),
     [
         ('', FILES, CARD, FILES[:2]),
         ('sample-10BT', FILES, CARD, FILES[2:]),
@@ -56,12 +58,12 @@ CARD = {  # the form of FineWeb-Edu's
         ('', FILES, {'configs': CARD['configs'][1:2]}, FILES[2:]),
     ],
 )
-def test_a_name_means_the_training_files_of_a_subset(subset, paths, card, wanted):
-    assert select_files('a/b', subset, paths, card) == wanted
+def test_select_training_files(subset, paths, card, expected):
+    assert select_files('a/b', subset, paths, card) == expected
 
 
 @pytest.mark.parametrize(
-    ('subset', 'paths', 'card', 'said'),
+    ('subset', 'paths', 'card', 'message'),
     [
         ('sample-10B', FILES, CARD, "Did you mean 'sample-10BT'"),
         ('simple', FILES, {}, "no subset 'simple'; there are data, sample. Write hub:a/b:SUBSET"),
@@ -75,8 +77,8 @@ def test_a_name_means_the_training_files_of_a_subset(subset, paths, card, wanted
         ('', SPLITS[:1], {}, "hub:a/b has no split 'train'"),
     ],
 )
-def test_what_is_not_there_is_said_with_what_there_is(subset, paths, card, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_errors_list_available_subsets(subset, paths, card, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         select_files('a/b', subset, paths, card)
 
 
@@ -95,19 +97,19 @@ LONG_PATHS = [*SPLITS, 'a/' * 60 + 'x.parquet']
         '{*a,b}' * 99,
     ],
 )
-def test_a_glob_of_a_card_takes_no_time_that_grows_by_powers(globs):
-    """As a regular expression the first and third of them take years, and the braces are errors."""
+def test_globs_take_linear_time(globs):
+    """As regular expressions, the first and third take years, and the braces are errors."""
     card = {'configs': [{'config_name': 'a', 'data_files': globs}]}
     with pytest.raises(ValueError, match="has no split 'train'"):
         select_files('a/b', '', LONG_PATHS, card)
 
 
-def of_files(data_files, **fields):
+def make_card(data_files, **fields):
     return {'configs': [{'config_name': 'default', 'data_files': data_files, **fields}]}
 
 
 @pytest.mark.parametrize(
-    ('card', 'says'),
+    ('card', 'message'),
     [
         (['a'], 'the head of its card must be fields; got list'),
         ('abc', "the head of its card must be fields; got 'abc'"),
@@ -118,65 +120,77 @@ def of_files(data_files, **fields):
             {'configs': [{'data_files': 'x'}]},
             'configs[0].config_name of its card must be a name; g',
         ),
-        (of_files('x', config_name=['a']), 'config_name of its card must be a name; got list'),
+        (make_card('x', config_name=['a']), 'config_name of its card must be a name; got list'),
         (
-            of_files(5),
+            make_card(5),
             'configs[0].data_files of its card must be a path or a list of paths; got int',
         ),
-        (of_files([{'split': 'train'}]), 'data_files[0].path of its card must be a path or a list'),
-        (of_files([{'split': 'train', 'path': {}}]), 'data_files[0].path of its card must be a pa'),
-        (of_files({'train': ['*', 5]}), 'data_files.train of its card must be a path or a list of'),
-        (of_files([{'split': 5, 'path': '*'}]), 'the path of a named split, as others are; got in'),
         (
-            of_files(['*', {'split': 'test', 'path': '*'}]),
+            make_card([{'split': 'train'}]),
+            'data_files[0].path of its card must be a path or a list',
+        ),
+        (
+            make_card([{'split': 'train', 'path': {}}]),
+            'data_files[0].path of its card must be a pa',
+        ),
+        (
+            make_card({'train': ['*', 5]}),
+            'data_files.train of its card must be a path or a list of',
+        ),
+        (
+            make_card([{'split': 5, 'path': '*'}]),
+            'the path of a named split, as others are; got in',
+        ),
+        (
+            make_card(['*', {'split': 'test', 'path': '*'}]),
             'data_files[0] of its card must be the p',
         ),
-        (of_files('../../*'), "must be a path within the data set; got '../../*'"),
-        (of_files('/etc/*'), "must be a path within the data set; got '/etc/*'"),
-        (of_files('hf://datasets/c/d/*'), 'must be a path within the data set'),
-        (of_files('{' + 'ab,' * 9999 + '}'), 'must be at most 1000 characters long; got'),
+        (make_card('../../*'), "must be a path within the data set; got '../../*'"),
+        (make_card('/etc/*'), "must be a path within the data set; got '/etc/*'"),
+        (make_card('hf://datasets/c/d/*'), 'must be a path within the data set'),
+        (make_card('{' + 'ab,' * 9999 + '}'), 'must be at most 1000 characters long; got'),
     ],
 )
-def test_a_card_of_another_form_is_refused_by_its_field(card, says):
-    with pytest.raises(ValueError, match=re.escape(says)):
+def test_errors_malformed_card(card, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         select_files('a/b', '', FILES, card)
 
 
-def test_a_card_of_more_globs_than_can_be_tried_is_refused(monkeypatch):
+def test_errors_too_many_globs(monkeypatch):
     monkeypatch.setattr(lm_hub, 'MAX_WORK', 3 * len(FILES) * len('*t') + len('data/CC-2014/**'))
-    card = of_files(['*t', '*t', '*t', 'data/CC-2014/**'])
+    card = make_card(['*t', '*t', '*t', 'data/CC-2014/**'])
     assert select_files('a/b', '', FILES, card) == FILES[1:2]
     with pytest.raises(ValueError, match='must be fewer globs for 4 files'):
-        select_files('a/b', '', FILES, of_files(['*t'] * 6))
+        select_files('a/b', '', FILES, make_card(['*t'] * 6))
 
 
 @pytest.mark.parametrize(
-    ('card', 'wanted'),
+    ('card', 'expected'),
     [
-        (of_files({'train': 'plain/train-[1-9]*', 'test': 'plain/test*'}), SPLITS[2:]),
-        (of_files({'split': 'train', 'path': SPLITS[1]}), SPLITS[1:2]),
-        (of_files([['plain/*']]), SPLITS[1:]),
-        (of_files(None), SPLITS[1:]),
+        (make_card({'train': 'plain/train-[1-9]*', 'test': 'plain/test*'}), SPLITS[2:]),
+        (make_card({'split': 'train', 'path': SPLITS[1]}), SPLITS[1:2]),
+        (make_card([['plain/*']]), SPLITS[1:]),
+        (make_card(None), SPLITS[1:]),
         ({'configs': [{'config_name': False, 'data_files': SPLITS[2]}]}, SPLITS[2:]),
     ],
 )
-def test_a_card_may_be_of_each_form_that_the_hub_has(card, wanted):
-    assert select_files('a/b', '', SPLITS, card) == wanted
+def test_every_card_form(card, expected):
+    assert select_files('a/b', '', SPLITS, card) == expected
 
 
-def test_what_is_hidden_is_named():
+def test_hidden_paths_need_their_spelling():
     paths = ['.a/train.parquet', '__b__/train.parquet', 'c/train.parquet']
-    assert select_files('a/b', '', paths, of_files('**')) == paths[2:]
-    assert select_files('a/b', '', paths, of_files(['.*/*', '__b__/*'])) == paths[:2]
+    assert select_files('a/b', '', paths, make_card('**')) == paths[2:]
+    assert select_files('a/b', '', paths, make_card(['.*/*', '__b__/*'])) == paths[:2]
 
 
-def test_without_the_library_it_is_said_how_to_get_it(monkeypatch):
+def test_errors_missing_library(monkeypatch):
     monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
     with pytest.raises(ValueError, match='uv sync --extra hub'):
         open_shards('a/b')
 
 
-def test_an_address_is_answered_with_the_name_in_it():
+def test_error_for_address_suggests_name():
     with pytest.raises(ValueError, match='Write the name in it: hub:someone/some'):
         open_shards('https://hub.example/datasets/someone/some/tree/main')
 
@@ -211,8 +225,8 @@ HELD = {
 
 @pytest.fixture
 def hub():
-    """(address, paths asked for) of a server with the interface of the hub: someone/some."""
-    asked = []
+    """(address, requested paths) of a server with the interface of the hub: someone/some."""
+    requested_paths = []
 
     class Answers(http.server.BaseHTTPRequestHandler):
         protocol_version = 'HTTP/1.1'
@@ -226,8 +240,8 @@ def hub():
 
         def do_GET(self):
             path = self.path.partition('?')[0]
-            asked.append(path)
-            ids = {name: hashlib.sha1(held).hexdigest() for name, held in HELD.items()}
+            requested_paths.append(path)
+            ids = {name: hashlib.sha1(content).hexdigest() for name, content in HELD.items()}
             file = path.removeprefix(f'/datasets/someone/some/resolve/{COMMIT}/')
             if path == '/api/datasets/someone/some/revision/main':
                 self.answer(200, json.dumps({'id': 'someone/some', 'sha': COMMIT}).encode())
@@ -250,7 +264,7 @@ def hub():
             pass
 
     with serving(Answers) as address:
-        yield address, asked
+        yield address, requested_paths
 
 
 OPENS = """
@@ -275,43 +289,48 @@ for source in sources:
 """
 
 
-def opened(cache, home, endpoint, *sources, **environment):
-    """What `OPENS` finds or says, in a process with that environment."""
-    usual = {name: value for name, value in os.environ.items() if not name.startswith('HF_')}
-    ours = {'HF_ENDPOINT': endpoint, 'HF_HOME': str(home), 'NO_PROXY': '127.0.0.1'}
+def run_opening(cache, home, endpoint, *sources, **environment):
+    """Returns the output of `OPENS` in a process with that environment."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith('HF_')}
+    hub_variables = {'HF_ENDPOINT': endpoint, 'HF_HOME': str(home), 'NO_PROXY': '127.0.0.1'}
     command = [sys.executable, '-c', OPENS, str(cache), *sources]
-    env = usual | ours | {'no_proxy': '127.0.0.1', 'PYTHONPATH': str(ROOT)} | environment
-    done = subprocess.run(
+    env = (
+        inherited | hub_variables | {'no_proxy': '127.0.0.1', 'PYTHONPATH': str(ROOT)} | environment
+    )
+    process = subprocess.run(
         command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC
     )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    assert process.returncode == 0, process.stderr
+    return [json.loads(line) for line in process.stdout.splitlines()]
 
 
 @pytest.mark.full
-def test_a_subset_is_fetched_once_and_read_as_its_files(hub, tmp_path):
-    """What is asked for and no more; then from the cache alone, by the commit too. Catches another
-    order of files, a list that is asked for without a network, and files that are fetched though
+def test_subset_is_fetched_once(hub, tmp_path):
+    """Fetches the subset and nothing else; then reads the cache alone, by commit too.
+
+    Catches another order of files, a request without network, and files that are fetched although
     their data are prepared.
     """
-    address, asked = hub
+    address, requested_paths = hub
     for name in ('small/0.parquet', 'small/1.parquet'):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(HELD[name])
     source, offline = 'hub:someone/some:small', {'HF_HUB_OFFLINE': '1'}
     pinned = f'hub:someone/some@{COMMIT}:small'
     home, cache = tmp_path / 'home', tmp_path / 'cache'
-    missing = ('hub:someone/none', 'hub:someone/some:middle', 'hub:someone/some@v2:small')
-    first, none, middle, v2 = opened(cache, home, address, source, *missing)
-    (files,) = opened(cache, home, address, f'text:{tmp_path}/small/*.parquet')
+    unavailable = ('hub:someone/none', 'hub:someone/some:middle', 'hub:someone/some@v2:small')
+    first, none, middle, v2 = run_opening(cache, home, address, source, *unavailable)
+    (files,) = run_opening(cache, home, address, f'text:{tmp_path}/small/*.parquet')
     assert first[1] == pinned and first[2] == files[2]
-    assert any('small/1' in path for path in asked) and not any('large' in path for path in asked)
+    assert any('small/1' in path for path in requested_paths) and not any(
+        'large' in path for path in requested_paths
+    )
     assert f'no data set someone/none at {address}' in none
     assert "no subset 'middle'; there are small, large" in middle and 'no such revision' in v2
-    asked.clear()
-    assert opened(cache, home, address, source, pinned, **offline) == [first, first]
-    (anew,) = opened(tmp_path / 'other', home, address, source, **offline)
-    (lacking,) = opened(cache, tmp_path / 'empty', address, source, **offline)
-    assert anew == first and asked == []
-    assert 'is not in the cache' in lacking and 'HF_HUB_OFFLINE=1 keeps it' in lacking
-    assert '\n' not in lacking
+    requested_paths.clear()
+    assert run_opening(cache, home, address, source, pinned, **offline) == [first, first]
+    (anew,) = run_opening(tmp_path / 'other', home, address, source, **offline)
+    (uncached,) = run_opening(cache, tmp_path / 'empty', address, source, **offline)
+    assert anew == first and requested_paths == []
+    assert 'is not in the cache' in uncached and 'HF_HUB_OFFLINE=1 keeps it' in uncached
+    assert '\n' not in uncached

@@ -7,14 +7,14 @@ BOS = 10**6  # tokens of the streams below are 1, 2, 3, ... but for this one
 
 
 def stream(lengths):
-    """Distinct tokens, each document beginning with BOS; and where documents start."""
+    """Returns distinct tokens, where each document begins with BOS, and the starts of documents."""
     documents = np.concatenate([[0], np.cumsum(lengths)])
     tokens = np.arange(1, documents[-1] + 1)
     tokens[documents[:-1]] = BOS
     return tokens, documents
 
 
-def rows_of(packing, lengths, seq_len):
+def build_rows(packing, lengths, seq_len):
     tokens, documents = stream(lengths)
     chunks = [{'tokens': tokens[i : i + CHUNK]} for i in range(0, len(tokens), CHUNK)]
     return Rows(chunks, documents, PACKINGS[packing](documents, seq_len), seq_len, n_bytes=0)
@@ -47,21 +47,21 @@ CASES = [(seed, T, longest) for seed in range(6) for T, longest in [(1, 9), (16,
 def test_property_every_token_but_bos_is_a_target_once(packing, seed, seq_len, longest):
     lengths = random_lengths(seed, longest)
     tokens, documents = stream(lengths)
-    rows = rows_of(packing, lengths, seq_len)
+    rows = build_rows(packing, lengths, seq_len)
     targets = []
     for row in rows:
         assert row['tokens'].shape == row['segments'].shape == (seq_len + 1,)
-        wanted = (row['segments'] > 0) & (row['tokens'] != BOS)
-        wanted[0] = False
-        at = np.flatnonzero(wanted)
-        # What it is predicted from is the token before it in its document.
-        inputs = row['tokens'][at - 1]
-        is_first = np.isin(row['tokens'][at] - 1, documents[:-1] + 1)
-        np.testing.assert_array_equal(inputs, np.where(is_first, BOS, row['tokens'][at] - 1))
+        is_target = (row['segments'] > 0) & (row['tokens'] != BOS)
+        is_target[0] = False
+        positions = np.flatnonzero(is_target)
+        # The input of a target is the token before it in its document.
+        inputs = row['tokens'][positions - 1]
+        is_first = np.isin(row['tokens'][positions] - 1, documents[:-1] + 1)
+        np.testing.assert_array_equal(inputs, np.where(is_first, BOS, row['tokens'][positions] - 1))
         # Equivalent rule: a target and its input share a segment.
         same = row['segments'][1:] == row['segments'][:-1]
-        np.testing.assert_array_equal(same & (row['segments'][1:] > 0), wanted[1:])
-        targets.append(row['tokens'][at])
+        np.testing.assert_array_equal(same & (row['segments'][1:] > 0), is_target[1:])
+        targets.append(row['tokens'][positions])
     np.testing.assert_array_equal(np.sort(np.concatenate(targets)), tokens[tokens != BOS])
     assert rows.n_tokens == (tokens != BOS).sum()
 
@@ -69,7 +69,7 @@ def test_property_every_token_but_bos_is_a_target_once(packing, seed, seq_len, l
 @pytest.mark.parametrize('packing', PACKINGS)
 def test_property_segments_number_documents(packing):
     lengths = random_lengths(3, 60)
-    rows = rows_of(packing, lengths, 64)
+    rows = build_rows(packing, lengths, 64)
     for row in rows:
         used = row['segments'] > 0
         n_used = used.sum()
@@ -82,8 +82,8 @@ def test_property_segments_number_documents(packing):
 
 
 @pytest.mark.parametrize('packing', PACKINGS)
-def test_property_each_token_is_of_the_document_that_has_it(packing):
-    rows = rows_of(packing, random_lengths(3, 60), 32)
+def test_property_document_ids(packing):
+    rows = build_rows(packing, random_lengths(3, 60), 32)
     documents = list(rows.documents(with_marks=True))
     assert len(documents) == rows.n_documents
     for bare, whole in zip(rows.documents(), documents, strict=True):
@@ -92,21 +92,25 @@ def test_property_each_token_is_of_the_document_that_has_it(packing):
         owners = rows.document_ids(i)
         np.testing.assert_array_equal(owners == -1, row['segments'] == 0)
         for owner in {*owners.tolist()} - {-1}:
-            own = row['tokens'][owners == owner]
-            assert own[own != BOS].tolist() in windows(documents[owner], (own != BOS).sum())
-            assert (own[0] == BOS) <= (documents[owner][1] in own or len(own) == 1)
-            assert BOS not in own[1:]
+            document_tokens = row['tokens'][owners == owner]
+            assert document_tokens[document_tokens != BOS].tolist() in windows(
+                documents[owner], (document_tokens != BOS).sum()
+            )
+            assert (document_tokens[0] == BOS) <= (
+                documents[owner][1] in document_tokens or len(document_tokens) == 1
+            )
+            assert BOS not in document_tokens[1:]
 
 
 def windows(tokens, n):
-    """The n tokens behind each place of a document, without BOS."""
-    kept = tokens[1:].tolist()
-    return [kept[i : i + n] for i in range(len(kept) - n + 1)]
+    """Returns the n tokens after each position of a document, without BOS."""
+    bare = tokens[1:].tolist()
+    return [bare[i : i + n] for i in range(len(bare) - n + 1)]
 
 
 def test_reference_concat_windows():
     tokens, _ = stream([5, 4, 2])
-    rows = rows_of('concat', [5, 4, 2], 4)
+    rows = build_rows('concat', [5, 4, 2], 4)
     np.testing.assert_array_equal(rows[0]['tokens'], tokens[0:5])
     np.testing.assert_array_equal(rows[1]['tokens'], tokens[4:9])
     np.testing.assert_array_equal(rows[1]['segments'], [1, 2, 2, 2, 2])
@@ -131,11 +135,11 @@ def slow_best_fit_decreasing(lengths, capacity):
 @pytest.mark.parametrize('seed', range(8))
 def test_reference_best_fit_decreasing(seed):
     lengths = random_lengths(seed, 33)
-    assert len(rows_of('best_fit', lengths, 32)) == slow_best_fit_decreasing(lengths, 33)
+    assert len(build_rows('best_fit', lengths, 32)) == slow_best_fit_decreasing(lengths, 33)
 
 
 @pytest.mark.parametrize('seed', range(4))
-def test_property_best_fit_keeps_whole_what_fits_and_pads_little(seed):
+def test_property_best_fit_cuts_and_pads_little(seed):
     seq_len = 64
     lengths = np.concatenate([random_lengths(seed, 50), random_lengths(seed + 9, 200)])
     _, documents = stream(lengths)
@@ -154,7 +158,7 @@ def test_property_best_fit_keeps_whole_what_fits_and_pads_little(seed):
     assert used.max() <= seq_len + 1
 
 
-def test_property_best_fit_of_many_documents():
+def test_property_best_fit_is_fast():
     """0.15 s here; a search over open rows for each document would take minutes."""
     lengths = np.random.default_rng(0).lognormal(5, 1, 300_000).astype(int) + 2
     layout = PACKINGS['best_fit'](np.concatenate([[0], np.cumsum(lengths)]), 1024)
@@ -163,17 +167,17 @@ def test_property_best_fit_of_many_documents():
 
 def test_property_a_row_reads_only_its_chunks():
     tokens, documents = stream([CHUNK * 10])
-    read = []
+    chunks_read = []
 
     class Chunks:
         def __getitem__(self, i):
-            read.append(i)
+            chunks_read.append(i)
             return {'tokens': tokens[i * CHUNK : (i + 1) * CHUNK]}
 
     rows = Rows(Chunks(), documents, PACKINGS['concat'](documents, 512), 512, n_bytes=0)
     row = rows[len(rows) // 2]
-    assert read == [5]
+    assert chunks_read == [5]
     start = len(rows) // 2 * 512
     np.testing.assert_array_equal(row['tokens'], tokens[start : start + 513])
     rows[7]  # tokens 3584 ... 4096: one beyond the first chunk
-    assert read == [5, 0, 1]
+    assert chunks_read == [5, 0, 1]

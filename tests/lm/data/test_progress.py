@@ -1,4 +1,4 @@
-"""Property: long work is heard of, short work is not; a terminal has one line of it."""
+"""Property: long work is reported, short work is not; a terminal shows a single line."""
 
 import contextlib
 import io
@@ -16,69 +16,71 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def heard(monkeypatch):
-    """heard(file, what_it_does): what is said on stderr, as if seconds were over at once."""
+def capture_progress(monkeypatch):
+    """capture_progress(file, work) -> the output on stderr, as if seconds passed at once."""
 
-    def said(file, work, first=0.0):
+    def run(file, work, first=0.0):
         monkeypatch.setattr(progress, 'FIRST_SEC', first)
         monkeypatch.setattr(progress, 'INTERVAL_SEC', dict.fromkeys((True, False), 0.0))
         monkeypatch.setattr(progress.sys, 'stderr', file)
         work()
         return file.getvalue()
 
-    return said
+    return run
 
 
-def two_words():
-    """Work that ends once it was said twice how far it is."""
-    twice, left = threading.Event(), iter(range(1000000))
+def report_twice():
+    """Work that ends after two messages."""
+    second_message, ticks = threading.Event(), iter(range(1000000))
 
-    def words():
-        if next(left):
-            twice.set()
+    def message():
+        if next(ticks):
+            second_message.set()
         return 'at work'
 
-    with progress.report_periodically(words):
-        assert twice.wait(60)
+    with progress.report_periodically(message):
+        assert second_message.wait(60)
 
 
-def test_a_log_has_lines_and_a_terminal_one_line_that_is_gone_in_the_end(heard):
-    assert heard(io.StringIO(), two_words).startswith('at work\nat work\n')
-    shown = heard(Terminal(), two_words)
-    assert shown.startswith('\rat work\033[K\rat work\033[K')
-    assert shown.endswith('\r\033[K') and '\n' not in shown
+def test_logs_get_lines_and_terminals_one_line(capture_progress):
+    assert capture_progress(io.StringIO(), report_twice).startswith('at work\nat work\n')
+    output = capture_progress(Terminal(), report_twice)
+    assert output.startswith('\rat work\033[K\rat work\033[K')
+    assert output.endswith('\r\033[K') and '\n' not in output
 
 
-def test_short_work_says_nothing(heard):
-    assert not heard(
+def test_short_work_says_nothing(capture_progress):
+    assert not capture_progress(
         io.StringIO(), lambda: list(progress.track_progress('abc', 3, 'letters')), first=60.0
     )
 
 
 @pytest.fixture
-def said(monkeypatch):
-    """What would be said, as functions that say it when they are called."""
-    found = []
+def recorded_messages(monkeypatch):
+    """The messages, as functions until their work ends, then as text."""
+    messages = []
 
     @contextlib.contextmanager
-    def said_meanwhile(words):
-        found.append(words)
+    def record(format_message):
+        messages.append(format_message)
         yield
-        found[found.index(words)] = words()
+        messages[messages.index(format_message)] = format_message()
 
     for module in (progress, scan):
-        monkeypatch.setattr(module, 'report_periodically', said_meanwhile)
-    return found
+        monkeypatch.setattr(module, 'report_periodically', record)
+    return messages
 
 
-def test_items_are_counted_once_they_are_done(said):
-    found = [(item, said[0]()) for item in progress.track_progress('ab', 2, 'letters')]
-    assert found == [('a', 'letters: 0 of 2'), ('b', 'letters: 1 of 2')]
+def test_elements_are_counted_when_done(recorded_messages):
+    counts = [
+        (letter, recorded_messages[0]()) for letter in progress.track_progress('ab', 2, 'letters')
+    ]
+    assert counts == [('a', 'letters: 0 of 2'), ('b', 'letters: 1 of 2')]
 
 
-def test_a_preparation_says_what_it_reads_and_encodes(said, cfg):
+def test_preparation_reports_reading_and_encoding(recorded_messages, cfg):
     open_dataset(cfg(tokenizer='bpe:300'), say=discard_line)
-    read, used, encoded = said
-    assert read == 'data: 40 documents are read, 0 MB'
-    assert used == 'data: pieces read for the tokenizer: 1 of 1'
-    assert encoded == 'data: pieces encoded: 1 of 1'
+    scan_message, training_message, encoding_message = recorded_messages
+    assert scan_message == 'data: 40 documents are read, 0 MB'
+    assert training_message == 'data: pieces read for the tokenizer: 1 of 1'
+    assert encoding_message == 'data: pieces encoded: 1 of 1'

@@ -1,4 +1,4 @@
-"""One source prepared by one process after another that was killed, and from what damage left."""
+"""One source, prepared by processes that are killed one after another, and from damaged files."""
 
 import dataclasses
 import errno
@@ -11,16 +11,16 @@ from tests.lm.data.conftest import (
     INTERRUPT,
     PIECE_BYTES,
     discard_line,
-    folder_of_pieces,
-    interrupted,
-    left_in,
+    interrupt_encoding,
+    leftover_folders,
     n_pieces,
-    prepared_by,
+    pieces_folder,
+    prepare_contents,
     write_texts,
 )
 from tests.lm.data.test_cache import launch
 
-pytestmark = pytest.mark.usefixtures('small')
+pytestmark = pytest.mark.usefixtures('small_pieces')
 
 # The process is killed within its third piece, whose folder has not been renamed.
 KILL = """
@@ -41,36 +41,36 @@ def refuse(*args, **kwargs):
 
 
 @pytest.mark.full
-def test_a_killed_process_is_gone_on_with(own, wanted, encoding, monkeypatch):
-    """Only what is left is done: catches a scan, a training or a piece that is made once more."""
-    killed = launch(own, KILL.replace('BYTES', str(PIECE_BYTES)))
-    _, err = killed.communicate(timeout=60)
-    assert killed.returncode == -9, err
-    n = n_pieces(own)
-    assert len(list(folder_of_pieces(own).glob('piece-*.partial'))) == 1
-    said = []
-    with monkeypatch.context() as patched:
-        patched.setattr(scan, 'scan_source', refuse)
-        patched.setattr(tokenizers, '_train_bpe', refuse)
-        assert prepared_by(own, said.append) == wanted
-    assert encoding.n == n - 2 > 3 and left_in(own) == []
-    assert f'data: 2 of {n} pieces are encoded' in said
+def test_killed_preparation_is_resumed(data_cfg, expected_files, encoding, monkeypatch):
+    """Only the rest is done: catches a scan, a training or a piece that is made twice."""
+    process = launch(data_cfg, KILL.replace('BYTES', str(PIECE_BYTES)))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == -9, errors
+    n = n_pieces(data_cfg)
+    assert len(list(pieces_folder(data_cfg).glob('piece-*.partial'))) == 1
+    messages = []
+    with monkeypatch.context() as patch:
+        patch.setattr(scan, 'scan_source', refuse)
+        patch.setattr(tokenizers, '_train_bpe', refuse)
+        assert prepare_contents(data_cfg, messages.append) == expected_files
+    assert encoding.n == n - 2 > 3 and leftover_folders(data_cfg) == []
+    assert f'data: 2 of {n} pieces are encoded' in messages
 
 
 @pytest.mark.parametrize('error', [INTERRUPT, OSError(errno.ENOSPC, 'full')], ids=repr)
-def test_an_error_leaves_what_is_done(error, own, wanted, encoding, monkeypatch):
-    with interrupted(monkeypatch, 4, error):
-        open_dataset(own, say=discard_line)
-    assert not list(cache.root(own.cache_dir).rglob('*.partial'))
-    n, before = n_pieces(own), encoding.n
-    assert prepared_by(own) == wanted
+def test_errors_keep_finished_pieces(error, data_cfg, expected_files, encoding, monkeypatch):
+    with interrupt_encoding(monkeypatch, 4, error):
+        open_dataset(data_cfg, say=discard_line)
+    assert not list(cache.root(data_cfg.cache_dir).rglob('*.partial'))
+    n, before = n_pieces(data_cfg), encoding.n
+    assert prepare_contents(data_cfg) == expected_files
     assert encoding.n - before == n - 4
 
 
 def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
 def cut(path: Path) -> None:
@@ -95,22 +95,24 @@ DAMAGES = {'flip': flip, 'cut': cut, 'deleted': Path.unlink}
     'byte-deleted-contents.json',
 )
 @pytest.mark.parametrize('name', [*prepare.PIECE_FILES])
-@pytest.mark.parametrize('how', DAMAGES)
-def test_a_damaged_piece_is_encoded_again(how, name, own, wanted, encoding, monkeypatch):
-    with interrupted(monkeypatch, 3):
-        open_dataset(own, say=discard_line)
-    piece = min(p for p in folder_of_pieces(own).glob('piece-*') if p.is_dir())
+@pytest.mark.parametrize('damage', DAMAGES)
+def test_damaged_piece_is_encoded_again(
+    damage, name, data_cfg, expected_files, encoding, monkeypatch
+):
+    with interrupt_encoding(monkeypatch, 3):
+        open_dataset(data_cfg, say=discard_line)
+    piece = min(p for p in pieces_folder(data_cfg).glob('piece-*') if p.is_dir())
     if not (piece / name).stat().st_size:
         (piece / name).write_bytes(b'ab')  # a piece without validation, which has now
     else:
-        DAMAGES[how](piece / name)
-    n, before, said = n_pieces(own), encoding.n, []
-    assert prepared_by(own, said.append) == wanted
+        DAMAGES[damage](piece / name)
+    n, before, messages = n_pieces(data_cfg), encoding.n, []
+    assert prepare_contents(data_cfg, messages.append) == expected_files
     assert encoding.n - before == n - 3 + 1
-    assert sum(f'{piece} is damaged' in line for line in said) == 1
+    assert sum(f'{piece} is damaged' in line for line in messages) == 1
 
 
-SCANS = [(how, name) for how in DAMAGES.values() for name in (scan.COPY, scan.TABLE)]
+SCAN_DAMAGES = [(damage, name) for damage in DAMAGES.values() for name in (scan.COPY, scan.TABLE)]
 
 
 @pytest.mark.default_rows(
@@ -122,49 +124,49 @@ SCANS = [(how, name) for how in DAMAGES.values() for name in (scan.COPY, scan.TA
     'byte-unlink-text',
     'byte-unlink-documents.npz',
 )
-@pytest.mark.parametrize(('how', 'name'), [(swap, scan.COPY), *SCANS])
-def test_a_damaged_scan_is_made_again(how, name, own, wanted, monkeypatch):
+@pytest.mark.parametrize(('damage', 'name'), [(swap, scan.COPY), *SCAN_DAMAGES])
+def test_damaged_scan_is_made_again(damage, name, data_cfg, expected_files, monkeypatch):
     """Before the tokenizer is trained, or anything is encoded."""
-    with monkeypatch.context() as patched, pytest.raises(AssertionError):
-        patched.setattr(prepare, 'training_texts', refuse)
-        open_dataset(own, say=discard_line)
-    how(folder_of_pieces(own) / prepare.SCAN / name)
-    said = []
-    assert prepared_by(own, said.append) == wanted
-    assert sum('what is damaged is made again' in line for line in said) == 1
-    assert sum('preparing' in line for line in said) == 1
+    with monkeypatch.context() as patch, pytest.raises(AssertionError):
+        patch.setattr(prepare, 'training_texts', refuse)
+        open_dataset(data_cfg, say=discard_line)
+    damage(pieces_folder(data_cfg) / prepare.SCAN / name)
+    messages = []
+    assert prepare_contents(data_cfg, messages.append) == expected_files
+    assert sum('what is damaged is made again' in line for line in messages) == 1
+    assert sum('preparing' in line for line in messages) == 1
 
 
-def test_a_copy_that_is_damaged_meanwhile_is_made_again(own, wanted, encoding, monkeypatch):
-    """Pieces of the copy as it was are not made again."""
-    with interrupted(monkeypatch, 3):
-        open_dataset(own, say=discard_line)
-    n, before = n_pieces(own), encoding.n
-    swap(folder_of_pieces(own) / prepare.SCAN / scan.COPY)
-    assert prepared_by(own) == wanted
+def test_copy_damaged_meanwhile_is_made_again(data_cfg, expected_files, encoding, monkeypatch):
+    """Pieces of the intact copy are not made again."""
+    with interrupt_encoding(monkeypatch, 3):
+        open_dataset(data_cfg, say=discard_line)
+    n, before = n_pieces(data_cfg), encoding.n
+    swap(pieces_folder(data_cfg) / prepare.SCAN / scan.COPY)
+    assert prepare_contents(data_cfg) == expected_files
     assert encoding.n - before == n - 3 + 1  # and the one it was found by
 
 
-def test_one_document_is_not_cut_by_a_damaged_copy(cfg, tmp_path, monkeypatch):
-    """Its copies may be whole: their piece would hold other splits."""
-    own = cfg(source=write_texts(tmp_path, ['a line\n' * 200] * 9))
-    wanted = prepared_by(dataclasses.replace(own, cache_dir=str(tmp_path / 'wanted')))
-    with interrupted(monkeypatch, 0):
-        open_dataset(own, say=discard_line)
+def test_damaged_copy_does_not_cut_the_document(cfg, tmp_path, monkeypatch):
+    """Its copies may be intact: their piece would hold other splits."""
+    data_cfg = cfg(source=write_texts(tmp_path, ['a line\n' * 200] * 9))
+    expected = prepare_contents(dataclasses.replace(data_cfg, cache_dir=str(tmp_path / 'wanted')))
+    with interrupt_encoding(monkeypatch, 0):
+        open_dataset(data_cfg, say=discard_line)
     monkeypatch.setattr(prepare.random, 'randrange', lambda n: 1)  # the damage is in piece 0
-    path = folder_of_pieces(own) / prepare.SCAN / scan.COPY
-    data = path.read_bytes()
-    path.write_bytes(data[:1400].replace(b' line\n', b'\nline ') + data[1400:])
-    assert prepared_by(own) == wanted
+    path = pieces_folder(data_cfg) / prepare.SCAN / scan.COPY
+    content = path.read_bytes()
+    path.write_bytes(content[:1400].replace(b' line\n', b'\nline ') + content[1400:])
+    assert prepare_contents(data_cfg) == expected
 
 
-def test_a_disk_that_damages_every_copy_is_an_error(own, monkeypatch):
-    written = scan.scan_source
+def test_errors_disk_damages_every_copy(data_cfg, monkeypatch):
+    scan_source = scan.scan_source
 
-    def damaged(source, cfg, folder):
-        written(source, cfg, folder)
+    def scan_and_damage(source, cfg, folder):
+        scan_source(source, cfg, folder)
         flip(folder / scan.COPY)
 
-    monkeypatch.setattr(scan, 'scan_source', damaged)
+    monkeypatch.setattr(scan, 'scan_source', scan_and_damage)
     with pytest.raises(OSError, match='the copy of the text is damaged'):
-        open_dataset(own, say=discard_line)
+        open_dataset(data_cfg, say=discard_line)

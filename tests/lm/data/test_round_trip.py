@@ -1,6 +1,7 @@
-"""What tokenizers lose. Reference: bytes counted by hand, and common subsequences by the table.
-Property: those that lose nothing by construction are never said to. Contract: it is said at each
-start.
+"""The loss of tokenizers.
+
+Reference: bytes counted by hand, and common subsequences by recursion. Property: tokenizers that
+are lossless by construction have no note. Contract: the note is printed at each start.
 """
 
 import functools
@@ -12,7 +13,7 @@ import tokenizers as library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from lm.data import cache, open_dataset, prepared, round_trip, tokenizers
-from tests.lm.data.conftest import discard_line, notes_of, write_texts
+from tests.lm.data.conftest import discard_line, opening_notes, write_texts
 from tests.lm.data.test_tokenizers import TEXTS
 
 LETTERS = 'abcdefghijklmnopqrstuvwxyz'
@@ -21,9 +22,9 @@ LETTERS = 'abcdefghijklmnopqrstuvwxyz'
 def train(
     pre_tokenizer, decoder, normalizer=None, byte_fallback=False, postprocess=None, texts=TEXTS
 ):
-    """A byte-pair encoding of all characters of the texts."""
-    made = library.Tokenizer(models.BPE(byte_fallback=byte_fallback))
-    made.pre_tokenizer = pre_tokenizer
+    """Trains a byte-pair encoding of all characters of the texts."""
+    tokenizer = library.Tokenizer(models.BPE(byte_fallback=byte_fallback))
+    tokenizer.pre_tokenizer = pre_tokenizer
     alphabet, special = pre_tokenizers.ByteLevel.alphabet(), ['<s>', '</s>']
     special += [f'<0x{i:02X}>' for i in range(256)] if byte_fallback else []
     trainer = trainers.BpeTrainer(
@@ -32,13 +33,13 @@ def train(
     parts = {'decoder': decoder, 'normalizer': normalizer, 'post_processor': postprocess}
     for name, part in parts.items():
         if part is not None:
-            setattr(made, name, part)
-    made.train_from_iterator(texts, trainer)
-    return made
+            setattr(tokenizer, name, part)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
-def spelled_as_llama():
-    """The normalizer and the decoder of Llama 2's tokenizer.json, without a pre-tokenizer."""
+def llama_tokenizer():
+    """Has the normalizer and the decoder of Llama 2's tokenizer.json, without a pre-tokenizer."""
     normalizer = normalizers.Sequence([normalizers.Prepend('▁'), normalizers.Replace(' ', '▁')])
     steps = [decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse()]
     decoder = decoders.Sequence([*steps, decoders.Strip(' ', 1, 0)])
@@ -65,12 +66,12 @@ LOSSLESS = {
         metaspace(prepend_scheme='never'), decoders.Metaspace(prepend_scheme='never')
     ),
     'metaspace, no decoder': lambda: train(metaspace(), None),
-    'llama': spelled_as_llama,
+    'llama': llama_tokenizer,
 }
 
 
-def as_tokenizer(made, folder):
-    made.save(str(folder / 'tokenizer.json'))
+def plan_and_build(tokenizer, folder):
+    tokenizer.save(str(folder / 'tokenizer.json'))
     return tokenizers.plan_tokenizer(f'hf:{folder}').build([])
 
 
@@ -81,35 +82,40 @@ def samples():
 
 
 @pytest.mark.parametrize('name', LOSSLESS)
-def test_property_of_what_loses_nothing_nothing_is_said(name, tmp_path):
-    tokenizer = as_tokenizer(LOSSLESS[name](), tmp_path)
+def test_property_lossless_tokenizers_have_no_note(name, tmp_path):
+    tokenizer = plan_and_build(LOSSLESS[name](), tmp_path)
     loss = round_trip.measure_loss(tokenizer, samples())
     assert loss == {'bytes': sum(len(t.encode()) for t in samples()), 'lost': 0, 'example': None}
     assert round_trip.describe_loss(loss, 'hf', 'text') == ''
 
 
-def test_property_ours_lose_nothing():
+def test_property_own_tokenizers_are_lossless():
     assert round_trip.measure_loss(tokenizers.plan_tokenizer('byte').build([]), TEXTS) is None
     assert round_trip.measure_loss(tokenizers.plan_tokenizer('ids:9,7,8').build([]), TEXTS) is None
-    ours = tokenizers.plan_tokenizer('bpe:300').build(TEXTS)
-    assert round_trip.measure_loss(ours, samples())['lost'] == 0
+    tokenizer = tokenizers.plan_tokenizer('bpe:300').build(TEXTS)
+    assert round_trip.measure_loss(tokenizer, samples())['lost'] == 0
 
 
-def words(unknown=None, normalizer=None):
-    """Letters alone, between spaces and signs, which have no token."""
+def letters_tokenizer(unknown=None, normalizer=None):
+    """Has tokens for letters alone, and none for the spaces and signs between them."""
     vocabulary = {c: i for i, c in enumerate([*LETTERS, *([unknown] if unknown else [])])}
-    made = library.Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=unknown))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = library.Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=unknown))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     if normalizer is not None:
-        made.normalizer = normalizer
-    return made
+        tokenizer.normalizer = normalizer
+    return tokenizer
 
 
 LOSSY = {
-    'spaces, signs': (words, 'the fox, naïve', 5, ['the fox, naïve', 'thefoxnave']),
-    'unknown': (lambda: words('<unk>'), 'the fox, naïve', 5, ['the fox, naïve', 'thefoxnave']),
+    'spaces, signs': (letters_tokenizer, 'the fox, naïve', 5, ['the fox, naïve', 'thefoxnave']),
+    'unknown': (
+        lambda: letters_tokenizer('<unk>'),
+        'the fox, naïve',
+        5,
+        ['the fox, naïve', 'thefoxnave'],
+    ),
     'case': (
-        lambda: words(normalizer=normalizers.Lowercase()),
+        lambda: letters_tokenizer(normalizer=normalizers.Lowercase()),
         'TheFox',
         2,
         ['TheFox', 'thefox'],
@@ -140,9 +146,9 @@ LOSSY = {
 
 
 @pytest.mark.parametrize('name', LOSSY)
-def test_reference_bytes_that_do_not_come_back(name, tmp_path):
+def test_reference_lost_bytes(name, tmp_path):
     make, text, lost, example = LOSSY[name]
-    loss = round_trip.measure_loss(as_tokenizer(make(), tmp_path), [text, 'abc'])
+    loss = round_trip.measure_loss(plan_and_build(make(), tmp_path), [text, 'abc'])
     assert loss == {'bytes': len(text.encode()) + 3, 'lost': lost, 'example': example}
 
 
@@ -161,30 +167,30 @@ def test_reference_common_subsequences():
         assert round_trip.count_common(a, b) == common(a, b), (a, b)
 
 
-def test_a_note_says_what_is_lost_at_each_start(cfg, tmp_path):
-    """Of data that are there, too, and of those that a version prepared that did not measure it."""
+def test_note_at_each_start(cfg, tmp_path):
+    """Also for existing data, and for data of a version that did not measure the loss."""
     tokenizer = f'hf:{tmp_path}'
-    words().save(str(tmp_path / 'tokenizer.json'))
+    letters_tokenizer().save(str(tmp_path / 'tokenizer.json'))
     source = write_texts(tmp_path, [f'the {LETTERS[i]} fox, ' * 9 for i in range(9)])
-    own = cfg(source=source, tokenizer=tokenizer, seq_len=8)
+    data_cfg = cfg(source=source, tokenizer=tokenizer, seq_len=8)
 
-    (note,) = notes_of(own)
+    (note,) = opening_notes(data_cfg)
     assert f'data.tokenizer={tokenizer} loses 36.36% of the bytes of {source}' in note  # 4 of 11
     assert "by a sample of 891 bytes: 'the a fox, the a fox, the a fox, the a f' comes back" in note
     assert 'not compare with that of another tokenizer' in note
-    assert notes_of(own) == [note]
-    folder = cache.root(own.cache_dir) / open_dataset(own, say=discard_line).digest
+    assert opening_notes(data_cfg) == [note]
+    folder = cache.root(data_cfg.cache_dir) / open_dataset(data_cfg, say=discard_line).digest
     report = json.loads((folder / prepared.REPORT).read_text())
     assert report.pop(prepared.ROUND_TRIP)['lost'] == 9 * 9 * 4
     (folder / prepared.REPORT).write_text(json.dumps(report))
     (folder / prepared.CONTENTS).unlink()
-    assert notes_of(own) == [note]
+    assert opening_notes(data_cfg) == [note]
 
 
-def test_a_sample_is_of_the_whole_text(cfg, tmp_path, monkeypatch):
-    """Bytes that are lost near its end are seen."""
+def test_samples_cover_the_whole_text(cfg, tmp_path, monkeypatch):
+    """Bytes that are lost near its end are noticed."""
     monkeypatch.setattr(round_trip, 'SAMPLE_BYTES', 40)
-    words().save(str(tmp_path / 'tokenizer.json'))
+    letters_tokenizer().save(str(tmp_path / 'tokenizer.json'))
     (tmp_path / 'a.txt').write_text('abc' * 9_000 + '123' * 1_000)
-    (note,) = notes_of(cfg(source=f'text:{tmp_path}/a.txt', tokenizer=f'hf:{tmp_path}'))
+    (note,) = opening_notes(cfg(source=f'text:{tmp_path}/a.txt', tokenizer=f'hf:{tmp_path}'))
     assert ' loses 9.38% of' in note and 'by a sample of 1,280 bytes' in note  # 3 samples of 32

@@ -1,4 +1,4 @@
-"""Prepared data in object storage: made once, fetched by others, never half of it."""
+"""Prepared data in object storage: made once, fetched by others, and never partial."""
 
 import dataclasses
 import shutil
@@ -21,84 +21,84 @@ def remote(cfg, bucket_url):
 
 
 @pytest.fixture
-def opened(remote, monkeypatch, tmp_path):
-    """opened(machine) -> (dataset, what was said)."""
+def open_on(remote, monkeypatch, tmp_path):
+    """open_on(machine) -> (dataset, messages)."""
 
-    def of(machine, config=remote):
+    def open_dataset_on(machine, config=remote):
         monkeypatch.setenv('EVENKEEL_CACHE', str(tmp_path / machine))
-        said = []
-        return open_dataset(config, say=said.append), said
+        messages = []
+        return open_dataset(config, say=messages.append), messages
 
-    return of
+    return open_dataset_on
 
 
-def test_the_second_machine_fetches_what_the_first_prepared(opened, remote, monkeypatch):
-    first, said = opened('a')
-    assert any('preparing' in line for line in said)
-    made = contents(cache.root(remote.cache_dir) / first.digest)
+def test_second_machine_fetches_prepared_data(open_on, remote, monkeypatch):
+    first, messages = open_on('a')
+    assert any('preparing' in line for line in messages)
+    files = contents(cache.root(remote.cache_dir) / first.digest)
     monkeypatch.setattr('lm.data.scan.scan_source', None)  # it would prepare
-    second, said = opened('b')
-    assert [line.split()[1] for line in said] == ['fetching']
-    assert contents(cache.root(remote.cache_dir) / second.digest) == made
+    second, messages = open_on('b')
+    assert [line.split()[1] for line in messages] == ['fetching']
+    assert contents(cache.root(remote.cache_dir) / second.digest) == files
     np.testing.assert_array_equal(first.train[0]['tokens'], second.train[0]['tokens'])
-    assert opened('b')[1] == []  # it is here
+    assert open_on('b')[1] == []  # it is here
 
 
-def test_half_of_it_is_prepared_again_and_put_there_whole(opened, remote):
-    first, _ = opened('a')
+def test_incomplete_upload_is_replaced(open_on, remote):
+    first, _ = open_on('a')
     bucket = open_bucket(remote.cache_dir)
     bucket.delete([f'{first.digest}/{complete_folders.MARK}'])
-    second, said = opened('b')
-    assert second.digest == first.digest and any('preparing' in line for line in said)
+    second, messages = open_on('b')
+    assert second.digest == first.digest and any('preparing' in line for line in messages)
     assert complete_folders.read_mark(bucket, first.digest) is not None
 
 
-def test_what_was_damaged_there_is_put_right(opened, remote, monkeypatch):
-    first, _ = opened('a')
+def test_damaged_upload_is_replaced(open_on, remote, monkeypatch):
+    first, _ = open_on('a')
     bucket = open_bucket(remote.cache_dir)
     name = f'{first.digest}/report.json'
-    good = bucket.read(name)[0]
-    bucket.write(name, b'x' * len(good))
-    _, said = opened('b')
-    assert any('is damaged: it is prepared again' in line for line in said)
-    assert bucket.read(name)[0] == good
-    _, said = opened('c')
-    assert [line.split()[1] for line in said] == ['fetching']
+    content = bucket.read(name)[0]
+    bucket.write(name, b'x' * len(content))
+    _, messages = open_on('b')
+    assert any('is damaged: it is prepared again' in line for line in messages)
+    assert bucket.read(name)[0] == content
+    _, messages = open_on('c')
+    assert [line.split()[1] for line in messages] == ['fetching']
 
 
-def test_what_is_here_and_was_never_put_there_is(opened, remote):
-    """The process was killed before."""
-    first, _ = opened('a')
+def test_local_data_is_uploaded(open_on, remote):
+    """The process was killed before the upload."""
+    first, _ = open_on('a')
     bucket = open_bucket(remote.cache_dir)
     bucket.delete(bucket.list())
-    _, said = opened('a')
-    assert said == [] and complete_folders.read_mark(bucket, first.digest) is not None
+    _, messages = open_on('a')
+    assert messages == [] and complete_folders.read_mark(bucket, first.digest) is not None
 
 
-def test_a_bucket_that_may_not_be_written_costs_a_note(opened, remote, monkeypatch):
+def test_unwritable_bucket_prints_a_note(open_on, remote, monkeypatch):
     def refuse(*_, **__):
         raise BucketError('it may not be')
 
     monkeypatch.setattr('lm.storage.complete_folders.upload', refuse)
-    dataset, said = opened('a')
+    dataset, messages = open_on('a')
     assert len(dataset.train) > 0
-    assert said[-1].startswith('NOTE: it may not be; the prepared data stay in ')
+    assert messages[-1].startswith('NOTE: it may not be; the prepared data stay in ')
 
 
-def test_a_mixture_with_its_tokenizer(opened, cfg, remote, tmp_path):
+def test_mixture_shares_its_tokenizer(open_on, cfg, remote, tmp_path):
     shutil.copytree(tmp_path / 'corpus', tmp_path / 'other')
     (tmp_path / 'other' / '00.txt').write_text('another one')
     sources = [f'text:{tmp_path}/{name}/*.txt' for name in ('corpus', 'other')]
     mixture = f"{{'a': (0.5, '{sources[0]}'), 'b': (0.5, '{sources[1]}')}}"
-    both = dataclasses.replace(remote, source=None, mixture=mixture, tokenizer='bpe:300')
-    first, said = opened('a', both)
-    assert any('training bpe:300' in line for line in said)
-    second, said = opened('b', both)
-    assert [line.split()[1] for line in said] == ['fetching'] * 3
+    mixture_cfg = dataclasses.replace(remote, source=None, mixture=mixture, tokenizer='bpe:300')
+    first, messages = open_on('a', mixture_cfg)
+    assert any('training bpe:300' in line for line in messages)
+    second, messages = open_on('b', mixture_cfg)
+    assert [line.split()[1] for line in messages] == ['fetching'] * 3
     assert second.digest == first.digest
 
 
-def test_a_url_of_another_kind_and_a_store_that_is_not_there(cfg, remote, monkeypatch):
+def test_errors_invalid_url_and_missing_store(cfg, remote, monkeypatch):
     with pytest.raises(ValueError, match='gs://BUCKET/PATH or s3://BUCKET/PATH'):
         check(cfg(cache_dir='az://a/b'))
     monkeypatch.setenv('AWS_ENDPOINT_URL', f'http://127.0.0.1:{free_port()}')

@@ -19,13 +19,13 @@ import zstandard
 from lm.data import cache, formats, open_dataset, regression, sources
 from lm.data.sources import SOURCES, SYNTHETIC, open_source
 from tests import ROOT
-from tests.lm.data.conftest import discard_line, notes_of, write_texts
+from tests.lm.data.conftest import discard_line, opening_notes, write_texts
 
 TEXTS = ['first\r\ntext', 'zweiter 🙂', 'the third\n']
 
 
-def read(source, field='text', most=None):
-    documents = itertools.islice(open_source(source, field).documents(), most)
+def read_source(source, field='text', limit=None):
+    documents = itertools.islice(open_source(source, field).documents(), limit)
     return [b''.join(parts).decode() for _, parts in documents]
 
 
@@ -48,44 +48,44 @@ def test_reference_txt(compression, tmp_path):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(COMPRESS[compression](text.encode()))
     (tmp_path / 'deep' / 'folder.txt').mkdir()
-    assert read(f'text:{tmp_path}/**/*.txt{compression}') == TEXTS[::-1]
+    assert read_source(f'text:{tmp_path}/**/*.txt{compression}') == TEXTS[::-1]
 
 
 @pytest.mark.parametrize('compression', COMPRESS)
 def test_reference_jsonl(compression, tmp_path):
     (tmp_path / f'a.jsonl{compression}').write_bytes(COMPRESS[compression](jsonl('body')))
-    assert read(f'text:{tmp_path}/*', 'body') == TEXTS
+    assert read_source(f'text:{tmp_path}/*', 'body') == TEXTS
 
 
 def test_reference_compressed_in_several_frames(tmp_path):
     """Parallel compressors write many; a reader that stops at the first loses the rest."""
     for compress, name in ((gzip.compress, 'a.txt.gz'), (zstandard.compress, 'b.txt.zst')):
         (tmp_path / name).write_bytes(compress(b'one, ') + compress(b'two'))
-    assert read(f'text:{tmp_path}/*') == ['one, two'] * 2
+    assert read_source(f'text:{tmp_path}/*') == ['one, two'] * 2
 
 
 def test_reference_parquet(tmp_path):
     write_parquet(tmp_path / 'a.parquet', body=TEXTS, other=[1, 2, 3])
     write_parquet(tmp_path / 'b.parquet', body=[text.encode() for text in TEXTS])
-    assert read(f'text:{tmp_path}/*.parquet', 'body') == TEXTS * 2
+    assert read_source(f'text:{tmp_path}/*.parquet', 'body') == TEXTS * 2
 
 
-def test_reference_glob_is_relative_to_where_one_is(tmp_path, monkeypatch):
+def test_reference_glob_is_relative_to_working_folder(tmp_path, monkeypatch):
     (tmp_path / 'a.txt').write_text('here')
     monkeypatch.chdir(tmp_path)
-    assert read('text:*.txt') == ['here']
+    assert read_source('text:*.txt') == ['here']
 
 
-def test_a_file_is_its_name_before_it_is_a_glob(tmp_path):
+def test_file_name_precedes_glob(tmp_path):
     (tmp_path / 'a[1].txt').write_text('the file')
     (tmp_path / 'a1.txt').write_text('the match')
-    assert read(f'text:{tmp_path}/a[1].txt') == ['the file']
+    assert read_source(f'text:{tmp_path}/a[1].txt') == ['the file']
     (tmp_path / 'a[1].txt').unlink()
-    assert read(f'text:{tmp_path}/a[1].txt') == ['the match']
+    assert read_source(f'text:{tmp_path}/a[1].txt') == ['the match']
 
 
 @pytest.fixture
-def linked(tmp_path):
+def linked_texts(tmp_path):
     """Two texts, in a folder that links lead back into, and a third one in another folder."""
     folder = tmp_path / 'texts'
     for name in ('b.txt', 'run/a.txt', '../elsewhere/c.txt'):
@@ -109,12 +109,12 @@ TWICE = 'reaches some files by several names, which are links: each file is read
         ('**/**/b.txt', ['b.txt'], 'aaa'),
     ],
 )
-def test_each_file_is_read_once_whatever_links_lead_to_it(pattern, files, double, linked):
+def test_linked_files_are_read_once(pattern, files, double, linked_texts):
     """With `glob` the first has 2**40 matches or so."""
-    source = open_source(f'text:{linked}/{pattern}', 'text')
-    assert source.files == tuple(linked / name for name in files)
+    source = open_source(f'text:{linked_texts}/{pattern}', 'text')
+    assert source.files == tuple(linked_texts / name for name in files)
     if double:
-        assert f'{TWICE}{linked}/{double}' in source.notes[0]
+        assert f'{TWICE}{linked_texts}/{double}' in source.notes[0]
     else:
         assert source.notes == ()
 
@@ -126,8 +126,8 @@ def test_hard_links_are_one_file(tmp_path):
     assert source.files == (tmp_path / 'a.txt',) and f'{TWICE}{tmp_path}/b.txt' in source.notes[0]
 
 
-def test_files_that_are_links_without_doubles_are_read_without_a_word(tmp_path):
-    """As in the cache of a hub."""
+def test_links_without_duplicates_have_no_note(tmp_path):
+    """As in the cache of the hub."""
     for i in range(3):
         (tmp_path / f'blob{i}').write_text(f'text {i}')
         (tmp_path / f'{i}.txt').symlink_to(f'blob{i}')
@@ -136,8 +136,8 @@ def test_files_that_are_links_without_doubles_are_read_without_a_word(tmp_path):
     assert source.notes == ()
 
 
-def test_what_is_no_regular_file_is_said_and_left_out(cfg, tmp_path):
-    """A pipe would be waited for, a device read for ever."""
+def test_irregular_files_are_skipped_with_a_note(cfg, tmp_path):
+    """Reading a pipe would block, and a device would never end."""
     os.mkfifo(tmp_path / 'a.txt')
     (tmp_path / 'b.txt').symlink_to('/dev/zero')
     (tmp_path / 'c.txt').symlink_to('nowhere')
@@ -145,10 +145,10 @@ def test_what_is_no_regular_file_is_said_and_left_out(cfg, tmp_path):
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(os.path.relpath(tmp_path / 'e.txt'))
     write_texts(tmp_path / 'folder', [f'some text {i}\n' * 9 for i in range(9)])
-    said = []
-    open_dataset(cfg(source=f'text:{tmp_path}/**/*.txt'), say=said.append)
+    messages = []
+    open_dataset(cfg(source=f'text:{tmp_path}/**/*.txt'), say=messages.append)
     first = ', '.join(f'{tmp_path}/{name}.txt' for name in 'abc')
-    assert f'matches {first} and 2 more: only regular files are read' in said[0]
+    assert f'matches {first} and 2 more: only regular files are read' in messages[0]
     with pytest.raises(ValueError, match=r'a\.txt, and only regular files are read'):
         open_source(f'text:{tmp_path}/a.txt', 'text')
 
@@ -168,19 +168,17 @@ def encode_marked(text, encoding):
 
 @pytest.mark.parametrize('compression', COMPRESS)
 @pytest.mark.parametrize('encoding', MARKED)
-def test_a_byte_order_mark_is_no_text_and_names_the_encoding(
-    encoding, compression, tmp_path, monkeypatch
-):
+def test_byte_order_mark_names_the_encoding(encoding, compression, tmp_path, monkeypatch):
     monkeypatch.setattr(formats, 'BLOCK', 7)  # no whole number of characters
     compress, text = COMPRESS[compression], TEXTS[1] + 'é, \ufeff within it, \U0001f642' * 9
     (tmp_path / f'a.txt{compression}').write_bytes(compress(encode_marked(text, encoding)))
     lines = f'{{"text": "{text}"}}\n' * 2
     (tmp_path / f'b.jsonl{compression}').write_bytes(compress(encode_marked(lines, encoding)))
-    assert read(f'text:{tmp_path}/a.txt*') == [text]
-    assert read(f'text:{tmp_path}/b.jsonl*') == [text, text]
+    assert read_source(f'text:{tmp_path}/a.txt*') == [text]
+    assert read_source(f'text:{tmp_path}/b.jsonl*') == [text, text]
 
 
-def test_a_mark_alone_is_empty_text(tmp_path):
+def test_mark_alone_is_empty_text(tmp_path):
     for encoding, mark in MARKED.items():
         (tmp_path / f'{encoding}.txt').write_bytes(mark)
     (tmp_path / 'short.txt').write_bytes(codecs.BOM_UTF8[:2])
@@ -190,22 +188,22 @@ def test_a_mark_alone_is_empty_text(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('encoding', 'end', 'says'),
+    ('encoding', 'invalid', 'message'),
     [
         ('utf-16-le', b'x', 'UTF-16-LE, and is not that: truncated data at offset 42'),
         ('utf-16-le', b'\x00\xdcxx', 'illegal encoding at offset 42'),
         ('utf-32-be', b'\x7f\xff\xff\xff', 'UTF-32-BE, and is not that: code point not in range'),
     ],
 )
-def test_errors_of_text_that_is_not_what_its_mark_says(encoding, end, says, tmp_path, monkeypatch):
+def test_errors_text_contradicts_its_mark(encoding, invalid, message, tmp_path, monkeypatch):
     monkeypatch.setattr(formats, 'BLOCK', 5)
-    source = bad(tmp_path, 'a.txt', encode_marked('x' * 20, encoding) + end)
-    with pytest.raises(ValueError, match=rf'a\.txt begins with the mark of .*{says}'):
-        read(source)
+    source = write_file(tmp_path, 'a.txt', encode_marked('x' * 20, encoding) + invalid)
+    with pytest.raises(ValueError, match=rf'a\.txt begins with the mark of .*{message}'):
+        read_source(source)
 
 
-def test_a_mark_makes_other_data_than_versions_that_took_it_for_text(tmp_path, monkeypatch):
-    """And the data of files without one is found again by notes of those versions."""
+def test_digest_includes_the_mark(tmp_path, monkeypatch):
+    """Digests of files without a mark, by earlier versions, are reused."""
     files, folder = [tmp_path / name for name in ('a.txt', 'b.txt')], tmp_path / 'cache'
     files[0].write_text('some text\n' * 9)
     files[1].write_bytes(codecs.BOM_UTF8 + b'some text\n' * 9)
@@ -223,11 +221,11 @@ def test_a_mark_makes_other_data_than_versions_that_took_it_for_text(tmp_path, m
     assert json.loads((folder / 'files.json').read_text()) == notes
 
 
-def test_text_that_looks_like_utf_16_without_a_mark_is_said(cfg, tmp_path):
-    """It is valid UTF-8, with a zero for every letter."""
+def test_unmarked_utf_16_prints_a_note(cfg, tmp_path):
+    """It is valid UTF-8, with a zero after every letter."""
     encodings = ['utf-16-le' if i == 4 else 'utf-8' for i in range(9)]
     texts = [f'some text {i} '.encode(encoding) * 9 for i, encoding in enumerate(encodings)]
-    (note,) = notes_of(cfg(source=write_texts(tmp_path, texts)))
+    (note,) = opening_notes(cfg(source=write_texts(tmp_path, texts)))
     assert '1 documents have a zero' in note and f'the first is {tmp_path}/0004.txt' in note
 
 
@@ -241,7 +239,7 @@ print(source.identity.encode().hex(), [len(b''.join(p)) for _, p in source.docum
 
 
 @pytest.mark.full
-def test_names_that_are_not_ascii_are_read_in_any_locale(tmp_path):
+def test_non_ascii_names_in_any_locale(tmp_path):
     """Catches names that reach a library, or a digest, as surrogates."""
     folder, texts = tmp_path / 'café', ['première', 'deuxième']
     folder.mkdir()
@@ -259,14 +257,14 @@ def test_names_that_are_not_ascii_are_read_in_any_locale(tmp_path):
     assert printed == {f'{"records of téxt".encode().hex()} [9, 9, 9, 9, 9, 9]\n'}
 
 
-def test_property_invalid_bytes_of_json_reach_the_policy(tmp_path):
+def test_property_invalid_json_bytes_reach_the_policy(tmp_path):
     (tmp_path / 'a.jsonl').write_bytes(b'{"text": "a\xffb"}\n{"text": "half \\ud83d"}\n')
     source = open_source(f'text:{tmp_path}/*', 'text')
     documents = [b''.join(parts) for _, parts in source.documents()]
     assert documents == [b'a\xffb', b'half \xed\xa0\xbd']
 
 
-def test_property_python_is_the_library_without_its_tests():
+def test_property_python_excludes_tests():
     source = open_source('python', 'text')
     names = [name for name, _ in source.documents()]
     assert names == sorted(names) and len(names) > 300
@@ -280,15 +278,15 @@ def test_property_python_is_the_library_without_its_tests():
 @pytest.mark.parametrize('name', SYNTHETIC)
 def test_property_synthetic_is_deterministic_and_distinct(name):
     is_regression = name in regression.REGRESSIONS  # there are many, of one kind
-    documents = read(f'synthetic:{name}', most=500 if is_regression else None)
-    assert documents[:400] == read(f'synthetic:{name}', most=400)
+    documents = read_source(f'synthetic:{name}', limit=500 if is_regression else None)
+    assert documents[:400] == read_source(f'synthetic:{name}', limit=400)
     assert len(set(documents)) == (500 if is_regression else sources.DOCUMENTS)
     length = regression.LENGTH if is_regression else sources.LENGTH
     assert {len(document) for document in documents} == {length}
 
 
 def bigram_bits(documents):
-    """The entropy of a letter given the one before it, from counts."""
+    """Returns the entropy of a letter given the previous one, from counts."""
     pairs = Counter(pair for text in documents for pair in itertools.pairwise(text))
     firsts = Counter(text[i] for text in documents for i in range(len(text) - 1))
     total = sum(pairs.values())
@@ -297,72 +295,84 @@ def bigram_bits(documents):
 
 def test_reference_entropy_rates():
     for name in ('uniform', 'markov'):
-        measured = bigram_bits(read(f'synthetic:{name}'))
+        measured = bigram_bits(read_source(f'synthetic:{name}'))
         assert measured == pytest.approx(SYNTHETIC[name].bits_per_byte(), abs=0.01)
     assert SYNTHETIC['copy'].bits_per_byte() == 2
-    blocks = np.frombuffer(read('synthetic:copy')[0].encode(), np.uint8)
+    blocks = np.frombuffer(read_source('synthetic:copy')[0].encode(), np.uint8)
     blocks = blocks.reshape(-1, 2, sources.COPY_BLOCK)
     np.testing.assert_array_equal(blocks[:, 0], blocks[:, 1])
 
 
-def test_reference_documents_of_regressions_are_their_tasks():
+def test_reference_regression_documents():
     """From the text alone: least squares over a document leaves the noise, and w ~ N(0, I / 2)."""
-    text = ''.join(read('synthetic:linear_regression', most=500)).encode('ascii')
+    text = ''.join(read_source('synthetic:linear_regression', limit=500)).encode('ascii')
     values = (np.frombuffer(text, np.uint8) - 79.0) * (4 / 94)  # 79: the middle of ' ' to '~'
     pairs = values.reshape(500, 42, 3)
     assert np.abs(pairs[..., :2]).max() <= 1 + 2 / 94
-    fits = [np.linalg.lstsq(one[:, :2], one[:, 2]) for one in pairs]
-    w, left = np.array([fit[0] for fit in fits]), np.array([fit[1][0] for fit in fits])
-    assert np.mean(left) / (42 - 2) == pytest.approx(0.1**2 + (4 / 94) ** 2 / 12, rel=0.05)
+    fits = [np.linalg.lstsq(pair[:, :2], pair[:, 2]) for pair in pairs]
+    w, residuals = np.array([fit[0] for fit in fits]), np.array([fit[1][0] for fit in fits])
+    assert np.mean(residuals) / (42 - 2) == pytest.approx(0.1**2 + (4 / 94) ** 2 / 12, rel=0.05)
     np.testing.assert_allclose(np.cov(w.T), np.eye(2) / 2, atol=0.1)
 
 
-def bad(folder, name, data):
-    (folder / name).write_bytes(data)
+def write_file(folder, name, content):
+    (folder / name).write_bytes(content)
     return f'text:{folder}/{name}'
 
 
-def long_window(data):
-    """As zstd --long=31 writes a stream whose size it does not know."""
-    how = zstandard.ZstdCompressionParameters.from_level(3, window_log=31)
-    compressor = zstandard.ZstdCompressor(compression_params=how).compressobj()
-    return compressor.compress(data) + compressor.flush()
+def long_window(content):
+    """Returns a stream of unknown size as zstd --long=31 writes it."""
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=31)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    return compressor.compress(content) + compressor.flush()
 
 
 @pytest.mark.parametrize(
-    'make, says',
+    'make, message',
     [
         (lambda d: 'pyton', "one of hub, python, synthetic, text, tfds; got 'pyton'. Did you mean"),
-        (lambda d: bad(d, 'a.txt', b'x')[5:], 'set data.source=text:{}/a.txt.'),
+        (lambda d: write_file(d, 'a.txt', b'x')[5:], 'set data.source=text:{}/a.txt.'),
         (lambda d: '*.jsonl', 'set data.source=text:*.jsonl.'),
         (lambda d: 'nowhere.txt.gz', 'set data.source=text:nowhere.txt.gz.'),
         (lambda d: str(d), 'set data.source=text:{}/**/*.txt.'),
-        (lambda d: bad(d, 'a.b.jsonl.gz', b'x') and f'{d}/', 'text:{}/**/*.jsonl.gz.'),
+        (lambda d: write_file(d, 'a.b.jsonl.gz', b'x') and f'{d}/', 'text:{}/**/*.jsonl.gz.'),
         (lambda d: 'file:/a.txt', "one of hub, python, synthetic, text, tfds; got 'file'"),
         (lambda d: 'python:3', 'takes no argument'),
         (lambda d: 'text', 'needs a glob'),
         (lambda d: f'text:{d}/*.txt', 'no file matches'),
-        (lambda d: bad(d, 'a.jsonl', b'x') and f'text:{d}', 'set data.source=text:{}/**/*.jsonl.'),
-        (lambda d: bad(d, 'a.csv', b'x'), 'only .txt, .jsonl, .parquet can be read'),
-        (lambda d: bad(d, 'a.parquet.gz', b'x'), 'only .txt, .jsonl, .parquet can be read'),
-        (lambda d: bad(d, 'a.jsonl', b'{"text": "x"}\n{"text"'), 'a.jsonl:2 is not JSON'),
-        (lambda d: bad(d, 'a.jsonl', b'\n' + b'[' * 99_999), 'a.jsonl:2 is nested too deeply'),
-        (lambda d: bad(d, 'a.jsonl', b'["x"]'), 'a.jsonl:1 must be an object; got list'),
-        (lambda d: bad(d, 'a.jsonl', b'{"a": 1, "b": 2}'), "fields found: 'a', 'b'"),
-        (lambda d: bad(d, 'a.jsonl', b'{"text": 3}'), "'text' of {}/a.jsonl:1 must be text; got i"),
-        (lambda d: bad(d, 'a.txt.gz', gzip.compress(b'x' * 99)[:-9]), 'cannot be read to its end'),
-        (lambda d: bad(d, 'a.txt.gz', b'no gzip'), 'cannot be read to its end'),
         (
-            lambda d: bad(d, 'a.txt.zst', zstandard.compress(os.urandom(999))[:-99]),
+            lambda d: write_file(d, 'a.jsonl', b'x') and f'text:{d}',
+            'set data.source=text:{}/**/*.jsonl.',
+        ),
+        (lambda d: write_file(d, 'a.csv', b'x'), 'only .txt, .jsonl, .parquet can be read'),
+        (lambda d: write_file(d, 'a.parquet.gz', b'x'), 'only .txt, .jsonl, .parquet can be read'),
+        (lambda d: write_file(d, 'a.jsonl', b'{"text": "x"}\n{"text"'), 'a.jsonl:2 is not JSON'),
+        (
+            lambda d: write_file(d, 'a.jsonl', b'\n' + b'[' * 99_999),
+            'a.jsonl:2 is nested too deeply',
+        ),
+        (lambda d: write_file(d, 'a.jsonl', b'["x"]'), 'a.jsonl:1 must be an object; got list'),
+        (lambda d: write_file(d, 'a.jsonl', b'{"a": 1, "b": 2}'), "fields found: 'a', 'b'"),
+        (
+            lambda d: write_file(d, 'a.jsonl', b'{"text": 3}'),
+            "'text' of {}/a.jsonl:1 must be text; got i",
+        ),
+        (
+            lambda d: write_file(d, 'a.txt.gz', gzip.compress(b'x' * 99)[:-9]),
             'cannot be read to its end',
         ),
-        (lambda d: bad(d, 'c4.json.gz', b'x'), 'give it the name c4.jsonl.gz.'),
+        (lambda d: write_file(d, 'a.txt.gz', b'no gzip'), 'cannot be read to its end'),
         (
-            lambda d: bad(d, 'a.txt.zst', long_window(b'some text')),
+            lambda d: write_file(d, 'a.txt.zst', zstandard.compress(os.urandom(999))[:-99]),
+            'cannot be read to its end',
+        ),
+        (lambda d: write_file(d, 'c4.json.gz', b'x'), 'give it the name c4.jsonl.gz.'),
+        (
+            lambda d: write_file(d, 'a.txt.zst', long_window(b'some text')),
             'zstd -dc --long=31 {}/a.txt.zst | zstd',
         ),
-        (lambda d: bad(d, 'a.jsonl', b'{"text": null}'), 'is null. Leave such rows out'),
-        (lambda d: bad(d, 'a.parquet', b'no'), 'is not a parquet file'),
+        (lambda d: write_file(d, 'a.jsonl', b'{"text": null}'), 'is null. Leave such rows out'),
+        (lambda d: write_file(d, 'a.parquet', b'no'), 'is not a parquet file'),
         (lambda d: 'synthetic:markow', "got 'markow'. Did you mean 'markov'"),
         (
             lambda d: 'synthetic',
@@ -373,18 +383,18 @@ def long_window(data):
         (lambda d: 'tfds:surely_not_a_dataset', 'is not prepared under'),
     ],
 )
-def test_errors(make, says, tmp_path):
+def test_errors(make, message, tmp_path):
     source = make(tmp_path)
-    with pytest.raises(ValueError, match=re.escape(says.format(tmp_path))):
-        read(source)
+    with pytest.raises(ValueError, match=re.escape(message.format(tmp_path))):
+        read_source(source)
 
 
-def test_errors_of_parquet_fields(tmp_path):
+def test_errors_parquet_fields(tmp_path):
     write_parquet(tmp_path / 'a.parquet', title=['x'], n=[1])
     with pytest.raises(ValueError, match="no field 'text'; fields found: 'title', 'n'"):
-        read(f'text:{tmp_path}/*.parquet')
+        read_source(f'text:{tmp_path}/*.parquet')
     with pytest.raises(ValueError, match=r"'n' of .*a.parquet\[0\] must be text; got int"):
-        read(f'text:{tmp_path}/*.parquet', 'n')
+        read_source(f'text:{tmp_path}/*.parquet', 'n')
 
 
 TFDS_PROGRAM = """
@@ -424,14 +434,14 @@ assert 'tensorflow' not in sys.modules
 
 @pytest.mark.full  # imports TensorFlow
 def test_reference_tfds(tmp_path):
-    """In a process of its own: TFDS reads TFDS_DATA_DIR once, when it is imported."""
-    result = subprocess.run(
+    """In a separate process: TFDS reads TFDS_DATA_DIR once, when it is imported."""
+    process = subprocess.run(
         [sys.executable, '-c', TFDS_PROGRAM, str(tmp_path), json.dumps(TEXTS)],
         env=os.environ | {'TFDS_DATA_DIR': str(tmp_path)},
         capture_output=True,
         text=True,
     )
-    assert result.returncode == 0, result.stderr
+    assert process.returncode == 0, process.stderr
 
 
 def test_equivalence_formats_make_the_same_rows(cfg, tmp_path):

@@ -25,21 +25,21 @@ def bpe():
 
 @pytest.fixture
 def hf_folder(tmp_path):
-    """A tokenizer.json in which `<s>` and `</s>` are special tokens of the library."""
+    """A tokenizer.json with `<s>` and `</s>` as special tokens of the library."""
     import tokenizers as library
 
-    made = library.Tokenizer(library.models.BPE())
-    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = library.decoders.ByteLevel()
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
     trainer = library.trainers.BpeTrainer(
         vocab_size=280,
         special_tokens=['<s>', '</s>'],
         initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator(TEXTS, trainer)
-    made.enable_truncation(4)
-    made.save(str(tmp_path / 'tokenizer.json'))
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.enable_truncation(4)
+    tokenizer.save(str(tmp_path / 'tokenizer.json'))
     declared = {'bos_token': {'content': '<s>'}, 'eos_token': '</s>'}
     (tmp_path / 'tokenizer_config.json').write_text(json.dumps(declared))
     return tmp_path
@@ -69,7 +69,7 @@ def test_reference_byte_ids():
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size) == (256, 257, 258)
 
 
-def test_property_bpe_compresses_and_stays_below_its_size(bpe):
+def test_property_bpe_compresses(bpe):
     text = 'the specials by name: '
     assert len(bpe.encode(text)) < len(text)
     assert tokenizers.plan_tokenizer('bpe:5000').build(TEXTS).vocab_size == 5000
@@ -81,7 +81,7 @@ def test_property_bpe_training_is_deterministic(bpe):
     assert again.library.to_str() == bpe.library.to_str()
 
 
-def test_equivalence_long_texts_encode_in_parts_as_the_whole(monkeypatch):
+def test_equivalence_long_texts_in_parts(monkeypatch):
     text = 'def f(x):\n    return x\n\n\nclass A:\n\tpass \n end\nshort\nlines\r\nhere\n' * 50
     tokenizer = tokenizers.plan_tokenizer('bpe:400').build([text])
     whole = tokenizer.encode(text)
@@ -100,26 +100,26 @@ def test_equivalence_saved_and_loaded(kind, bpe, tmp_path):
     assert [loaded.encode(text) for text in TEXTS] == [tokenizer.encode(text) for text in TEXTS]
 
 
-def test_equivalence_hf_reads_what_was_saved(bpe, tmp_path):
-    """With the ids of BOS and EOS that it had, and under the name of what it holds."""
+def test_equivalence_hf_loads_saved_tokenizers(bpe, tmp_path):
+    """Keeps the ids of BOS and EOS; the identity depends on the content alone."""
     for folder in ('a', 'b'):
         bpe.save(tmp_path / folder)
-    a, b = (tokenizers.plan_tokenizer(f'hf:{tmp_path}/{folder}') for folder in 'ab')
-    (loaded, ids) = a.build([]), ('vocab_size', 'bos_id', 'eos_id')
+    plan, other_plan = (tokenizers.plan_tokenizer(f'hf:{tmp_path}/{folder}') for folder in 'ab')
+    (loaded, ids) = plan.build([]), ('vocab_size', 'bos_id', 'eos_id')
     assert [getattr(loaded, name) for name in ids] == [getattr(bpe, name) for name in ids]
-    assert a.vocab_size == bpe.vocab_size and a.identity == b.identity
+    assert plan.vocab_size == bpe.vocab_size and plan.identity == other_plan.identity
     assert loaded.cuttable and loaded.encode(TEXTS[1]) == bpe.encode(TEXTS[1])
 
 
-def test_reference_hf_specials_are_those_declared(hf_folder):
-    told = tokenizers.plan_tokenizer(f'hf:{hf_folder}').build([])
-    assert (told.bos_id, told.eos_id, told.vocab_size) == (0, 1, 280)
+def test_reference_declared_special_tokens(hf_folder):
+    declared = tokenizers.plan_tokenizer(f'hf:{hf_folder}').build([])
+    assert (declared.bos_id, declared.eos_id, declared.vocab_size) == (0, 1, 280)
     (hf_folder / 'tokenizer_config.json').write_text('{}')
     bare = tokenizers.plan_tokenizer(f'hf:{hf_folder}/tokenizer.json').build([])
     assert (bare.eos_id, bare.bos_id, bare.vocab_size) == (280, 281, 282)
     (hf_folder / 'tokenizer_config.json').write_text('{"bos_token": "</s>", "eos_token": "</s>"}')
-    one = tokenizers.plan_tokenizer(f'hf:{hf_folder}').build([])
-    assert (one.eos_id, one.bos_id, one.vocab_size) == (1, 280, 281)
+    shared = tokenizers.plan_tokenizer(f'hf:{hf_folder}').build([])
+    assert (shared.eos_id, shared.bos_id, shared.vocab_size) == (1, 280, 281)
 
 
 def test_reference_vocab_size_needs_no_corpus(hf_folder):
@@ -149,7 +149,7 @@ def test_errors(spec, says):
         tokenizers.plan_tokenizer(spec)
 
 
-def test_errors_of_files(tmp_path):
+def test_errors_invalid_files(tmp_path):
     (tmp_path / 'tokenizer.json').write_text('{}')
     with pytest.raises(ValueError, match='is not a tokenizer'):
         tokenizers.plan_tokenizer(f'hf:{tmp_path}')
@@ -158,7 +158,7 @@ def test_errors_of_files(tmp_path):
 
 
 def test_property_training_can_be_interrupted():
-    """The library returns only when it is done: Ctrl-C would wait for as long."""
+    """The library returns only when it is done: Ctrl-C would wait that long."""
 
     def texts():
         yield 'some text'
@@ -174,7 +174,7 @@ def test_property_training_can_be_interrupted():
         assert not thread.is_alive()
 
 
-def test_errors_of_texts_reach_who_trains():
+def test_errors_in_texts_are_raised():
     def texts():
         yield 'some text'
         raise ValueError('no more text')

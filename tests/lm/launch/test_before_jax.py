@@ -1,4 +1,4 @@
-"""What a program does before it imports JAX."""
+"""Steps of a program before it imports JAX."""
 
 import os
 import re
@@ -15,8 +15,8 @@ from tests import ROOT
 from tests.programs import COMPILERS
 
 
-def test_no_program_has_imported_jax_when_it_prepares_its_process():
-    """Catches a package that imports JAX where `python -m PACKAGE` imports it first: the program
+def test_programs_prepare_before_importing_jax():
+    """Catches a package that imports JAX when `python -m PACKAGE` imports it first: the program
     would read the flags too early, and import everything twice.
     """
     programs = [path for path in ROOT.glob('eval/**/*.py') if 'prepare_process' in path.read_text()]
@@ -30,7 +30,7 @@ def test_no_program_has_imported_jax_when_it_prepares_its_process():
     assert done.stdout == 'False\n'
 
 
-def test_help_is_one_screen_with_each_flag_and_imports_no_jax():
+def test_help_lists_flags_without_importing_jax():
     code = (
         'import runpy, sys\nsys.argv = ["train.py", "--help"]\ntry:\n'
         '    runpy.run_path("train.py", run_name="__main__")\nfinally:\n'
@@ -40,31 +40,29 @@ def test_help_is_one_screen_with_each_flag_and_imports_no_jax():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     *lines, imported = done.stdout.splitlines()
     assert imported == 'False' and len(lines) <= 24 and max(map(len, lines)) <= 100
-    own = [*flags.FLAGS.get_key_flags_for_module(train), flags.FLAGS['process_id']]
-    assert {'config', 'workdir', 'engine'} <= {flag.name for flag in own}
-    assert not [flag.name for flag in own if f'--{flag.name}' not in done.stdout]
+    key_flags = [*flags.FLAGS.get_key_flags_for_module(train), flags.FLAGS['process_id']]
+    assert {'config', 'workdir', 'engine'} <= {flag.name for flag in key_flags}
+    assert not [flag.name for flag in key_flags if f'--{flag.name}' not in done.stdout]
 
 
 @pytest.mark.parametrize(
     ('is_there', 'chosen', 'expected'),
     [(False, None, 'cpu'), (False, 'tpu', None), (True, None, None)],
 )
-def test_a_platform_is_chosen_where_jax_is_imported_already(
-    monkeypatch, is_there, chosen, expected
-):
-    """A notebook has it. Catches a choice of the user, or a device, that is passed over."""
-    found, environment = [], {}
-    config = SimpleNamespace(jax_platforms=chosen, update=lambda *pair: found.append(pair))
+def test_choose_platform_with_jax_imported(monkeypatch, is_there, chosen, expected):
+    """A notebook has imported it. Catches an ignored choice of the user, or an ignored device."""
+    updates, environment = [], {}
+    config = SimpleNamespace(jax_platforms=chosen, update=lambda *pair: updates.append(pair))
     monkeypatch.setattr(os, 'environ', environment)
     monkeypatch.setattr(before_jax, 'has_accelerator', lambda: is_there)
     monkeypatch.setitem(sys.modules, 'jax', SimpleNamespace(config=config))
     before_jax.choose_platform()
-    assert found == ([('jax_platforms', expected)] if expected else [])
+    assert updates == ([('jax_platforms', expected)] if expected else [])
     assert ('JAX_PLATFORMS' in environment) != is_there
 
 
 @pytest.mark.parametrize(
-    ('installed', 'chosen', 'said'),
+    ('installed', 'chosen', 'message'),
     [
         ((), '', 'an NVIDIA GPU, .*uv sync --extra cuda'),
         (('libtpu',), '', 'an NVIDIA GPU, .*uv sync --extra cuda'),
@@ -72,12 +70,12 @@ def test_a_platform_is_chosen_where_jax_is_imported_already(
         ((), 'cpu', '$'),
     ],
 )
-def test_a_gpu_that_jax_cannot_use_is_named_with_the_extra(monkeypatch, installed, chosen, said):
-    there = {'/dev/nvidia[0-9]*': ['/dev/nvidia0']}
-    monkeypatch.setattr(before_jax.glob, 'glob', lambda files: there.get(files, []))
+def test_unusable_gpu_is_reported_with_extra(monkeypatch, installed, chosen, message):
+    device_files = {'/dev/nvidia[0-9]*': ['/dev/nvidia0']}
+    monkeypatch.setattr(before_jax.glob, 'glob', lambda files: device_files.get(files, []))
     monkeypatch.setattr(before_jax.importlib.util, 'find_spec', lambda n: n in installed or None)
     monkeypatch.setenv('JAX_PLATFORMS', chosen)
-    assert re.match(f'(this machine has )?{said}', before_jax.missing_plugin_advice())
+    assert re.match(f'(this machine has )?{message}', before_jax.missing_plugin_advice())
 
 
 @pytest.mark.parametrize(
@@ -92,10 +90,10 @@ def test_a_gpu_that_jax_cannot_use_is_named_with_the_extra(monkeypatch, installe
         ('', '', 'tpu,cpu', 'bfloat16'),
     ],
 )
-def test_products_are_of_the_type_that_suits_the_device(
-    monkeypatch, files, installed, chosen, expected
-):
-    monkeypatch.setattr(before_jax.glob, 'glob', lambda asked: [asked] if asked == files else [])
+def test_default_dtype_suits_device(monkeypatch, files, installed, chosen, expected):
+    monkeypatch.setattr(
+        before_jax.glob, 'glob', lambda pattern: [pattern] if pattern == files else []
+    )
     monkeypatch.setattr(before_jax.platform, 'system', lambda: 'Linux')
     monkeypatch.setattr(before_jax.importlib.util, 'find_spec', lambda n: n == installed or None)
     monkeypatch.setenv('JAX_PLATFORMS', chosen)
@@ -105,10 +103,12 @@ def test_products_are_of_the_type_that_suits_the_device(
 @pytest.mark.full
 @pytest.mark.skipif(before_jax.has_accelerator(), reason='has a device that is looked for')
 @pytest.mark.parametrize('names', ['eval.load, jax', 'jax, eval.load'])
-def test_a_notebook_hears_nothing_of_devices_that_are_not_there(names):
-    """Catches libtpu's words, where it looks for a TPU."""
+def test_notebook_gets_no_device_warnings(names):
+    """Catches libtpu's warnings when it looks for a TPU."""
     pytest.importorskip(COMPILERS['tpu'])
-    own = {name: value for name, value in os.environ.items() if name != 'JAX_PLATFORMS'}
+    environment = {name: value for name, value in os.environ.items() if name != 'JAX_PLATFORMS'}
     command = [sys.executable, '-c', f'import {names}; print(jax.devices()[0].platform)']
-    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
     assert (done.stdout, done.stderr) == ('cpu\n', '')

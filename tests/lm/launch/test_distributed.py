@@ -1,4 +1,4 @@
-"""What processes decide together: threads stand for them, and a dict for JAX's service."""
+"""Joint decisions of processes: threads stand for processes, and a dict for JAX's service."""
 
 import itertools
 import os
@@ -26,7 +26,7 @@ N = 3
 
 
 class Service:
-    """A value may be asked for before it is set, and is set once."""
+    """JAX's key-value service: a value may be requested before it is set, and is set once."""
 
     def __init__(self):
         self.values, self.changed = {}, threading.Condition()
@@ -45,10 +45,10 @@ class Service:
 
 
 class Numbers:
-    """A counter of each thread, as each process has its own."""
+    """A counter for each thread, as each process has its own."""
 
-    def __init__(self, own):
-        self.own = own
+    def __init__(self, thread):
+        self.own = thread
 
     def __next__(self):
         return next(self.own.numbers)
@@ -56,16 +56,16 @@ class Numbers:
 
 @pytest.fixture
 def on_each(monkeypatch):
-    """on_each(act): [what act(process_id) gave, or the error it raised], of N processes."""
-    own, service = threading.local(), Service()
+    """on_each(act) returns the value or error of act(process_id) for each of N processes."""
+    thread, service = threading.local(), Service()
     monkeypatch.setattr(jax, 'process_count', lambda: N)
-    monkeypatch.setattr(jax, 'process_index', lambda: own.index)
+    monkeypatch.setattr(jax, 'process_index', lambda: thread.index)
     monkeypatch.setattr(distributed, '_service', lambda: service)
-    monkeypatch.setattr(distributed, '_exchange_ids', Numbers(own))
+    monkeypatch.setattr(distributed, '_exchange_ids', Numbers(thread))
     monkeypatch.setattr(distributed, 'WAIT_MS', 20)
 
-    def one(act, index):
-        own.index, own.numbers = index, itertools.count()
+    def run_process(act, index):
+        thread.index, thread.numbers = index, itertools.count()
         try:
             return act(index)
         except Exception as error:
@@ -74,24 +74,24 @@ def on_each(monkeypatch):
     def on_each(act):
         service.values.clear()
         with ThreadPoolExecutor(N) as pool:
-            return [f.result(20) for f in [pool.submit(one, act, i) for i in range(N)]]
+            return [f.result(20) for f in [pool.submit(run_process, act, i) for i in range(N)]]
 
     return on_each
 
 
-def test_each_has_what_all_give_in_their_order(on_each):
-    found = on_each(lambda i: [gather_values(i * i), gather_values([str(i)])])
-    assert found == [[[0, 1, 4], [['0'], ['1'], ['2']]]] * N
+def test_gather_values_in_order(on_each):
+    values = on_each(lambda i: [gather_values(i * i), gather_values([str(i)])])
+    assert values == [[[0, 1, 4], [['0'], ['1'], ['2']]]] * N
 
 
-def test_what_the_first_has_counts(on_each):
+def test_broadcast_from_first(on_each):
     assert (
         on_each(lambda i: [broadcast_from_first({'step': i}), broadcast_from_first(i + 7)])
         == [[{'step': 0}, 7]] * N
     )
 
 
-def test_the_first_acts_before_the_others(on_each):
+def test_run_first_then_others(on_each):
     order = []
 
     def act(i):
@@ -103,21 +103,21 @@ def test_the_first_acts_before_the_others(on_each):
     assert order[0] == 0 and sorted(order) == [0, 1, 2]
 
 
-def test_an_error_of_one_is_raised_by_all(on_each):
-    def read(i):
+def test_raise_on_all(on_each):
+    def fail_on_some(i):
         with raise_on_all(DamagedCheckpoint):
             if i == 1:
                 raise DamagedCheckpoint('a bit')
             return i
 
-    assert [repr(error) for error in on_each(read)] == [
+    assert [repr(error) for error in on_each(fail_on_some)] == [
         "DamagedCheckpoint('host 1: a bit')",
         "DamagedCheckpoint('a bit')",
         "DamagedCheckpoint('host 1: a bit')",
     ]
 
 
-def test_what_differs_is_refused_by_all_with_who_has_what(on_each):
+def test_differing_values_are_refused_by_all(on_each):
     assert on_each(lambda i: check_same_everywhere('it', 'same')) == [None] * N
     for error in on_each(lambda i: check_same_everywhere('the digest', 'ab'[i == 2])):
         assert isinstance(error, ValueError)
@@ -130,16 +130,16 @@ def test_what_differs_is_refused_by_all_with_who_has_what(on_each):
         ]
 
 
-def test_a_folder_that_is_not_shared_is_refused(on_each, tmp_path, monkeypatch):
-    """Host 2 has one of its own, with a lock of another time."""
+def test_unshared_folder_is_refused(on_each, tmp_path, monkeypatch):
+    """Host 2 has its own folder, with a lock of another time."""
     monkeypatch.setattr(workdir, 'NFS_DELAY_SEC', 0.1)
-    config, own = tiny_config(), tmp_path / 'own'
-    own.mkdir()
-    (own / workdir.LOCK).touch()
-    os.utime(own / workdir.LOCK, (1, 1))
+    config, private = tiny_config(), tmp_path / 'own'
+    private.mkdir()
+    (private / workdir.LOCK).touch()
+    os.utime(private / workdir.LOCK, (1, 1))
 
     def open_one(i):
-        with open_workdir(own if i == 2 else tmp_path / 'run', config, False):
+        with open_workdir(private if i == 2 else tmp_path / 'run', config, False):
             return i
 
     for error in on_each(open_one):
@@ -148,7 +148,7 @@ def test_a_folder_that_is_not_shared_is_refused(on_each, tmp_path, monkeypatch):
         ) and 'not the same folder on all hosts: host 2 cannot' in str(error)
 
 
-def test_a_folder_that_all_see_is_opened_by_all(on_each, tmp_path):
+def test_shared_folder_is_opened_by_all(on_each, tmp_path):
     def open_one(i):
         with open_workdir(tmp_path / 'run', tiny_config(), False):
             return i
@@ -156,7 +156,7 @@ def test_a_folder_that_all_see_is_opened_by_all(on_each, tmp_path):
     assert on_each(open_one) == [0, 1, 2]
 
 
-def test_alone_nothing_is_sent(monkeypatch):
+def test_single_process_sends_nothing(monkeypatch):
     monkeypatch.setattr(distributed, '_service', None)
     assert gather_values(3) == [3] and broadcast_from_first(object) is object
     assert run_first_then_others(lambda: 5) == 5

@@ -1,10 +1,10 @@
-"""Equivalence: a job of two processes, with four CPU devices each and started as on two hosts, ends
-with the numbers of one process, also where it was killed and went on. Property: what one host
-refuses, or fails in, ends both.
+"""Equivalence: a job of two processes, with four CPU devices each and started as on two hosts,
+gives the numbers of one process, also if it is killed and resumed. Property: an error or refusal on
+one host ends both.
 
     uv run pytest -m 'full or product' tests/lm/launch/test_hosts_on_loopback.py
 
-The full tier has the shortest of each kind of job; the others take minutes, and are run by hand.
+The full tier has the shortest job of each kind; the others take minutes, and are run by hand.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ LIMITED = (
 
 
 class Job:
-    """The same command on n hosts; what each says goes to a file."""
+    """The same command on n hosts; the output of each goes to a file."""
 
     def __init__(
         self, folder: Path, arguments: list[str], each=lambda number: {}, program=TRAIN, n=N
@@ -104,26 +104,28 @@ class Job:
                 )
 
     def end(self) -> list[int]:
-        """The statuses of all, once they have ended."""
+        """Returns the exit statuses, once all hosts have ended."""
         return [host.wait(MOST_SEC) for host in self.hosts]
 
-    def ended(self, status: int = DONE) -> 'Job':
-        """This job, all of whose hosts have ended with the status."""
-        assert self.end() == [status] * len(self.hosts), [*map(self.said, range(len(self.hosts)))]
+    def wait(self, status: int = DONE) -> 'Job':
+        """Waits until all hosts have ended with the status; returns the job."""
+        assert self.end() == [status] * len(self.hosts), [
+            *map(self.read_log, range(len(self.hosts)))
+        ]
         return self
 
-    def kill_child_of(self, i: int) -> None:
-        os.kill(self.child_of(i), signal.SIGKILL)
+    def kill_child(self, i: int) -> None:
+        os.kill(self.find_child(i), signal.SIGKILL)
 
     def kill(self) -> None:
         for host in self.hosts:
             host.kill()  # and with it its child
             host.wait()
 
-    def said(self, i: int) -> str:
+    def read_log(self, i: int) -> str:
         return self.logs[i].read_text()
 
-    def child_of(self, i: int) -> int:
+    def find_child(self, i: int) -> int:
         pid = self.hosts[i].pid
         return int(Path(f'/proc/{pid}/task/{pid}/children').read_text().split()[0])
 
@@ -131,11 +133,11 @@ class Job:
         deadline = time.monotonic() + MOST_SEC
         while not is_there():
             runs = all(host.poll() is None for host in self.hosts)
-            assert runs and time.monotonic() < deadline, [self.said(i) for i in range(N)]
+            assert runs and time.monotonic() < deadline, [self.read_log(i) for i in range(N)]
             time.sleep(0.01)
 
     def wait_for_row(self, workdir: Path, step: int) -> None:
-        """Says that the run trains, and nothing of its checkpoints, which are written meanwhile."""
+        """Waits until the run trains; its checkpoints may still be written."""
 
         def is_there():
             rows = read_rows(workdir / 'metrics.jsonl')
@@ -144,11 +146,13 @@ class Job:
         self.wait_for(is_there)
 
     def wait_for_checkpoint(self, workdir: Path, step: int) -> None:
-        """Waits until one of this step, or of a later one, is complete: a run resumes after it."""
+        """Waits until a checkpoint of this step, or a later one, is complete, so that a run resumes
+        from it.
+        """
         self.wait_for(lambda: max(list_steps(workdir / 'checkpoints'), default=0) >= step)
 
     def wait_for_upload(self, url: str, step: int) -> None:
-        """Waits until a bucket has all of a checkpoint of this step, or of a later one."""
+        """Waits until a bucket has a complete checkpoint of this step, or a later one."""
         whole = re.compile(r'checkpoints/(\d+)/\.whole')
         bucket = open_bucket(url)
 
@@ -161,7 +165,7 @@ class Job:
 
 @pytest.fixture
 def start(tmp_path):
-    """start(workdir, corpus) -> Job; what is left of all jobs is killed in the end."""
+    """start(workdir, corpus) returns a Job; remaining processes are killed at the end."""
     with jobs(tmp_path) as start:
         yield start
 
@@ -184,41 +188,41 @@ def jobs(folder):
 
 
 @pytest.fixture(scope='module')
-def undisturbed(corpus, tmp_path_factory):
-    """(workdir, what host 1 said) of a run on two hosts that nothing happened to."""
+def undisturbed_run(corpus, tmp_path_factory):
+    """Returns (workdir, log of host 1) of an uninterrupted run on two hosts."""
     folder = tmp_path_factory.mktemp('undisturbed')
     with jobs(folder) as start:
-        job = start(folder / 'run', corpus).ended()
-        assert job.said(0).count('step     60 of 60') == 1 and 'done: ' in job.said(0)
-        return folder / 'run', job.said(1)
+        job = start(folder / 'run', corpus).wait()
+        assert job.read_log(0).count('step     60 of 60') == 1 and 'done: ' in job.read_log(0)
+        return folder / 'run', job.read_log(1)
 
 
 def digests(workdir):
-    """Of all arrays of the newest checkpoint, and its step."""
+    """Returns the digests of all arrays of the newest checkpoint, and its step."""
     folder = workdir / 'checkpoints'
     step = list_steps(folder)[-1]
     return step, read_meta(folder, step)['digests']
 
 
-def assert_same(workdir, wanted):
-    """Bitwise, but for times."""
-    assert timeless(workdir) == timeless(wanted)
-    assert digests(workdir) == digests(wanted)
+def assert_same(workdir, expected):
+    """Asserts bitwise equality, except for times."""
+    assert timeless(workdir) == timeless(expected)
+    assert digests(workdir) == digests(expected)
 
 
 @pytest.mark.full
-def test_two_hosts_train_what_one_does(undisturbed, corpus, tmp_path):
-    """Equivalence with eight devices of one process, up to the order of sums; and host 1 has
-    written nothing: a second set of events, or of rows, would show.
+def test_two_hosts_match_one(undisturbed_run, corpus, tmp_path):
+    """Equals eight devices of one process, up to the order of sums. Host 1 writes nothing: a second
+    set of events, or of rows, would show.
     """
-    workdir, said = undisturbed
+    workdir, log = undisturbed_run
     assert train(resolve(base(corpus, **RUN)), tmp_path / 'one') == DONE
     assert_close(timeless(workdir), timeless(tmp_path / 'one'), rtol=1e-4)
     assert len(list((workdir / 'tensorboard').iterdir())) == 1
     assert sorted(p.name for p in workdir.iterdir() if p.name != '.lock') == sorted(
         p.name for p in (tmp_path / 'one').iterdir() if p.name != '.lock'
     )
-    lines = [line for line in said.splitlines() if '[Gloo]' not in line]
+    lines = [line for line in log.splitlines() if '[Gloo]' not in line]
     assert lines == []
 
 
@@ -226,80 +230,84 @@ def test_two_hosts_train_what_one_does(undisturbed, corpus, tmp_path):
 @pytest.mark.parametrize(
     'sizes', [{'mesh_fsdp': 8}, {'mesh_tensor': 8}, {'mesh_fsdp': 4, 'mesh_context': 2}]
 )
-def test_two_hosts_hold_parts_of_one_state(sizes, start, corpus, tmp_path):
-    """Equivalence with eight devices of one process, of the losses, and of the parameters, saved by
-    both hosts and read again by one process. With `tensor` over both, both read the same rows:
-    catches a share of them each.
+def test_two_hosts_shard_one_state(sizes, start, corpus, tmp_path):
+    """Equals eight devices of one process: the losses, and the parameters, which both hosts save
+    and one process reads. With `tensor` over both, both read the same rows: catches a share of them
+    for each.
     """
     changes = {'model_n_heads': 8, 'model_n_kv_heads': 8, 'train_steps': 20, 'mesh_data': 1}
-    start(tmp_path / 'run', corpus, **changes | sizes).ended()
-    one = RUN | changes | {'mesh_data': -1}
-    assert train(resolve(base(corpus, **one)), tmp_path / 'one') == DONE
+    start(tmp_path / 'run', corpus, **changes | sizes).wait()
+    options = RUN | changes | {'mesh_data': -1}
+    assert train(resolve(base(corpus, **options)), tmp_path / 'one') == DONE
     assert_close(timeless(tmp_path / 'run'), timeless(tmp_path / 'one'), rtol=1e-4)
-    here, there = (load(tmp_path / name, print).weights.params for name in ('run', 'one'))
-    for path, leaf in named_leaves(here).items():
-        np.testing.assert_allclose(leaf, named_leaves(there)[path], rtol=0, atol=1e-4)
+    params, reference = (load(tmp_path / name, print).weights.params for name in ('run', 'one'))
+    for path, leaf in named_leaves(params).items():
+        np.testing.assert_allclose(leaf, named_leaves(reference)[path], rtol=0, atol=1e-4)
 
 
 @pytest.mark.product
-def test_no_program_is_saved_between_processes_of_cpus(start, corpus, tmp_path):
-    """Of a saved program the loops' collectives have lost their place among the others: the host
-    that reads it and the one that compiles would wait for each other, as in the second job here.
+def test_cpu_processes_share_no_compilation_cache(start, corpus, tmp_path):
+    """In a saved program the collectives of a loop have lost their place among the others: a host
+    that reads it and a host that compiles would wait for each other, as in the second job here.
     """
     programs = tmp_path / 'programs'
     each = lambda i: {'env': {'JAX_COMPILATION_CACHE_DIR': str(programs)}}  # noqa: E731
     changes = {'mesh_data': 1, 'mesh_fsdp': 8, 'train_steps': 2, 'train_diagnose_every': 1}
     for name in ('first', 'second'):
-        start(tmp_path / name, corpus, each=each, **changes).ended()
+        start(tmp_path / name, corpus, each=each, **changes).wait()
     assert not programs.exists() or not any(programs.iterdir())
 
 
 @pytest.mark.product
-def test_kill_9_of_a_child_then_of_a_parent(undisturbed, start, corpus, tmp_path):
+def test_killed_child_and_killed_supervisor(undisturbed_run, start, corpus, tmp_path):
     workdir = tmp_path / 'run'
     job = start(workdir, corpus)
     job.wait_for_checkpoint(workdir, 10)
-    job.kill_child_of(1)
-    job.ended(RESUME)
+    job.kill_child(1)
+    job.wait(RESUME)
     for i in range(N):
-        assert f'host 1 ({NAME}) was ended by SIGKILL; all hosts end with status 42' in job.said(i)
+        assert (
+            f'host 1 ({NAME}) was ended by SIGKILL; all hosts end with status 42' in job.read_log(i)
+        )
 
     job = start(workdir, corpus)
     job.wait_for_checkpoint(workdir, list_steps(workdir / 'checkpoints')[-1] + 10)
     job.hosts[0].kill()
     assert job.end() == [-signal.SIGKILL, RESUME]
-    assert f'host 0 ({NAME}) has gone' in job.said(1)
+    assert f'host 0 ({NAME}) has gone' in job.read_log(1)
 
     saved = list_steps(workdir / 'checkpoints')[-1]
-    job = start(workdir, corpus).ended()
-    assert f'resuming after step {saved}' in job.said(0)
-    assert_same(workdir, undisturbed[0])
+    job = start(workdir, corpus).wait()
+    assert f'resuming after step {saved}' in job.read_log(0)
+    assert_same(workdir, undisturbed_run[0])
 
 
 @pytest.mark.product
-def test_sigterm_to_one_host_saves_once_on_all(undisturbed, start, corpus, tmp_path):
-    """And of a checkpoint that is damaged, all go back to the one before."""
+def test_sigterm_to_one_host_saves_on_all(undisturbed_run, start, corpus, tmp_path):
+    """If the checkpoint is damaged, all return to the one before."""
     workdir = tmp_path / 'run'
     job = start(workdir, corpus)
     job.wait_for_checkpoint(workdir, 20)
     job.hosts[1].send_signal(signal.SIGTERM)
-    job.ended(SIGNALLED + signal.SIGTERM)
+    job.wait(SIGNALLED + signal.SIGTERM)
     step = read_rows(workdir / 'metrics.jsonl')[-1]['step']
     *_, before, last = list_steps(workdir / 'checkpoints')
     assert 20 <= step < 60 and last == step
-    assert job.said(0).count(f'SIGTERM: saved step {step} in {workdir}') == 1
+    assert job.read_log(0).count(f'SIGTERM: saved step {step} in {workdir}') == 1
     summary = read_json(workdir / 'summary.json')
     assert (summary['status'], summary['step']) == ('stopped', step)
 
     damage(workdir / 'checkpoints' / str(step))
-    job = start(workdir, corpus).ended()
-    assert f'falling back to the one before\nresuming after step {before}' in job.said(0)
-    assert_same(workdir, undisturbed[0])
+    job = start(workdir, corpus).wait()
+    assert f'falling back to the one before\nresuming after step {before}' in job.read_log(0)
+    assert_same(workdir, undisturbed_run[0])
 
 
 @pytest.mark.product
-def test_a_scan_of_both_ports_changes_nothing(start, corpus, tmp_path):
-    """Ten thousand messages of fifty kinds, and a client of JAX's own without the certificate."""
+def test_port_scan_changes_nothing(start, corpus, tmp_path):
+    """Sends ten thousand messages of fifty kinds, and connects a JAX client without the
+    certificate.
+    """
     longer = {'train_steps': 800, 'train_checkpoint_every': 400, 'train_eval_every': 400}
     job = start(tmp_path / 'run', corpus, **longer)
     job.wait_for_row(tmp_path / 'run', 2)
@@ -313,15 +321,15 @@ def test_a_scan_of_both_ports_changes_nothing(start, corpus, tmp_path):
     stranger = subprocess.run([sys.executable, '-c', client], capture_output=True, text=True)
     assert stranger.returncode != 0 and 'connected' not in stranger.stdout
     assert all(host.poll() is None for host in job.hosts)  # it was scanned as it trained
-    job.ended()
-    assert 'connections of strangers to this job, closed: 5000' in job.said(0)
-    assert [line for line in job.said(1).splitlines() if '[Gloo]' not in line] == []
+    job.wait()
+    assert 'connections of strangers to this job, closed: 5000' in job.read_log(0)
+    assert [line for line in job.read_log(1).splitlines() if '[Gloo]' not in line] == []
     assert start(tmp_path / 'quiet', corpus, **longer).end() == [DONE] * N
     assert_same(tmp_path / 'run', tmp_path / 'quiet')
 
 
 def damage(checkpoint):
-    """One bit of its largest file, which holds arrays."""
+    """Flips one bit of the largest file, which holds arrays."""
     files = [path for path in checkpoint.rglob('*') if path.is_file()]
     path = max(files, key=lambda path: path.stat().st_size)
     held = bytearray(path.read_bytes())
@@ -330,17 +338,17 @@ def damage(checkpoint):
 
 
 @pytest.mark.full
-def test_an_error_of_one_host_ends_all(start, corpus, tmp_path):
-    """Host 0 cannot write its part of the first checkpoint; host 1 would wait for it."""
+def test_error_on_one_host_ends_all(start, corpus, tmp_path):
+    """Host 0 cannot write its part of the first checkpoint, for which host 1 would wait."""
     data.open_dataset(resolve(base(corpus, **RUN)).data)  # larger files than the checkpoint's
     each = lambda i: {} if i else {'before': LIMITED}  # noqa: E731
-    job = start(tmp_path / 'run', corpus, each=each).ended(BAD_INPUT)
-    assert 'error: ' in job.said(0) and 'the same command goes on anew' in job.said(0)
-    assert f'host 0 ({NAME}) ended with status 1; all hosts end with status 1' in job.said(1)
+    job = start(tmp_path / 'run', corpus, each=each).wait(BAD_INPUT)
+    assert 'error: ' in job.read_log(0) and 'the same command goes on anew' in job.read_log(0)
+    assert f'host 0 ({NAME}) ended with status 1; all hosts end with status 1' in job.read_log(1)
 
 
 @pytest.mark.full
-def test_a_config_that_a_file_resolves_to_differently_is_refused(start, corpus, tmp_path):
+def test_differing_config_file_is_refused(start, corpus, tmp_path):
     """The command is the same; nothing is compiled, and no run begins."""
     file = tmp_path / 'config.py'
     file.write_text(
@@ -349,33 +357,33 @@ def test_a_config_that_a_file_resolves_to_differently_is_refused(start, corpus, 
         '    config.optim.b1 = float(os.environ["B1"])\n    return config\n'
     )
     each = [{'env': {'B1': '0.9', 'PYTHONPATH': str(ROOT)}}, {'env': {'B1': '0.8'}}]
-    job = start(tmp_path / 'run', corpus, config=file, each=lambda i: each[i]).ended(BAD_INPUT)
+    job = start(tmp_path / 'run', corpus, config=file, each=lambda i: each[i]).wait(BAD_INPUT)
     for i in range(N):
-        said = job.said(i)
-        assert 'the config, as its file resolves to it, must be the same on all hosts' in said
-        assert f'host 0 ({NAME}): ' in said and f'host 1 ({NAME}): ' in said
+        log = job.read_log(i)
+        assert 'the config, as its file resolves to it, must be the same on all hosts' in log
+        assert f'host 0 ({NAME}): ' in log and f'host 1 ({NAME}): ' in log
     assert not (tmp_path / 'run').exists()
 
 
 @pytest.mark.product
-def test_other_text_on_one_host_is_refused(start, corpus, tmp_path):
-    """Each prepares what its own disk has, and the digests differ."""
+def test_differing_text_is_refused(start, corpus, tmp_path):
+    """Each host prepares the text of its own disk, and the digests differ."""
     for i in range(N):
         (tmp_path / str(i)).mkdir()
         (tmp_path / str(i) / 'a.txt').write_text(f'{i} of some words, and more of them\n' * 100)
-    own = corpus | {'data.source': 'text:*.txt', 'data.cache_dir': 'cache'}
+    relative_corpus = corpus | {'data.source': 'text:*.txt', 'data.cache_dir': 'cache'}
     config = ROOT / 'configs' / 'default.py'
     each = lambda i: {'cwd': tmp_path / str(i), 'env': {'PYTHONPATH': str(ROOT)}}  # noqa: E731
-    job = start(tmp_path / 'run', own, config=config, each=each).ended(BAD_INPUT)
+    job = start(tmp_path / 'run', relative_corpus, config=config, each=each).wait(BAD_INPUT)
     for i in range(N):
-        assert 'the digest of the prepared data must be the same on all hosts' in job.said(i)
+        assert 'the digest of the prepared data must be the same on all hosts' in job.read_log(i)
     assert not (tmp_path / 'run' / 'config.json').exists()
 
 
 @pytest.mark.full
-def test_two_hosts_read_half_of_an_import_each(tmp_path):
-    """Bitwise the import of one process. Catches a host that reads the whole model, and a part that
-    the wrong host has.
+def test_two_hosts_each_read_half_of_an_import(tmp_path):
+    """Equals the import of one process bitwise. Catches a host that reads the whole model, and
+    parts on the wrong host.
     """
     folder = saved(tmp_path / 'theirs', 'llama2', most=9000)
     job = Job(
@@ -385,36 +393,42 @@ def test_two_hosts_read_half_of_an_import_each(tmp_path):
         program=('-m', 'eval.convert'),
     )
     try:
-        job.ended()
+        job.wait()
     finally:
         job.kill()
-    params, wanted = named_leaves(load(tmp_path / 'run').weights.params), imported('llama2')
-    assert params.keys() == wanted.params.keys()
-    for path, array in wanted.params.items():
+    params, reference = named_leaves(load(tmp_path / 'run').weights.params), imported('llama2')
+    assert params.keys() == reference.params.keys()
+    for path, array in reference.params.items():
         np.testing.assert_array_equal(array, params[path])
     for i in range(N):
-        read, there = re.search(rf'host {i} has read (\S+) MB of (\S+) MB', job.said(i)).groups()
-        assert 0.5 <= float(read) / float(there) < 0.6
+        read_mb, total_mb = re.search(
+            rf'host {i} has read (\S+) MB of (\S+) MB', job.read_log(i)
+        ).groups()
+        assert 0.5 <= float(read_mb) / float(total_mb) < 0.6
 
 
 @pytest.mark.product
-@pytest.mark.parametrize('there', [{}, {'model_reparam': 'weight_norm', 'optim_average': 'ema'}])
-def test_two_hosts_start_from_their_parts_of_a_checkpoint(there, start, corpus, tmp_path):
-    """Equivalence with one process, bitwise where the source stores what it uses, as one program
-    rounds otherwise; factors of LoRA are drawn, and an average begun. Catches an array that each
-    host has by itself, and parts of another host.
+@pytest.mark.parametrize(
+    'reparam_options', [{}, {'model_reparam': 'weight_norm', 'optim_average': 'ema'}]
+)
+def test_two_hosts_init_from_their_shards(reparam_options, start, corpus, tmp_path):
+    """Equals one process, bitwise if the source stores the used weights, since programs round
+    differently. Factors of LoRA are drawn, and an average is begun. Catches arrays that each host
+    has by itself, and parts of another host.
     """
     source, steps = tmp_path / 'source', {'train_steps': 2, 'train_eval_every': 2}
-    assert train(resolve(base(corpus, **RUN | CUT | steps | there)), source) == DONE
-    own = {'train_init_from': source, 'model_reparam': 'lora', 'train_trainable': 'lora'}
-    own |= {'optim_average': 'ema', 'train_steps': 1, 'train_eval_every': 0}
-    start(tmp_path / 'run', corpus, **CUT | own).ended()
-    one, other = (load(tmp_path / name) for name in ('source', 'run'))
-    wanted, found = (named_leaves(run.variables['params']) for run in (one, other))
-    bases = named_leaves(other.weights.params)
-    for path, array in wanted.items():
-        kept = bases.get(f'{path}/base', found[path])
-        np.testing.assert_allclose(kept, array, rtol=0, atol=1e-6 if there else 0)
+    assert train(resolve(base(corpus, **RUN | CUT | steps | reparam_options)), source) == DONE
+    changes = {'train_init_from': source, 'model_reparam': 'lora', 'train_trainable': 'lora'}
+    changes |= {'optim_average': 'ema', 'train_steps': 1, 'train_eval_every': 0}
+    start(tmp_path / 'run', corpus, **CUT | changes).wait()
+    source_checkpoint, checkpoint = (load(tmp_path / name) for name in ('source', 'run'))
+    source_params, params = (
+        named_leaves(run.variables['params']) for run in (source_checkpoint, checkpoint)
+    )
+    bases = named_leaves(checkpoint.weights.params)
+    for path, array in source_params.items():
+        param = bases.get(f'{path}/base', params[path])
+        np.testing.assert_allclose(param, array, rtol=0, atol=1e-6 if reparam_options else 0)
     assert np.any(bases['layers/mlp/up/a']) and np.any(bases['layers/mlp/up/b'])
 
 
@@ -423,8 +437,8 @@ FLAG = f'--config.sweep={SWEEP}'
 
 
 @pytest.fixture(scope='module')
-def sweep_of_one(corpus, tmp_path_factory):
-    """On the eight devices of this process."""
+def single_host_sweep(corpus, tmp_path_factory):
+    """Returns a sweep on the eight devices of this process."""
     workdir = tmp_path_factory.mktemp('one') / 'sweep'
     assert train_sweep(base(corpus, **RUN), SWEEP, workdir) == DONE
     return workdir
@@ -432,68 +446,71 @@ def sweep_of_one(corpus, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def dealt_sweep(corpus, tmp_path_factory):
-    """On two hosts, and what both said."""
+    """Returns a sweep on two hosts, and the logs of both."""
     folder = tmp_path_factory.mktemp('dealt')
     with jobs(folder) as start:
-        job = start(folder / 'sweep', corpus, FLAG).ended()
-        return folder / 'sweep', [job.said(i) for i in range(N)]
+        job = start(folder / 'sweep', corpus, FLAG).wait()
+        return folder / 'sweep', [job.read_log(i) for i in range(N)]
 
 
 @pytest.mark.full
-def test_a_sweep_is_dealt_to_hosts(dealt_sweep, sweep_of_one):
-    workdir, said = dealt_sweep
-    assert_same_curves(workdir, sweep_of_one, rtol=1e-4)
+def test_sweep_is_dealt_to_hosts(dealt_sweep, single_host_sweep):
+    workdir, logs = dealt_sweep
+    assert_same_curves(workdir, single_host_sweep, rtol=1e-4)
     assert statuses(workdir) == ['done'] * 4
-    assert all('2 of the 4 cells train on this host' in text for text in said)
-    assert not any('Gloo' in text for text in said)  # JAX's processes are not joined
+    assert all('2 of the 4 cells train on this host' in text for text in logs)
+    assert not any('Gloo' in text for text in logs)  # JAX's processes are not joined
     files = [
-        {path.name for path in folder.iterdir()} - {'.job'} for folder in (workdir, sweep_of_one)
+        {path.name for path in folder.iterdir()} - {'.job'}
+        for folder in (workdir, single_host_sweep)
     ]
     assert files[0] == files[1]
 
 
 @pytest.mark.full
-def test_kill_9_of_a_host_costs_its_own_cells(dealt_sweep, start, corpus, tmp_path):
+def test_killed_host_loses_only_its_cells(dealt_sweep, start, corpus, tmp_path):
     workdir = tmp_path / 'sweep'
     job = start(workdir, corpus, FLAG)
     theirs = list(cell_folders(dealt_sweep[0]).values())[2].name
     job.wait_for_checkpoint(workdir / theirs, 10)
-    job.kill_child_of(1)
-    job.ended(RESUME)
-    assert f'host 1 ({NAME}) was ended by SIGKILL; all hosts end with status 42' in job.said(0)
+    job.kill_child(1)
+    job.wait(RESUME)
+    assert f'host 1 ({NAME}) was ended by SIGKILL; all hosts end with status 42' in job.read_log(0)
     assert statuses(workdir) == ['done', 'done', 'unfinished', 'unfinished']
 
     saved = list_steps(workdir / theirs / 'checkpoints')[-1]
-    job = start(workdir, corpus, FLAG).ended()
-    assert f'resuming after step {saved}' in job.said(1)
+    job = start(workdir, corpus, FLAG).wait()
+    assert f'resuming after step {saved}' in job.read_log(1)
     assert_same_curves(workdir, dealt_sweep[0])
 
 
 @pytest.mark.full
-def test_runs_that_need_both_hosts_have_them_in_turn(sweep_of_one, start, corpus, tmp_path):
-    """A signal to one of them stops both after a checkpoint, for the same command to go on from."""
+def test_runs_on_both_hosts_train_in_turn(single_host_sweep, start, corpus, tmp_path):
+    """A signal to either host stops both after a checkpoint, from which the same command
+    resumes.
+    """
     workdir = tmp_path / 'sweep'
     job = start(workdir, corpus, FLAG, mesh_data=8)
     first = expand_sweep(base(corpus, **RUN | {'mesh_data': 8}), SWEEP)[0].name
     job.wait_for_checkpoint(workdir / first, 10)
     job.hosts[0].send_signal(signal.SIGTERM)
-    job.ended(SIGNALLED + signal.SIGTERM)
-    assert 'on 2-core x86_64 CPU as 8 devices' in job.said(0)
-    assert 'cells' not in job.said(1)
+    job.wait(SIGNALLED + signal.SIGTERM)
+    assert 'on 2-core x86_64 CPU as 8 devices' in job.read_log(0)
+    assert 'cells' not in job.read_log(1)
     assert statuses(workdir) == ['stopped', *['unfinished'] * 3]
 
-    job = start(workdir, corpus, FLAG, mesh_data=8).ended()
-    assert_same_curves(workdir, sweep_of_one, rtol=1e-4)
+    job = start(workdir, corpus, FLAG, mesh_data=8).wait()
+    assert_same_curves(workdir, single_host_sweep, rtol=1e-4)
 
 
 @pytest.mark.product
-def test_a_folder_that_host_0_refuses_ends_all(start, corpus, tmp_path):
-    """Host 1 waits for it to open the folder."""
+def test_folder_refused_by_host_0_ends_all(start, corpus, tmp_path):
+    """Host 1 waits for host 0 to open the folder."""
     (tmp_path / 'sweep').mkdir()
     (tmp_path / 'sweep' / 'config.json').write_text('{}')
-    job = start(tmp_path / 'sweep', corpus, FLAG).ended(BAD_INPUT)
-    assert 'holds a single run' in job.said(0)
-    assert f'host 0 ({NAME}) ended with status 1' in job.said(1)
+    job = start(tmp_path / 'sweep', corpus, FLAG).wait(BAD_INPUT)
+    assert 'holds a single run' in job.read_log(0)
+    assert f'host 0 ({NAME}) ended with status 1' in job.read_log(1)
 
 
 ARMS = {'optim.b1': (0.9, 0.8)}
@@ -503,59 +520,59 @@ BRIEF = {'mesh_data': 1, 'train_steps': 20, 'train_diagnose_every': 0}
 
 
 @pytest.fixture(scope='module')
-def tuned_of_one(corpus, tmp_path_factory):
-    """A tuned sweep on one host, whose processes compile as those of two do."""
+def single_host_tuned_sweep(corpus, tmp_path_factory):
+    """Returns a tuned sweep on one host that compiles as two hosts do."""
     folder = tmp_path_factory.mktemp('tuned')
     with jobs(folder) as start:
-        start(folder / 'sweep', corpus, *TUNED, n=1, **BRIEF).ended()
+        start(folder / 'sweep', corpus, *TUNED, n=1, **BRIEF).wait()
     return folder / 'sweep'
 
 
-def assert_same_study(workdir, wanted, rtol=0.0):
-    """The same runs, of the same arms and waves, with the same numbers."""
+def assert_same_study(workdir, expected, rtol=0.0):
+    """Asserts the same runs, arms, waves and numbers."""
     of_each = [
-        [(one['tuned'], one['changes']) for one in read_json(path / 'sweep.json')['cells']]
-        for path in (workdir, wanted)
+        [(cell['tuned'], cell['changes']) for cell in read_json(path / 'sweep.json')['cells']]
+        for path in (workdir, expected)
     ]
     assert of_each[0] == of_each[1]
-    assert_same_curves(workdir, wanted, rtol)
+    assert_same_curves(workdir, expected, rtol)
     assert {*statuses(workdir)} == {'done'}
 
 
 @pytest.mark.full
-def test_a_tuned_sweep_on_two_hosts_is_that_of_one(tuned_of_one, start, corpus, tmp_path):
-    """Each trains its share of every wave, and waits for the other's."""
-    job = start(tmp_path / 'sweep', corpus, *TUNED, **BRIEF).ended()
-    assert_same_study(tmp_path / 'sweep', tuned_of_one)
+def test_tuned_sweep_on_two_hosts_matches_one(single_host_tuned_sweep, start, corpus, tmp_path):
+    """Each host trains its share of every wave, and waits for the other."""
+    job = start(tmp_path / 'sweep', corpus, *TUNED, **BRIEF).wait()
+    assert_same_study(tmp_path / 'sweep', single_host_tuned_sweep)
     for i in range(N):
-        assert job.said(i).count('of the 10 cells train on this host') == 2
-    assert 'wave 2, ' in job.said(0) and 'wave' not in job.said(1)
+        assert job.read_log(i).count('of the 10 cells train on this host') == 2
+    assert 'wave 2, ' in job.read_log(0) and 'wave' not in job.read_log(1)
 
 
 @pytest.mark.product
-def test_kill_9_of_a_host_in_a_tuned_sweep(tuned_of_one, start, corpus, tmp_path):
-    """The other one waits as long as it may be alive, then trains what it has left."""
+def test_tuned_sweep_survives_killed_host(single_host_tuned_sweep, start, corpus, tmp_path):
+    """The other host waits as long as it may be alive, then trains its remaining cells."""
     workdir = tmp_path / 'sweep'
     job = start(workdir, corpus, *TUNED, **BRIEF)
-    theirs = [one['cell'] for one in read_json(tuned_of_one / 'sweep.json')['cells']
-              if one['tuned'] == {'arm': 1, 'k': [16], 'seed': 0, 'stage': 'scan'}]  # fmt: skip
+    theirs = [cell['cell'] for cell in read_json(single_host_tuned_sweep / 'sweep.json')['cells']
+              if cell['tuned'] == {'arm': 1, 'k': [16], 'seed': 0, 'stage': 'scan'}]  # fmt: skip
     job.wait_for_row(workdir / theirs[0], 5)
-    job.kill_child_of(1)
-    job.ended(RESUME)
-    assert 'of hosts that are lost train on this one' in job.said(0)
-    assert_same_study(workdir, tuned_of_one)
+    job.kill_child(1)
+    job.wait(RESUME)
+    assert 'of hosts that are lost train on this one' in job.read_log(0)
+    assert_same_study(workdir, single_host_tuned_sweep)
 
 
 @pytest.mark.product
-def test_a_tuned_sweep_of_runs_that_need_both_hosts(start, corpus, tmp_path):
+def test_tuned_sweep_with_runs_on_both_hosts(start, corpus, tmp_path):
     """The reference has the eight devices in one process, so that the sums have the same parts. Its
-    rates are small, as differences of rounding grow with every step of a large one.
+    rates are small, since rounding differences grow with every large step.
     """
     tuned = (TUNED[0], f'--config.tune={TUNE | {"optim.lr": 0.001}}')
-    cut = BRIEF | {'mesh_data': 8}
+    brief = BRIEF | {'mesh_data': 8}
     eight = {'XLA_FLAGS': EIGHT_DEVICES}
-    start(tmp_path / 'one', corpus, *tuned, n=1, each=lambda i: {'env': eight}, **cut).ended()
-    start(tmp_path / 'two', corpus, *tuned, **cut).ended()
+    start(tmp_path / 'one', corpus, *tuned, n=1, each=lambda i: {'env': eight}, **brief).wait()
+    start(tmp_path / 'two', corpus, *tuned, **brief).wait()
     assert_same_study(tmp_path / 'two', tmp_path / 'one', rtol=1e-3)
 
 
@@ -568,109 +585,111 @@ def bucket_env():
 
 @pytest.fixture
 def bucket_access(bucket_env, tmp_path, monkeypatch):
-    """This process reads the bucket."""
+    """Gives this process access to the bucket."""
     for name, value in (bucket_env | {'EVENKEEL_CACHE': str(tmp_path / 'reads')}).items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
 def start_anew(bucket_env, start, tmp_path):
-    """start_anew(url, corpus, ...) -> (Job, disks) of two machines that hold nothing yet."""
+    """start_anew(url, corpus, ...) returns (Job, disks) of two machines with empty disks."""
     machines = itertools.count()
 
-    def begin(*given, **changes):
+    def begin(*arguments, **changes):
         disks = [tmp_path / f'machine-{next(machines)}' for _ in range(N)]
         each = lambda i: {'env': bucket_env | {'EVENKEEL_CACHE': str(disks[i])}}  # noqa: E731
-        return start(*given, each=each, **changes), disks
+        return start(*arguments, each=each, **changes), disks
 
     return begin
 
 
 @pytest.mark.full
-def test_a_run_in_a_bucket_is_that_of_one_process(start_anew, corpus, tmp_path, bucket_access):
-    """Up to the order of sums. Catches a checkpoint that only one host has a part of."""
+def test_bucket_run_matches_one_process(start_anew, corpus, tmp_path, bucket_access):
+    """Equal up to the order of sums. Catches a checkpoint with the part of only one host."""
     url, steps = f's3://{BUCKET}/short', {'train_steps': 20}
     job, _ = start_anew(url, corpus, **CUT | steps)
-    assert f'{url} holds all of it' in job.ended().said(0)
+    assert f'{url} holds all of it' in job.wait().read_log(0)
     assert train(resolve(base(corpus, **RUN | CUT | steps)), tmp_path / 'one') == DONE
     with mirror_workdir(url) as workdir:
         assert_close(timeless(workdir), timeless(tmp_path / 'one'), rtol=1e-4)
-        here, there = (load(path, print).weights.params for path in (workdir, tmp_path / 'one'))
-    for path, leaf in named_leaves(here).items():
-        np.testing.assert_allclose(leaf, named_leaves(there)[path], rtol=0, atol=1e-4)
+        params, reference = (
+            load(path, print).weights.params for path in (workdir, tmp_path / 'one')
+        )
+    for path, leaf in named_leaves(params).items():
+        np.testing.assert_allclose(leaf, named_leaves(reference)[path], rtol=0, atol=1e-4)
 
 
 @pytest.mark.product
 def test_hosts_without_a_common_disk_train_in_a_bucket(
     start_anew, start, corpus, tmp_path, bucket_access
 ):
-    """Killed, stopped, and gone on with, each time on machines that hold nothing: bitwise what
-    hosts with a common disk do. Catches a checkpoint that only one host has a part of.
+    """Killed, stopped, and resumed on machines with empty disks: bitwise equal to hosts with a
+    common disk. Catches a checkpoint with the part of only one host.
     """
-    start(tmp_path / 'disk', corpus, **CUT).ended()
+    start(tmp_path / 'disk', corpus, **CUT).wait()
     url = f's3://{BUCKET}/hosts'
     job, disks = start_anew(url, corpus, **CUT)
     job.wait_for_upload(url, 10)
-    job.kill_child_of(1)
-    job.ended(RESUME)
+    job.kill_child(1)
+    job.wait(RESUME)
     assert not list(disks[1].rglob('checkpoints'))
 
     job, _ = start_anew(url, corpus, **CUT)
     job.wait_for_upload(url, 30)
     job.hosts[1].send_signal(signal.SIGTERM)
-    job.ended(SIGNALLED + signal.SIGTERM)
-    assert 'resuming after step' in job.said(0)
+    job.wait(SIGNALLED + signal.SIGTERM)
+    assert 'resuming after step' in job.read_log(0)
 
     job, _ = start_anew(url, corpus, **CUT)
-    assert f'{url} holds all of it' in job.ended().said(0)
-    assert [line for line in job.said(1).splitlines() if '[Gloo]' not in line] == []
+    assert f'{url} holds all of it' in job.wait().read_log(0)
+    assert [line for line in job.read_log(1).splitlines() if '[Gloo]' not in line] == []
     with mirror_workdir(url) as workdir:
         assert_same(workdir, tmp_path / 'disk')
 
 
 @pytest.mark.product
-def test_a_bucket_that_host_0_cannot_reach_ends_all(bucket_env, start, corpus, tmp_path):
+def test_unreachable_bucket_ends_all(bucket_env, start, corpus, tmp_path):
     nowhere = bucket_env | {'AWS_ENDPOINT_URL': 'http://127.0.0.1:9'}
-    job = start(f's3://{BUCKET}/nowhere', corpus, each=lambda i: {'env': nowhere}).ended(BAD_INPUT)
-    assert f'error: s3://{BUCKET}/nowhere' in job.said(0)
-    assert f'host 0 ({NAME}) ended with status 1; all hosts end with status 1' in job.said(1)
+    job = start(f's3://{BUCKET}/nowhere', corpus, each=lambda i: {'env': nowhere}).wait(BAD_INPUT)
+    assert f'error: s3://{BUCKET}/nowhere' in job.read_log(0)
+    assert f'host 0 ({NAME}) ended with status 1; all hosts end with status 1' in job.read_log(1)
 
 
 @pytest.mark.product
-def test_a_sweep_is_dealt_to_hosts_without_a_common_disk(
-    start_anew, dealt_sweep, corpus, bucket_access
-):
-    """Killed, and gone on with on machines that hold nothing: bitwise what hosts with a common disk
-    do, of the losses and of the table; each host has had its own cells alone.
+def test_sweep_is_dealt_without_common_disk(start_anew, dealt_sweep, corpus, bucket_access):
+    """Killed, and resumed on machines with empty disks: losses and table are bitwise equal to hosts
+    with a common disk, and each host has only its own cells.
     """
     url = f's3://{BUCKET}/dealt'
     job, disks = start_anew(url, corpus, FLAG)
     names = [folder.name for folder in cell_folders(dealt_sweep[0]).values()]
     bucket, whole = open_bucket(url), {f'{name}/checkpoints/10/.whole' for name in names[2:]}
     job.wait_for(lambda: whole <= set(bucket.list()))
-    job.kill_child_of(1)
-    job.ended(RESUME)
-    assert f'host 1 ({NAME}) was ended by SIGKILL' in job.said(0)
+    job.kill_child(1)
+    job.wait(RESUME)
+    assert f'host 1 ({NAME}) was ended by SIGKILL' in job.read_log(0)
     for i in range(N):
         trained = {path.parent.parent.name for path in disks[i].rglob('dealt/*/checkpoints/*')}
         assert trained == set(names[2 * i : 2 * i + 2])
     assert statuses(url) == ['done', 'done', 'unfinished', 'unfinished']
 
     job, _ = start_anew(url, corpus, FLAG)
-    job.ended()
-    assert 'resuming after step' in job.said(1) and 'is in use by' in job.said(1)
-    there = fetch_records(url)
-    assert_same_curves(there, dealt_sweep[0])
-    found, wanted = ([row | {'sweep': ''} for row in table(one)] for one in (there, dealt_sweep[0]))
-    assert found == wanted
+    job.wait()
+    assert 'resuming after step' in job.read_log(1) and 'is in use by' in job.read_log(1)
+    fetched = fetch_records(url)
+    assert_same_curves(fetched, dealt_sweep[0])
+    fetched_rows, expected_rows = (
+        [row | {'sweep': ''} for row in table(folder)] for folder in (fetched, dealt_sweep[0])
+    )
+    assert fetched_rows == expected_rows
     assert {'sweep.json', 'cells.parquet', 'report.html'} <= set(bucket.list())
-    bucket.fetch('cells.parquet', there / 'cells.parquet')
-    rows = pq.read_table(there / 'cells.parquet').to_pylist()
+    bucket.fetch('cells.parquet', fetched / 'cells.parquet')
+    rows = pq.read_table(fetched / 'cells.parquet').to_pylist()
     assert [row['status'] for row in rows] == ['done'] * 4
 
 
 @pytest.mark.product
-def test_a_sweep_whose_runs_need_both_hosts_needs_a_disk(bucket_env, start, corpus):
+def test_sweep_on_both_hosts_needs_a_disk(bucket_env, start, corpus):
     each = lambda i: {'env': bucket_env}  # noqa: E731
-    job = start(f's3://{BUCKET}/sweep', corpus, FLAG, each=each, mesh_data=8).ended(BAD_INPUT)
-    assert 'needs a --workdir on a disk that all of them see' in job.said(0)
+    job = start(f's3://{BUCKET}/sweep', corpus, FLAG, each=each, mesh_data=8).wait(BAD_INPUT)
+    assert 'needs a --workdir on a disk that all of them see' in job.read_log(0)

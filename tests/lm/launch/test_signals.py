@@ -1,4 +1,4 @@
-"""What a signal does: it is put in a list, or where nothing would be lost, it ends the program."""
+"""Effects of a signal: it is added to a list or, if nothing would be lost, ends the program."""
 
 import os
 import signal
@@ -13,14 +13,14 @@ STOPS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 @pytest.fixture(autouse=True)
 def with_a_terminal():
-    """SIGHUP as a shell leaves it, also where the tests run under nohup."""
+    """Resets SIGHUP as a shell does, also if the tests run under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize('number', STOPS)
-def test_the_first_is_put_in_the_list_and_its_echo_is_not(number):
+def test_first_signal_is_caught_and_echo_ignored(number):
     before = signal.getsignal(number)
     with catch_signals() as caught:
         os.kill(os.getpid(), number)
@@ -30,7 +30,7 @@ def test_the_first_is_put_in_the_list_and_its_echo_is_not(number):
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
-def test_a_later_one_ends_the_process(number, monkeypatch):
+def test_later_signal_ends_process(number, monkeypatch):
     killed, kill = [], os.kill
     with catch_signals() as caught:
         kill(os.getpid(), number)
@@ -42,7 +42,7 @@ def test_a_later_one_ends_the_process(number, monkeypatch):
 
 
 @pytest.mark.parametrize('number', STOPS)
-def test_where_nothing_would_be_lost_it_is_raised_with_its_number(number):
+def test_interruptible_raises_signal_number(number):
     with catch_signals() as caught:
         with pytest.raises(Interrupted) as raised, interruptible(caught):
             os.kill(os.getpid(), number)
@@ -51,8 +51,8 @@ def test_where_nothing_would_be_lost_it_is_raised_with_its_number(number):
         assert caught == [number]
 
 
-def test_a_terminal_hangs_up_once(monkeypatch):
-    """A shell passes SIGHUP on when it comes to it. Catches one that ends a checkpoint midway."""
+def test_repeated_sighup_is_ignored(monkeypatch):
+    """A shell forwards SIGHUP later. Catches a second one that ends a checkpoint midway."""
     with catch_signals() as caught:
         os.kill(os.getpid(), signal.SIGHUP)
         caught.first_at -= 2 * signals.ECHO_SEC
@@ -60,7 +60,7 @@ def test_a_terminal_hangs_up_once(monkeypatch):
         assert caught == [signal.SIGHUP]
 
 
-def test_what_nohup_ignores_stays_ignored():
+def test_nohup_sighup_stays_ignored():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with catch_signals() as caught:
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
@@ -70,6 +70,6 @@ def test_what_nohup_ignores_stays_ignored():
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
-def test_a_worker_that_catches_none_is_left_alone():
+def test_preserve_handlers_without_handler():
     with interruptible([]):
         pass

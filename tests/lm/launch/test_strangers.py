@@ -1,4 +1,4 @@
-"""A port of a job under strangers, who do not know its secret: with stub children, without JAX."""
+"""Strangers, who do not know the secret, at a port of a job: with stub children, without JAX."""
 
 import contextlib
 import os
@@ -21,11 +21,11 @@ from tests.lm.launch.test_supervisor import (  # noqa: F401
     ENDS,
     assert_ended,
     connected,
-    ended,
     job,
     let_end,
     ports,
     wait_begun,
+    wait_for_end,
 )
 
 THE = 'the secret of this job'
@@ -34,49 +34,49 @@ HOST = Host('h0:1234', 2, 0, 1235)
 
 @pytest.fixture
 def pair():
-    """pair(theirs) -> (Links of a coordinator, the link of a member that knows `theirs`)."""
+    """pair(theirs) returns (Links of a coordinator, link of a member that knows `theirs`)."""
     opened_here = []
 
     def make(theirs=THE):
         server = socket.create_server(('127.0.0.1', 0))
-        own = Links(THE, [server])
+        coordinator = Links(THE, [server])
         member = Link(socket.create_connection(server.getsockname()), theirs, accepted=False)
-        opened_here.append((own, member))
-        return own, member
+        opened_here.append((coordinator, member))
+        return coordinator, member
 
     yield make
-    for own, member in opened_here:
-        own.close()
+    for coordinator, member in opened_here:
+        coordinator.close()
         member.socket.close()
 
 
-def greet(own, member):
-    """Until both trust each other, or the member's link is gone."""
-    own.wait(1.0)
+def greet(coordinator, member):
+    """Reads until both trust each other, or the member's link is closed."""
+    coordinator.wait(1.0)
     member.read()
-    own.wait(1.0)
+    coordinator.wait(1.0)
     member.read()
 
 
 def test_both_ends_prove_the_secret(pair):
-    own, member = pair()
-    greet(own, member)
-    assert member.is_trusted and own.open_links[0].is_trusted and own.strangers == 0
+    coordinator, member = pair()
+    greet(coordinator, member)
+    assert member.is_trusted and coordinator.open_links[0].is_trusted and coordinator.strangers == 0
     member.send(ended=3)
-    assert own.wait(1.0) == [(own.open_links[0], {'ended': 3})]
+    assert coordinator.wait(1.0) == [(coordinator.open_links[0], {'ended': 3})]
 
 
-def test_another_secret_is_closed_and_counted(pair):
-    own, member = pair(theirs=THE + '!')
+def test_wrong_secret_is_closed_and_counted(pair):
+    coordinator, member = pair(theirs=THE + '!')
     with pytest.raises(LinkClosed):
-        greet(own, member)
-    assert not member.is_trusted and own.strangers == 1 and not own.open_links
+        greet(coordinator, member)
+    assert not member.is_trusted and coordinator.strangers == 1 and not coordinator.open_links
 
 
-def test_a_member_trusts_no_other_coordinator():
-    """It hears a nonce, answers, and gets a proof that only the secret gives."""
-    one, other = socket.socketpair()
-    one.close()
+def test_member_trusts_no_other_coordinator():
+    """The other end receives a nonce, answers, and gets a proof that only the secret gives."""
+    near_end, far_end = socket.socketpair()
+    near_end.close()
     with socket.create_server(('127.0.0.1', 0)) as server:
         member = Link(socket.create_connection(server.getsockname()), THE, accepted=False)
         false, _ = server.accept()
@@ -89,50 +89,52 @@ def test_a_member_trusts_no_other_coordinator():
         assert not member.is_trusted
         false.close()
         member.socket.close()
-    other.close()
+    far_end.close()
 
 
-def test_a_proof_of_one_connection_is_none_of_another(pair):
-    own, member = pair()
-    greet(own, member)
-    said = f'{member._nonce} {links.proof(THE, "member", member._peer_nonce, member._nonce)}\n'
-    with connected(own._servers[0].getsockname()[1]) as replayed:
-        own.wait(1.0)
-        replayed.sendall(said.encode())
-        own.wait(1.0)
-        assert own.strangers == 1 and len(own.open_links) == 1
+def test_proof_is_not_valid_for_another_connection(pair):
+    coordinator, member = pair()
+    greet(coordinator, member)
+    greeting = f'{member._nonce} {links.proof(THE, "member", member._peer_nonce, member._nonce)}\n'
+    with connected(coordinator._servers[0].getsockname()[1]) as replayed:
+        coordinator.wait(1.0)
+        replayed.sendall(greeting.encode())
+        coordinator.wait(1.0)
+        assert coordinator.strangers == 1 and len(coordinator.open_links) == 1
 
 
-def test_strangers_have_a_time_and_a_number(pair, monkeypatch):
-    own, member = pair()
-    greet(own, member)
+def test_strangers_are_limited_in_time_and_number(pair, monkeypatch):
+    coordinator, member = pair()
+    greet(coordinator, member)
     monkeypatch.setattr(links, 'MAX_STRANGERS', 3)
-    port = own._servers[0].getsockname()[1]
+    port = coordinator._servers[0].getsockname()[1]
     idle = [connected(port) for _ in range(7)]
     for _ in range(7):
-        own.wait(0.1)
-    assert len(own.open_links) == 1 + 3 and own.strangers == 4
+        coordinator.wait(0.1)
+    assert len(coordinator.open_links) == 1 + 3 and coordinator.strangers == 4
     monkeypatch.setattr(links, 'GREET_SEC', -1.0)
-    own.wait(0.0)
+    coordinator.wait(0.0)
     assert (
-        own.open_links == [one for one in own.open_links if one.is_trusted] and own.strangers == 7
+        coordinator.open_links
+        == [connection for connection in coordinator.open_links if connection.is_trusted]
+        and coordinator.strangers == 7
     )
-    for one in idle:
-        one.close()
+    for link in idle:
+        link.close()
 
 
 @pytest.mark.parametrize('kind', strangers.KINDS)
-def test_no_kind_of_message_is_taken_for_a_host(pair, kind):
-    own, member = pair()
-    greet(own, member)
-    with connected(own._servers[0].getsockname()[1]) as stranger:
-        own.wait(1.0)
+def test_no_stranger_message_is_accepted(pair, kind):
+    coordinator, member = pair()
+    greet(coordinator, member)
+    with connected(coordinator._servers[0].getsockname()[1]) as stranger:
+        coordinator.wait(1.0)
         sender = threading.Thread(target=send_all, args=(stranger, strangers.KINDS[kind]))
         sender.start()
         while sender.is_alive():
-            assert not [message for _, message in own.wait(0.01) if message is not None]
-        assert not [message for _, message in own.wait(0.01) if message is not None]
-        assert [one.is_trusted for one in own.open_links if one.is_trusted] == [True]
+            assert not [message for _, message in coordinator.wait(0.01) if message is not None]
+        assert not [message for _, message in coordinator.wait(0.01) if message is not None]
+        assert [link.is_trusted for link in coordinator.open_links if link.is_trusted] == [True]
 
 
 def send_all(connection, data):
@@ -147,20 +149,20 @@ def send_all(connection, data):
         *(b'{"hello": {"a": ' + b'[' * 100_000, b'{"ended": 1', b'\xff'),
     ],
 )
-def test_what_a_host_says_has_its_types(line):
+def test_message_types_are_checked(line):
     with pytest.raises((ValueError, RecursionError)):
         parse_message(line)
 
 
 @pytest.mark.parametrize('number', [2, 77, -1])
-def test_an_id_beyond_the_processes_is_refused_on_all(job, number):  # noqa: F811
+def test_process_id_out_of_range_is_refused(job, number):  # noqa: F811
     first = job(0)
-    other = job(number)
-    assert_ended((first, other), BAD_INPUT, f'host {number} (', 'has no id from')
+    second = job(number)
+    assert_ended((first, second), BAD_INPUT, f'host {number} (', 'has no id from')
 
 
-def test_who_has_another_secret_is_told_in_time(job):  # noqa: F811
-    """A peer that says nothing, too: neither holds a host beyond --host_timeout."""
+def test_host_with_wrong_secret_times_out(job):  # noqa: F811
+    """So does a silent peer: neither delays a host beyond --host_timeout."""
     first = job(0)
     stranger = job(1, secret='this is another one', timeout=1.0)
     assert_ended([stranger], RESUME, 'or has another secret of the job')
@@ -168,23 +170,23 @@ def test_who_has_another_secret_is_told_in_time(job):  # noqa: F811
     wait_begun(job(1), first)
 
 
-def test_a_mute_peer_holds_a_host_no_longer_than_it_may(job, ports):  # noqa: F811
+def test_mute_peer_delays_host_within_limits(job, ports):  # noqa: F811
     with socket.create_server(('127.0.0.1', ports[1])):
         assert_ended([job(1, timeout=1.0)], RESUME, 'within 1 s (--host_timeout)')
 
 
-def test_the_port_of_jax_is_taken(job, ports):  # noqa: F811
+def test_taken_jax_port_is_reported(job, ports):  # noqa: F811
     with socket.create_server(('127.0.0.1', ports[0])):
-        status, said = ended(job(0))
-    assert status == BAD_INPUT and f'port {ports[0]} of this host, that of --coordinator' in said
-    assert 'Traceback' not in said
+        status, log = wait_for_end(job(0))
+    assert status == BAD_INPUT and f'port {ports[0]} of this host, that of --coordinator' in log
+    assert 'Traceback' not in log
 
 
 @pytest.mark.parametrize(
     'count', [200, pytest.param(10_000, marks=pytest.mark.full(reason='20 s of connections'))]
 )
-def test_a_scan_disturbs_no_job(job, ports, count):  # noqa: F811
-    """While hosts gather and while they train; the log has one line, the count."""
+def test_port_scan_disturbs_no_job(job, ports, count):  # noqa: F811
+    """Scans while hosts gather and while they train; the log has one line, the count."""
     child = ENDS.format(then='sys.exit()')
     first = job(0, child)
     connected(ports[1]).close()
@@ -195,14 +197,14 @@ def test_a_scan_disturbs_no_job(job, ports, count):  # noqa: F811
     accepted += strangers.send(address, strangers.kinds(count // 2), rng)
     assert first.poll() is None and second.poll() is None
     let_end(first, second)
-    assert ended(second) == (DONE, '')
-    status, said = ended(first)
+    assert wait_for_end(second) == (DONE, '')
+    status, log = wait_for_end(first)
     assert status == DONE and accepted > count * 0.9
-    found = re.fullmatch(r'host 0: connections of strangers to this job, closed: (\d+)\n', said)
-    assert found and accepted - 70 <= int(found[1]) <= accepted, (said, accepted)
+    match = re.fullmatch(r'host 0: connections of strangers to this job, closed: (\d+)\n', log)
+    assert match and accepted - 70 <= int(match[1]) <= accepted, (log, accepted)
 
 
-def test_the_secret_is_a_file_of_process_0_in_the_workdir(tmp_path):
+def test_secret_is_a_file_written_by_process_0(tmp_path):
     arguments = ['--config=c', f'--workdir={tmp_path / "run"}']
     first, second = Secret(HOST, arguments, {}), Secret(HOST, arguments, {})
     assert second.read() == ''
@@ -219,13 +221,13 @@ def test_the_secret_is_a_file_of_process_0_in_the_workdir(tmp_path):
     assert not (tmp_path / 'run').exists()  # nothing else was in it
 
 
-def test_a_pipe_in_place_of_the_secret_holds_nobody_up(tmp_path):
-    one = Secret(HOST, [f'--workdir={tmp_path}'], {})
-    os.mkfifo(one.path)
-    assert one.read() == ''
+def test_pipe_as_secret_file_does_not_block(tmp_path):
+    secret = Secret(HOST, [f'--workdir={tmp_path}'], {})
+    os.mkfifo(secret.path)
+    assert secret.read() == ''
 
 
-def test_the_secret_that_is_given(tmp_path, monkeypatch):
+def test_given_secret(tmp_path, monkeypatch):
     file = tmp_path / 'secret'
     file.write_text(f'  {THE}\n')
     by_file = Host('h0:1', 2, 0, 2, secret_file=str(file))
@@ -241,22 +243,22 @@ def test_the_secret_that_is_given(tmp_path, monkeypatch):
         Secret(HOST, bucket, {})
 
 
-def test_what_is_sealed_opens_with_the_secret_alone():
+def test_unseal_needs_the_secret():
     text = 'a key\n' * 100
     hidden = seal(THE, text)
     assert unseal(THE, hidden) == text and 'key' not in bytes.fromhex(hidden.split()[1]).decode(
         'latin-1'
     )
     assert seal(THE, text) != hidden
-    for other in (THE + '!', ''):
+    for wrong_secret in (THE + '!', ''):
         with pytest.raises(ValueError):
-            unseal(other, hidden)
+            unseal(wrong_secret, hidden)
     nonce, data, tag = hidden.split()
     with pytest.raises(ValueError):
         unseal(THE, f'{nonce} {int(data[:2], 16) ^ 1:02x}{data[2:]} {tag}')
 
 
-def test_the_certificate_reaches_the_child_as_jax_reads_it():
+def test_child_receives_certificate_for_jax():
     pem = make_certificate()
     with mtls_env(pem) as env:
         assert set(env) == {
@@ -271,7 +273,7 @@ def test_the_certificate_reaches_the_child_as_jax_reads_it():
 
 
 @pytest.mark.parametrize(
-    ('name', 'resolved', 'found'),
+    ('name', 'resolved', 'expected'),
     [
         ('node0', ['127.0.0.1'], []),  # Debian's 127.0.1.1: others resolve it to another address
         ('localhost', ['127.0.0.1'], ['127.0.0.1']),
@@ -280,11 +282,11 @@ def test_the_certificate_reaches_the_child_as_jax_reads_it():
         ('both', ['192.0.2.1', '127.0.0.1'], ['127.0.0.1']),
     ],
 )
-def test_where_the_ports_listen(monkeypatch, name, resolved, found):
-    infos = [(socket.AF_INET, socket.SOCK_STREAM, 6, '', (one, 0)) for one in resolved]
+def test_ports_listen_at_local_addresses(monkeypatch, name, resolved, expected):
+    infos = [(socket.AF_INET, socket.SOCK_STREAM, 6, '', (address, 0)) for address in resolved]
     monkeypatch.setattr(socket, 'getaddrinfo', lambda *_, **__: infos)
-    assert local_addresses(name) == found
+    assert local_addresses(name) == expected
 
 
-def test_names_move_no_cursor():
+def test_sanitize_host_names():
     assert sanitize('\x1b[2Jnode\n1', 255) == '?[2Jnode?1' and sanitize('ß', 1) == 'ß'

@@ -1,4 +1,4 @@
-"""Property: what cannot be printed is dropped, and a program ends as it should: by its work."""
+"""Property: output that cannot be printed is dropped, and a program's status follows its work."""
 
 import json
 import os
@@ -22,7 +22,7 @@ PREPARE = 'from lm.launch.before_jax import prepare_streams; prepare_streams()\n
 
 @pytest.fixture
 def stream_to(monkeypatch):
-    """stream_to(descriptor): a text stream as `open_streams` makes it, over a copy of it."""
+    """stream_to(descriptor) returns a text stream as `open_streams` makes it, over a copy of it."""
     monkeypatch.setattr(streams, '_loss_reason', '')
     monkeypatch.setattr(streams, '_ignores_loss', False)
     opened = []
@@ -41,7 +41,7 @@ def stream_to(monkeypatch):
 
 @pytest.fixture
 def unread():
-    """The end of a pipe whose reader has left."""
+    """Returns the write end of a pipe without a reader."""
     reader, writer = os.pipe()
     os.close(reader)
     yield writer
@@ -56,9 +56,7 @@ def full_disk():
 
 
 @pytest.mark.parametrize('kind', ['unread', 'full_disk'])
-def test_a_program_that_outlives_its_output_says_once_why_it_is_gone(
-    kind, request, stream_to, capfd
-):
+def test_lost_output_is_reported_once(kind, request, stream_to, capfd):
     stream = stream_to(request.getfixturevalue(kind))
     streams.ignore_output_loss()
     for _ in range(3):
@@ -70,45 +68,49 @@ def test_a_program_that_outlives_its_output_says_once_why_it_is_gone(
 
 
 @pytest.mark.parametrize(
-    ('kind', 'status', 'said'),
+    ('kind', 'status', 'message'),
     [
         ('unread', NOBODY_READS, ''),
         ('full_disk', BAD_INPUT, 'error: standard output cannot be written: No space left on .*\n'),
     ],
 )
-def test_a_program_that_prints_an_answer_ends_where_nobody_gets_it(
-    kind, status, said, request, stream_to, monkeypatch, capfd
+def test_printing_program_exits_without_reader(
+    kind, status, message, request, stream_to, monkeypatch, capfd
 ):
-    """Also where the text is short, and stays in a buffer until the program is through."""
+    """Also if the text is short, and stays in a buffer until the program ends."""
     monkeypatch.setattr(sys, 'stdout', stream_to(request.getfixturevalue(kind)))
     with pytest.raises(SystemExit) as ended:
         run_main(lambda argv: print('an answer'))(['eval'])
     assert ended.value.code == status
-    assert re.fullmatch(said, capfd.readouterr().err)
+    assert re.fullmatch(message, capfd.readouterr().err)
 
 
-def test_all_is_written_to_a_pipe_that_is_full_and_does_not_block(stream_to):
+def test_full_nonblocking_pipe_gets_all_output(stream_to):
     (reader, writer), text = os.pipe(), b'x' * 300_000
     os.set_blocking(writer, False)
     stream = stream_to(writer)
     with ThreadPoolExecutor(1) as pool, open(reader, 'rb') as file:
-        found = pool.submit(file.read, len(text))
+        read_text = pool.submit(file.read, len(text))
         stream.write(text.decode())
         stream.flush()
-        assert found.result() == text
+        assert read_text.result() == text
     os.close(writer)
     assert not streams.output_loss()
 
 
-def run(code: str, how: str = '{}', **env: str) -> subprocess.CompletedProcess:
-    """Runs a program by a shell, which redirects its streams."""
-    command = f'set -o pipefail; {how.format(f'"{sys.executable}" -c "$CODE"')}'
-    given = {'PATH': os.environ['PATH'], 'PYTHONPATH': str(ROOT), 'CODE': PREPARE + code} | env
-    return subprocess.run(['bash', '-c', command], capture_output=True, env=given)
+def run(code: str, shell: str = '{}', **env: str) -> subprocess.CompletedProcess:
+    """Runs a program in a shell that redirects its streams."""
+    command = f'set -o pipefail; {shell.format(f'"{sys.executable}" -c "$CODE"')}'
+    environment = {
+        'PATH': os.environ['PATH'],
+        'PYTHONPATH': str(ROOT),
+        'CODE': PREPARE + code,
+    } | env
+    return subprocess.run(['bash', '-c', command], capture_output=True, env=environment)
 
 
 @pytest.mark.parametrize('closed', ['>&-', '2>&-', '<&-', '<&- >&- 2>&-'])
-def test_a_closed_stream_is_the_null_device_for_libraries_and_children_too(closed, tmp_path):
+def test_closed_stream_is_null_device(closed, tmp_path):
     code = (
         f'import os, sys; file = open("{tmp_path}/file", "w"); assert file.fileno() > 2\n'
         'print("out"); print("err", file=sys.stderr)\n'
@@ -121,7 +123,7 @@ def test_a_closed_stream_is_the_null_device_for_libraries_and_children_too(close
 
 
 @pytest.mark.parametrize(('size', 'status'), [(1, 0), (100_000, NOBODY_READS)])
-def test_the_end_of_a_process_prints_no_exception_of_its_streams(size, status, unread):
+def test_exit_prints_no_stream_exception(size, status, unread):
     """Catches 'Exception ignored in' at exit, and the status 120 that comes with it."""
     command = [sys.executable, '-c', f'{PREPARE}print("x" * {size})']
     env = {'PYTHONPATH': str(ROOT)}
@@ -138,7 +140,7 @@ def test_the_end_of_a_process_prints_no_exception_of_its_streams(size, status, u
         ({}, '—'),
     ],
 )
-def test_what_an_encoding_lacks_is_escaped_and_files_are_utf_8(env, expected, tmp_path):
+def test_unencodable_output_is_escaped_in_utf8_mode(env, expected, tmp_path):
     code = (
         'print(chr(0x2014))\nfrom pathlib import Path\n'
         f'Path("{tmp_path}/file").write_text(chr(0x2014))\n'
@@ -148,7 +150,7 @@ def test_what_an_encoding_lacks_is_escaped_and_files_are_utf_8(env, expected, tm
     assert (tmp_path / 'file').read_text(encoding='utf-8') == '—'
 
 
-def test_docstrings_are_there_for_python_that_strips_them():
+def test_docstrings_survive_optimized_python():
     code = (
         'from lm.launch import before_jax as owner\n'
         'assert owner.__doc__ is None and owner.choose_platform.__doc__ is None\n'
@@ -166,7 +168,7 @@ def test_docstrings_are_there_for_python_that_strips_them():
 
 
 def test_every_program_prepares_its_streams():
-    """Catches a program that prints a traceback where its reader leaves."""
+    """Catches a program that prints a traceback when its reader leaves."""
     programs = [p for p in ROOT.glob('eval/**/*.py') if 'app.run(' in p.read_text()]
     assert len(programs) > 10
     prepares = re.compile(r'\n    (before_jax\.)?prepare_(process|streams)\(\)')
@@ -178,7 +180,7 @@ def test_every_program_prepares_its_streams():
 @pytest.mark.parametrize(
     'program', ['train.py --choices', '-m eval.rules --parameters=124e6 --tokens=2.5e9']
 )
-def test_programs_whose_reader_leaves_say_nothing(program, unread):
+def test_programs_are_silent_when_reader_leaves(program, unread):
     done = subprocess.run(
         [sys.executable, *program.split()], cwd=ROOT, stdout=unread, stderr=subprocess.PIPE
     )
@@ -186,7 +188,7 @@ def test_programs_whose_reader_leaves_say_nothing(program, unread):
 
 
 @pytest.mark.full
-def test_the_listing_is_the_same_without_docstrings():
+def test_listing_is_equal_without_docstrings():
     listings = [
         subprocess.run(
             [sys.executable, 'train.py', '--choices'],

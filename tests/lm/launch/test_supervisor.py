@@ -1,4 +1,4 @@
-"""Which process this is, and parents that watch: with stub children, without JAX."""
+"""Detection of this process in a job, and supervisors: with stub children, without JAX."""
 
 import contextlib
 import http.server
@@ -47,7 +47,7 @@ def on_tpu(monkeypatch):
     monkeypatch.setattr('lm.launch.this_host.GOOGLE', Path('/nowhere'))
 
 
-def test_flags_say_it_all():
+def test_flags_define_the_host():
     host = detect_host(['--config=c.py', *FLAGS, '--host_timeout=7'], SLURM)
     assert host == Host('n0:1234', 3, 2, watch_port=1235, timeout=7.0)
     assert host.watch_address == ('n0', 1235)
@@ -67,12 +67,12 @@ def test_flags_say_it_all():
         (['--', *FLAGS], {}),
     ],
 )
-def test_a_process_is_alone(argv, env):
+def test_single_process_has_no_host(argv, env):
     assert detect_host(argv, env) is None
 
 
 @pytest.mark.parametrize(
-    ('argv', 'env', 'said'),
+    ('argv', 'env', 'message'),
     [
         (FLAGS[1:], {}, '--num_processes is of a job of several .* give --coordinator=HOST:PORT'),
         (['--coordinator=n0', *FLAGS[1:]], {}, "HOST:PORT must name process 0 .* got 'n0'"),
@@ -86,13 +86,13 @@ def test_a_process_is_alone(argv, env):
         ([*FLAGS, '--job_secret_file=~nobody_here/a'], {}, "there is no user 'nobody_here'"),
     ],
 )
-def test_what_cannot_be_is_refused(argv, env, said):
-    with pytest.raises(ValueError, match=said):
+def test_inconsistent_flags_are_refused(argv, env, message):
+    with pytest.raises(ValueError, match=message):
         detect_host(argv, env)
 
 
 def test_slurm():
-    """JAX's port of the job; a task of its own machine has all its devices."""
+    """Checks JAX's port for the job; a task alone on its machine has all devices."""
     host = detect_host([], SLURM)
     assert host.coordinator == 'gpu08:65535' and host.watch_address == ('gpu08', 61439)
     assert (
@@ -105,7 +105,7 @@ def test_slurm():
 
 @pytest.mark.parametrize('of_job', [{}, {'SLURM_NTASKS': ''}, {'SLURM_NTASKS': '9'}], ids=repr)
 def test_slurm_counts_the_tasks_of_the_step(of_job):
-    """SLURM_NTASKS is not set with sbatch --ntasks-per-node alone, and that of the whole job in a
+    """SLURM_NTASKS is not set with sbatch --ntasks-per-node alone, and counts the whole job in a
     shell of salloc.
     """
     task = {name: value for name, value in SLURM.items() if name != 'SLURM_NTASKS'}
@@ -144,15 +144,15 @@ def test_open_mpi_is_what_jax_finds(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ('nodes', 'found'),
+    ('nodes', 'expected'),
     [
         ('node001', ['node001']),
         ('node001,host2', ['node001', 'host2']),
         ('n[007,009-010]x,host2', ['n007x', 'n009x', 'n010x', 'host2']),
     ],
 )
-def test_lists_of_nodes(nodes, found):
-    assert expand_nodes(nodes) == found
+def test_expand_nodes(nodes, expected):
+    assert expand_nodes(nodes) == expected
 
 
 def test_kubernetes_tpus(on_tpu, tmp_path):
@@ -166,7 +166,7 @@ def test_kubernetes_tpus(on_tpu, tmp_path):
     assert detect_host([], by_file).names == ('a', 'b', 'c')
 
 
-def test_tpu_vms_by_their_metadata(on_tpu):
+def test_tpu_vms_from_metadata(on_tpu):
     answers = {
         'worker-network-endpoints': 'w:1:10.0.0.1,w:2:10.0.0.2',
         'agent-worker-number': '1',
@@ -190,9 +190,9 @@ def test_tpu_vms_by_their_metadata(on_tpu):
         assert detect_host([], env | {'TPU_SKIP_MDS_QUERY': '1'}) is None
 
 
-def test_shared_arguments_are_those_that_hosts_have_in_common():
-    own = ['-process_id', '1', '--coordinator=h:1']
-    argv = ['--config=a', *own, '--workdir=w', '--host_timeout=3']
+def test_shared_arguments_drop_host_flags():
+    host_flags = ['-process_id', '1', '--coordinator=h:1']
+    argv = ['--config=a', *host_flags, '--workdir=w', '--host_timeout=3']
     assert shared_arguments(argv) == ['--config=a', '--workdir=w']
 
 
@@ -209,9 +209,9 @@ ENDS = 'import os, sys; print("begun", flush=True); sys.stdin.readline(); {then}
 
 
 def free_ports():
-    """Two of them."""
-    with socket.create_server(('', 0)) as one, socket.create_server(('', 0)) as two:
-        return one.getsockname()[1], two.getsockname()[1]
+    """Returns two free ports."""
+    with socket.create_server(('', 0)) as first, socket.create_server(('', 0)) as second:
+        return first.getsockname()[1], second.getsockname()[1]
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def ports():
 
 @pytest.fixture
 def job(ports):
-    """job(number, child, ...) starts a parent; all are killed in the end."""
+    """job(number, child, ...) starts a supervisor; all are killed at the end."""
     begun = []
 
     def start(number, child=SLEEPS, count=2, argv=(), timeout=60.0, before='', secret=SECRET):
@@ -256,26 +256,26 @@ def wait_begun(*parents):
 
 
 def let_end(*parents):
-    """Children that are ENDS go on."""
+    """Lets the children with ENDS end."""
     for parent in parents:
         parent.stdin.write('\n')
         parent.stdin.flush()
 
 
-def ended(parent):
-    """(status, what it said)."""
+def wait_for_end(parent):
+    """Returns (exit status, log)."""
     status = parent.wait(timeout=60)
     return status, parent.stderr.read()
 
 
 def assert_ended(parents, status, *words):
-    """All end with this status, and each says all of the words."""
+    """Asserts that all end with this status, and that each log has all of the words."""
     for parent in parents:
-        found, said = ended(parent)
-        assert found == status and all(word in said for word in words), said
+        exit_status, log = wait_for_end(parent)
+        assert exit_status == status and all(word in log for word in words), log
 
 
-def child_of(parent):
+def find_child(parent):
     path = Path(f'/proc/{parent.pid}/task/{parent.pid}/children')
     return int(path.read_text().split()[0])
 
@@ -295,14 +295,14 @@ NAME = socket.gethostname()
 
 
 @pytest.mark.parametrize('status', [DONE, DIVERGED, SIGNALLED + signal.SIGTERM])
-def test_all_end_with_what_all_children_ended_with(job, status):
+def test_hosts_end_with_common_child_status(job, status):
     child = ENDS.format(then=f'sys.exit({status})')
     parents = [job(i, child, count=3) for i in (2, 1, 0)]
     let_end(*parents)
-    assert [ended(parent) for parent in parents] == [(status, '')] * 3
+    assert [wait_for_end(parent) for parent in parents] == [(status, '')] * 3
 
 
-def test_a_job_needs_all_hosts_before_it_starts_a_child(job):
+def test_job_waits_for_all_hosts(job):
     first = job(0, count=3)
     third = job(2, count=3)
     time.sleep(1.0)  # nothing may have begun in it; too short a time hides a bug, and fails nothing
@@ -318,7 +318,7 @@ def test_a_job_needs_all_hosts_before_it_starts_a_child(job):
 )
 @pytest.mark.parametrize('whose', [0, 1])
 @pytest.mark.parametrize(
-    ('then', 'status', 'words'),
+    ('ending', 'status', 'words'),
     [
         ('os.kill(os.getpid(), 9)', RESUME, 'was ended by SIGKILL'),
         ('os.abort()', RESUME, 'was ended by SIGABRT'),
@@ -327,34 +327,36 @@ def test_a_job_needs_all_hosts_before_it_starts_a_child(job):
         ('os._exit(130)', 130, 'ended with status 130'),
     ],
 )
-def test_one_child_that_ends_ends_all(job, whose, then, status, words):
+def test_failing_child_ends_all_hosts(job, whose, ending, status, words):
     """The other child would sleep on."""
-    parents = [job(i, ENDS.format(then=then) if i == whose else SLEEPS) for i in range(2)]
+    parents = [job(i, ENDS.format(then=ending) if i == whose else SLEEPS) for i in range(2)]
     wait_begun(*parents)
-    children = [child_of(parent) for parent in parents]
+    children = [find_child(parent) for parent in parents]
     let_end(parents[whose])
     for parent in parents:
-        found, said = ended(parent)
-        assert found == status and f'host {whose} ({NAME}) {words}' in said, said
-        assert ('the same command goes on' in said) == (status == RESUME)
+        exit_status, log = wait_for_end(parent)
+        assert exit_status == status and f'host {whose} ({NAME}) {words}' in log, log
+        assert ('the same command goes on' in log) == (status == RESUME)
     for child in children:
         wait_gone(child)
 
 
 @pytest.mark.parametrize('killed', [0, 1])
-def test_kill_9_of_a_parent_ends_its_child_and_the_others(job, killed):
+def test_killed_supervisor_ends_child_and_other_hosts(job, killed):
     parents = [job(i, count=3) for i in range(3)]
     wait_begun(*parents)
-    children = [child_of(parent) for parent in parents]
+    children = [find_child(parent) for parent in parents]
     parents[killed].kill()
-    others = parents[:killed] + parents[killed + 1 :]
-    assert_ended(others, RESUME, f'host {killed} ({NAME}) has gone')
+    remaining = parents[:killed] + parents[killed + 1 :]
+    assert_ended(remaining, RESUME, f'host {killed} ({NAME}) has gone')
     for child in children:
         wait_gone(child)
 
 
-def test_who_was_first_is_named_though_another_aborts_sooner_than_its_parent_tells(job):
-    """As JAX does it: the runtime of the others aborts them. It is host 1 that was killed."""
+def test_first_failure_is_named_despite_earlier_abort(job):
+    """As with JAX, the runtime of the other hosts aborts them. Host 1 is the one that was
+    killed.
+    """
     first = job(0, ENDS.format(then='os.abort()'))
     second = job(1, ENDS.format(then='import time; time.sleep(0.5); os.kill(os.getpid(), 9)'))
     wait_begun(first, second)
@@ -373,12 +375,12 @@ def test_who_was_first_is_named_though_another_aborts_sooner_than_its_parent_tel
         (1, {0: (1.0, 1), 1: (2.0, -9)}),
     ],
 )
-def test_who_is_named_of_several(first, ends):
+def test_blame_rank_names_the_cause(first, ends):
     assert min(ends, key=lambda i: blame_rank(i, *ends[i])) == first
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_passed_on_to_the_child(job, number):
+def test_signal_is_forwarded_to_child(job, number):
     child = (
         'import signal, sys, time; '
         'signal.signal({0}, lambda n, frame: (print("asked", flush=True), sys.exit(128 + n))); '
@@ -387,12 +389,12 @@ def test_a_signal_is_passed_on_to_the_child(job, number):
     parents = [job(i, child.format(int(number)) if i else SLEEPS) for i in range(2)]
     wait_begun(*parents)
     parents[1].send_signal(number)
-    assert ended(parents[1])[0] == ended(parents[0])[0] == 128 + number
+    assert wait_for_end(parents[1])[0] == wait_for_end(parents[0])[0] == 128 + number
     assert parents[1].stdout.readline() == 'asked\n'
 
 
-@pytest.mark.parametrize('asked', [0, 1])
-def test_a_signal_before_the_job_has_begun_ends_all_that_wait(job, asked):
+@pytest.mark.parametrize('signalled', [0, 1])
+def test_signal_before_start_ends_all_hosts(job, signalled):
     met = (  # the first prints once it has read a hello, the other once it has sent one
         'from lm.launch.coordinator import Coordinator as c; from lm.launch.link import Link as l; '
         'read, send, begun = c._admit, l.send, lambda: print("begun", flush=True); '
@@ -401,57 +403,57 @@ def test_a_signal_before_the_job_has_begun_ends_all_that_wait(job, asked):
     )
     parents = [job(i, count=3, before=met) for i in range(2)]
     wait_begun(*parents)
-    parents[asked].send_signal(signal.SIGTERM)
+    parents[signalled].send_signal(signal.SIGTERM)
     assert_ended(parents, SIGNALLED + signal.SIGTERM, 'host ')
 
 
-def test_hosts_that_do_not_come_are_named(job):
+def test_missing_hosts_are_named(job):
     parents = [job(i, count=4, timeout=2.0) for i in (0, 2)]
     words = 'did not come within 2 s (--host_timeout): host 1, host 3. There: host 0'
     assert_ended(parents, RESUME, words, f'host 2 ({NAME})')
 
 
-def test_a_first_host_that_does_not_come_is_named(job):
+def test_missing_first_host_is_named(job):
     assert_ended([job(1, timeout=1.0)], RESUME, 'no host 0 at 127.0.0.1, port ')
 
 
 @pytest.mark.parametrize(
-    ('other', 'words'),
+    ('difference', 'words'),
     [
         ({'argv': ['--config=a', '--config.optim.lr=2']}, 'has --config.optim.lr=1, host 1'),
         ({'count': 3}, 'was started as one of 3 processes, and host 0'),
     ],
 )
-def test_hosts_that_differ_are_refused_on_all(job, other, words):
+def test_differing_hosts_are_refused_everywhere(job, difference, words):
     first = job(0, argv=['--config=a', '--config.optim.lr=1'])
-    second = job(1, **{'argv': ['--config=a', '--config.optim.lr=1']} | other)
+    second = job(1, **{'argv': ['--config=a', '--config.optim.lr=1']} | difference)
     assert_ended((first, second), BAD_INPUT, words)
     assert first.stdout.read() == second.stdout.read() == ''  # no child was started
 
 
-def test_two_processes_of_one_id_are_refused_on_all(job):
+def test_duplicate_process_id_is_refused_everywhere(job):
     parents = [job(number, count=3) for number in (0, 1, 1)]
     assert_ended(parents, BAD_INPUT, 'two processes have the id 1')
 
 
 def connected(port):
-    """A connection, once somebody listens."""
+    """Returns a connection, once a server listens."""
     while True:
         with contextlib.suppress(ConnectionError):
             return socket.create_connection(('127.0.0.1', port))
         time.sleep(0.01)
 
 
-def test_two_first_processes_on_one_machine(job, ports):
+def test_two_coordinators_on_one_machine(job, ports):
     first = job(0)
     connected(ports[1]).close()
     assert_ended([job(0)], BAD_INPUT, 'Is another process 0 here?')
     wait_begun(job(1), first)  # which it does not disturb
 
 
-def test_who_comes_late_to_a_refused_start_is_told_why(job):
+def test_late_host_learns_why_start_was_refused(job):
     parents = [job(0, count=3), job(1, count=3, argv=['--other'])]
-    assert ended(parents[1])[0] == BAD_INPUT
+    assert wait_for_end(parents[1])[0] == BAD_INPUT
     assert_ended([job(2, count=3), parents[0]], BAD_INPUT, 'has --other')
 
 
@@ -461,17 +463,17 @@ SOONER = (
 )
 
 
-def test_children_that_say_nothing_train_on(job):
-    """Parents do speak."""
+def test_silent_children_keep_training(job):
+    """Their supervisors send messages."""
     parents = [job(i, ENDS.format(then='sys.exit(2)'), before=SOONER) for i in range(2)]
     wait_begun(*parents)
     time.sleep(3.0)  # beyond SILENT_SEC
     let_end(*parents)
-    assert [ended(parent) for parent in parents] == [(DIVERGED, '')] * 2
+    assert [wait_for_end(parent) for parent in parents] == [(DIVERGED, '')] * 2
 
 
-def test_what_is_silent_has_gone(job):
-    """A machine that is off breaks no connection: a stopped process stands for it."""
+def test_silent_host_is_lost(job):
+    """A machine without power breaks no connection: a stopped process stands for it."""
     parents = [job(i, before=SOONER) for i in range(2)]
     wait_begun(*parents)
     parents[1].send_signal(signal.SIGSTOP)
@@ -492,7 +494,9 @@ AT_ONCE = (
 
 @pytest.fixture
 def apart(job):
-    """apart(statuses): a parent for each, whose child has begun."""
+    """apart(statuses) starts a supervisor for each status, and returns once the children have
+    begun.
+    """
 
     def start(*statuses):
         hosts = [
@@ -506,58 +510,60 @@ def apart(job):
 
 
 def still_there(*parents):
-    """Longer than those that do not train apart would be left."""
+    """Asserts that they run for longer than dependent hosts would."""
     time.sleep(0.5)
     assert all(parent.poll() is None for parent in parents)
 
 
-def test_apart_a_host_that_is_done_ends_no_other(apart):
+def test_independent_done_host_ends_no_other(apart):
     parents = apart(DONE, DONE, DONE)
     for i in (1, 0):
         let_end(parents[i])
         still_there(*parents)
     let_end(parents[2])
-    assert [ended(parent) for parent in parents] == [(DONE, '')] * 3
+    assert [wait_for_end(parent) for parent in parents] == [(DONE, '')] * 3
 
 
-def test_apart_a_lost_host_ends_no_other(apart):
+def test_independent_lost_host_ends_no_other(apart):
     parents = apart(DONE, DONE, DONE)
     parents[1].kill()
     let_end(parents[0])
     still_there(parents[0], parents[2])
     let_end(parents[2])
     for i in (0, 2):
-        status, said = ended(parents[i])
+        status, log = wait_for_end(parents[i])
         assert status == RESUME
-        assert f'host 1 ({NAME}) has gone' in said and 'all hosts end with status 42' in said
-        assert ('the others train their cells' in said) == (i == 0)
+        assert f'host 1 ({NAME}) has gone' in log and 'all hosts end with status 42' in log
+        assert ('the others train their cells' in log) == (i == 0)
 
 
-def test_apart_host_0_is_a_host_as_others(apart):
+def test_independent_host_0_is_like_others(apart):
     parents = apart(DONE, DONE)
-    child = child_of(parents[1])
+    child = find_child(parents[1])
     parents[0].kill()
     still_there(parents[1])
     assert is_there(child)
     let_end(parents[1])
-    status, said = ended(parents[1])
-    assert status == RESUME and said.count(f'host 0 ({NAME}) has gone') == 2, said
+    status, log = wait_for_end(parents[1])
+    assert status == RESUME and log.count(f'host 0 ({NAME}) has gone') == 2, log
 
 
-@pytest.mark.parametrize('asked', [0, 1])
-def test_apart_a_signal_to_a_host_is_for_it_alone(apart, asked):
-    """It leaves, as it has a few seconds for that; the others go on."""
+@pytest.mark.parametrize('signalled', [0, 1])
+def test_independent_host_receives_signals_alone(apart, signalled):
+    """It exits within a few seconds, and the others continue."""
     parents, stopped = apart(DONE, DONE, DONE), SIGNALLED + signal.SIGTERM
-    parents[asked].send_signal(signal.SIGTERM)
-    assert ended(parents[asked])[0] == stopped
-    others = [parent for parent in parents if parent is not parents[asked]]
-    still_there(*others)
-    let_end(*others)
+    parents[signalled].send_signal(signal.SIGTERM)
+    assert wait_for_end(parents[signalled])[0] == stopped
+    remaining = [parent for parent in parents if parent is not parents[signalled]]
+    still_there(*remaining)
+    let_end(*remaining)
     # Of host 0 nobody knows how it ended.
-    assert [ended(parent)[0] for parent in others] == [stopped if asked else RESUME] * 2
+    assert [wait_for_end(parent)[0] for parent in remaining] == [
+        stopped if signalled else RESUME
+    ] * 2
 
 
-def test_apart_what_went_wrong_is_said_in_the_end(apart):
+def test_independent_failures_are_reported_at_the_end(apart):
     parents = apart(DONE, BAD_INPUT)
     let_end(parents[1])
     still_there(*parents)

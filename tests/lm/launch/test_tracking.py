@@ -1,4 +1,4 @@
-"""Contract: a follower stops nothing, whatever happens to it, and it ends with training."""
+"""Contract: a follower never stops training, and ends with it."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from lm.launch import tracking
 
 
 def program(monkeypatch, code):
-    """Followers run this code instead; returns the list that the processes are in."""
+    """Lets followers run this code instead; returns the list of their processes."""
     started = []
 
     def start(workdir, name):
@@ -24,37 +24,37 @@ def program(monkeypatch, code):
     return started
 
 
-def test_an_unknown_tracker_is_refused_with_the_nearest(monkeypatch):
+def test_unknown_tracker_suggests_nearest(monkeypatch):
     monkeypatch.setattr(tracking.flags, 'FLAGS', types.SimpleNamespace(track=['mlflow', 'wandbb']))
     with pytest.raises(ValueError, match=r"--track must be one of .*'wandbb'.* mean 'wandb'\?"):
         tracking.read_track_flag()
 
 
-def test_a_follower_ends_with_training_and_its_lines_are_said(tmp_path, monkeypatch):
+def test_follower_ends_with_training(tmp_path, monkeypatch):
     started = program(monkeypatch, 'sys.stdin.read(); print("3 steps", flush=True)')
-    said = []
-    with tracking.send_to_trackers(tmp_path, ['mlflow'], said.append):
+    lines = []
+    with tracking.send_to_trackers(tmp_path, ['mlflow'], lines.append):
         (process,) = started
-        assert process.poll() is None and not said
-    assert process.returncode == 0 and said == ['3 steps']
+        assert process.poll() is None and not lines
+    assert process.returncode == 0 and lines == ['3 steps']
 
 
 @pytest.mark.parametrize(
     'code', ['time.sleep(600)', 'os.kill(os.getpid(), 9)', 'print("error: no"); sys.exit(1)']
 )
-def test_what_was_not_sent_is_said_with_its_command(tmp_path, monkeypatch, code):
-    """Tries a network that is dead, a crash, and an error."""
-    started, said = program(monkeypatch, code), []
+def test_unsent_rows_are_reported_with_command(tmp_path, monkeypatch, code):
+    """Tries an unreachable network, a crash, and an error."""
+    started, lines = program(monkeypatch, code), []
     monkeypatch.setattr(tracking, 'LAST_SEC', 0.5)
-    with tracking.send_to_trackers(tmp_path, ['wandb'], said.append):
+    with tracking.send_to_trackers(tmp_path, ['wandb'], lines.append):
         pass
     command = f'python -m eval.sync --workdir={tmp_path} --to=wandb'
-    assert said[-1] == f'wandb: not all rows were sent; {command} sends the rest'
-    assert said[:-1] == (['error: no'] if 'error' in code else [])
+    assert lines[-1] == f'wandb: not all rows were sent; {command} sends the rest'
+    assert lines[:-1] == (['error: no'] if 'error' in code else [])
     assert started[0].poll() is not None
 
 
-def test_an_error_of_training_is_its_own(tmp_path, monkeypatch):
+def test_training_error_is_raised(tmp_path, monkeypatch):
     started = program(monkeypatch, 'sys.stdin.read()')
     with (
         pytest.raises(ValueError, match='of training'),
@@ -64,16 +64,16 @@ def test_an_error_of_training_is_its_own(tmp_path, monkeypatch):
     assert started[0].returncode == 0
 
 
-def test_a_package_that_lacks_stops_nothing(tmp_path, monkeypatch):
-    started, said = program(monkeypatch, ''), []
+def test_missing_package_stops_nothing(tmp_path, monkeypatch):
+    started, lines = program(monkeypatch, ''), []
     monkeypatch.setattr(tracking.importlib.util, 'find_spec', lambda name: None)
-    with tracking.send_to_trackers(tmp_path, ['wandb'], said.append):
+    with tracking.send_to_trackers(tmp_path, ['wandb'], lines.append):
         pass
-    assert not started and len(said) == 1
-    assert 'wandb not installed (uv sync --extra wandb)' in said[0] and 'eval.sync' in said[0]
+    assert not started and len(lines) == 1
+    assert 'wandb not installed (uv sync --extra wandb)' in lines[0] and 'eval.sync' in lines[0]
 
 
-def test_one_process_of_a_job_starts_followers(tmp_path, monkeypatch):
+def test_only_first_process_starts_followers(tmp_path, monkeypatch):
     started = program(monkeypatch, 'sys.stdin.read()')
     monkeypatch.setattr('lm.launch.distributed.is_first', lambda: False)
     with tracking.send_to_trackers(tmp_path, ['mlflow', 'wandb'], print):

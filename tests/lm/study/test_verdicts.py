@@ -1,4 +1,4 @@
-"""Property tests of a study: looks at fresh seeds, verdicts, what keeps an arm from one."""
+"""Property tests of a study: looks at fresh seeds, verdicts, and reasons for a missing verdict."""
 
 import dataclasses
 import functools
@@ -33,152 +33,156 @@ SEARCH = Search(smallest_effect=0.01)
 
 def arm(shift=0.0, s=0.002, at=0.3, number=0):
     def loss(point):
-        common, own = random.Random(point.seed), random.Random(repr((point, number, at)))
-        noise = 0.6 * common.gauss(0, 1) + 0.8 * own.gauss(0, 1)
+        common, private = random.Random(point.seed), random.Random(repr((point, number, at)))
+        noise = 0.6 * common.gauss(0, 1) + 0.8 * private.gauss(0, 1)
         return shift + 0.01 * (point.k[0] / 8 - at) ** 2 + s * noise
 
     return loss
 
 
 def fails(loss, seeds):
-    """The same arm, whose fresh seeds of these numbers diverge."""
+    """Returns the same arm, with divergence at these fresh seeds."""
     return lambda p: math.inf if p.seed - FIRST_FRESH_SEED in seeds else loss(p)
 
 
-def study_of(ledgers, judged=None, **settings):
+def make_study(ledgers, judged=None, **settings):
     judged = judged or [True] * len(ledgers)
     settings = {'search': SEARCH, 'seeds': 5, 'test': HOLM} | settings
     return Study(bounds=[(UNBOUNDED,)] * len(ledgers), losses=ledgers, is_judged=judged, **settings)
 
 
-def grown(losses, **settings):
-    """A study of arms with these losses, at its end."""
+def run_study(losses, **settings):
+    """Returns a complete study of arms with these losses."""
     ledgers = [{} for _ in losses]
-    while (found := study_of(ledgers, **settings)).next_runs:
-        for own, loss, points in zip(ledgers, losses, found.next_runs[1], strict=True):
-            own.update({p: loss(p) for p in points if p not in own})
-    return found
+    while (study := make_study(ledgers, **settings)).next_runs:
+        for ledger, loss, points in zip(ledgers, losses, study.next_runs[1], strict=True):
+            ledger.update({p: loss(p) for p in points if p not in ledger})
+    return study
 
 
 @functools.cache
-def mixed():
-    """Arms that are better, worse, equal, and one that diverges everywhere."""
-    return grown([arm(), arm(-0.02), arm(0.02, at=-1), arm(0.0, number=1), lambda p: math.nan])
+def run_mixed_study():
+    """Returns a study of arms that are better, worse, equal, and diverging everywhere."""
+    return run_study([arm(), arm(-0.02), arm(0.02, at=-1), arm(0.0, number=1), lambda p: math.nan])
 
 
-def test_verdicts_of_clear_differences():
-    found = mixed()
-    assert [c and c.verdict and c.verdict.outcome for c in found.fresh_results] == [
+def test_clear_differences_get_verdicts():
+    study = run_mixed_study()
+    assert [c and c.verdict and c.verdict.outcome for c in study.fresh_results] == [
         None,
         BETTER,
         WORSE,
         UNDECIDED,
         None,
     ]
-    assert found.states(1) == found.states(2) == (LOCATED,)
-    assert found.states(4) == (DIVERGED,) and found.fresh_results[4] is None
-    assert found.next_runs is None
+    assert study.states(1) == study.states(2) == (LOCATED,)
+    assert study.states(4) == (DIVERGED,) and study.fresh_results[4] is None
+    assert study.next_runs is None
 
 
-def test_looks_are_of_fresh_seeds_that_all_arms_share():
-    found = mixed()
-    (first, _), (second, _) = found.looks
+def test_looks_use_fresh_seeds_common_to_all_arms():
+    study = run_mixed_study()
+    (first, _), (second, _) = study.looks
     tuned = {
-        p.seed for points in found.stages for p, stage in points.items() if 'look' not in stage
+        p.seed for points in study.stages for p, stage in points.items() if 'look' not in stage
     }
     assert max(tuned) < FIRST_FRESH_SEED
     seeds = [[p.seed for p in points] for points in first]
     assert seeds == [[*range(FIRST_FRESH_SEED, FIRST_FRESH_SEED + 5)]] * 4 + [[]]
     assert [len(points) for points in second] == [10, 0, 0, 10, 0]
-    assert all(p.k == found.picks[i].k for i, points in enumerate(first) for p in points)
-    assert [len(c.losses) for c in found.fresh_results[:4]] == [10, 5, 5, 10]
+    assert all(p.k == study.picks[i].k for i, points in enumerate(first) for p in points)
+    assert [len(c.losses) for c in study.fresh_results[:4]] == [10, 5, 5, 10]
 
 
-def test_first_look_decides_by_its_own_seeds():
-    """Verdicts of the first look are those of `judge` on the losses of its seeds."""
-    found = mixed()
-    points, confirmed = found.looks[0]
-    fresh = [np.array([own[p] for p in ps]) for own, ps in zip(found.losses, points, strict=True)]
-    r = [pick.allowance for pick in found.picks]
-    wanted = judge_arms(fresh[1:4], fresh[0], r[1:4], r[0], HOLM)
-    assert [c.verdict for c in confirmed[1:4]] == wanted
-    points, confirmed = found.looks[1]
-    fresh = [np.array([own[p] for p in ps]) for own, ps in zip(found.losses, points, strict=True)]
+def test_first_look_uses_only_its_seeds():
+    """Verdicts of the first look equal `judge_arms` on the losses of its seeds."""
+    study = run_mixed_study()
+    points, confirmed = study.looks[0]
+    fresh = [
+        np.array([losses[p] for p in ps]) for losses, ps in zip(study.losses, points, strict=True)
+    ]
+    r = [pick.allowance for pick in study.picks]
+    expected = judge_arms(fresh[1:4], fresh[0], r[1:4], r[0], HOLM)
+    assert [c.verdict for c in confirmed[1:4]] == expected
+    points, confirmed = study.looks[1]
+    fresh = [
+        np.array([losses[p] for p in ps]) for losses, ps in zip(study.losses, points, strict=True)
+    ]
     assert [confirmed[3].verdict] == judge_arms([fresh[3]], fresh[0], [r[3]], r[0], HOLM)
 
 
-def test_a_kill_at_every_fresh_run_asks_for_the_same():
-    found = mixed()
+def test_killing_any_fresh_run_requests_it_again():
+    study = run_mixed_study()
     ended = [
-        {p: own[p] for p, stage in stages.items() if 'look' not in stage}
-        for own, stages in zip(found.losses, found.stages, strict=True)
+        {p: losses[p] for p, stage in stages.items() if 'look' not in stage}
+        for losses, stages in zip(study.losses, study.stages, strict=True)
     ]
-    for points, _ in found.looks:
-        for i, own in enumerate(points):
-            for point in own:
+    for points, _ in study.looks:
+        for i, arm_points in enumerate(points):
+            for point in arm_points:
                 if point not in ended[i]:
-                    assert study_of(ended).next_runs[1] == points
-                    ended[i][point] = found.losses[i][point]
-    whole = study_of(ended)
+                    assert make_study(ended).next_runs[1] == points
+                    ended[i][point] = study.losses[i][point]
+    whole = make_study(ended)
     assert (
-        whole.next_runs is None and whole.fresh_results[3].verdict == found.fresh_results[3].verdict
+        whole.next_runs is None and whole.fresh_results[3].verdict == study.fresh_results[3].verdict
     )
 
 
-def test_no_second_look_where_all_is_decided():
-    found = grown([arm(), arm(-0.05), arm(0.05)])
-    assert len(found.looks) == 1 and [c.verdict.outcome for c in found.fresh_results[1:]] == [
+def test_no_second_look_after_verdicts():
+    study = run_study([arm(), arm(-0.05), arm(0.05)])
+    assert len(study.looks) == 1 and [c.verdict.outcome for c in study.fresh_results[1:]] == [
         BETTER,
         WORSE,
     ]
 
 
-def test_a_length_of_the_baseline_gets_seeds_and_no_verdict():
-    found = grown([arm(), arm(0.0, number=1), arm(-0.3)], judged=[True, True, False])
-    assert found.fresh_results[2].verdict is None and len(found.fresh_results[2].losses) == 5
-    assert found.states(2) == (LOCATED,)
+def test_baseline_length_gets_seeds_but_no_verdict():
+    study = run_study([arm(), arm(0.0, number=1), arm(-0.3)], judged=[True, True, False])
+    assert study.fresh_results[2].verdict is None and len(study.fresh_results[2].losses) == 5
+    assert study.states(2) == (LOCATED,)
 
 
 def test_diverged_seeds_leave_no_verdict():
-    found = grown([arm(), fails(arm(-0.05), {1, 3}), arm(-0.05, number=1)])
-    one, other = found.fresh_results[1:]
-    assert one.n_diverged == 2 and one.verdict is None and len(one.losses) == 5
-    assert found.states(1) == (LOCATED, 'diverged 2 of 5')
-    assert other.verdict.outcome == BETTER and found.seeds_needed(1, 0.01) is None
+    study = run_study([arm(), fails(arm(-0.05), {1, 3}), arm(-0.05, number=1)])
+    diverged, complete = study.fresh_results[1:]
+    assert diverged.n_diverged == 2 and diverged.verdict is None and len(diverged.losses) == 5
+    assert study.states(1) == (LOCATED, 'diverged 2 of 5')
+    assert complete.verdict.outcome == BETTER and study.seeds_needed(1, 0.01) is None
 
 
-def test_diverged_seeds_of_the_baseline_leave_no_verdicts():
-    found = grown([fails(arm(), {0}), arm(-0.05)])
-    assert found.states(0) == (LOCATED, 'diverged 1 of 5')
-    assert [c.verdict for c in found.fresh_results] == [None, None] and len(found.looks) == 1
+def test_diverged_baseline_seeds_leave_no_verdicts():
+    study = run_study([fails(arm(), {0}), arm(-0.05)])
+    assert study.states(0) == (LOCATED, 'diverged 1 of 5')
+    assert [c.verdict for c in study.fresh_results] == [None, None] and len(study.looks) == 1
 
 
-def test_a_dead_baseline_leaves_no_verdicts():
-    found = grown([lambda p: math.inf, arm()])
-    assert found.states(0) == (DIVERGED,) and found.fresh_results[1].verdict is None
+def test_dead_baseline_leaves_no_verdicts():
+    study = run_study([lambda p: math.inf, arm()])
+    assert study.states(0) == (DIVERGED,) and study.fresh_results[1].verdict is None
 
 
-def test_an_edge_is_never_worse():
-    """The arm's loss still falls at the last value, so that it says nothing of worse; as
-    a baseline it keeps others from being better, and an arm that is better there is so.
+def test_arm_at_edge_is_never_worse():
+    """The arm's loss still falls at the last value, so it cannot be called worse. As a baseline it
+    prevents others from being better, while an arm that is better at the edge is better.
     """
 
     def falling(point):
         return 2 - 1e-3 * point.k[0] + 1e-4 * random.Random(repr(point)).random()
 
-    found = grown([arm(-5.0), falling])
-    assert EDGE in found.states(1) and found.fresh_results[1].verdict.outcome == UNDECIDED
-    assert TUNING_LIMITED in found.states(1) and found.seeds_needed(1, 0.01) is None
-    swapped = grown([falling, arm(-5.0)])
+    study = run_study([arm(-5.0), falling])
+    assert EDGE in study.states(1) and study.fresh_results[1].verdict.outcome == UNDECIDED
+    assert TUNING_LIMITED in study.states(1) and study.seeds_needed(1, 0.01) is None
+    swapped = run_study([falling, arm(-5.0)])
     assert swapped.fresh_results[1].verdict.outcome == UNDECIDED
-    lower = grown([arm(9.0), falling])
+    lower = run_study([arm(9.0), falling])
     assert lower.fresh_results[1].verdict.outcome == BETTER
 
 
-def with_verdict(difference, r_arm, r_baseline, deviation=0.01, n=10, said=UNDECIDED):
-    """A study of two arms that ends with this verdict."""
-    base = grown([arm(), arm(0.0, number=1)])
-    verdict = Verdict(said, difference, -1.0, 1.0, 0.5, n, deviation, 0.0)
+def with_verdict(difference, r_arm, r_baseline, deviation=0.01, n=10, outcome=UNDECIDED):
+    """Returns a complete study of two arms with this verdict."""
+    base = run_study([arm(), arm(0.0, number=1)])
+    verdict = Verdict(outcome, difference, -1.0, 1.0, 0.5, n, deviation, 0.0)
     study = dataclasses.replace(base)
     study.__dict__['picks'] = [
         dataclasses.replace(pick, allowance=r)
@@ -188,17 +192,17 @@ def with_verdict(difference, r_arm, r_baseline, deviation=0.01, n=10, said=UNDEC
     return study
 
 
-def test_tuning_limited_is_an_allowance_above_the_difference():
-    """The arm's stands in the way of worse, the baseline's in that of better."""
+def test_tuning_limited_if_allowance_exceeds_difference():
+    """The arm's allowance prevents worse, the baseline's prevents better."""
     assert TUNING_LIMITED in with_verdict(0.003, 0.004, 0.0).states(1)
     assert TUNING_LIMITED not in with_verdict(0.003, 0.002, 9.0).states(1)
     assert TUNING_LIMITED in with_verdict(-0.003, 0.0, 0.004).states(1)
     assert TUNING_LIMITED not in with_verdict(-0.003, 9.0, 0.002).states(1)
-    assert with_verdict(-0.003, 9.0, 9.0, said=BETTER).states(1) == (LOCATED,)
+    assert with_verdict(-0.003, 9.0, 9.0, outcome=BETTER).states(1) == (LOCATED,)
 
 
-def test_seed_limited_is_more_seeds_than_there_were():
-    """They are counted for the difference, or the smallest effect, less the allowance."""
+def test_seed_limited_if_more_seeds_are_needed():
+    """Seeds are counted for the larger of difference and smallest effect, less the allowance."""
     study = with_verdict(-0.004, 0.0, 0.002)
     assert study.seeds_needed(1, 0.001) == seeds_needed(0.002, 0.01) > 10
     assert study.seeds_needed(1, 0.01) == seeds_needed(0.008, 0.01) > 10
@@ -209,32 +213,32 @@ def test_seed_limited_is_more_seeds_than_there_were():
     assert study.seeds_needed(0, 0.01) is None
 
 
-def test_budget_keeps_the_second_look_away():
+def test_budget_prevents_second_look():
     losses = [arm(), arm(0.0, number=1)]
-    free = grown(losses)
+    free = run_study(losses)
     assert len(free.looks) == 2
-    short = grown(losses, budget=free.tuning_runs[0] + 9)
+    short = run_study(losses, budget=free.tuning_runs[0] + 9)
     assert len(short.looks) == 1 and short.next_runs is None
-    assert len(grown(losses, budget=free.tuning_runs[0] + 10).looks) == 2
+    assert len(run_study(losses, budget=free.tuning_runs[0] + 10).looks) == 2
 
 
-def test_runs_and_stages_count_every_run_once():
-    found = mixed()
-    for i, stages in enumerate(found.stages):
-        assert {*stages} == {*found.losses[i]}
+def test_runs_and_stages_count_each_run_once():
+    study = run_mixed_study()
+    for i, stages in enumerate(study.stages):
+        assert {*stages} == {*study.losses[i]}
         tuned = [p for p, stage in stages.items() if 'look' not in stage]
-        assert found.tuning_runs[i] == len(tuned)
-    assert len({*found.tuning_runs[:4]}) == 1
-    kinds = {stage for stages in found.stages for stage in stages.values()}
+        assert study.tuning_runs[i] == len(tuned)
+    assert len({*study.tuning_runs[:4]}) == 1
+    kinds = {stage for stages in study.stages for stage in stages.values()}
     assert {'scan', 'refine', 'look 1', 'look 2'} <= kinds
 
 
-def test_states_while_tuning_goes_on():
-    nothing = study_of([{}, {}])
+def test_states_during_tuning():
+    nothing = make_study([{}, {}])
     assert nothing.states(0) == (NOT_REFINED,) and nothing.fresh_results == [None, None]
     stage, points = nothing.next_runs
     assert stage == 'scan' and nothing.tuning_runs == [5, 5]
     scanned = [{p: arm(at=at)(p) for p in points[0]} for at in (0.0, 5.0)]
-    assert NOT_REFINED in study_of(scanned).states(0)
-    assert {NOT_REFINED, EDGE} <= {*study_of(scanned).states(1)}
+    assert NOT_REFINED in make_study(scanned).states(0)
+    assert {NOT_REFINED, EDGE} <= {*make_study(scanned).states(1)}
     assert Point((0,), 0) in scanned[0]

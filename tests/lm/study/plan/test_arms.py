@@ -1,4 +1,4 @@
-"""From config.tune to arms and their cells, and from what folders hold to the next cells."""
+"""From config.tune to arms and their cells, and from folders to the next cells."""
 
 import math
 import random
@@ -25,85 +25,87 @@ BEST = {'rmsnorm': 0.002, 'layernorm': 0.012}  # learning rates
 
 @pytest.fixture(scope='module')
 def two():
-    """An ablation of two norms, for what follows from its config alone."""
+    """Returns an ablation of two norms, for tests that need only its config."""
     return ArmPlan(tiny_raw(), NORMS, LR)
 
 
-def loss_of(cell) -> float:
-    """A parabola in log2(lr) that each seed moves up or down; inf two octaves above the best."""
+def final_loss(cell) -> float:
+    """Returns a parabola in log2(lr) that each seed shifts; inf two octaves above the best."""
     recipe = cell.recipe
     z = math.log2(recipe.optim.lr / BEST[recipe.model.norm])
     jitter = np.random.default_rng((recipe.train.seed, cell.arm_position['arm'])).standard_normal()
     return math.inf if z > 2.2 else 3 + 0.01 * z**2 + 0.001 * float(jitter)
 
 
-def end(cell, workdir, loss=None, **more) -> None:
-    """Writes what a run leaves that has ended with this loss; more: of its summary."""
-    loss = loss_of(cell) if loss is None else loss
+def end(cell, workdir, loss=None, **fields) -> None:
+    """Writes the files of an ended run with this loss. fields: further fields of its summary."""
+    loss = final_loss(cell) if loss is None else loss
     record = {'status': 'done', 'validation_ce': loss}
     if math.isinf(loss):
         record = {'status': 'diverged', 'validation_ce': 3.0}  # of an earlier step
     (workdir / cell.name).mkdir(parents=True)
-    write_json(workdir / cell.name / SUMMARY, seal_record(record | more))
+    write_json(workdir / cell.name / SUMMARY, seal_record(record | fields))
 
 
-def runs_of(ablation, workdir) -> list[tuple]:
-    """(arm, place, seed, stage) of every run so far, those that come next included."""
+def list_runs(ablation, workdir) -> list[tuple]:
+    """Returns (arm, place, seed, stage) of every run so far, including the runs that come next."""
     staged = enumerate(ablation.load_ablation(workdir).study.stages)
-    return [(i, *point, stage) for i, own in staged for point, stage in own.items()]
+    return [(i, *point, stage) for i, by_point in staged for point, stage in by_point.items()]
 
 
-def train(ablation, workdir, shuffled=lambda one: one, most_waves=99) -> list[list]:
-    """Ends all runs of each wave, and returns the runs behind each."""
-    found = []
-    for _ in range(most_waves):
-        runs = runs_of(ablation, workdir)
+def train(ablation, workdir, shuffled=lambda runs: runs, max_waves=99) -> list[list]:
+    """Ends all runs of each wave, and returns the runs so far after each wave."""
+    waves = []
+    for _ in range(max_waves):
+        runs = list_runs(ablation, workdir)
         new = [c for c in ablation.make_cells(runs) if not (workdir / c.name).exists()]
         if not new:
-            return found
-        found.append(runs)
+            return waves
+        waves.append(runs)
         for cell in shuffled(new):
             end(cell, workdir)
-    return found
+    return waves
 
 
 class TestArms:
-    def test_each_cell_of_the_sweep_is_one_and_the_first_the_baseline(self, two):
+    def test_each_cell_is_an_arm_and_the_first_the_baseline(self, two):
         assert [arm.name for arm in two.arms] == ['model.norm=rmsnorm', 'model.norm=layernorm']
         assert [cell.changes['optim.lr'] for cell in two.first_cells] == [0.003, 0.003]
         assert all(arm.is_judged for arm in two.arms)
 
-    def test_a_config_without_a_sweep_is_one(self):
+    def test_config_without_sweep_is_one_arm(self):
         (arm,) = ArmPlan(tiny_raw(), None, LR).arms
         assert arm.name == 'the base' and arm.changes == {}
 
-    def test_an_own_value_is_the_centre_and_no_change(self):
-        """Catches an arm whose every run has the value that it was to be searched around."""
-        own = ({'optim.name': 'adamw'}, {'optim.name': 'lion', 'optim.lr': 3e-4})
-        found = ArmPlan(tiny_raw(), own, LR)
-        assert [arm.changes for arm in found.arms] == [{'optim.name': n} for n in ('adamw', 'lion')]
-        assert [arm.grid.centres['optim.lr'] for arm in found.arms] == [0.003, 3e-4]
-        one = found.make_cell(1, Point((OCTAVE,), 0), 'scan')
-        assert one.recipe.optim.lr == pytest.approx(6e-4)
+    def test_own_value_is_centre_but_no_change(self):
+        """Catches an arm with the value of its centre in every run."""
+        sweep = ({'optim.name': 'adamw'}, {'optim.name': 'lion', 'optim.lr': 3e-4})
+        plan = ArmPlan(tiny_raw(), sweep, LR)
+        assert [arm.changes for arm in plan.arms] == [{'optim.name': n} for n in ('adamw', 'lion')]
+        assert [arm.grid.centres['optim.lr'] for arm in plan.arms] == [0.003, 3e-4]
+        cell = plan.make_cell(1, Point((OCTAVE,), 0), 'scan')
+        assert cell.recipe.optim.lr == pytest.approx(6e-4)
 
     @pytest.mark.parametrize(
-        ('given', 'centre'), [(None, 0.003), (0.01, 0.01), ((1e-3, 4e-3), 2e-3)]
+        ('setting', 'centre'), [(None, 0.003), (0.01, 0.01), ((1e-3, 4e-3), 2e-3)]
     )
-    def test_a_given_value_is_the_centre_of_all(self, given, centre):
-        found = ArmPlan(tiny_raw(), NORMS, {'optim.lr': given})
-        assert [arm.grid.centres['optim.lr'] for arm in found.arms] == pytest.approx([centre] * 2)
+    def test_given_value_is_centre_for_all_arms(self, setting, centre):
+        plan = ArmPlan(tiny_raw(), NORMS, {'optim.lr': setting})
+        assert [arm.grid.centres['optim.lr'] for arm in plan.arms] == pytest.approx([centre] * 2)
 
-    def test_lengths_of_the_baseline_are_arms_that_get_no_verdict(self):
-        """With the same share of a warm-up."""
+    def test_baseline_lengths_are_arms_without_verdict(self):
+        """Warm-up keeps its share of the steps."""
         raw = tiny_raw({'train.steps': 40, 'optim.warmup_steps': 10})
         starts = ArmPlan(raw, NORMS, LR | {'lengths': (0.5, 1, 1.5)}).starts
-        assert [one.arm.is_judged for one in starts] == [True, True, False, False]
-        own = [(one.recipe.train.steps, one.recipe.optim.warmup_steps) for one in starts]
-        assert own == [(40, 10), (40, 10), (20, 5), (60, 15)]
-        assert {one.recipe.model.norm for one in starts[2:]} == {'rmsnorm'}
+        assert [start.arm.is_judged for start in starts] == [True, True, False, False]
+        step_counts = [
+            (start.recipe.train.steps, start.recipe.optim.warmup_steps) for start in starts
+        ]
+        assert step_counts == [(40, 10), (40, 10), (20, 5), (60, 15)]
+        assert {start.recipe.model.norm for start in starts[2:]} == {'rmsnorm'}
         assert starts[2].arm.name == 'baseline at 0.5 of its steps'
 
-    def test_weight_decay_is_searched_along_with_the_rate_where_the_rule_multiplies_them(self):
+    def test_weight_decay_is_coupled_to_lr_by_its_rule(self):
         tuned = LR | {'optim.weight_decay': None}
         rules = {'optim.decay_rule': ('decoupled', 'independent')}
         product, apart = ArmPlan(tiny_raw({'optim.weight_decay': 0.1}), rules, tuned).arms
@@ -114,14 +116,14 @@ class TestArms:
         assert moved[0] == {'optim.lr': 2, 'optim.weight_decay': 0.5}
         assert moved[1] == {'optim.lr': 2, 'optim.weight_decay': 1}
 
-    def test_how_many_runs_is_said(self, two):
+    def test_description_counts_runs(self, two):
         assert two.description == '2 arms of 15 runs at least, 25 as a rule'
         limited = ArmPlan(tiny_raw(), None, LR | {'budget': 20})
         assert limited.description == '1 arm of 15 runs at least, 20 as a rule'
 
 
 @pytest.mark.parametrize(
-    ('sweep', 'tune', 'said'),
+    ('sweep', 'tune', 'message'),
     [
         ({'optim.lr': (1e-3, 1e-2)}, LR, 'tuned and swept, so that two arms differ in nothing'),
         ({'optim.lr': (1e-3, 1e-2)} | NORMS, LR, 'Leave it out of config.sweep'),
@@ -146,13 +148,13 @@ class TestArms:
         (None, LR | {'lengths': (1e-3,)}, '0.001 of 20 steps is none'),
     ],
 )
-def test_arms_that_cannot_be_compared_are_refused(sweep, tune, said):
-    with pytest.raises(ValueError, match=said):
+def test_incomparable_arms_are_refused(sweep, tune, message):
+    with pytest.raises(ValueError, match=message):
         ArmPlan(tiny_raw(), sweep, tune)
 
 
 @pytest.mark.parametrize(
-    ('tune', 'said'),
+    ('tune', 'message'),
     [
         ({'optim.name': None}, 'optim.name is a text, .* an axis of config.sweep'),
         ({'train.steps': None}, 'train.steps is a whole number'),
@@ -189,84 +191,84 @@ def test_arms_that_cannot_be_compared_are_refused(sweep, tune, said):
         (True, 'got True. Such as'),
     ],
 )
-def test_a_tune_that_says_nothing_is_answered_with_what_to_write(tune, said):
-    with pytest.raises(ValueError, match=said) as error:
+def test_invalid_tune_is_refused_with_advice(tune, message):
+    with pytest.raises(ValueError, match=message) as error:
         parse_tune(tune)
     assert '\n' not in str(error.value)
 
 
-def test_an_option_that_is_none_is_as_left_out():
+def test_option_none_equals_omitted():
     assert parse_tune(LR | dict.fromkeys(('seeds', 'budget', 'test', 'lengths'))) == parse_tune(LR)
 
 
 class TestCells:
-    def test_a_run_has_the_name_that_it_has_alone(self, two):
-        """So that a rate which a grid has trained is not trained again."""
-        found = two.make_cell(1, Point((0,), 0), 'scan')
-        alone = {'model.norm': 'layernorm', 'optim.lr': 0.003}
-        assert found.name == digest(resolve(tiny_raw(alone)))
-        (swept,) = expand_sweep(tiny_raw(), {'list': (alone,)})
-        assert (found.name, found.recipe) == (swept.name, swept.recipe)
+    def test_cell_name_matches_single_run(self, two):
+        """A rate that a grid has trained is thus not trained again."""
+        cell = two.make_cell(1, Point((0,), 0), 'scan')
+        changes = {'model.norm': 'layernorm', 'optim.lr': 0.003}
+        assert cell.name == digest(resolve(tiny_raw(changes)))
+        (swept,) = expand_sweep(tiny_raw(), {'list': (changes,)})
+        assert (cell.name, cell.recipe) == (swept.name, swept.recipe)
 
-    def test_seeds_are_added_to_those_of_the_base(self):
+    def test_seeds_are_added_to_base_seeds(self):
         raw = tiny_raw({'train.seed': 7, 'data.seed': 3})
-        found = ArmPlan(raw, None, LR).make_cell(0, Point((0,), FIRST_FRESH_SEED), 'look 1')
-        assert (found.recipe.train.seed, found.recipe.data.seed) == (
+        cell = ArmPlan(raw, None, LR).make_cell(0, Point((0,), FIRST_FRESH_SEED), 'look 1')
+        assert (cell.recipe.train.seed, cell.recipe.data.seed) == (
             7 + FIRST_FRESH_SEED,
             3 + FIRST_FRESH_SEED,
         )
 
-    def test_all_runs_of_all_arms_of_a_program_are_one_group(self, two, tmp_path):
-        """The rates and seeds of a norm. Catches a value that is compiled in."""
-        grouped = group_by_program(two.make_cells(runs_of(two, tmp_path)))
+    def test_arms_with_one_program_form_one_group(self, two, tmp_path):
+        """The rates and seeds of a norm share a program. Catches a value that is compiled in."""
+        grouped = group_by_program(two.make_cells(list_runs(two, tmp_path)))
         assert [len(group) for group in grouped] == [5, 5]
         assert {cell.arm_position['stage'] for group in grouped for cell in group} == {'scan'}
 
-    def test_a_cell_has_its_place(self, two):
-        found = two.make_cell(1, Point((-4,), 2), 'refine')
-        assert found.arm_position == {'arm': 1, 'k': [-4], 'seed': 2, 'stage': 'refine'}
+    def test_cell_has_arm_position(self, two):
+        cell = two.make_cell(1, Point((-4,), 2), 'refine')
+        assert cell.arm_position == {'arm': 1, 'k': [-4], 'seed': 2, 'stage': 'refine'}
         again = two.make_cell(1, Point((-4,), 2), 'repeat')
-        assert again.arm_position['stage'] == 'repeat' and again.name == found.name
+        assert again.arm_position['stage'] == 'repeat' and again.name == cell.name
 
 
 class TestLosses:
-    def test_they_are_those_of_folders_that_have_ended(self, two, tmp_path):
+    def test_losses_come_from_ended_folders(self, two, tmp_path):
         low, high = (Point((k,), 0) for k in (0, OCTAVE))
         end(two.make_cell(0, low, ''), tmp_path, 2.5)
         end(two.make_cell(0, high, ''), tmp_path, math.inf)
         (tmp_path / two.make_cell(1, low, '').name).mkdir()
-        own, other = two.load_ablation(tmp_path).study.losses
-        assert own[low] == 2.5 and own[high] == math.inf
-        for losses, point in ((other, low), (other, high), (own, Point((0,), 1))):
+        first, second = two.load_ablation(tmp_path).study.losses
+        assert first[low] == 2.5 and first[high] == math.inf
+        for losses, point in ((second, low), (second, high), (first, Point((0,), 1))):
             assert point not in losses
             with pytest.raises(KeyError):
                 losses[point]
 
-    def test_those_that_stopped_or_failed_have_not_ended(self, two, tmp_path):
+    def test_stopped_or_failed_runs_have_no_loss(self, two, tmp_path):
         for cell, status in zip(two.first_cells, ('stopped', 'failed'), strict=True):
             end(cell, tmp_path, 2.0, status=status)
         assert not any(
             Point((0,), 0) in losses for losses in two.load_ablation(tmp_path).study.losses
         )
 
-    def test_they_are_in_bits_a_byte_where_tokens_differ(self, tmp_path):
+    def test_losses_are_bits_per_byte_if_tokens_differ(self, tmp_path):
         tokenizers = {'data.tokenizer': ('byte', 'bpe:300')}
-        found = ArmPlan(tiny_raw({'data.source': 'python'}), tokenizers, LR)
-        assert found.metric == 'bits_per_byte'
-        end(found.first_cells[0], tmp_path, 2.0, bits_per_byte=1.5)
-        assert found.load_ablation(tmp_path).study.losses[0][Point((0,), 0)] == 1.5
+        plan = ArmPlan(tiny_raw({'data.source': 'python'}), tokenizers, LR)
+        assert plan.metric == 'bits_per_byte'
+        end(plan.first_cells[0], tmp_path, 2.0, bits_per_byte=1.5)
+        assert plan.load_ablation(tmp_path).study.losses[0][Point((0,), 0)] == 1.5
 
 
-def test_waves_follow_from_the_folder_whatever_the_order_of_ends(two, tmp_path):
-    """And whatever the process knows of earlier ones: each wave is asked of a new one, too."""
-    found = train(two, tmp_path / 'a')
+def test_waves_do_not_depend_on_order_of_ends(two, tmp_path):
+    """Nor do they depend on the process's knowledge of earlier waves: a new process plans each."""
+    waves = train(two, tmp_path / 'a')
     fresh = ArmPlan(tiny_raw(), NORMS, LR)
     rng = random.Random(0)
-    assert train(fresh, tmp_path / 'b', lambda one: rng.sample(one, len(one))) == found
-    stages = {stage for _, _, _, stage in found[-1]}
+    assert train(fresh, tmp_path / 'b', lambda runs: rng.sample(runs, len(runs))) == waves
+    stages = {stage for _, _, _, stage in waves[-1]}
     assert {'scan', 'refine', 'look 1'} <= stages
-    last = runs_of(ArmPlan(tiny_raw(), NORMS, LR), tmp_path / 'b')
-    assert last == found[-1] and len(last) == len({(arm, k, seed) for arm, k, seed, _ in last})
+    last = list_runs(ArmPlan(tiny_raw(), NORMS, LR), tmp_path / 'b')
+    assert last == waves[-1] and len(last) == len({(arm, k, seed) for arm, k, seed, _ in last})
     study = two.load_ablation(tmp_path / 'a').study
     for arm, (norm, best) in zip(study.picks, BEST.items(), strict=True):
         octaves = math.log2(two.arms[0].grid.values(arm.k)['optim.lr'] / best)
@@ -277,21 +279,21 @@ def test_waves_follow_from_the_folder_whatever_the_order_of_ends(two, tmp_path):
     assert len(of_tuning[0]) == len(of_tuning[1]) == study.tuning_runs[0]
 
 
-def test_a_wave_opens_when_the_last_has_wholly_ended(two, tmp_path):
-    first = runs_of(two, tmp_path)
-    *others, last = two.make_cells(first)
-    for cell in others:
+def test_wave_opens_after_the_last_has_ended(two, tmp_path):
+    first = list_runs(two, tmp_path)
+    *earlier, last = two.make_cells(first)
+    for cell in earlier:
         end(cell, tmp_path)
-    assert runs_of(two, tmp_path) == first
+    assert list_runs(two, tmp_path) == first
     end(last, tmp_path)
-    assert len(runs_of(two, tmp_path)) > len(first)
+    assert len(list_runs(two, tmp_path)) > len(first)
 
 
-def test_the_record_of_a_sweep_has_the_arms_and_the_place_of_each_cell(tmp_path):
+def test_sweep_record_has_arms_and_positions(tmp_path):
     raw, sweep = tiny_raw(), ({}, {'model.norm': 'layernorm', 'optim.lr': 0.01})
-    found = ArmPlan(raw, sweep, LR | {'budget': 30, 'lengths': (0.5,)})
-    grouped = group_by_program(found.make_cells(runs_of(found, tmp_path)))
-    open_sweep(tmp_path, resolve(raw), grouped, False, tune=found.record())
+    plan = ArmPlan(raw, sweep, LR | {'budget': 30, 'lengths': (0.5,)})
+    grouped = group_by_program(plan.make_cells(list_runs(plan, tmp_path)))
+    open_sweep(tmp_path, resolve(raw), grouped, False, tune=plan.record())
     record = read_sweep(tmp_path)
     tune, listed = record['tune'], record['cells']
     assert tune['fields'] == LR and tune['budget'] == 30 and tune['metric'] == 'ce'
@@ -306,46 +308,50 @@ def test_the_record_of_a_sweep_has_the_arms_and_the_place_of_each_cell(tmp_path)
     assert {cell['tuned']['stage'] for cell in listed} == {'scan'}
 
 
-def known(tune, losses):
-    """The study of arms with these losses."""
+def make_study(tune, losses):
+    """Returns the study of arms with these losses."""
     grid = Grid({'optim.lr': 0.01})
-    return Ablation(parse_tune(tune), 'ce', [Arm('', {}, grid, losses=own) for own in losses]).study
+    return Ablation(
+        parse_tune(tune), 'ce', [Arm('', {}, grid, losses=arm_losses) for arm_losses in losses]
+    ).study
 
 
-def ended(tune, sigma: float, arms: int = 2):
-    """The study of arms on one parabola, of which the deviation over seeds is sigma."""
+def run_study(tune, sigma: float, arms: int = 2):
+    """Returns the study of arms on one parabola with a deviation of sigma over seeds."""
     rng, losses = np.random.default_rng(0), [{} for _ in range(arms)]
     while True:
-        study = known(tune, losses)
+        study = make_study(tune, losses)
         if study.next_runs is None:
             return study
-        for own, points in zip(losses, study.next_runs[1], strict=True):
-            for point in sorted({*points} - own.keys()):
-                own[point] = 0.02 * (point.k[0] / OCTAVE) ** 2 + sigma * rng.standard_normal()
+        for arm_losses, points in zip(losses, study.next_runs[1], strict=True):
+            for point in sorted({*points} - arm_losses.keys()):
+                arm_losses[point] = (
+                    0.02 * (point.k[0] / OCTAVE) ** 2 + sigma * rng.standard_normal()
+                )
 
 
 class TestBudgetWords:
-    def test_one_that_cannot_reach_the_effect_is_answered_with_one_that_can(self):
-        """The spread of a pair is sqrt(2) 0.01: 18 pairs find 0.01, and 10 are there."""
+    def test_insufficient_budget_suggests_sufficient_one(self):
+        """The spread of a pair is sqrt(2) 0.01: 18 pairs detect 0.01, and the budget has 10."""
         tune = LR | {'smallest_effect': 0.01, 'budget': 25}
-        said = describe_budget(ended(tune, 0.01))
-        assert said.startswith('tune.budget=25 leaves ') and 'smallest_effect 0.01' in said
-        budget = int(said.split('tune.budget=')[2])
-        seeds = int(said.split('tune.seeds=')[1].split(',')[0])
+        advice = describe_budget(run_study(tune, 0.01))
+        assert advice.startswith('tune.budget=25 leaves ') and 'smallest_effect 0.01' in advice
+        budget = int(advice.split('tune.budget=')[2])
+        seeds = int(advice.split('tune.seeds=')[1].split(',')[0])
         assert budget > 25 and seeds > 5
         enough = tune | {'budget': budget + 10, 'seeds': seeds + 5}
-        assert describe_budget(ended(enough, 0.01)) is None
+        assert describe_budget(run_study(enough, 0.01)) is None
 
-    def test_without_a_budget_it_is_the_seeds(self):
-        said = describe_budget(ended(LR | {'smallest_effect': 0.01}, 0.01))
-        assert said.startswith('tune.seeds=5 leaves 10 fresh seeds') and 'budget' not in said
+    def test_advice_names_seeds_without_budget(self):
+        advice = describe_budget(run_study(LR | {'smallest_effect': 0.01}, 0.01))
+        assert advice.startswith('tune.seeds=5 leaves 10 fresh seeds') and 'budget' not in advice
 
-    def test_no_number_is_given_where_none_is_trained(self):
-        said = describe_budget(ended(LR | {'smallest_effect': 1e-5}, 0.01))
-        assert 'more than 1000' in said and said.count('tune.') == 1
+    def test_advice_gives_no_excessive_number(self):
+        advice = describe_budget(run_study(LR | {'smallest_effect': 1e-5}, 0.01))
+        assert 'more than 1000' in advice and advice.count('tune.') == 1
 
-    def test_nothing_is_said_where_seeds_suffice_nobody_is_judged_or_it_still_tunes(self):
-        assert describe_budget(ended(LR | {'smallest_effect': 0.1}, 0.001)) is None
-        assert describe_budget(ended(LR | {'smallest_effect': 1e-5}, 0.01, arms=1)) is None
-        open_study = known(LR, [{}, {}])
+    def test_no_advice_if_unnecessary_or_still_tuning(self):
+        assert describe_budget(run_study(LR | {'smallest_effect': 0.1}, 0.001)) is None
+        assert describe_budget(run_study(LR | {'smallest_effect': 1e-5}, 0.01, arms=1)) is None
+        open_study = make_study(LR, [{}, {}])
         assert describe_budget(open_study) is None

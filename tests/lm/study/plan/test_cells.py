@@ -55,36 +55,36 @@ def test_several_zips_are_several_axes():
     ]
 
 
-def test_a_list_is_an_axis_of_changes_as_they_stand():
+def test_list_is_an_axis_of_changes():
     listed = ({}, {'loss.z_loss': 0.0}, {'optim.b2': 0.9, 'optim.b1': 0.8})
     assert changes({'list': listed}) == list(listed)
     assert changes({'list': listed, 'train.seed': (1, 2)}) == [
-        {**one, 'train.seed': seed} for one in listed for seed in (1, 2)
+        {**changes, 'train.seed': seed} for changes in listed for seed in (1, 2)
     ]
 
 
 @pytest.mark.parametrize('kind', [tuple, list])
-def test_a_sweep_that_is_a_tuple_is_one_list(kind):
+def test_tuple_sweep_is_one_list(kind):
     listed = kind([{'optim.lr': 0.1}, {'train.seed': 5}])
     assert changes(listed) == list(listed)
 
 
-def test_a_cell_is_named_by_the_hash_of_the_run_it_would_be_alone():
+def test_cell_name_is_digest_of_single_run():
     (cell,) = expand_sweep(tiny_raw(), {'optim.lr': (0.1,), 'model.norm': ('layernorm',)})
-    alone = tiny_config({'optim.lr': 0.1, 'model.norm': 'layernorm'})
-    assert cell.recipe == alone and cell.name == digest(alone)
+    single = tiny_config({'optim.lr': 0.1, 'model.norm': 'layernorm'})
+    assert cell.recipe == single and cell.name == digest(single)
 
 
-def test_a_cell_keeps_its_name_whatever_the_axes_around_it():
+def test_cell_name_ignores_other_axes():
     few = {cell.name for cell in expand_sweep(tiny_raw(), {'optim.lr': (0.1, 0.2)})}
-    more = {
+    many = {
         c.name
         for c in expand_sweep(tiny_raw(), {'train.seed': (0, 1), 'optim.lr': (0.2, 0.1, 0.3)})
     }
-    assert len(more) == 6 and few < more
+    assert len(many) == 6 and few < many
 
 
-def test_whole_numbers_are_taken_for_floats_and_numpy_ones_for_python_ones():
+def test_numbers_are_cast_to_field_types():
     as_floats = expand_sweep(tiny_raw(), {'optim.lr': (1.0, 2.0)})
     for axis in ((1, 2), np.array([1.0, 2.0]), np.array([1, 2]), (np.float64(1), np.int64(2))):
         assert expand_sweep(tiny_raw(), {'optim.lr': axis}) == as_floats
@@ -92,20 +92,20 @@ def test_whole_numbers_are_taken_for_floats_and_numpy_ones_for_python_ones():
         assert type(cell.changes['train.seed']) is type(cell.recipe.train.seed) is int
 
 
-def test_a_config_file_and_a_flag_give_the_same_cells():
-    """A ConfigDict takes every form of a sweep as it is, dots in its keys too."""
+def test_config_file_and_flag_give_equal_cells():
+    """A ConfigDict takes every form of a sweep unchanged, including keys with dots."""
     sweep = {
         'optim.lr': (0.1, 0.2),
         'zip': {'model.d_ff': (16, 64), 'optim.b1': (0.8, 0.9)},
         'list': ({}, {'loss.z_loss': 0.0}),
         'train.seed': range(2),
     }
-    for one in (sweep, ({'optim.lr': 0.1}, {'optim.lr': 0.2})):
+    for form in (sweep, ({'optim.lr': 0.1}, {'optim.lr': 0.2})):
         config = default.get_config()
-        config.sweep = one
+        config.sweep = form
         base, split, _ = split_sweep(config)
         assert 'sweep' not in base and expand_sweep(tiny_raw(), split) == expand_sweep(
-            tiny_raw(), one
+            tiny_raw(), form
         )
     assert split_sweep(default.get_config())[1] is None
 
@@ -160,22 +160,22 @@ def test_a_config_file_and_a_flag_give_the_same_cells():
         ({'model.norm': ('rmsnorm:scal=False',)}, 'rmsnorm has no such option, only'),
     ],
 )
-def test_bad_sweep_is_refused_with_what_to_do(sweep, answer):
+def test_bad_sweep_is_refused_with_advice(sweep, answer):
     assert re.search(re.escape(answer), refusal(sweep))
 
 
-def test_text_is_looked_for_where_it_is_asked_for():
-    """A plan of a sweep, or its board, is made where the text need not be."""
+def test_check_sources_looks_for_text():
+    """The plan of a sweep, or its board, may be made on a machine without the text."""
     source = 'text:/none/*.txt'
-    found = expand_sweep(tiny_raw(), {'data.source': ('python', source), 'train.seed': (0, 1)})
-    check_sources(found[:2])
+    cells = expand_sweep(tiny_raw(), {'data.source': ('python', source), 'train.seed': (0, 1)})
+    check_sources(cells[:2])
     with pytest.raises(ValueError, match='no file matches') as error:
-        check_sources(found)
-    assert str(error.value).startswith(f'sweep cell {found[2].changes}: ')
+        check_sources(cells)
+    assert str(error.value).startswith(f'sweep cell {cells[2].changes}: ')
 
 
-def test_changes_are_made_before_anything_is_filled_in():
-    """Catches a base that is resolved first: 'auto' would be what the base makes of it."""
+def test_changes_precede_defaults():
+    """Catches a base that is resolved first, so that 'auto' would be the value in the base."""
     post, wide = expand_sweep(tiny_raw(), {'model.placement': ('post', 'wide')})
     assert post.recipe.model.final_norm == 'none' and wide.recipe.model.mlp == 'moe'
     stable, cosine = expand_sweep(
@@ -184,7 +184,7 @@ def test_changes_are_made_before_anything_is_filled_in():
     assert (stable.recipe.optim.decay_fraction, cosine.recipe.optim.decay_fraction) == (0.2, None)
 
 
-def test_a_list_gives_an_option_with_the_choices_that_read_it():
+def test_list_gives_options_with_their_parts():
     stable = {'optim.schedule': 'warmup_stable_decay'}
     swept = expand_sweep(
         tiny_raw(), [{}, *({**stable, 'optim.decay_fraction': x} for x in (0.1, 0.3))]
@@ -192,24 +192,26 @@ def test_a_list_gives_an_option_with_the_choices_that_read_it():
     assert [cell.recipe.optim.decay_fraction for cell in swept] == [None, 0.1, 0.3]
 
 
-def swept(changes, sweep):
-    """The base and the cells, of a config with these changes."""
+def split_and_expand(changes, sweep):
+    """Returns the base and the cells of a config with these changes."""
     base, sweep, _ = split_sweep(tiny_raw(changes) | {'sweep': sweep})
     return resolve(base), expand_sweep(base, sweep)
 
 
-def test_an_option_that_some_cells_read_is_theirs():
-    """Given as an axis. Those that do not read it are one cell, and not one for each value."""
+def test_option_belongs_to_cells_that_read_it():
+    """The option is given as an axis. Cells that do not read it are one cell, and not one for each
+    value.
+    """
     axes = {'optim.name': ('adamw', 'muon'), 'optim.muon_steps': (3, 4)}
-    found = expand_sweep(tiny_raw(), axes)
-    assert [cell.changes for cell in found] == [
+    cells = expand_sweep(tiny_raw(), axes)
+    assert [cell.changes for cell in cells] == [
         {'optim.name': 'adamw'},
         {'optim.name': 'muon', 'optim.muon_steps': 3},
         {'optim.name': 'muon', 'optim.muon_steps': 4},
     ]
-    assert [cell.recipe.optim.muon_steps for cell in found] == [None, 3, 4]
-    said = 'optim.muon_steps is read by 2 of 3 cells; the others are without it'
-    assert describe_ignored(found) == [said]
+    assert [cell.recipe.optim.muon_steps for cell in cells] == [None, 3, 4]
+    note = 'optim.muon_steps is read by 2 of 3 cells; the others are without it'
+    assert describe_ignored(cells) == [note]
 
 
 @pytest.mark.parametrize(
@@ -220,46 +222,46 @@ def test_an_option_that_some_cells_read_is_theirs():
         ('scaling.base_heads', 1, 'scaling.name', 'standard', 'mup'),
     ],
 )
-def test_so_is_one_that_all_cells_are_given(path, value, field, without, within):
-    """Whether what they start from reads it or not."""
+def test_common_option_belongs_to_cells_that_read_it(path, value, field, without, within):
+    """Holds whether the base reads it or not."""
     needs = {'scaling.base_width': 8} if field == 'scaling.name' else {}
     for first in (without, within):
-        given = needs | {path: value, field: first}
-        base, found = swept(given, {field: (without, within)})
-        assert [flatten(cell.recipe)[path] for cell in found] == [None, value]
+        changes = needs | {path: value, field: first}
+        base, cells = split_and_expand(changes, {field: (without, within)})
+        assert [flatten(cell.recipe)[path] for cell in cells] == [None, value]
         assert flatten(base)[path] == (value if first == within else None)
-        assert f'{path} is read by 1 of 2' in ' '.join(describe_ignored(found))
-        alone = tiny_config(needs | {path: value, field: within})
-        assert found[1].name == digest(alone)
+        assert f'{path} is read by 1 of 2' in ' '.join(describe_ignored(cells))
+        single = tiny_config(needs | {path: value, field: within})
+        assert cells[1].name == digest(single)
 
 
-def test_an_option_of_the_base_that_axes_replace_is_left_out():
+def test_base_option_replaced_by_axis_is_left_out():
     names = {'optim.name': ('adamw', 'muon')}
-    _, found = swept({'optim.muon_steps': 3}, names | {'optim.muon_steps': (4,)})
-    assert [cell.recipe.optim.muon_steps for cell in found] == [None, 4]
+    _, cells = split_and_expand({'optim.muon_steps': 3}, names | {'optim.muon_steps': (4,)})
+    assert [cell.recipe.optim.muon_steps for cell in cells] == [None, 4]
     listed = ({'optim.name': 'adamw'}, {'optim.name': 'muon', 'optim.muon_steps': 4})
     with pytest.raises(ValueError, match='muon_steps=3 is read by no part'):
-        swept({'optim.muon_steps': 3}, listed)
+        split_and_expand({'optim.muon_steps': 3}, listed)
 
 
-def test_an_option_that_no_cell_reads_is_refused():
+def test_unread_option_is_refused():
     with pytest.raises(ValueError, match='muon_steps=3 is read by no part'):
-        swept({'optim.muon_steps': 3}, {'optim.name': ('adamw', 'sgd')})
+        split_and_expand({'optim.muon_steps': 3}, {'optim.name': ('adamw', 'sgd')})
     with pytest.raises(ValueError, match='the same run'):
-        swept({}, {'optim.name': ('muon',), 'list': ({}, {'optim.muon_steps': 5})})
+        split_and_expand({}, {'optim.name': ('muon',), 'list': ({}, {'optim.muon_steps': 5})})
 
 
-def test_key_and_value_heads_follow_the_heads_of_each_cell():
+def test_kv_heads_follow_heads_in_each_cell():
     raw = tiny_raw()
     del raw['model']['n_kv_heads']
-    found = expand_sweep(raw, {'model.n_heads': (1, 2, 4)})
-    assert [cell.recipe.model.n_kv_heads for cell in found] == [1, 2, 4]
-    given = expand_sweep(tiny_raw(), {'model.n_heads': (2, 4)})
-    assert [cell.recipe.model.n_kv_heads for cell in given] == [2, 2]
+    cells = expand_sweep(raw, {'model.n_heads': (1, 2, 4)})
+    assert [cell.recipe.model.n_kv_heads for cell in cells] == [1, 2, 4]
+    explicit = expand_sweep(tiny_raw(), {'model.n_heads': (2, 4)})
+    assert [cell.recipe.model.n_kv_heads for cell in explicit] == [2, 2]
 
 
-def test_hundreds_of_cells_take_a_second_or_two():
-    """No more is done for each than is needed: 2.5 ms on an idle core."""
+def test_hundreds_of_cells_expand_in_seconds():
+    """Each cell takes 2.5 ms on an idle core."""
     axes = {'optim.lr': tuple(np.geomspace(1e-4, 1e-1, 50)), 'train.seed': tuple(range(4))}
     began = time.process_time()
     assert len(expand_sweep(tiny_raw(), axes)) == 200
@@ -298,47 +300,51 @@ BETWEEN = {
 }
 
 
-def test_a_group_is_what_one_program_trains():
-    """Hyperparameters, seeds and lengths vary within a group, and nothing else does."""
+def test_group_shares_one_program():
+    """Only hyperparameters, seeds and lengths vary within a group."""
     assert WITHIN.keys() <= {*RUN_PATHS} and not BETWEEN.keys() & {*RUN_PATHS}
     listed = [{}, *({path: value} for path, value in (WITHIN | BETWEEN).items())]
     together, *single = group_by_program(expand_sweep(tiny_raw(SCHEDULE), listed))
     assert [cell.changes for cell in together] == listed[: 1 + len(WITHIN)]
     assert [[cell.changes for cell in group] for group in single] == [
-        [one] for one in listed[1 + len(WITHIN) :]
+        [cell] for cell in listed[1 + len(WITHIN) :]
     ]
 
 
-def test_numbers_of_every_loss_optimizer_average_and_schedule_vary_within_a_group():
-    """Each in a config that reads it. Catches a number that is compiled into programs."""
-    seen = {*WITHIN}
+def test_numeric_options_vary_within_a_group():
+    """Each option is tested in a config that reads it. Catches a number that is compiled into
+    programs.
+    """
+    varied = {*WITHIN}
     for field in ('loss.name', 'optim.name', 'optim.schedule', 'optim.average'):
         for name in CHOICES[field].table:
             changes = {field: name, 'train.steps': 50}
             if name == 'exponential':
                 changes['optim.final_lr_fraction'] = 0.5
             config = tiny_config(changes)
-            for path in sorted({*config.readers} & {*RUN_PATHS} - seen):
-                seen.add(path)
+            for path in sorted({*config.readers} & {*RUN_PATHS} - varied):
+                varied.add(path)
                 value = 0.5 if flatten(config)[path] is None else flatten(config)[path]
                 listed = [{path: float(value)}, {path: another(FIELDS[path].option, value)}]
-                listed = [{p: FIELDS[p].types[0](x) for p, x in one.items()} for one in listed]
+                listed = [
+                    {p: FIELDS[p].types[0](x) for p, x in changes.items()} for changes in listed
+                ]
                 (group,) = group_by_program(expand_sweep(tiny_raw(changes), listed))
                 assert len(group) == 2, path
     optional = ('others_lr', 'update_clip', 'match_rms', 'embedding_gradient_shrink')
     optional = (*(f'optim.{name}' for name in (*optional, 'ghost_radius')), 'scaling.embedding_std')
     optional = (*optional, 'model.dropout', 'model.attention_dropout', 'model.embedding_dropout')
     for path in optional:
-        seen.add(path)
+        varied.add(path)
         listed = [{}, {path: 0.1}, {path: 0.2}]
         assert [len(group) for group in group_by_program(expand_sweep(tiny_raw(), listed))] == [
             1,
             2,
         ]
-    assert seen == {*RUN_PATHS}
+    assert varied == {*RUN_PATHS}
 
 
-def test_groups_keep_the_order_of_cells_and_collect_those_apart():
+def test_groups_keep_cell_order():
     swept = expand_sweep(
         tiny_raw(), {'optim.lr': (0.1, 0.2), 'model.norm': ('rmsnorm', 'layernorm')}
     )

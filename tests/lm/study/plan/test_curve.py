@@ -25,57 +25,57 @@ from lm.study.plan.curve import (
 KS = (-16, -8, 0, 8, 16)
 
 
-def sampled(curve, ks=KS, n=1):
+def sample_means(curve, ks=KS, n=1):
     return compute_means({k: [curve(k / OCTAVE)] * n for k in ks})
 
 
-@pytest.mark.parametrize('least', [-4, -3, -1, 0, 2, 3, 4])
+@pytest.mark.parametrize('vertex', [-4, -3, -1, 0, 2, 3, 4])
 @pytest.mark.parametrize('curvature', [1e-4, 0.01, 30.0])
-def test_vertex_of_a_parabola_is_exact(least, curvature):
-    means = sampled(lambda z: 3.2 + curvature * (z - least / OCTAVE) ** 2)
-    assert find_vertex(means, 0.0) == least and is_convex(means, 0.0)
+def test_parabola_vertex_is_exact(vertex, curvature):
+    means = sample_means(lambda z: 3.2 + curvature * (z - vertex / OCTAVE) ** 2)
+    assert find_vertex(means, 0.0) == vertex and is_convex(means, 0.0)
 
 
 @pytest.mark.parametrize('right', [0.02, 0.05])
-def test_vertex_and_curvatures_of_an_asymmetric_curve(right):
-    """Half octaves tell the two curvatures apart where the losses have no noise."""
-    means = sampled(
+def test_asymmetric_curve_vertex_and_curvatures(right):
+    """Half octaves separate the two curvatures if the losses have no noise."""
+    means = sample_means(
         lambda z: (right if z > 0.25 else 0.01) * (z - 0.25) ** 2, (-16, -8, -4, 0, 4, 8, 16)
     )
-    found = fit_curve(means, 1e-9)
-    assert found.vertex_R[0] == 2
-    assert found.left_R[0] == pytest.approx(0.01, rel=1e-3)
-    assert found.right_R[0] == pytest.approx(right, rel=1e-3)
-    assert found.rise(np.array([2 + OCTAVE]))[0] == pytest.approx(right, rel=1e-3)
+    curve = fit_curve(means, 1e-9)
+    assert curve.vertex_R[0] == 2
+    assert curve.left_R[0] == pytest.approx(0.01, rel=1e-3)
+    assert curve.right_R[0] == pytest.approx(right, rel=1e-3)
+    assert curve.rise(np.array([2 + OCTAVE]))[0] == pytest.approx(right, rel=1e-3)
 
 
 @pytest.mark.parametrize('n', [(1, 1, 1, 1, 1), (1, 1, 2, 2, 9), (9, 1, 1, 1, 1)])
-def test_vertex_is_that_of_the_weighted_parabola_where_noise_hides_the_slant(n):
-    """With a prior of one common curvature the fit is numpy's parabola, weighted by seeds."""
+def test_noisy_vertex_matches_weighted_parabola(n):
+    """With a prior of one common curvature the fit is NumPy's parabola, weighted by seeds."""
     y = np.array([0.05, 0.012, 0.0, 0.008, 0.02])
     means = compute_means({k: [loss] * i for k, loss, i in zip(KS, y, n, strict=True)})
     square, slope, _ = np.polyfit(np.array(KS) / OCTAVE, y, 2, w=np.sqrt(n))
-    wanted = -slope / (2 * square) * OCTAVE
-    assert abs(find_vertex(means, 1.0) - wanted) <= 0.51
+    expected = -slope / (2 * square) * OCTAVE
+    assert abs(find_vertex(means, 1.0) - expected) <= 0.51
 
 
 @pytest.mark.parametrize('shift', [-3.0, 0.5, 1e3])
-def test_no_constant_moves_the_vertex(shift):
+def test_constant_offset_keeps_vertex(shift):
     losses = {-8: [0.011, 0.014], 0: [0.003, 0.0], 4: [0.001], 8: [0.009, 0.012]}
-    moved = compute_means({k: [x + shift for x in own] for k, own in losses.items()})
+    moved = compute_means({k: [x + shift for x in seeds] for k, seeds in losses.items()})
     assert find_vertex(moved, 0.002) == find_vertex(compute_means(losses), 0.002) == 1
 
 
-def test_mirrored_losses_have_the_mirrored_vertex():
+def test_mirrored_losses_mirror_the_vertex():
     losses = {-16: 0.052, -8: 0.013, -4: 0.0051, 0: 0.0, 4: 0.0013, 8: 0.0072, 16: 0.031}
     means = compute_means({k: [x] for k, x in losses.items()})
     mirrored = compute_means({-k: [x] for k, x in losses.items()})
     assert find_vertex(means, 1e-4) == -find_vertex(mirrored, 1e-4) != 0
 
 
-def test_vertex_stays_between_the_tried_neighbours():
-    """Two equal best losses at the edge of a valley have the vertex between them, no further."""
-    means = sampled(lambda z: 0.01 * (z - 0.99) ** 2, (-8, 0, 4, 8, 16))
+def test_vertex_stays_between_tried_neighbours():
+    """Two equal best losses at the edge of a valley have the vertex between them."""
+    means = sample_means(lambda z: 0.01 * (z - 0.99) ** 2, (-8, 0, 4, 8, 16))
     assert 4 <= find_vertex(means, 0.0) <= 16
     assert find_vertex(means, 0.0) == 8
 
@@ -92,7 +92,7 @@ def test_divergence_bounds_the_vertex():
 @pytest.mark.parametrize(
     'losses', [{0: [1.0]}, {0: [1.0], 8: [2.0]}, {-8: [1.0], 0: [2.0], 8: [1.5]}]
 )
-def test_best_value_is_kept_where_nothing_is_convex(losses):
+def test_best_value_is_kept_without_convexity(losses):
     means = compute_means(losses)
     assert find_vertex(means, 0.0) == min(losses, key=lambda k: losses[k]) and not is_convex(
         means, 0.0
@@ -104,43 +104,45 @@ def test_ties_go_to_the_smaller_value():
     assert means.k[means.best_position] == -16 and find_vertex(means, 0.0) == -16
 
 
-def test_a_steep_curve_is_fitted_over_one_octave():
-    """Far points of a curve that is no parabola pull the vertex only where noise hides the near."""
+def test_steep_curve_is_fitted_over_one_octave():
+    """Far points of a curve that is not a parabola shift the vertex only if noise hides the near
+    points.
+    """
     y = {-16: [0.9], -8: [0.01], 0: [0.0], 8: [0.01], 16: [0.02]}
     assert find_vertex(compute_means(y), 0.001) == 0
     assert find_vertex(compute_means(y), 0.01) != 0
 
 
-def test_spread_is_pooled_over_samples_that_ended():
-    found = pool_spread([[1.0, 3.0], [5.0], [2.0, 2.0, 5.0], [1.0, math.inf]])
-    assert found.freedom == 3 and found.s == pytest.approx(math.sqrt((2 + 6) / 3))
+def test_spread_is_pooled_over_ended_samples():
+    spread = pool_spread([[1.0, 3.0], [5.0], [2.0, 2.0, 5.0], [1.0, math.inf]])
+    assert spread.freedom == 3 and spread.s == pytest.approx(math.sqrt((2 + 6) / 3))
     assert pool_spread([[1.0], [2.0]]) == (0.0, 0)
 
 
-def test_allowance_is_nothing_without_noise_and_unknown_without_repeats():
-    means = sampled(lambda z: 0.01 * (z - 0.1) ** 2)
+def test_allowance_without_noise_and_without_repeats():
+    means = sample_means(lambda z: 0.01 * (z - 0.1) ** 2)
     assert compute_allowance(means, Spread(0.0, 3)) == 0
     assert math.isinf(compute_allowance(means, Spread(0.0, 0)))
 
 
 def test_allowance_falls_with_seeds_and_rises_with_noise():
-    few, many = (sampled(lambda z: 0.01 * z**2, n=n) for n in (1, 16))
-    found = [compute_allowance(few, Spread(s, 8)) for s in (0.001, 0.002, 0.004)]
-    assert 0 < found[0] < found[1] < found[2]
-    assert found[2] / 30 < compute_allowance(many, Spread(0.004, 8)) < found[2] / 3
+    few, many = (sample_means(lambda z: 0.01 * z**2, n=n) for n in (1, 16))
+    allowances = [compute_allowance(few, Spread(s, 8)) for s in (0.001, 0.002, 0.004)]
+    assert 0 < allowances[0] < allowances[1] < allowances[2]
+    assert allowances[2] / 30 < compute_allowance(many, Spread(0.004, 8)) < allowances[2] / 3
 
 
-def test_allowance_is_near_that_of_the_delta_method():
-    """A parabola c z^2 by steep points: the vertex moves by s / (c sqrt(8)), and costs c times its
-    square, of which the quantile is that of chi-squared; places are eighths, which adds a little.
+def test_allowance_is_near_delta_method():
+    """For a parabola c z^2 through steep points the vertex moves by s / (c sqrt(8)) and costs c
+    times its square, with a quantile from chi-squared. Rounding to eighths adds a little.
     """
     c, s = 0.01, 0.002
-    means = sampled(lambda z: c * z**2, (-8, 0, 8))
-    wanted = c * (s / (c * math.sqrt(8))) ** 2 * stats.chi2.ppf(ALLOWANCE_QUANTILE, 1)
-    assert wanted * 0.8 < compute_allowance(means, Spread(s, 10)) < wanted * 2
+    means = sample_means(lambda z: c * z**2, (-8, 0, 8))
+    expected = c * (s / (c * math.sqrt(8))) ** 2 * stats.chi2.ppf(ALLOWANCE_QUANTILE, 1)
+    assert expected * 0.8 < compute_allowance(means, Spread(s, 10)) < expected * 2
 
 
-def test_deviates_are_normal_without_a_generator():
+def test_normal_deviates_need_no_generator():
     x_RK = normal_deviates(100, 12)
     assert np.all(np.abs(x_RK.mean(0)) < 0.1) and np.all(np.abs(x_RK.std(0) - 1) < 0.1)
     off_diagonal = np.corrcoef(x_RK.T) - np.eye(12)
@@ -149,7 +151,7 @@ def test_deviates_are_normal_without_a_generator():
     np.testing.assert_allclose(x_RK[:, 2], stats.norm.ppf(u), rtol=1e-9, atol=1e-9)
 
 
-def test_as_good_reaches_halfway_to_the_first_that_is_worse():
+def test_near_best_range_ends_halfway_to_first_worse():
     losses = {-16: [0.2] * 2, -8: [0.011] * 2, 0: [0.0] * 2, 8: [0.009] * 2, 16: [0.1] * 2}
     s = 0.006
     bound = stats.t.ppf(NOT_WORSE, 5) * s * math.sqrt(1 / 2 + 1 / 2)
@@ -160,6 +162,6 @@ def test_as_good_reaches_halfway_to_the_first_that_is_worse():
     assert near_best_range(compute_means(losses), Spread(0.0, 0)) == (-math.inf, math.inf)
 
 
-def test_as_good_ends_at_divergence():
+def test_near_best_range_ends_at_divergence():
     losses = {-8: [0.0], 0: [0.001], 8: [math.inf], 16: [0.001]}
     assert near_best_range(compute_means(losses), Spread(0.1, 4)) == (-math.inf, HALF_OCTAVE)

@@ -1,4 +1,4 @@
-"""Protocols of a sweep: steps by hand, what breaks them, and what reaches the cells."""
+"""Protocols of a sweep: steps by hand, cells that break them, and their effect on the cells."""
 
 from types import SimpleNamespace
 
@@ -32,7 +32,7 @@ VOCAB = 258  # of bytes, with two marks
 
 
 class Text:
-    """The rows of a text of so many tokens."""
+    """The rows of a text with a number of tokens."""
 
     def __init__(self, tokens, seq_len):
         self.rows = (tokens - 1) // seq_len
@@ -41,29 +41,29 @@ class Text:
         return self.rows
 
 
-def given(seconds=(), tokens=10**9):
-    """Means of a machine: seconds a step of each program, and the tokens of every text."""
+def make_measurements(seconds=(), tokens=10**9):
+    """Returns measurements: seconds of a step of each program, and the tokens of every text."""
     return Measurements(
         'cpu', lambda recipe: Text(tokens, recipe.data.seq_len), lambda groups: seconds
     )
 
 
-def settled(sweep, raw=RAW, machine=None):
-    return apply_protocol(resolve_protocol(raw, sweep), raw, sweep, machine or given())
+def apply(sweep, raw=RAW, machine=None):
+    return apply_protocol(resolve_protocol(raw, sweep), raw, sweep, machine or make_measurements())
 
 
-def trained(sweep, raw=RAW, machine=None):
-    """The steps of each cell."""
-    found = settled(sweep, raw, machine)
+def trained_steps(sweep, raw=RAW, machine=None):
+    """Returns the steps of each cell."""
+    applied = apply(sweep, raw, machine)
     return [
-        one.recipe.train.steps
-        for one in apply_overrides(raw, expand_sweep(raw, sweep), found.overrides)
+        cell.recipe.train.steps
+        for cell in apply_overrides(raw, expand_sweep(raw, sweep), applied.overrides)
     ]
 
 
 def refusal(sweep, raw=RAW, machine=None):
     with pytest.raises(ValueError) as error:
-        settled(sweep, raw, machine)
+        apply(sweep, raw, machine)
     assert '\n' not in str(error.value)
     return str(error.value)
 
@@ -71,43 +71,45 @@ def refusal(sweep, raw=RAW, machine=None):
 def test_equal_tokens_by_hand():
     sweep = {'zip': {'data.batch_size': (8, 32, 16), 'data.seq_len': (8, 8, 20)}}
     sweep['protocol'] = 'equal_tokens'
-    assert trained(sweep) == [2000, 500, 400]  # of 128,000 tokens
-    assert [one['tokens'] for one in settled(sweep).record()['of_each']] == [128_000] * 3
+    assert trained_steps(sweep) == [2000, 500, 400]  # of 128,000 tokens
+    assert [entry['tokens'] for entry in apply(sweep).record()['of_each']] == [128_000] * 3
 
 
 @pytest.mark.parametrize('batch', [3, 24, 100, 333])
-def test_equal_tokens_are_equal_or_refused_with_a_batch_that_is(batch):
-    """Property: within 0.1%."""
+def test_equal_tokens_is_met_or_refused_with_a_batch(batch):
+    """Property: met within 0.1%."""
     tokens = 40 * 8 * 8
     raw, sweep = tiny_raw({'train.steps': 40}), {'protocol': 'equal_tokens'}
-    said = refusal(sweep | {'data.batch_size': (8, batch)}, raw)
-    nearest = int(said.rstrip('.').split()[-1])
-    (one,) = expand_sweep(raw, {'data.batch_size': (nearest,)})
-    (now,) = apply_overrides(raw, [one], [{'train.steps': round(tokens / nearest / 8)}])
-    assert abs(now.recipe.train.steps * nearest * 8 / tokens - 1) <= 0.001
-    assert nearest_batch(now.recipe, tokens) == nearest
+    message = refusal(sweep | {'data.batch_size': (8, batch)}, raw)
+    nearest = int(message.rstrip('.').split()[-1])
+    (cell,) = expand_sweep(raw, {'data.batch_size': (nearest,)})
+    (adjusted,) = apply_overrides(raw, [cell], [{'train.steps': round(tokens / nearest / 8)}])
+    assert abs(adjusted.recipe.train.steps * nearest * 8 / tokens - 1) <= 0.001
+    assert nearest_batch(adjusted.recipe, tokens) == nearest
     if nearest != 8:
-        assert trained(sweep | {'data.batch_size': (8, nearest)}, raw)[0] == 40
+        assert trained_steps(sweep | {'data.batch_size': (8, nearest)}, raw)[0] == 40
 
 
 def hand_counted(width, layers=2, hidden=32, length=8, experts=0, chosen=1):
-    """6 (4 D^2 + 2 D F) a layer and 6 D V of the readout; 12 D a pair that a causal mask leaves."""
+    """Returns 6 (4 D^2 + 2 D F) for each layer and 6 D V for the readout; 12 D for each causal
+    pair.
+    """
     block = 4 * width**2 + chosen * 2 * width * hidden + width * experts
     return 6 * (layers * block + width * VOCAB) + layers * 12 * width * length / 2
 
 
 def test_equal_flops_by_hand_at_two_widths():
-    """Catches a readout, or attention, or tokens of a batch that are not counted."""
+    """Catches a missing readout, attention, or number of tokens."""
     sweep = {'model.d_model': (16, 32), 'protocol': 'equal_flops'}
     a, b = hand_counted(16), hand_counted(32)
-    assert trained(sweep) == [STEPS, round(STEPS * a / b)]
-    found = settled(sweep).record()['of_each']
-    assert found[0]['flops'] == STEPS * a * 8 * 8
-    assert found[1]['flops'] == pytest.approx(found[0]['flops'], rel=0.01)
+    assert trained_steps(sweep) == [STEPS, round(STEPS * a / b)]
+    entries = apply(sweep).record()['of_each']
+    assert entries[0]['flops'] == STEPS * a * 8 * 8
+    assert entries[1]['flops'] == pytest.approx(entries[0]['flops'], rel=0.01)
 
 
-def test_equal_flops_of_experts_by_hand():
-    """Two of four experts multiply a token, and the router does; a larger batch costs more."""
+def test_equal_flops_with_experts_by_hand():
+    """Two of four experts and the router multiply a token; a larger batch costs more."""
     sweep = {
         'list': (
             {'model.mlp': 'dense'},
@@ -116,27 +118,27 @@ def test_equal_flops_of_experts_by_hand():
         ),
         'protocol': 'equal_flops',
     }
-    wanted = hand_counted(16) / hand_counted(16, experts=4, chosen=2)
-    assert trained(sweep) == [STEPS, round(STEPS * wanted), STEPS // 2]
+    ratio = hand_counted(16) / hand_counted(16, experts=4, chosen=2)
+    assert trained_steps(sweep) == [STEPS, round(STEPS * ratio), STEPS // 2]
 
 
 def test_equal_time_by_hand():
     sweep = {'optim.name': ('adamw', 'muon'), 'train.seed': (0, 1), 'protocol': 'equal_time'}
-    assert trained(sweep, machine=given((0.1, 0.16))) == [2000, 2000, 1250, 1250]
-    entries = settled(sweep, machine=given((0.1, 0.16))).record()['of_each']
-    assert [(one['changes'], one['seconds_a_step']) for one in entries] == [
+    assert trained_steps(sweep, machine=make_measurements((0.1, 0.16))) == [2000, 2000, 1250, 1250]
+    entries = apply(sweep, machine=make_measurements((0.1, 0.16))).record()['of_each']
+    assert [(entry['changes'], entry['seconds_a_step']) for entry in entries] == [
         ({'optim.name': 'adamw'}, 0.1),
         ({'optim.name': 'muon'}, 0.16),
     ]
-    assert [one['seconds'] for one in entries] == pytest.approx([200, 200])
+    assert [entry['seconds'] for entry in entries] == pytest.approx([200, 200])
 
 
-def test_a_class_of_hours_is_tokens_a_second_over_tokens_a_step():
-    """Reference: steps = tokens/s * 3600 * hours / (batch * seq_len), of the baseline too."""
+def test_equal_time_hours_by_hand():
+    """Reference: steps = tokens/s * 3600 * hours / (batch * seq_len), also for the baseline."""
     per_step, sec = 8 * 8, (0.5, 0.125)
     sweep = {'optim.name': ('adamw', 'muon'), 'protocol': 'equal_time:hours=6'}
-    wanted = [round(per_step / own * 3600 * 6 / per_step) for own in sec]
-    assert trained(sweep, machine=given(sec)) == wanted == [43_200, 172_800]
+    expected = [round(per_step / step_sec * 3600 * 6 / per_step) for step_sec in sec]
+    assert trained_steps(sweep, machine=make_measurements(sec)) == expected == [43_200, 172_800]
 
 
 @pytest.fixture
@@ -145,49 +147,49 @@ def text(tmp_path):
     return f'text:{tmp_path}/a.txt'
 
 
-def test_one_epoch_takes_every_row_once(text):
+def test_one_epoch_uses_every_row_once(text):
     raw = tiny_raw({'data.source': text})
     sweep = {'zip': {'data.batch_size': (8, 8, 32), 'data.seq_len': (8, 16, 8)}}
     sweep['protocol'] = 'one_epoch'
-    assert trained(sweep, raw, given(tokens=4001)) == [62, 31, 15]
+    assert trained_steps(sweep, raw, make_measurements(tokens=4001)) == [62, 31, 15]
     assert steps_in_epoch(Text(4001, 8), 8) == 62 == 4000 // 8 // 8
-    assert 'less than one batch of 8 rows' in refusal(sweep, raw, given(tokens=60))
+    assert 'less than one batch of 8 rows' in refusal(sweep, raw, make_measurements(tokens=60))
 
 
-def test_regime_adaptation_keeps_updates_and_scales_the_rate_by_the_root():
+def test_regime_adaptation_scales_lr_with_root_of_batch():
     sweep = BATCHES | {'optim.lr': (0.001, 0.002), 'protocol': 'regime_adaptation'}
-    found = apply_overrides(RAW, expand_sweep(RAW, sweep), settled(sweep).overrides)
-    assert [one.recipe.train.steps for one in found] == [STEPS] * 4
-    assert [flatten(one.recipe)['optim.lr'] for one in found] == [0.001, 0.002, 0.002, 0.004]
-    assert [one.recipe.data.epochs for one in found] == [1, 1, 4, 4]
-    assert [one.changes['optim.lr'] for one in found] == [0.001, 0.002] * 2  # as the sweep has it
+    cells = apply_overrides(RAW, expand_sweep(RAW, sweep), apply(sweep).overrides)
+    assert [cell.recipe.train.steps for cell in cells] == [STEPS] * 4
+    assert [flatten(cell.recipe)['optim.lr'] for cell in cells] == [0.001, 0.002, 0.002, 0.004]
+    assert [cell.recipe.data.epochs for cell in cells] == [1, 1, 4, 4]
+    assert [cell.changes['optim.lr'] for cell in cells] == [0.001, 0.002] * 2  # as the sweep has it
     over_batch = sweep | {'model.norm': ('batchnorm',)}
-    (note,) = [note for note in settled(over_batch).notes if 'batchnorm' in note]
+    (note,) = [note for note in apply(over_batch).notes if 'batchnorm' in note]
     assert 'ghost batches' in note
 
 
-def test_arms_are_centred_and_shortened_behind_the_protocol():
-    """A length of the baseline is a share of the steps that the protocol gives it."""
+def test_arms_and_lengths_follow_the_protocol():
+    """A length of the baseline is a share of the steps that the protocol sets."""
     tune = {'optim.lr': None, 'lengths': (0.5,)}
     sweep = BATCHES | {'protocol': 'regime_adaptation'}
-    asked = WavePlan(RAW, sweep, tune, settled(sweep).overrides)
-    assert [arm.grid.centres['optim.lr'] for arm in asked.arms.arms[:2]] == [0.003, 0.006]
+    plan = WavePlan(RAW, sweep, tune, apply(sweep).overrides)
+    assert [arm.grid.centres['optim.lr'] for arm in plan.arms.arms[:2]] == [0.003, 0.006]
     sweep = {'optim.name': ('adamw', 'muon'), 'protocol': 'equal_time:hours=0.1'}
-    asked = WavePlan(RAW, sweep, tune, settled(sweep, machine=given((0.1, 0.2))).overrides)
-    first = asked.arms.first_cells
-    assert [one.recipe.train.steps for one in first] == [3600, 1800, 1800]
-    assert [one.changes.get('train.steps') for one in first] == [None, None, 1800]
-    assert len({one.name for one in first}) == 3
+    plan = WavePlan(RAW, sweep, tune, apply(sweep, machine=make_measurements((0.1, 0.2))).overrides)
+    first = plan.arms.first_cells
+    assert [cell.recipe.train.steps for cell in first] == [3600, 1800, 1800]
+    assert [cell.changes.get('train.steps') for cell in first] == [None, None, 1800]
+    assert len({cell.name for cell in first}) == 3
 
 
-def test_sweep_json_has_the_protocol_and_its_numbers(tmp_path):
+def test_sweep_json_records_the_protocol(tmp_path):
     sweep = BATCHES | {'train.seed': (0, 1), 'protocol': 'equal_tokens'}
-    agreed_on = settled(sweep)
-    asked = WavePlan(RAW, sweep, None, agreed_on.overrides)
+    agreed_on = apply(sweep)
+    plan = WavePlan(RAW, sweep, None, agreed_on.overrides)
     open_sweep(
         tmp_path,
-        asked.first_groups[0][0].recipe,
-        asked.first_groups,
+        plan.first_groups[0][0].recipe,
+        plan.first_groups,
         False,
         protocol=agreed_on.record(),
     )
@@ -206,24 +208,26 @@ def test_sweep_json_has_the_protocol_and_its_numbers(tmp_path):
 
 
 class Opened(Exception):
-    """Raised in place of training."""
+    """Raised instead of training."""
 
 
 @pytest.mark.parametrize('tune', [None, {'optim.lr': None}], ids=['plain', 'tuned'])
-def test_the_engine_trains_what_was_agreed(tune, monkeypatch, tmp_path):
-    """Catches a protocol that is read and not applied, on the way from the config to the wave."""
+def test_engine_trains_protocol_steps(tune, monkeypatch, tmp_path):
+    """Catches a protocol that is parsed and not applied between the config and the wave."""
 
-    def stop(ledger, work, wave, *_, **how):
+    def stop(ledger, work, wave, *_, **options):
         raise Opened(sorted({cell.recipe.train.steps for cell in wave.cells}))
 
     monkeypatch.setattr(engines, '_train_waves', stop)
-    monkeypatch.setattr(engines, 'local_measurements', lambda work, engine, host: given())
+    monkeypatch.setattr(
+        engines, 'local_measurements', lambda work, engine, host: make_measurements()
+    )
     sweep = BATCHES | {'protocol': 'equal_tokens'}
-    with pytest.raises(Opened) as found:
+    with pytest.raises(Opened) as error:
         engines.train_sweep(RAW, sweep, tmp_path, False, 'local', str, tune=tune)
-    assert found.value.args == ([500, 2000],)
+    assert error.value.args == ([500, 2000],)
     held = read_sweep(tmp_path)
-    assert [one['steps'] for one in held['protocol']['of_each']] == [2000, 500]
+    assert [entry['steps'] for entry in held['protocol']['of_each']] == [2000, 500]
     assert ('tune' in held) is (tune is not None)
     broken = {'optim.b1': (0.8, 0.9), 'protocol': 'regime_adaptation'}
     with pytest.raises(ValueError, match=r'differ in data\.batch_size'):
@@ -231,32 +235,32 @@ def test_the_engine_trains_what_was_agreed(tune, monkeypatch, tmp_path):
     assert not (tmp_path / 'b').exists()
 
 
-def test_a_plan_has_the_steps_of_the_protocol(monkeypatch):
-    """A protocol that asks for times is left to where the sweep trains, and a plan says so."""
-    planned, said = [], []
+def test_sweep_plan_has_protocol_steps(monkeypatch):
+    """A plan leaves a protocol that needs times to the training machine, and reports it."""
+    planned, lines = [], []
 
-    def plan(group, one):
+    def plan(group, planned_cell):
         planned.extend(group)
         return SimpleNamespace(name='a group', a_device=1, runs=len(group))
 
     monkeypatch.setattr(sweep_plan, '_plan_group', plan)
     monkeypatch.setattr(sweep_plan, 'SweepPlan', lambda *parts: parts)
-    here = Topology('a machine', None, [SimpleNamespace(platform='cpu')])
+    topology = Topology('a machine', None, [SimpleNamespace(platform='cpu')])
     for name in ('equal_tokens', 'equal_time'):
-        sweep_plan.plan_sweep(RAW, BATCHES | {'protocol': name}, here, said.append)
-    assert [one.recipe.train.steps for one in planned] == [2000, 500, 2000, 2000]
-    assert [line for line in said if 'sets steps where it trains' in line] == said[2:3]
+        sweep_plan.plan_sweep(RAW, BATCHES | {'protocol': name}, topology, lines.append)
+    assert [cell.recipe.train.steps for cell in planned] == [2000, 500, 2000, 2000]
+    assert [line for line in lines if 'sets steps where it trains' in line] == lines[2:3]
 
 
-def test_without_a_protocol_nothing_changes():
-    plain = [(one.name, one.recipe) for one in expand_sweep(RAW, BATCHES)]
+def test_cells_are_unchanged_without_protocol():
+    plain = [(cell.name, cell.recipe) for cell in expand_sweep(RAW, BATCHES)]
     assert (
         parse_protocol(BATCHES) is None
         and resolve_protocol(RAW, BATCHES) is None
         and parse_protocol(None) is None
     )
     named = BATCHES | {'protocol': 'equal_tokens'}
-    assert [(one.name, one.recipe) for one in expand_sweep(RAW, named)] == plain
+    assert [(cell.name, cell.recipe) for cell in expand_sweep(RAW, named)] == plain
 
 
 BROKEN = [
@@ -275,14 +279,14 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(('broken', 'words'), BROKEN, ids=lambda value: str(value)[:60])
-def test_what_breaks_a_protocol_is_refused(broken, words):
-    """Configs alone are enough: nothing is counted, opened or timed."""
+def test_cells_that_break_a_protocol_are_refused(broken, words):
+    """Configs alone suffice: nothing is counted, opened or timed."""
     assert words in refusal(
         {'optim.b1': (0.8, 0.9)} | broken, machine=Measurements('cpu', None, None)
     )
 
 
-def test_what_a_run_lacks_is_refused(text):
+def test_protocol_flags_are_refused_for_single_runs(text):
     few = tiny_raw({'train.steps': 12})
     flops = {'model.d_model': (16, 32), 'protocol': 'equal_flops'}
     assert 'a cell needs 50 to be that near' in refusal(flops, few)
@@ -293,15 +297,15 @@ def test_what_a_run_lacks_is_refused(text):
     mixed = tiny_raw({'data.mixture': f"{{'a': (0.5, '{text}'), 'b': (0.5, 'synthetic:markov')}}"})
     assert 'synthetic:markov' in refusal({'optim.lr': (1, 2), 'protocol': 'one_epoch'}, mixed)
     slow = {'optim.name': ('adamw', 'muon'), 'protocol': 'equal_time'}
-    short = given((1.0, 0.1), tokens=8 * 8 * 5000 + 1)
+    short = make_measurements((1.0, 0.1), tokens=8 * 8 * 5000 + 1)
     assert 'train.steps=20000 needs 4 epochs, and data.epochs=1' in refusal(slow, machine=short)
 
 
-def test_times_of_another_device_are_refused(monkeypatch, tmp_path):
+def test_times_from_another_device_are_refused(monkeypatch, tmp_path):
     work = means.Work([], tmp_path, [], print)
     first = expand_sweep(RAW, {'optim.lr': (0.1,)})
-    found = {means.program_digest(first[0]): 0.25}
-    monkeypatch.setattr(means, 'measure_throughput', lambda groups, work: found)
+    sec_by_program = {means.program_digest(first[0]): 0.25}
+    monkeypatch.setattr(means, 'measure_throughput', lambda groups, work: sec_by_program)
     assert means.local_measurements(work, 'local', 0).measure_seconds([first]) == [0.25]
     (tmp_path / means.FILE).write_text('{"device": "8 x TPU v9", "programs": {}}')
     with pytest.raises(
@@ -314,8 +318,8 @@ def test_times_of_another_device_are_refused(monkeypatch, tmp_path):
         check_device_kinds(['cpu'], 'ray')
 
 
-def test_every_protocol_says_what_it_is():
-    """Contract: an equation or a share of the baseline, and a name that is its function's."""
+def test_every_protocol_is_documented():
+    """Contract: each has an equation or a share of the baseline, and the name of its function."""
     for name, row in PROTOCOLS.items():
         assert row.compute_terms.__name__ == name and row.compute_terms.__doc__
         assert all(declared.option.description for declared in declared_options(row).values())

@@ -1,4 +1,4 @@
-"""Property tests of config.tune: what it refuses and in which words, grids, bounds, scans."""
+"""Property tests of config.tune: refusals and their messages, grids, bounds, scans."""
 
 import math
 
@@ -49,42 +49,42 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(('raw', 'words'), REFUSED, ids=[repr(raw) for raw, _ in REFUSED])
-def test_what_makes_no_sense_is_refused_in_one_line(raw, words):
+def test_invalid_settings_are_refused_in_one_line(raw, words):
     with pytest.raises(ValueError, match=words) as error:
         parse_tune(raw)
     assert '\n' not in str(error.value)
 
 
-def test_options_and_fields_are_read():
-    found = parse_tune({LR: [1e-3, 1e-1], DECAY: 1, 'seeds': 7, 'lengths': [1.4, 0.5, 1, 0.5]})
-    assert found == Tune({LR: (1e-3, 1e-1), DECAY: 1.0}, seeds=7, lengths=(0.5, 1.4))
+def test_parse_tune_reads_options_and_fields():
+    tune = parse_tune({LR: [1e-3, 1e-1], DECAY: 1, 'seeds': 7, 'lengths': [1.4, 0.5, 1, 0.5]})
+    assert tune == Tune({LR: (1e-3, 1e-1), DECAY: 1.0}, seeds=7, lengths=(0.5, 1.4))
     assert parse_tune({LR: None, 'budget': None}) == Tune({LR: None})
     assert parse_tune({LR: None, 'budget': 15}).search.max_runs == 10
 
 
 def refines(tune):
-    """Whether a search comes to refine, on losses whose lines need no extension."""
+    """Whether a search reaches refinement, on losses with no need of extensions."""
     losses = {}
 
     def loss(k):
         return sum((i - 3) ** 2 for i in k) + 0.9 * k[0] * k[-1] * (len(k) - 1)
 
     while (
-        found := replay_waves([losses], tune.search, [(UNBOUNDED,) * len(tune.fields)])
+        replay := replay_waves([losses], tune.search, [(UNBOUNDED,) * len(tune.fields)])
     ).open_wave:
-        losses.update({p: loss(p.k) for p in found.open_wave.points[0]})
-    return found.is_refined
+        losses.update({p: loss(p.k) for p in replay.open_wave.points[0]})
+    return replay.is_refined
 
 
 @pytest.mark.parametrize('fields', [{LR: None}, {LR: None, DECAY: None}])
-def test_least_budget_is_enough_to_refine(fields):
-    least = Tune(fields, seeds=4).min_budget
-    assert refines(parse_tune(fields | {'seeds': 4, 'budget': least}))
+def test_min_budget_suffices_to_refine(fields):
+    budget = Tune(fields, seeds=4).min_budget
+    assert refines(parse_tune(fields | {'seeds': 4, 'budget': budget}))
 
 
-def test_less_than_the_least_budget_is_not_enough():
-    least = Tune({LR: None}).min_budget
-    assert not refines(Tune({LR: None}, budget=least - 1))
+def test_less_than_min_budget_does_not_refine():
+    budget = Tune({LR: None}).min_budget
+    assert not refines(Tune({LR: None}, budget=budget - 1))
 
 
 def test_scans_are_octaves_around_the_centre_or_over_the_range():
@@ -98,51 +98,51 @@ def test_scans_are_octaves_around_the_centre_or_over_the_range():
 
 
 def test_values_are_eighths_of_octaves():
-    found = Grid({LR: 0.01})
-    assert found.values((0,)) == {LR: 0.01} and found.values((-16,)) == {LR: 0.0025}
-    assert found.values((1,))[LR] == pytest.approx(0.01 * 2 ** (1 / 8))
+    grid = Grid({LR: 0.01})
+    assert grid.values((0,)) == {LR: 0.01} and grid.values((-16,)) == {LR: 0.0025}
+    assert grid.values((1,))[LR] == pytest.approx(0.01 * 2 ** (1 / 8))
 
 
-def test_coupled_decay_keeps_its_product_with_the_learning_rate():
-    found = Grid({LR: 0.01, DECAY: 0.1}, coupled=True)
+def test_coupled_decay_keeps_product_with_lr():
+    grid = Grid({LR: 0.01, DECAY: 0.1}, coupled=True)
     for k in ((8, 0), (-5, 0), (24, 0)):
-        values = found.values(k)
+        values = grid.values(k)
         assert values[LR] * values[DECAY] == pytest.approx(0.001)
-    assert found.values((8, 8)) == pytest.approx({LR: 0.02, DECAY: 0.1})
+    assert grid.values((8, 8)) == pytest.approx({LR: 0.02, DECAY: 0.1})
     free = Grid({LR: 0.01, DECAY: 0.1})
     assert free.values((8, 0)) == pytest.approx({LR: 0.02, DECAY: 0.1})
 
 
-def test_coupling_needs_both_fields_and_a_decay_in_proportion_to_the_rate():
-    own = {LR: 0.01, DECAY: 0.1}
-    both = parse_tune({LR: None, DECAY: None})
-    assert make_grid(both, own, True).coupled and not make_grid(both, own, False).coupled
-    assert not make_grid(parse_tune({LR: None}), own, True).coupled
+def test_coupling_needs_both_fields_and_proportional_decay():
+    config = {LR: 0.01, DECAY: 0.1}
+    tune = parse_tune({LR: None, DECAY: None})
+    assert make_grid(tune, config, True).coupled and not make_grid(tune, config, False).coupled
+    assert not make_grid(parse_tune({LR: None}), config, True).coupled
 
 
-def test_centres_are_own_values_given_ones_or_the_middle_of_a_range():
-    own = {LR: 0.02, DECAY: 0.1}
-    assert make_grid(parse_tune({LR: None}), own, False).centres == {LR: 0.02}
-    assert make_grid(parse_tune({LR: 0.3}), own, False).centres == {LR: 0.3}
-    assert make_grid(parse_tune({LR: (0.01, 0.09)}), own, False).centres == {
+def test_centres_are_own_given_or_geometric_means():
+    config = {LR: 0.02, DECAY: 0.1}
+    assert make_grid(parse_tune({LR: None}), config, False).centres == {LR: 0.02}
+    assert make_grid(parse_tune({LR: 0.3}), config, False).centres == {LR: 0.3}
+    assert make_grid(parse_tune({LR: (0.01, 0.09)}), config, False).centres == {
         LR: pytest.approx(0.03)
     }
 
 
 @pytest.mark.parametrize('value', [0.0, None, -0.1])
-def test_a_centre_must_be_above_0(value):
+def test_centre_must_be_positive(value):
     with pytest.raises(ValueError, match=r'optim.weight_decay=.* is no centre .*give one'):
         make_grid(parse_tune({DECAY: None}), {DECAY: value}, False)
 
 
-def test_bounds_are_those_of_the_fields():
+def test_bounds_follow_field_bounds():
     """The outermost allowed values are within a field's bounds, the next are not."""
-    found = Grid({'model.dropout': 0.15, 'optim.sven_kappa': 5.0, 'optim.clip_norm': 1.0})
-    (low, high), (least, most), (_, far) = found.bounds
+    grid = Grid({'model.dropout': 0.15, 'optim.sven_kappa': 5.0, 'optim.clip_norm': 1.0})
+    (low, high), (low_k, high_k), (_, far) = grid.bounds
     assert low == -math.inf
     assert 0.15 * 2 ** (high / 8) <= 0.99 < 0.15 * 2 ** ((high + 1) / 8)
-    assert 5 * 2 ** (most / 8) <= 100 < 5 * 2 ** ((most + 1) / 8)
-    assert 5 * 2 ** ((least - 1) / 8) < 0.01 <= 5 * 2 ** (least / 8)
+    assert 5 * 2 ** (high_k / 8) <= 100 < 5 * 2 ** ((high_k + 1) / 8)
+    assert 5 * 2 ** ((low_k - 1) / 8) < 0.01 <= 5 * 2 ** (low_k / 8)
     assert far == math.inf
     coupled = Grid({LR: 0.01, DECAY: 0.1}, coupled=True).bounds
     assert coupled == (UNBOUNDED, UNBOUNDED)

@@ -1,4 +1,4 @@
-"""Reference tests of damaged records: which cells are given, and what the reason says."""
+"""Reference tests of damaged records: which cells are returned, and with which reason."""
 
 import json
 
@@ -21,12 +21,12 @@ def sweep(tmp_path):
 
 @pytest.mark.parametrize('name', ['config.json', 'summary.json'])
 @pytest.mark.parametrize('text', [b'', b'{"status": "do', b'\xff\xfe', b'[1]', b'[' * 100_000])
-def test_a_cell_that_cannot_be_read_is_said_and_the_others_are_given(sweep, name, text):
+def test_unreadable_cell_is_reported_beside_others(sweep, name, text):
     before = runs.gather(sweep)
     path = sweep / before[1]['cell'] / name
     path.write_bytes(text)
-    first, damaged, *others = runs.gather(sweep)
-    assert [first, *others] == [before[0], *before[2:]]
+    first, damaged, *intact = runs.gather(sweep)
+    assert [first, *intact] == [before[0], *before[2:]]
     assert damaged['status'] == 'unreadable' and damaged['ce'] is None
     assert damaged['reason'].startswith(f'{path} cannot be read as JSON (')
     assert (damaged['norm'], damaged['train_seed']) == ('rmsnorm', 1)  # as sweep.json says
@@ -43,7 +43,7 @@ def test_a_cell_that_cannot_be_read_is_said_and_the_others_are_given(sweep, name
         ('config.json', 'optim', {'lr': [1]}),
     ],
 )
-def test_a_value_of_another_type_is_unreadable(sweep, name, field, value):
+def test_value_with_wrong_type_is_unreadable(sweep, name, field, value):
     cell = runs.gather(sweep)[1]['cell']
     path = sweep / cell / name
     path.write_text(json.dumps(read_json(path) | {field: value}))
@@ -51,7 +51,7 @@ def test_a_value_of_another_type_is_unreadable(sweep, name, field, value):
     assert damaged['status'] == 'unreadable' and str(sweep / cell) in damaged['reason']
 
 
-def test_a_number_that_is_not_finite_is_none(sweep):
+def test_infinite_number_is_none(sweep):
     path = sweep / runs.gather(sweep)[1]['cell'] / 'summary.json'
     path.write_text(path.read_text().replace('"wall_sec": 33.25', '"wall_sec": 33e999'))
     assert runs.gather(sweep)[1]['wall_sec'] is None
@@ -63,30 +63,30 @@ SWEEPS += ['{"base": {}, "axes": {}, "cells": []}', BASE + '"axes": {}, "cells":
 
 
 @pytest.mark.parametrize('text', SWEEPS)
-def test_a_sweep_that_cannot_be_read(sweep, text):
-    """Its runs alone do not say which cells there are."""
+def test_unreadable_sweep_raises(sweep, text):
+    """The runs alone do not determine the cells."""
     (sweep / 'sweep.json').write_text(text)
-    for read in (runs.gather, results.read_sweep):
+    for reader in (runs.gather, results.read_sweep):
         with pytest.raises(ValueError, match='cannot be read') as error:
-            read(sweep)
+            reader(sweep)
         assert str(error.value).startswith(str(sweep / 'sweep.json'))
         assert str(error.value).endswith('The train.py command of the sweep writes it anew')
 
 
-def test_a_run_that_cannot_be_read_alone_and_among_others(sweep):
+def test_unreadable_run_alone_and_among_others(sweep):
     fixture.write_run(sweep.parent / 'single', fixture.base_config())
     config = sweep.parent / 'single' / 'config.json'
     config.write_text('{')
     with pytest.raises(ValueError, match='Delete it, and the') as error:
         runs.gather(config.parent)
     assert str(error.value).startswith(f'{config} cannot be read')
-    *others, damaged = runs.gather(sweep.parent)
-    assert others == runs.gather(sweep)
+    *intact, damaged = runs.gather(sweep.parent)
+    assert intact == runs.gather(sweep)
     assert (damaged['status'], damaged['cell']) == ('unreadable', 'single')
     assert damaged['reason'].startswith(f'{config} cannot be read')
 
 
-def test_a_line_of_the_record_that_is_no_row_is_left_out(tmp_path):
+def test_invalid_metrics_line_is_skipped(tmp_path):
     fixture.write_run(tmp_path / 'run', fixture.base_config(), 'unfinished')
     before = runs.gather(tmp_path / 'run')
     path = tmp_path / 'run' / 'metrics.jsonl'
@@ -95,8 +95,8 @@ def test_a_line_of_the_record_that_is_no_row_is_left_out(tmp_path):
     assert runs.gather(tmp_path / 'run') == before
 
 
-def test_a_damaged_table_has_no_other_number_without_a_word(sweep):
-    """Of one bit that flips in the numbers of one column, wherever; checksums see it."""
+def test_damaged_table_never_changes_numbers_silently(sweep):
+    """Flips one bit anywhere in the numbers of a column; checksums detect it."""
     path = results.write_table(sweep)
     for folder in [folder for folder in sweep.iterdir() if folder.is_dir()]:
         folder.rename(sweep.parent / folder.name)

@@ -1,6 +1,6 @@
-"""Sweeps on a real Ray cluster of this machine, and what is refused before it is asked.
+"""Sweeps on a real Ray cluster on this machine, and refusals before a cluster is contacted.
 
-Equivalence: a sweep on Ray = the sweep in this process, whatever worker is killed on the way.
+Equivalence: a sweep on Ray equals the sweep in this process, even if workers are killed.
 """
 
 import os
@@ -48,7 +48,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def local(corpus, tmp_path_factory):
-    """The workdir of SWEEP, trained in this process."""
+    """Returns the workdir of SWEEP, trained in this process."""
     workdir = tmp_path_factory.mktemp('local') / 'sweep'
     assert train_sweep(base(corpus, **LONGER), SWEEP, workdir) == DONE
     return workdir
@@ -56,27 +56,27 @@ def local(corpus, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def cluster():
-    """Of two CPUs; its workers share the programs that this process has compiled."""
+    """Starts a cluster of two CPUs; its workers share this process's compiled programs."""
     import ray
 
     ray.init(num_cpus=2, include_dashboard=False, logging_level='ERROR')
     before = set(workers())
     yield ray
     ray.shutdown()
-    left = [process for process in before | set(workers()) if process.is_running()]
-    assert not psutil.wait_procs(left, timeout=20)[1]
+    running = [process for process in before | set(workers()) if process.is_running()]
+    assert not psutil.wait_procs(running, timeout=20)[1]
 
 
 def workers() -> list[psutil.Process]:
-    """The processes below this one that train a group."""
-    found = []
+    """Returns the processes below this process that train a group."""
+    processes = []
     for process in psutil.Process().children(recursive=True):
         try:
             if (process.cmdline() or [''])[0].startswith(WORKER):
-                found.append(process)
+                processes.append(process)
         except psutil.NoSuchProcess:
             continue
-    return found
+    return processes
 
 
 def when(happened, act) -> threading.Thread:
@@ -95,9 +95,13 @@ def when(happened, act) -> threading.Thread:
 
 
 def begun(workdir: Path) -> list[Path]:
-    """The folders of the cells that have begun."""
+    """Returns the folders of the cells that have begun."""
     is_there = (workdir / 'sweep.json').exists()
-    return [own for own in cell_folders(workdir).values() if timeless(own)] if is_there else []
+    return (
+        [folder for folder in cell_folders(workdir).values() if timeless(folder)]
+        if is_there
+        else []
+    )
 
 
 def has_saved(folder: Path) -> bool:
@@ -105,13 +109,15 @@ def has_saved(folder: Path) -> bool:
 
 
 def kill_workers_half_way(workdir: Path) -> tuple[threading.Thread, list[int]]:
-    """Kills all workers, once a cell has saved and has some way to go, in a thread; returns it, and
-    the list of those that it has killed.
+    """Kills all workers in a thread, once a cell has saved and has steps left; returns the thread,
+    and the list of killed workers.
     """
     killed = []
 
     def half_way():
-        return any(has_saved(own) and timeless(own)[-1]['step'] < 250 for own in begun(workdir))
+        return any(
+            has_saved(folder) and timeless(folder)[-1]['step'] < 250 for folder in begun(workdir)
+        )
 
     def kill():
         for victim in workers():
@@ -122,13 +128,13 @@ def kill_workers_half_way(workdir: Path) -> tuple[threading.Thread, list[int]]:
 
 
 def rows(workdir: Path) -> list[dict]:
-    """The table, whatever the name of the sweep."""
+    """Returns the table without the name of the sweep."""
     return [row | {'sweep': ''} for row in table(workdir)]
 
 
 @pytest.mark.full
-def test_kill_9_of_workers_changes_no_number(cluster, local, corpus, tmp_path, capfd):
-    """All of them, since the one that trains the cell seen cannot be told from the others."""
+def test_killed_workers_change_no_number(cluster, local, corpus, tmp_path, capfd):
+    """Kills all workers, since the worker of the observed cell cannot be identified."""
     thread, killed = kill_workers_half_way(tmp_path)
     assert train_sweep(base(corpus, **LONGER), SWEEP, tmp_path, engine='ray') == DONE
     thread.join()
@@ -140,8 +146,8 @@ def test_kill_9_of_workers_changes_no_number(cluster, local, corpus, tmp_path, c
 
 
 @pytest.mark.full
-def test_a_tuned_sweep_whose_workers_are_killed(cluster, corpus, tmp_path, capfd):
-    """Waves and numbers are those of a sweep in this process."""
+def test_tuned_sweep_survives_killed_workers(cluster, corpus, tmp_path, capfd):
+    """Waves and numbers equal those of a sweep in this process."""
     arms, tune = {'optim.b1': (0.9, 0.8)}, {'optim.lr': 0.01, 'seeds': 3, 'budget': 13}
     tree = base(corpus, train_steps=30, train_eval_every=30, train_checkpoint_every=10)
     assert train_sweep(tree, arms, tmp_path / 'local', tune=tune) == DONE
@@ -151,40 +157,40 @@ def test_a_tuned_sweep_whose_workers_are_killed(cluster, corpus, tmp_path, capfd
     thread.join()
     output = capfd.readouterr().out
     assert killed and output.count('1 task on Ray') == 3 and 'look 1: 3 runs' in output
-    ledgers = [read_json(tmp_path / one / 'sweep.json') for one in ('ray', 'local')]
+    ledgers = [read_json(tmp_path / name / 'sweep.json') for name in ('ray', 'local')]
     assert ledgers[0] == ledgers[1]
     assert rows(workdir) == rows(tmp_path / 'local')
     assert curves(workdir) == curves(tmp_path / 'local')
 
 
 @pytest.mark.full
-def test_a_bucket_has_what_a_disk_has(cluster, local, corpus, bucket_url, monkeypatch, capfd):
-    """Each worker holds the cells that it trains, and is killed on the way; the driver, which holds
-    none, writes table and report. The cluster has been started without the bucket's variables.
+def test_bucket_sweep_matches_disk_sweep(cluster, local, corpus, bucket_url, monkeypatch, capfd):
+    """Each worker holds its cells, and is killed once; the driver, which holds none, writes table
+    and report. The cluster was started without the bucket's variables.
     """
     keys = {name: os.environ[name] for name in variables()}
     thread, killed = kill_workers_half_way(sweep_folder(bucket_url))
     options = engines._task_options
 
     def with_keys(resources):
-        found = options(resources)
-        found['runtime_env']['env_vars'].update(keys)
-        return found
+        task_options = options(resources)
+        task_options['runtime_env']['env_vars'].update(keys)
+        return task_options
 
     monkeypatch.setattr(engines, '_task_options', with_keys)
     assert train_sweep(base(corpus, **LONGER), SWEEP, bucket_url, engine='ray') == DONE
     thread.join()
     output = capfd.readouterr().out
     assert killed and 'resuming after step' in output and '4 of 4 done' in output
-    there = fetch_records(bucket_url)
-    assert curves(there) == curves(local)
-    assert rows(there) == rows(local)
+    fetched = fetch_records(bucket_url)
+    assert curves(fetched) == curves(local)
+    assert rows(fetched) == rows(local)
     assert {'sweep.json', 'cells.parquet', 'report.html'} <= set(open_bucket(bucket_url).list())
 
 
 @pytest.mark.full
-def test_sigterm_ends_the_workers(cluster, corpus, tmp_path, capfd):
-    """What they saved is for the same command to go on from."""
+def test_sigterm_ends_workers(cluster, corpus, tmp_path, capfd):
+    """The same command resumes from their checkpoints."""
     thread = when(
         lambda: begun(tmp_path) and all(map(has_saved, begun(tmp_path))),
         lambda: os.kill(os.getpid(), signal.SIGTERM),
@@ -198,7 +204,7 @@ def test_sigterm_ends_the_workers(cluster, corpus, tmp_path, capfd):
 
 
 @pytest.mark.parametrize('resources', [{'GPU': 1.0}, {'CPU': 3.0}, {'CPU': 1.0, 'TPU': 4.0}])
-def test_resources_that_no_node_has_are_refused(cluster, corpus, tmp_path, resources):
+def test_unavailable_resources_are_refused(cluster, corpus, tmp_path, resources):
     with pytest.raises(ValueError) as error:
         train_sweep(base(corpus), SWEEP, tmp_path, engine='ray', resources=resources)
     assert str(error.value) == (
@@ -206,14 +212,14 @@ def test_resources_that_no_node_has_are_refused(cluster, corpus, tmp_path, resou
     )
 
 
-def test_without_ray_the_error_names_the_extra(corpus, tmp_path, monkeypatch):
+def test_missing_ray_error_names_the_extra(corpus, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'ray', None)
     with pytest.raises(ValueError, match=r'pip install "evenkeel\[cluster\]"'):
         train_sweep(base(corpus), SWEEP, tmp_path, engine='ray')
 
 
 @pytest.mark.parametrize(
-    ('there', 'wanted'),
+    ('cluster', 'expected'),
     [
         ({'CPU': 8.0}, {'CPU': 1.0}),
         ({'CPU': 8.0, 'GPU': 2.0}, {'GPU': 1.0}),
@@ -221,12 +227,12 @@ def test_without_ray_the_error_names_the_extra(corpus, tmp_path, monkeypatch):
         ({'CPU': 8.0, 'TPU': 4.0}, {'TPU': 1.0}),
     ],
 )
-def test_a_task_takes_an_accelerator_where_there_is_one(there, wanted):
-    assert default_resources(there) == wanted
+def test_default_resources_prefer_accelerator(cluster, expected):
+    assert default_resources(cluster) == expected
 
 
 @pytest.mark.parametrize(('runs_at_once', 'sizes'), [(0, [4]), (1, [1] * 4), (3, [3, 1])])
-def test_a_group_is_split_into_tasks_of_what_is_left(corpus, tmp_path, runs_at_once, sizes):
+def test_split_group_into_unfinished_parts(corpus, tmp_path, runs_at_once, sizes):
     (group,) = group_by_program(expand_sweep(base(corpus), {'train.seed': range(6)}))
     for cell, status in ((group[0], 'done'), (group[3], 'diverged'), (group[4], 'failed')):
         (tmp_path / cell.name).mkdir()

@@ -1,4 +1,4 @@
-"""Which host trains which cells; with processes: tests/lm/launch/test_hosts_on_loopback.py."""
+"""Assignment of cells to hosts; tests with processes: tests/lm/launch/test_hosts_on_loopback.py."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ HOST = Host('h:1', num_processes=2, process_id=1, watch_port=2)
 
 
 @pytest.mark.parametrize('n_hosts', [1, 2, 3, 5, 40])
-def test_every_cell_is_dealt_once_and_evenly(n_hosts, monkeypatch):
+def test_deal_cells_once_and_evenly(n_hosts, monkeypatch):
     monkeypatch.setattr(hosts, 'estimate_work', lambda recipe: 7)
     groups = [[Dealt(name) for name in names] for names in ('abcde', 'f', 'ghijklmnop')]
     shares = [deal_cells(groups, i, n_hosts) for i in range(n_hosts)]
@@ -41,30 +41,32 @@ class Dealt(NamedTuple):
 
 @pytest.mark.parametrize('works', [[8, 4, 2, 1, 1], [1, 1, 2, 4, 8], [1, 1, 1, 1, 9], [5] * 6])
 @pytest.mark.parametrize('n_hosts', [2, 3])
-def test_cells_are_dealt_by_their_work(works, n_hosts, monkeypatch):
-    """No host has more than its share and half of a cell; by number one had up to 12 of 16."""
+def test_deal_cells_balances_work(works, n_hosts, monkeypatch):
+    """No host exceeds its share by more than half a cell; dealt by number, a host had up to 12 of
+    16.
+    """
     monkeypatch.setattr(hosts, 'estimate_work', lambda recipe: recipe)
     groups = [[Dealt(str(i), work)] for i, work in enumerate(works)]
     shares = [deal_cells(groups, i, n_hosts) for i in range(n_hosts)]
     assert [cell for share in shares for group in share for cell in group] == [
         cell for (cell,) in groups
     ]
-    each = [sum(cell.recipe for group in share for cell in group) for share in shares]
-    assert max(each) <= sum(works) / n_hosts + max(works)
+    host_works = [sum(cell.recipe for group in share for cell in group) for share in shares]
+    assert max(host_works) <= sum(works) / n_hosts + max(works)
 
 
-def test_a_larger_model_is_more_work():
+def test_estimate_work_grows_with_model():
     base = {'model.d_model': 64, 'train.steps': 10}
-    one, wide, deep, long = (
-        hosts.estimate_work(tiny_config(base | more))
-        for more in (
+    narrow, wide, deep, long = (
+        hosts.estimate_work(tiny_config(base | changes))
+        for changes in (
             {},
             {'model.d_model': 128},
             {'model.n_layers': 9},
             {'train.steps': 20},
         )
     )
-    assert long == 2 * one and wide > 1.5 * one and deep > 1.5 * one
+    assert long == 2 * narrow and wide > 1.5 * narrow and deep > 1.5 * narrow
 
 
 class Cell:
@@ -74,8 +76,8 @@ class Cell:
 
 
 @pytest.fixture
-def one_of_two(monkeypatch):
-    """A child of a parent; what it joins is noted."""
+def second_of_two_hosts(monkeypatch):
+    """Makes this process the child of a supervisor, and returns the digests it joins with."""
     joined = []
     monkeypatch.setenv(CHILD, json.dumps(dataclasses.asdict(HOST)))
     monkeypatch.setattr(hosts, 'join', joined.append)
@@ -87,41 +89,43 @@ def one_of_two(monkeypatch):
     [({}, True), ({'fsdp': -1, 'data': 1}, True), ({'fsdp': 4}, True), ({'fsdp': 8}, False),
      ({'tensor': 2, 'data': 4}, False)],
 )  # fmt: skip
-def test_a_run_that_fits_on_a_host_needs_no_other(one_of_two, monkeypatch, mesh, apart):
+def test_run_that_fits_on_one_host_joins_no_other(second_of_two_hosts, monkeypatch, mesh, apart):
     monkeypatch.setattr(hosts, '_count_local_devices', lambda host: 4)
     share = join_sweep([[Cell()], [Cell(**mesh)]], 'local')
-    assert (share, len(one_of_two)) == (((1, 2), 0) if apart else ((0, 1), 1))
+    assert (share, len(second_of_two_hosts)) == (((1, 2), 0) if apart else ((0, 1), 1))
 
 
 @pytest.mark.full
-def test_devices_are_counted_without_being_opened(monkeypatch):
+def test_devices_are_counted_in_another_process(monkeypatch):
     monkeypatch.setenv('XLA_FLAGS', f'{ONE_DEVICE} --xla_force_host_platform_device_count=3')
     assert hosts._count_local_devices(HOST) == 3
     assert hosts._count_local_devices(dataclasses.replace(HOST, local_devices=(1,))) == 1
 
 
-def test_tpus_of_other_hosts_are_not_waited_for(one_of_two, monkeypatch):
+def test_single_host_env_hides_other_tpu_hosts(second_of_two_hosts, monkeypatch):
     monkeypatch.setattr(hosts, 'has_tpu', lambda: True)
     monkeypatch.setenv('MEGASCALE_NUM_SLICES', '2')
     monkeypatch.setenv('TPU_PROCESS_BOUNDS', '2,2,1')
-    alone = hosts._single_host_env()
-    assert alone['TPU_PROCESS_BOUNDS'] == '1,1,1' and 'MEGASCALE_NUM_SLICES' not in alone
+    environment = hosts._single_host_env()
+    assert (
+        environment['TPU_PROCESS_BOUNDS'] == '1,1,1' and 'MEGASCALE_NUM_SLICES' not in environment
+    )
 
 
-def test_alone_and_other_engines(one_of_two, monkeypatch):
+def test_join_sweep_alone_and_with_other_engines(second_of_two_hosts, monkeypatch):
     with pytest.raises(ValueError, match='--engine=ray starts processes of its own'):
         join_sweep([[Cell()]], 'ray')
     monkeypatch.delenv(CHILD)
     assert join_sweep([[Cell()]], 'ray') == (0, 1)
 
 
-def test_other_hosts_see_what_host_0_has_written(monkeypatch, tmp_path):
-    """And one that does not has another folder of that name."""
+def test_other_hosts_see_files_of_host_0(monkeypatch, tmp_path):
+    """A host that does not see them has another folder with that name."""
     monkeypatch.setattr(hosts, 'MEET_SEC', 0.1)
     monkeypatch.setenv(JOB, 'mine')
     (tmp_path / hosts.MARK).write_text('of the job before')
-    with (tmp_path / 'told').open('wb') as told:
-        monkeypatch.setenv(TELL, str(told.fileno()))
+    with (tmp_path / 'told').open('wb') as file:
+        monkeypatch.setenv(TELL, str(file.fileno()))
         with pytest.raises(ValueError, match='is not the same folder on all hosts: host 1'):
             run_host_0_first(tmp_path, 1, 2, lambda: None)
         assert not (tmp_path / 'told').read_bytes()
@@ -152,13 +156,13 @@ class Watched:
 
 @pytest.fixture
 def at_once(monkeypatch):
-    """A host counts as lost after three looks."""
+    """Lets a host count as lost after three looks."""
     monkeypatch.setattr(hosts, 'POLL_SEC', 0.01)
     monkeypatch.setattr(hosts, 'LOST_SEC', 0.05)
 
 
-def test_a_host_waits_for_what_others_train(at_once, tmp_path):
-    """While they hold it, however long; progress is shown meanwhile."""
+def test_host_waits_for_other_hosts(at_once, tmp_path):
+    """It waits while they hold the cells, however long, and updates the progress display."""
     held = contextlib.ExitStack()
     watched = Watched(tmp_path, {})
     for cell in watched.cells:
@@ -167,22 +171,22 @@ def test_a_host_waits_for_what_others_train(at_once, tmp_path):
     assert watched.wait() == [] and watched.looks == 41
 
 
-def test_cells_that_nobody_trains_any_more_are_returned(at_once, tmp_path):
-    """Their host is lost. One that has ended, or diverged, is not among them."""
+def test_abandoned_cells_are_returned(at_once, tmp_path):
+    """Their host is lost. Cells that have ended, or diverged, are not returned."""
     held = contextlib.ExitStack()
     watched = Watched(tmp_path, {5: lambda: watched.end('a', 'diverged'), 10: lambda: held.close()})
     held.enter_context(hold_lock(tmp_path / 'b' / '.lock'))
     assert watched.wait() == ['b'] and watched.looks > 10
 
 
-def test_a_disk_without_locks_tells_nobody_lost(at_once, tmp_path, monkeypatch):
-    """A cell that another host trains would be trained twice, in one folder."""
+def test_no_host_is_lost_without_locks(at_once, tmp_path, monkeypatch):
+    """Otherwise a cell of another host would be trained twice, in one folder."""
     monkeypatch.setattr('lm.storage.files._try_lock', lambda *_: None)
     watched = Watched(tmp_path, {30: lambda: [watched.end(name) for name in 'ab']})
     assert watched.wait() == [] and watched.looks == 31
 
 
-def test_a_failure_of_this_wave_ends_the_wait_and_one_before_does_not(at_once, tmp_path):
+def test_only_failures_in_this_wave_end_the_wait(at_once, tmp_path):
     watched = Watched(
         tmp_path, {3: lambda: watched.end('a'), 6: lambda: watched.end('b', 'failed')}
     )
@@ -193,7 +197,7 @@ def test_a_failure_of_this_wave_ends_the_wait_and_one_before_does_not(at_once, t
         assert watched.wait() == [] and watched.looks == 7
 
 
-def test_a_signal_ends_the_wait(at_once, tmp_path):
+def test_signal_ends_the_wait(at_once, tmp_path):
     watched = Watched(tmp_path, {2: lambda: watched.work.caught.append(15)})
     with hold_lock(tmp_path / 'a' / '.lock'):
         assert watched.wait() == [] and watched.looks == 3

@@ -1,4 +1,4 @@
-"""What sweep.json says, and that a sweep goes on after an upgrade with the cells it has."""
+"""Content of sweep.json; and a sweep resumes with its cells after an upgrade."""
 
 import itertools
 import json
@@ -25,13 +25,13 @@ OLD_NAMES = json.loads((V0 / 'expected.json').read_text())['sweep']['cells']
 
 @pytest.fixture
 def sweep(tmp_path):
-    """(folder of the sweep of commit 0447279, its base as one would give it now)."""
+    """Returns (folder of a sweep from commit 0447279, its base in the present form)."""
     folder = shutil.copytree(V0 / 'sweep', tmp_path / 'sweep')
     raw, base = default.get_config().to_dict(), read_json(folder / 'sweep.json')['base']
     for section in ('model', 'data', 'train'):
-        known = [name for name in base[section] if f'{section}.{name}' in FIELDS]
+        fields = [name for name in base[section] if f'{section}.{name}' in FIELDS]
         left_open = ('mlp', 'final_norm')
-        raw[section] |= {name: base[section][name] for name in known if name not in left_open}
+        raw[section] |= {name: base[section][name] for name in fields if name not in left_open}
     raw['model']['reparam'] = 'auto'
     raw['scaling']['embedding_std'] = None
     return folder, raw
@@ -43,8 +43,8 @@ def names(grouped):
     }
 
 
-def opened(folder, raw, swept, continue_changed=False):
-    """The groups, with the names that their cells have in the folder."""
+def open_cells(folder, raw, swept, continue_changed=False):
+    """Returns the groups, with the names of the cells' folders."""
     plan = WavePlan(raw, swept)
     while names := open_sweep(
         folder, resolve(raw), plan.plan_wave(folder).all_groups, continue_changed
@@ -58,65 +58,75 @@ def begin(folder, cell):
     write_config(folder / cell.name, cell.recipe)
 
 
-def test_cells_of_an_older_version_keep_their_names(sweep):
-    """And their results. Those that had not begun get their present ones."""
+def test_cells_from_older_version_keep_names(sweep):
+    """They also keep their results. Cells that had not begun get their present names."""
     folder, raw = sweep
     fresh = names(group_by_program(expand_sweep(raw, SWEPT)))
-    found = names(opened(folder, raw, SWEPT))
-    assert found.keys() == OLD_NAMES.keys() == fresh.keys()
-    for changes, name in found.items():
+    kept_names = names(open_cells(folder, raw, SWEPT))
+    assert kept_names.keys() == OLD_NAMES.keys() == fresh.keys()
+    for changes, name in kept_names.items():
         begun = 'layernorm' not in changes
         assert name == (OLD_NAMES if begun else fresh)[changes]
         assert Run(folder / name).is_final == begun and fresh[changes] != OLD_NAMES[changes]
-    assert names(opened(folder, raw, SWEPT)) == found  # sweep.json has the present form now
-    assert {cell['cell'] for cell in read_json(folder / 'sweep.json')['cells']} == {*found.values()}
+    assert (
+        names(open_cells(folder, raw, SWEPT)) == kept_names
+    )  # sweep.json has the present form now
+    assert {cell['cell'] for cell in read_json(folder / 'sweep.json')['cells']} == {
+        *kept_names.values()
+    }
 
 
-def test_a_cell_whose_config_differs_is_another(sweep):
-    """Also where its changes are the same words. Catches matching by them."""
+def test_cell_with_other_config_is_new(sweep):
+    """Holds also for equal changes. Catches matching by changes."""
     folder, raw = sweep
     raw['optim']['weight_decay'] = 0.2
     with pytest.raises(ValueError, match=r'optim\.weight_decay: 0\.1 -> 0\.2'):
-        opened(folder, raw, SWEPT)
-    found = names(opened(folder, raw, SWEPT, continue_changed=True))
-    assert not {*found.values()} & {*OLD_NAMES.values()}
+        open_cells(folder, raw, SWEPT)
+    new_names = names(open_cells(folder, raw, SWEPT, continue_changed=True))
+    assert not {*new_names.values()} & {*OLD_NAMES.values()}
     listed = read_sweep(folder)['cells']
     assert [c['group'] for c in listed if c['cell'] in OLD_NAMES.values()] == [None] * 4
 
 
-def test_a_folder_of_the_present_name_comes_first(sweep):
+def test_present_folder_name_takes_precedence(sweep):
     folder, raw = sweep
     cell = group_by_program(expand_sweep(raw, SWEPT))[0][0]
     (folder / cell.name).mkdir()
-    assert opened(folder, raw, SWEPT)[0][0].name == cell.name
+    assert open_cells(folder, raw, SWEPT)[0][0].name == cell.name
 
 
-def test_folders_that_hold_no_config_are_no_cells(sweep):
+def test_folders_without_config_are_no_cells(sweep):
     folder, raw = sweep
     for name, text in zip(OLD_NAMES.values(), ('{', '{"model": {}}'), strict=False):
         (folder / name / 'config.json').write_text(text)
-    found = {*names(opened(folder, raw, SWEPT)).values()}
-    assert len(found & {*OLD_NAMES.values()}) == 2
+    folder_names = {*names(open_cells(folder, raw, SWEPT)).values()}
+    assert len(folder_names & {*OLD_NAMES.values()}) == 2
 
 
-def test_an_old_record_is_read_in_the_present_form(sweep):
+def test_old_record_is_read_in_present_form(sweep):
     folder, _ = sweep
-    old, now = read_json(folder / 'sweep.json'), read_sweep(folder)
-    assert now['axes'] == old['axes'] and now['base'] == to_dict(resolve_stored(old['base']))
-    assert [cell['changes'] for cell in now['cells']] == [cell['changes'] for cell in old['cells']]
-    assert now['cells'][-1]['differs'] == now['cells'][-1]['changes'] | {
+    old, present = read_json(folder / 'sweep.json'), read_sweep(folder)
+    assert present['axes'] == old['axes'] and present['base'] == to_dict(
+        resolve_stored(old['base'])
+    )
+    assert [cell['changes'] for cell in present['cells']] == [
+        cell['changes'] for cell in old['cells']
+    ]
+    assert present['cells'][-1]['differs'] == present['cells'][-1]['changes'] | {
         'model.final_norm': 'layernorm'
     }
     old['cells'][0]['changes']['model.norm_eps'] = 0.1
     write_json(folder / 'sweep.json', old)
-    now = read_sweep(folder)
-    assert now['axes']['norm.eps'] == [0.1] and now['cells'][0]['differs']['norm.eps'] == 0.1
+    present = read_sweep(folder)
+    assert (
+        present['axes']['norm.eps'] == [0.1] and present['cells'][0]['differs']['norm.eps'] == 0.1
+    )
 
 
-def test_each_cell_says_in_what_it_differs_from_the_base(tmp_path):
-    """Also where that follows from what was asked for."""
+def test_cells_record_differences_from_base(tmp_path):
+    """Includes fields that follow from the changes."""
     raw = tiny_raw()
-    opened(tmp_path, raw, {'model.placement': ('pre', 'wide')})
+    open_cells(tmp_path, raw, {'model.placement': ('pre', 'wide')})
     record = read_sweep(tmp_path)
     assert record['base'] == to_dict(resolve(raw)) and record['axes'] == {
         'model.placement': ['pre', 'wide']
@@ -134,14 +144,14 @@ def test_each_cell_says_in_what_it_differs_from_the_base(tmp_path):
     )
 
 
-def test_cells_of_other_axes_stay_on_record(tmp_path):
+def test_cells_from_other_axes_stay_on_record(tmp_path):
     raw = tiny_raw()
-    ((first,),) = opened(tmp_path, raw, {'optim.lr': (0.1,)})
-    opened(tmp_path, raw, {'optim.lr': (0.2,)})
+    ((first,),) = open_cells(tmp_path, raw, {'optim.lr': (0.1,)})
+    open_cells(tmp_path, raw, {'optim.lr': (0.2,)})
     assert [c['changes'] for c in read_sweep(tmp_path)['cells']] == [{'optim.lr': 0.2}]
     begin(tmp_path, first)
-    opened(tmp_path, raw, {'optim.lr': (0.1,)})
-    opened(tmp_path, raw, {'optim.lr': (0.2,)})
+    open_cells(tmp_path, raw, {'optim.lr': (0.1,)})
+    open_cells(tmp_path, raw, {'optim.lr': (0.2,)})
     cells_now = read_sweep(tmp_path)['cells']
     assert [(c['changes'], c['group']) for c in cells_now] == [
         ({'optim.lr': 0.2}, 0),
@@ -150,29 +160,33 @@ def test_cells_of_other_axes_stay_on_record(tmp_path):
 
 
 @pytest.mark.parametrize('text', ['', '{"base": {}}', '{"base": {}, "cells": 3}', '[', 'null'])
-def test_a_damaged_record_is_written_anew_with_the_cells_that_have_a_folder(tmp_path, text):
-    """Those that the axes have no more stay on record, and finished ones are not run again."""
-    raw, said = tiny_raw(), []
+def test_damaged_record_is_rebuilt_from_folders(tmp_path, text):
+    """Cells that are no longer part of the axes stay on record, and finished cells are not run
+    again.
+    """
+    raw, lines = tiny_raw(), []
     cell, *_ = expand_sweep(raw, {'optim.lr': (0.1, 0.2, 0.3)})
     begin(tmp_path, cell)
     (tmp_path / 'sweep.json').write_text(text)
-    left = group_by_program(expand_sweep(raw, {'optim.lr': (0.2, 0.3)}))
-    open_sweep(tmp_path, resolve(raw), left, False, said.append)
-    (line,) = said
+    groups = group_by_program(expand_sweep(raw, {'optim.lr': (0.2, 0.3)}))
+    open_sweep(tmp_path, resolve(raw), groups, False, lines.append)
+    (line,) = lines
     assert f'{tmp_path}/sweep.json' in line and 'the 1 cells that have a folder' in line
-    found = {one['cell']: one['changes'] for one in read_sweep(tmp_path)['cells']}
-    assert found[cell.name] == {'optim.lr': 0.1} and len(found) == 3
+    changes = {
+        cell_record['cell']: cell_record['changes'] for cell_record in read_sweep(tmp_path)['cells']
+    }
+    assert changes[cell.name] == {'optim.lr': 0.1} and len(changes) == 3
 
 
-def test_a_sweep_goes_on_with_another_mesh(tmp_path):
-    """In the folders that it has; but where cells differ in their meshes, each has its own."""
+def test_sweep_resumes_with_another_mesh(tmp_path):
+    """It keeps its folders; if cells differ in their meshes, each has its own folder."""
     raw, swept = tiny_raw(), {'optim.lr': (1e-3, 3e-3)}
-    found = opened(tmp_path, raw, swept)
-    for cell in itertools.chain(*found):
+    groups = open_cells(tmp_path, raw, swept)
+    for cell in itertools.chain(*groups):
         begin(tmp_path, cell)
     wider = raw | {'mesh': raw['mesh'] | {'fsdp': 2}}
-    assert names(group_by_program(expand_sweep(wider, swept))) != names(found)
-    assert names(opened(tmp_path, wider, swept)) == names(found)
-    both = opened(tmp_path, raw, swept | {'mesh.fsdp': (1, 2)})
-    assert len({cell.name for group in both for cell in group}) == 4
-    assert {*names(found).values()} < {cell.name for group in both for cell in group}
+    assert names(group_by_program(expand_sweep(wider, swept))) != names(groups)
+    assert names(open_cells(tmp_path, wider, swept)) == names(groups)
+    meshes = open_cells(tmp_path, raw, swept | {'mesh.fsdp': (1, 2)})
+    assert len({cell.name for group in meshes for cell in group}) == 4
+    assert {*names(groups).values()} < {cell.name for group in meshes for cell in group}

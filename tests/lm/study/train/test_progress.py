@@ -1,4 +1,4 @@
-"""Reference tests of the live view: what it says of a sweep whose every number is known."""
+"""Reference tests of the progress display on a sweep with known numbers."""
 
 import io
 
@@ -15,7 +15,7 @@ from tests.eval import sweep_fixture as fixture
 
 @pytest.fixture
 def sweep(tmp_path):
-    """(folder, groups): the cells of each norm are one program."""
+    """Returns (folder, groups); the cells of each norm share a program."""
     cells = fixture.write_sweep(tmp_path / 'sweep')
     configs = [resolve(fixture.changed(fixture.base_config(), cell['changes'])) for cell in cells]
     listed = [
@@ -24,15 +24,15 @@ def sweep(tmp_path):
     return tmp_path / 'sweep', group_by_program(listed)
 
 
-def view_of(sweep, terminal: bool = False) -> SweepProgress:
+def make_progress(sweep, terminal: bool = False) -> SweepProgress:
     folder, grouped = sweep
     console = Console(file=io.StringIO(), force_terminal=terminal, width=200)
     return SweepProgress(folder, grouped, console)
 
 
-def test_a_line_for_each_group_and_one_for_the_sweep(sweep):
+def test_lines_for_each_group_and_the_sweep(sweep):
     folder, grouped = sweep
-    first, second, last = view_of(sweep).format_lines()
+    first, second, last = make_progress(sweep).format_lines()
     assert first.startswith('group 1 of 2  model.norm=rmsnorm  11 of 12 done, 1 failed  best ')
     assert second.startswith(
         'group 2 of 2  model.norm=layernorm  9 of 12 done, 1 diverged  step 120 of 200  best '
@@ -47,75 +47,73 @@ def test_a_line_for_each_group_and_one_for_the_sweep(sweep):
     assert [len(group) for group in grouped] == [12, 12]
 
 
-def test_what_a_sweep_is_told_stands_before_all_else(sweep):
+def test_notes_come_first(sweep):
     folder, grouped = sweep
     console = Console(file=io.StringIO(), width=200)
     with show_progress(folder, grouped, console, ['a [word]']):
         assert console.file.getvalue().splitlines()[0] == 'a [word]'
 
 
-def test_a_cell_that_cannot_be_read_is_counted(sweep):
+def test_unreadable_cell_is_counted(sweep):
     folder, grouped = sweep
     (folder / grouped[0][0].name / 'summary.json').write_text('{"status": "do')
     assert (
-        view_of(sweep)
+        make_progress(sweep)
         .format_lines()[-1]
         .startswith('sweep 19 of 24 done, 1 diverged, 1 failed, 1 unreadable  ')
     )
 
 
-def test_a_group_not_begun_has_no_line(sweep):
+def test_waiting_group_has_no_line(sweep):
     folder, grouped = sweep
     for cell in grouped[1]:
         if (folder / cell.name).exists():
             (folder / cell.name).rename(folder.parent / cell.name)
-    assert [line.split('  ')[0] for line in view_of(sweep).format_lines()] == [
+    assert [line.split('  ')[0] for line in make_progress(sweep).format_lines()] == [
         'group 1 of 2',
         'sweep 11 of 24 done, 1 failed',
     ]
 
 
-def test_time_left_is_steps_left_at_the_rate_since_it_began(sweep, monkeypatch):
-    """200 steps in 60 s, with 80 and 200 left in the two runs that have not ended."""
+def test_time_left_by_rate_so_far(sweep, monkeypatch):
+    """200 steps took 60 s, with 80 and 200 left in the two unfinished runs."""
     folder, grouped = sweep
-    now = iter([100.0, 160.0])
+    times = iter([100.0, 160.0])
     done = grouped[0][0]
     (folder / done.name).rename(folder.parent / done.name)
-    monkeypatch.setattr(progress.time, 'monotonic', lambda: next(now))
-    view = view_of(sweep)
+    monkeypatch.setattr(progress.time, 'monotonic', lambda: next(times))
+    view = make_progress(sweep)
     (folder.parent / done.name).rename(folder / done.name)
     assert view.format_lines()[-1].endswith('1.4 min left')
 
 
-@pytest.mark.parametrize(('terminal', 'every'), [(True, 1.0), (False, 30.0)])
-def test_it_is_read_anew_seldom_and_more_seldom_where_reading_takes_long(
-    sweep, monkeypatch, terminal, every
-):
+@pytest.mark.parametrize(('terminal', 'interval'), [(True, 1.0), (False, 30.0)])
+def test_reading_interval_grows_with_reading_time(sweep, monkeypatch, terminal, interval):
     clock = [0.0]
     monkeypatch.setattr(progress.time, 'monotonic', lambda: clock[0])
-    view, shown = view_of(sweep, terminal), []
+    view, updates = make_progress(sweep, terminal), []
     took = 0.0
 
     def lines():
-        shown.append(clock[0])
+        updates.append(clock[0])
         clock[0] += took
         return []
 
     view.format_lines = lines
     for _ in range(3):
         view.tick()
-    assert shown == [0.0]
-    clock[0] = every - 0.1
+    assert updates == [0.0]
+    clock[0] = interval - 0.1
     view.tick()
-    assert shown == [0.0]
-    clock[0] = every
+    assert updates == [0.0]
+    clock[0] = interval
     took = 2.0
     view.tick()
-    clock[0] = every + took + took / progress.READING_SHARE - 0.1
+    clock[0] = interval + took + took / progress.READING_SHARE - 0.1
     view.tick()
-    assert shown == [0.0, every]
+    assert updates == [0.0, interval]
     clock[0] += 0.1
     view.tick()
-    assert len(shown) == 3
+    assert len(updates) == 3
     view.tick(force=True)
-    assert len(shown) == 4
+    assert len(updates) == 4

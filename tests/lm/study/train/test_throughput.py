@@ -1,4 +1,4 @@
-"""Times of steps that are measured before a sweep trains: once, with the programs that train."""
+"""Step times are measured once before a sweep trains, with the programs that train."""
 
 import pytest
 
@@ -14,33 +14,36 @@ SWEEP = {'optim.lr': (0.003, 0.01)}
 
 
 @pytest.mark.full
-def test_steps_are_timed_once_by_the_program_that_trains(corpus, tmp_path, monkeypatch):
-    """The file says the same whenever it is asked, and whatever a step takes by then."""
+def test_steps_are_timed_once_with_the_training_program(corpus, tmp_path, monkeypatch):
+    """The file keeps its times, whatever a step takes later."""
     grouped = group_by_program(expand_sweep(base(corpus), SWEEP))
-    work, made, original = Work([], tmp_path, []), [], groups._build_program
+    work, builds, original = Work([], tmp_path, []), [], groups._build_program
 
     def counted(*arguments):
-        made.append(1)
+        builds.append(1)
         return original(*arguments)
 
     monkeypatch.setattr(groups, '_build_program', counted)
-    found = measure_throughput(grouped, work)
-    assert found.keys() == {program_digest(cell) for cell in grouped[0]} and len(found) == 1
-    assert all(0 < sec < 10 for sec in found.values())
+    sec_by_program = measure_throughput(grouped, work)
+    assert (
+        sec_by_program.keys() == {program_digest(cell) for cell in grouped[0]}
+        and len(sec_by_program) == 1
+    )
+    assert all(0 < sec < 10 for sec in sec_by_program.values())
     groups.train_group(grouped[0], work)
-    assert made == [1]
+    assert builds == [1]
     monkeypatch.setattr(throughput, 'measure_step_sec', lambda *_: pytest.fail('again'))
-    assert measure_throughput(grouped, Work([], tmp_path, [])) == found
-    assert read_throughput(Work([], tmp_path, [])) == found
+    assert measure_throughput(grouped, Work([], tmp_path, [])) == sec_by_program
+    assert read_throughput(Work([], tmp_path, [])) == sec_by_program
 
 
-def test_a_program_that_fails_is_left_to_its_runs(corpus, tmp_path, monkeypatch):
+def test_failing_program_is_left_to_its_runs(corpus, tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError('no program')
 
     monkeypatch.setattr(groups, '_build_program', fail)
-    said = []
-    work = Work([], tmp_path, [], said.append)
+    lines = []
+    work = Work([], tmp_path, [], lines.append)
     assert measure_throughput(group_by_program(expand_sweep(base(corpus), SWEEP)), work) == {}
-    assert 'could not be timed (no program)' in said[0]
+    assert 'could not be timed (no program)' in lines[0]
     assert read_throughput(work) == {} and (tmp_path / FILE).exists()

@@ -1,4 +1,4 @@
-"""Costs of a tuned sweep, and its waves, in words."""
+"""Terminal output on costs and waves of a tuned sweep."""
 
 import dataclasses
 import math
@@ -20,12 +20,12 @@ from tests.helpers import tiny_raw
 ARMS = {'optim.b1': (0.9, 0.8)}
 
 
-def simulated(plan, of_arm):
-    """Yields the ablation before each wave, and in the end; of_arm(i, octaves, seed) is a loss."""
+def simulate_arms(plan, of_arm):
+    """Yields the ablation before each wave, and at the end; of_arm(i, octaves, seed) is a loss."""
     losses = [{} for _ in plan.arms]
     while True:
-        both = zip(plan.arms, losses, strict=True)
-        arms = [dataclasses.replace(arm, losses=dict(known)) for arm, known in both]
+        pairs = zip(plan.arms, losses, strict=True)
+        arms = [dataclasses.replace(arm, losses=dict(arm_losses)) for arm, arm_losses in pairs]
         ablation = Ablation(plan.tune, plan.metric, arms)
         yield ablation
         if ablation.study.next_runs is None:
@@ -39,18 +39,18 @@ def noisy(i, octaves, seed):
 
 
 @pytest.mark.parametrize('tune', [{}, {'budget': 40}, {'budget': 18, 'seeds': 4}])
-def test_no_arm_takes_more_runs_than_are_said(tune):
-    """Nor fewer, though all waves are asked for: by an optimum far off, and noise."""
+def test_no_arm_exceeds_announced_runs(tune):
+    """Nor does it fall below them, although a distant optimum and noise request all waves."""
     plan = ArmPlan(tiny_raw(), ARMS, {'optim.lr': 0.01, 'smallest_effect': 1e-9} | tune)
-    *_, last = simulated(plan, noisy)
-    asked = plan.tune
-    assert asked.min_budget <= asked.typical_runs <= max_runs(asked)
+    *_, last = simulate_arms(plan, noisy)
+    tune_settings = plan.tune
+    assert tune_settings.min_budget <= tune_settings.typical_runs <= max_runs(tune_settings)
     for stages in last.study.stages:
-        assert asked.min_budget <= len(stages) <= max_runs(asked)
-    assert asked.budget is None or max_runs(asked) == asked.budget
+        assert tune_settings.min_budget <= len(stages) <= max_runs(tune_settings)
+    assert tune_settings.budget is None or max_runs(tune_settings) == tune_settings.budget
 
 
-def test_costs_are_sums_over_arms_of_steps_at_their_rates():
+def test_costs_sum_arms_at_their_rates():
     plan = ArmPlan(tiny_raw({'train.steps': 100}), ARMS, {'optim.lr': 0.01, 'budget': 15})
     line, slowest = describe_costs(plan, [0.1, 0.3])
     assert line.startswith('tune: 2 arms, each of 15 runs at least, 15 as a rule and 15 at most')
@@ -60,17 +60,19 @@ def test_costs_are_sums_over_arms_of_steps_at_their_rates():
     assert 'known once a wave has trained' in line
 
 
-def test_each_wave_is_announced_with_its_new_runs():
-    """A second look has those of the first too, which are not trained again."""
+def test_wave_announcements_count_new_runs():
+    """A second look includes the runs of the first, which are not trained again."""
     plan = ArmPlan(tiny_raw(), ARMS, {'optim.lr': 0.01, 'smallest_effect': 10.0})
-    said, last = [], None
-    for ablation in simulated(plan, lambda i, octaves, seed: octaves**2 + math.sin(seed * (i + 9))):
+    lines, last = [], None
+    for ablation in simulate_arms(
+        plan, lambda i, octaves, seed: octaves**2 + math.sin(seed * (i + 9))
+    ):
         if ablation.study.next_runs is not None:
-            said += describe_wave(plan, ablation, [None, None])
+            lines += describe_wave(plan, ablation, [None, None])
         last = ablation
-    assert said[0].startswith('wave 1, scan: 5 runs of each of 2 arms; 0 have ended, ')
-    looks = [line.partition(';')[0] for line in said if 'look' in line]
-    n = len(said)
+    assert lines[0].startswith('wave 1, scan: 5 runs of each of 2 arms; 0 have ended, ')
+    looks = [line.partition(';')[0] for line in lines if 'look' in line]
+    n = len(lines)
     assert looks == [
         f'wave {n - 1}, look 1: 5 runs of each of 2 arms',
         f'wave {n}, look 2: 5 runs of each of 2 arms',
@@ -78,7 +80,7 @@ def test_each_wave_is_announced_with_its_new_runs():
     assert ', undecided: ' in describe_arms(last)[1]
 
 
-def test_settings_without_a_budget_have_a_most():
+def test_max_runs_without_budget():
     for fields in ({'optim.lr': 0.01}, {'optim.lr': 0.01, 'optim.weight_decay': 0.1}):
         tune = parse_tune(fields)
         assert tune.min_budget < tune.typical_runs < max_runs(tune) < math.inf
