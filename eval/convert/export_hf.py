@@ -79,7 +79,7 @@ GAIN, BIAS = 'final_norm/scale', 'final_norm/bias'
 
 @dataclasses.dataclass(frozen=True)
 class ExportedModel:
-    """Our model as one of their families.
+    """Our model in a family of transformers.
 
     model_type, config: as in their config.json. recipe, params: an import of the export.
     difference: the largest difference of float32 logits, relative to the largest logit.
@@ -95,7 +95,7 @@ class ExportedModel:
 
 
 def export_checkpoint(checkpoint: Checkpoint, dtype: str = 'float32') -> ExportedModel:
-    """Returns the model of a checkpoint as one of the FAMILIES, without writing files.
+    """Returns the model of a checkpoint in a family, without writing files.
 
     Raises ValueError if no family has the model (the error lists the fields that the nearest
     family lacks), and if the logits would change.
@@ -131,7 +131,7 @@ def round_params(exported: ExportedModel, dtype: str) -> Params:
 
 
 def convert_checkpoint(checkpoint: Checkpoint, dtype: str) -> ExportedModel:
-    """Returns the model of a checkpoint as one of the FAMILIES. Its logits are not compared yet."""
+    """Returns the model of a checkpoint in a family. Its logits are not compared yet."""
     source, params = build_plain_model(checkpoint)
     name, config, recipe = select_family(source, params, find_source_family(checkpoint))
     shapes = param_shapes(build_cpu_learner(recipe, checkpoint.meta['vocab_size']))

@@ -77,6 +77,7 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
             for model in (merged, without)
         )
         product = scale * np.float64(in_b) @ np.float64(in_a)
+        # A factor that the family folds into the matrix would break W = base + scale B A.
         error = np.max(
             np.abs(merged_weight - base_weight - (product.T if is_transposed else product))
         )
@@ -118,14 +119,14 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
 def join_factors(
     layout: Layout, spec: ParamSpec, pairs: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Returns the factors of one tensor of a file, which may hold several matrices.
+    """Returns the factors of a tensor of a file, which may hold several matrices.
 
     B A is the product, laid out as [O, I]. R is r times the number of matrices: a column of B has
-    the outputs of one matrix, and 0 for the others.
+    the outputs of its matrix, and 0 for the others.
 
     Args:
       layout: of the tensor.
-      spec: of one of the matrices, which all read the same inputs.
+      spec: of any of the matrices, which all read the same inputs.
       pairs: (a, b) of each matrix. a has the matrix's rows and r, b has r and its columns.
 
     Returns:

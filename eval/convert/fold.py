@@ -325,6 +325,7 @@ def fold_params(
         if spec.part == NORM or 'embed' not in spec.axes:
             continue
         if 'embed' not in spec.fan_in:
+            # Matrices that write to the stream take over the subtraction of the mean.
             if source.norm.name == 'layernorm':
                 folded[path] = fold.recentre_writer(folded[path])
             if drops:
@@ -485,7 +486,7 @@ def write_workdir(
     meta: dict,
     tokenizer_files: Sequence[Path] = (),
 ) -> None:
-    """Writes a workdir with one checkpoint; its optimizer state and averaged weights are new.
+    """Writes a workdir with a checkpoint; its optimizer state and averaged weights are new.
 
     All processes that hold parts of the weights must call it. The folder is marked as incomplete
     (`lm.storage.filling`) until everything is written.

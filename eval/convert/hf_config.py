@@ -273,7 +273,7 @@ class QueryScalar(ConfigEntry):
 class Biases(ConfigEntry):
     """attention_bias and mlp_bias.
 
-    Our models have both biases or neither: with only one in config.json, the other is 0.
+    Our models have both biases or neither: if config.json has a single bias, the other is 0.
     """
 
     def read(self, fields: ConfigFields) -> Flat:

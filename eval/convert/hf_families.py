@@ -2,7 +2,7 @@
 
 A row is a tensor of their files: its name, our path, and its layout (`eval.convert.layouts`). {L}
 is the number of a layer and {E} the number of an expert; our arrays are stacked along both. The
-letters are the usual ones: D model, N heads, K heads of keys, H features of a head, F hidden
+letters are as usual: D model, N heads, K heads of keys, H features of a head, F hidden
 features of the MLP, V vocabulary, T positions, E experts.
 """
 
@@ -125,7 +125,7 @@ class Family:
 
 
 class TensorPlace(NamedTuple):
-    """A tensor of one layer and expert, at `index` in our stacked arrays."""
+    """A tensor of a layer and expert, at `index` in our stacked arrays."""
 
     name: str
     row: TensorRow

@@ -51,7 +51,7 @@ class Rope:
     Most rotate all features, whatever that field says, and fail if frequencies are scaled too.
     kinds: the scalings of their class. default_parameters, original_length: of their class, the
     rope_parameters and the original_max_position_embeddings beside them, which takes precedence
-    over the one in them.
+    over the length in them.
     """
 
     base: float = 10_000.0
@@ -95,7 +95,7 @@ class Rope:
 
 @dataclasses.dataclass(frozen=True)
 class RopeByKind:
-    """RoPE with one base in windowed layers and another base in full layers (Gemma 3)."""
+    """RoPE with a base for windowed layers and another for full layers (Gemma 3)."""
 
     base: float = 1_000_000.0
     local_base: float = 10_000.0

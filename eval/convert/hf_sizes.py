@@ -56,7 +56,7 @@ def check_counts(
 def count_numbers(family: Family, letter: str, stored: Mapping[str, StoredTensor]) -> int | None:
     """Returns the number of values that a letter takes in the names of tensors.
 
-    The values may be any: a name with the number 10**9 is one layer.
+    The values may be any: a name with the number 10**9 is a single layer.
 
     Args:
       family: of the model.

@@ -1,4 +1,4 @@
-"""Reads our parameters from tensors of files, one range of indices at a time.
+"""Reads our parameters from tensors of files, a range of indices at a time.
 
 Each process reads only what its own devices hold: a tensor is memory-mapped, brought into our
 layout as a view, and a range of that view is copied. If a range takes less than a page (4 KB) of
@@ -99,7 +99,7 @@ class WeightReader:
     def _fill(
         self, target: np.ndarray, place: TensorPlace, part: int, ranges: Sequence[range]
     ) -> None:
-        """Fills the range of one tensor. target: a view of the block."""
+        """Fills the range of a tensor. target: a view of the block."""
         row, array_shapes = place.row, place.shapes(self.shapes)
         if place.name + mxfp4.BLOCKS in self._packed:
             self._unpack(target, place, part, ranges)
@@ -118,7 +118,7 @@ class WeightReader:
     def _unpack(
         self, target: np.ndarray, place: TensorPlace, part: int, ranges: Sequence[range]
     ) -> None:
-        """Fills a range [E, I, O] of a 4-bit tensor, one expert at a time.
+        """Fills a range [E, I, O] of a 4-bit tensor, expert by expert.
 
         A byte holds two neighbours along I, and each scale belongs to GROUP of them. Both are
         tensors with a shorter I in the files, and the same layout brings them into ours.

@@ -1,7 +1,7 @@
 """Imports a folder saved by transformers (save_pretrained, or a snapshot of the Hub) as a run.
 
 Headers are checked before any weight is read. Weights become float32. A process holds only the
-weights of its own devices (`eval.convert.hf_weights`), plus one tensor of the files at a time.
+weights of its own devices (`eval.convert.hf_weights`), plus a single tensor of the files.
 """
 
 import dataclasses
@@ -115,6 +115,7 @@ def import_folder(
     tensors, notes = hf_multimodal.select_text_tensors(full_config, safetensors.read_folder(folder))
     notes += safetensors.list_unread_files(folder)
     stored, packed = mxfp4.unpack_tensors(select_weights(family, tensors))
+    # Sizes are checked first: a wrong size would build a huge or a useless model.
     hf_sizes.check_counts(family, raw, stored)
     fields = family.read(raw)
     vocab_size, dtype = read_embedding_size(family, stored)
@@ -138,9 +139,11 @@ def import_folder(
         zero_biases = [p for p in shapes if p.startswith(f'layers/{part}/') and p.endswith('_bias')]
         constants |= dict.fromkeys(zero_biases, 0.0)
         notes.append(f'no biases of {part} there: they are 0, and are trained with the others')
+    # Constants have no tensor in the files.
     stored_shapes = {path: shape for path, shape in shapes.items() if path not in constants}
     places = match_tensors(family, recipe, stored_shapes, stored)
     factors = {}
+    # Our models divide logits by sqrt(head_dim), theirs by sqrt(scalar): queries absorb the ratio.
     if (scalar := fields.get(hf_config.QUERY_SCALAR)) not in (None, recipe.head_dim):
         factors = dict.fromkeys(query_paths(shapes), math.sqrt(recipe.head_dim / scalar))
     reader = WeightReader(shapes, places, stored, packed, factors, constants)
@@ -203,6 +206,7 @@ def recipe_for(fields: Mapping[str, Any], base: Mapping[str, Any], tokenizer: st
     model_fields = {path: value for path, value in fields.items() if not path.startswith('@')}
     if unknown := model_fields.keys() - FIELDS.keys():
         raise ValueError(f'our models lack {", ".join(sorted(unknown))}')
+    # Options are reset to None, so that those of `base` do not leak into the model.
     values = (
         dict.fromkeys(options)
         | IMPORT_FIELDS
@@ -218,6 +222,7 @@ def select_weights(family: Family, stored: Mapping[str, StoredTensor]) -> dict[s
     """Returns the tensors that are weights, by the names of the whole model."""
     prefix, selected = family.prefix, {}
     heads = {row.name for row in family.rows if not row.name.startswith(prefix)}
+    # Files of a model without its head lack the prefix in all names.
     lacks_prefix = not any(name.startswith(prefix) for name in stored)
     for name, tensor in stored.items():
         if not name.endswith(family.unused_suffixes):
@@ -313,7 +318,7 @@ def embedding_factor(recipe: Recipe, dtype: np.dtype) -> np.float32:
 
 
 def constant_params(recipe: Recipe, dtype: np.dtype) -> dict[str, float | np.floating]:
-    """Returns {path: value} for the factor of embeddings, if the model has one."""
+    """Returns {path: value} for the factor of embeddings, if the model has it."""
     if not recipe.model.embedding_scale:
         return {}
     return {SCALE: embedding_factor(recipe, dtype)}

@@ -1,4 +1,4 @@
-"""Layouts: how a tensor of a file holds one or several of our arrays.
+"""Layouts: how a tensor of a file holds our arrays.
 
 '(N H) D -> D N H' means: the file's tensor has two axes, the first of which is heads times
 features, and our array has three. A|B|C is an axis of length A in the first array, of B in the
@@ -69,7 +69,7 @@ class Layout:
         return tuple(shape)
 
     def take(self, tensor: np.ndarray, shapes: Sequence[Sequence[int]], part: int) -> np.ndarray:
-        """Returns one of our arrays from a file's tensor, as a view if NumPy can make one.
+        """Returns array number `part` from a file's tensor, as a view if possible.
 
         Args:
           tensor: of the file.
@@ -84,12 +84,14 @@ class Layout:
         lengths = self._lengths(sizes, part)
         if concat_axis is not None:
             begin = sum(self._lengths(sizes, i)[concat_axis] for i in range(part))
+            # Cuts this array out of the concatenation.
             tensor = tensor[
                 (slice(None),) * concat_axis + (slice(begin, begin + lengths[concat_axis]),)
             ]
         flat = [n for group in self.groups for n in self._names(group, part)]
         split = tensor.reshape([sizes[part][name] for name in flat])
         if interleave_axis is not None:
+            # Picks this array from the interleaved arrays.
             split = split[(slice(None),) * interleave_axis + (part,)]
             flat = flat[:interleave_axis] + flat[interleave_axis + 1 :]
         return split.transpose([flat.index(name) for name in self._names(self.ours, part)])
@@ -106,6 +108,7 @@ class Layout:
         for part, array in enumerate(arrays):
             flat = [n for group in self.groups for n in self._names(group, part)]
             names = self._names(self.ours, part)
+            # Axes in the order of the file; a digit is no axis of the array.
             split.append(array.transpose([names.index(n) for n in flat if not n.isdigit()]))
         if interleave_axis is not None:
             return np.stack(split, interleave_axis).reshape(self.file_shape(shapes))

@@ -29,7 +29,7 @@ def dequantise(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
 def unpack_tensors(
     stored: Mapping[str, StoredTensor],
 ) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
-    """Returns (the tensors with one float32 tensor for each pair, the tensors of the pairs).
+    """Returns (the tensors with a float32 tensor for each pair, the tensors of the pairs).
 
     Raises ValueError for a pair of blocks and scales with incompatible shapes.
     """

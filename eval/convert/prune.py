@@ -106,7 +106,7 @@ def prune_checkpoint(
 
     Args:
       checkpoint: a loaded checkpoint.
-      tokens_BT: the text for the scores, one document per row.
+      tokens_BT: the text for the scores, a document per row.
       pruning: the weights to remove.
       general_BT: the general text of a dual score.
 
@@ -207,6 +207,7 @@ class ScoreReader:
         if row.statistic != GRADIENTS:
             means = self.compute_means(row.statistic, weights, tokens_BT)
             return matrix_scores(pruning.score, self.specs, params, means)
+        # Traces, but does not run, to list the matrices of the blocks.
         paths = jax.eval_shape(self._squares, weights, tokens_BT[:1])
         general = {path: np.zeros_like(params[path]) for path in paths}
         if row.needs_general:
@@ -241,6 +242,7 @@ class ScoreReader:
         means = {}
         for start in range(0, len(tokens_BT), self._rows):
             rows_BT = tokens_BT[start : start + self._rows]
+            # The last group may be smaller, and weighs less.
             share = len(rows_BT) / len(tokens_BT)
             for path, mean in jax.device_get(compute(rows_BT)).items():
                 means[path] = means.get(path, 0.0) + share * np.asarray(mean, np.float64)
@@ -308,7 +310,7 @@ def read_text_rows(checkpoint: Checkpoint, source: str, flag: str) -> np.ndarray
     """Returns the tokens [B, T] of the documents of a `data.source`, in rows of data.seq_len.
 
     Each document follows BOS. The tokens after the last full row are dropped; a text shorter than a
-    row is one row.
+    row is a single row.
 
     Args:
       checkpoint: gives the tokenizer and the length.

@@ -7,7 +7,7 @@ the parts that are read take memory. Format: https://github.com/huggingface/safe
 The library (0.8) is not enough. Reading: `get_tensor` copies, float8 has no dtype in its numpy, a
 duplicate name is read as its last entry, a name may move the cursor of a terminal, and most errors
 name neither tensor nor numbers. Writing: `save_file` takes all tensors at once, while a model that
-is larger than memory must be written one tensor at a time.
+is larger than memory must be written tensor by tensor.
 """
 
 import json
@@ -67,11 +67,11 @@ class StoredTensor(NamedTuple):
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Returns {name: its place} for one file, in the order of the data.
+    """Returns {name: its place} for a file, in the order of the data.
 
     Raises ValueError for a header that is truncated, too long, not a JSON object or has a name
     twice; for a dtype that numpy and ml_dtypes lack; and if shapes, offsets and the length of the
-    file do not agree: each byte of the data must belong to one tensor.
+    file do not agree: each byte of the data must belong to a single tensor.
     """
 
     def make_error(reason: str) -> ValueError:
@@ -124,6 +124,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             )
         tensors[name] = StoredTensor(path, dtype, tuple(shape), begin + 8 + length)
     tensors = dict(sorted(tensors.items(), key=lambda pair: (pair[1].begin, pair[1].n_bytes)))
+    # The tensors must cover the data without gaps and overlaps.
     position, previous = 8 + length, 'the header'
     for name, stored in tensors.items():
         if stored.begin != position:
@@ -176,6 +177,7 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
     if not isinstance(file_names, dict) or not file_names:
         raise ValueError(f'{index} is no index with a weight_map')
     for name, file in file_names.items():
+        # A name in an index must not lead out of the folder.
         is_file = isinstance(file, str) and is_name(file, MOST_FILE) and '\\' not in file
         if not is_file or file in ('', '..') or file != Path(file).name:
             raise ValueError(
@@ -244,7 +246,7 @@ def make_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes one file. Only one tensor at a time is in memory."""
+    """Writes a file. Only a single tensor at a time is in memory."""
     header: dict[str, Any] = {METADATA: {'format': 'pt'}}
     begin = 0
     for name, tensor in tensors.items():
@@ -260,6 +262,7 @@ def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
             if array.shape != tuple(tensor.shape):
                 raise ValueError(f'{name} is {array.shape}, and {tensor.shape} was announced')
             file.write(array.reshape(-1).view(np.uint8).data)
+            # Frees the memory before the next tensor is computed.
             del array
 
 

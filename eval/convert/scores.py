@@ -86,7 +86,7 @@ class WeightScore:
     """A row of SCORES.
 
     compute: (weights, statistic) -> scores. statistic: SQUARES or MOMENTS, the means of x_i^2 or
-    x_i x_j, for which weights are matrices [..., I, O]; or GRADIENTS of one row, shaped like the
+    x_i x_j, for which weights are matrices [..., I, O]; or GRADIENTS of a row, shaped like the
     parameter. per: the published row of PER. needs_general: whether gradients are `regularise`d,
     which takes a second text.
     """
@@ -111,7 +111,7 @@ def largest_per_output(ranks_IO: np.ndarray, share: float) -> np.ndarray:
     """Returns a mask of the floor(share I) largest of the I numbers of every output, [..., I, O].
 
     Of equal numbers the first are taken, so that the count is exact. Raises ValueError for a share
-    of less than one number.
+    of less than a single number.
     """
     return _largest(ranks_IO, share, 'inputs of an output')
 

@@ -93,7 +93,7 @@ def write_result(
 
 
 def read_result(path: Path, request: SuiteRequest, meta: Mapping[str, Any]) -> SuiteResult | None:
-    """Returns the stored result; None if there is none, or one for another checkpoint.
+    """Returns the stored result; None if there is none, or it is of another checkpoint.
 
     Args:
       path: from `result_path`.
@@ -139,6 +139,7 @@ def check_result(suite_result: SuiteResult, suite: Suite) -> None:
             value is None or is_number(value) for value in suite_result.items[name]
         ):
             raise ValueError(f'items.{name} has what is no number')
+    # Items of two results are matched by name, so that names must be unique.
     names = suite_result.items['item'] if suite.score else []
     if not all(is_scalar(name) for name in names) or len({*names}) < len(names):
         raise ValueError('items.item has what is no name, or one twice')

@@ -99,7 +99,7 @@ def format_title(evaluations: Sequence[Evaluation]) -> str:
 def number_rows(
     evaluations: Sequence[Evaluation], traces: Sequence[NumberTrace], label: str
 ) -> list[dict[str, Any]]:
-    """Returns the rows of a suite's numbers: of one checkpoint, or as in `format_traces`.
+    """Returns the rows of a suite's numbers: of a single checkpoint, or as in `format_traces`.
 
     Args:
       evaluations: of all checkpoints.
@@ -123,6 +123,7 @@ def collect_tables(evaluations: Sequence[Evaluation], label: str) -> dict[str, T
 
     Tables of several runs are joined, with a column for the run.
     """
+    # In the order of steps, so that the last checkpoint of a run wins.
     last = {
         evaluation.run: evaluation
         for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.step)

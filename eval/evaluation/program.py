@@ -35,7 +35,7 @@ def evaluate_checkpoints(
       say: receives messages about stored results and skipped checkpoints.
 
     Returns:
-      The text to print: the numbers of one checkpoint as JSON, or a table for several.
+      The text to print: the numbers of a single checkpoint as JSON, or a table for several.
 
     Raises:
       ValueError: if a checkpoint is missing or unreadable.

@@ -29,7 +29,7 @@ DIGITS = 8  # of the digest of options in file names
 class SuiteRequest:
     """A suite with a value for each of its options.
 
-    label: the name of its results: the suite's name, and its VALUE if --suite gives one.
+    label: the name of its results: the suite's name, and its VALUE if --suite gives it.
     """
 
     name: str
@@ -162,6 +162,7 @@ def read_suites(text: str, option_values: Mapping[str, Any]) -> list[SuiteReques
     """
     pieces: list[str] = []
     for piece in text.split(','):
+        # A comma inside VALUE: the text after it is not the name of a suite.
         is_continuation = (
             pieces and ':' in pieces[-1] and piece.partition(':')[0].strip() not in SUITES
         )
@@ -185,7 +186,7 @@ def read_suites(text: str, option_values: Mapping[str, Any]) -> list[SuiteReques
 
 
 def read_suite(piece: str, option_values: Mapping[str, Any]) -> SuiteRequest:
-    """Reads one NAME or NAME:VALUE."""
+    """Reads NAME or NAME:VALUE."""
     name, colon, value = piece.partition(':')
     suite = choose(SUITES, name, '--suite')
     suite_options = declared_options(suite.function)

@@ -85,6 +85,7 @@ def _find_url_targets(url: str, step: str | None) -> list[Target]:
 
 def _find_path_targets(path: Path, step: str | None, say: Say) -> list[Target]:
     steps_here = list_steps(path / FOLDER)
+    # A folder without checkpoints may be a sweep, with checkpoints in its cells.
     cells = (
         [] if steps_here else [cell for cell in sorted(path.glob('*')) if list_steps(cell / FOLDER)]
     )
@@ -152,6 +153,7 @@ def evaluate_all(
                 elif len(targets) > 1:
                     say(f'{error}; left out')
                 continue
+            # The next target may reuse the compiled programs of this checkpoint.
             loaded = evaluator.checkpoint
             yield evaluation
             break
@@ -161,7 +163,7 @@ def evaluate_all(
 
 
 class Evaluator:
-    """Evaluates one checkpoint, which is loaded only if a result is not stored.
+    """Evaluates a checkpoint, which is loaded only if a result is not stored.
 
     checkpoint: another checkpoint, whose compiled programs are reused for the same run.
     """

@@ -203,6 +203,7 @@ def format_traces(traces: Sequence[NumberTrace]) -> list[dict[str, Any]]:
         if has_seeds:
             statistics |= {'seed std': trace.seed_std, 'signal to noise': trace.signal_to_noise}
         if len(trace.values) < 2:
+            # A single run has no spread over seeds.
             statistics |= dict.fromkeys(statistics.keys() - {'monotonicity', 'of runs'})
         row |= dict.fromkeys(statistics) if trace.is_constant else statistics
         rows.append(row)

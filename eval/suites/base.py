@@ -30,7 +30,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class SuiteResult:
-    """The numbers of one checkpoint, with details.
+    """The numbers of a checkpoint, with details.
 
     `numbers` are recorded, printed, and traced over checkpoints. `items` has columns with an entry
     for each document, pair or question. The column `item` names the entry, equally for all

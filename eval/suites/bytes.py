@@ -83,7 +83,7 @@ def _fit_tree(contexts: ContextFinder, text: bytes, max_tokens: int) -> ContextT
 
 
 class TreeSegment(NamedTuple):
-    """Tokens that are read in one call, after the tokens in the cache, and their nodes."""
+    """Tokens that are read in a single call, after the tokens in the cache, and their nodes."""
 
     tokens: list[int]
     nodes: list[int]

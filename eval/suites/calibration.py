@@ -177,9 +177,9 @@ def bin_classes(
 
 
 def bootstrap_units(rows: Sequence[TargetRow]) -> np.ndarray:
-    """Returns the number of the document of each target, or of its row if there is one document.
+    """Returns the number of the document of each target, or of its row for a single document.
 
-    Raises ValueError if there is also only one row: both halves need a unit.
+    Raises ValueError if there is also a single row: both halves need a unit.
     """
     document = np.concatenate([row.document[row.is_target] for row in rows])
     row_number = np.repeat(np.arange(len(rows)), [row.is_target.sum() for row in rows])

@@ -52,6 +52,7 @@ def bin_events(p: np.ndarray, o: np.ndarray, group: np.ndarray, edges: np.ndarra
       edges: between bins.
     """
     n_bins, n_groups = len(edges) + 1, int(group.max()) + 1
+    # A single bincount over pairs of group and bin.
     place = group * n_bins + np.searchsorted(edges, p)
 
     def sum_by_bin(values):
@@ -153,6 +154,7 @@ def cluster_ends(p: np.ndarray, clusters: int) -> np.ndarray:
             break
         starts, previous_ends = np.concatenate([[0], inner_edges]), ends
         count = ends - starts
+        # Empty clusters keep their centres.
         centres = np.where(count > 0, (sums[ends] - sums[starts]) / np.maximum(count, 1), centres)
     return ends
 
@@ -186,6 +188,7 @@ def solve_temperature(betas: np.ndarray, slopes: np.ndarray, curvatures: np.ndar
         return float(1 / betas[0])
     if slopes[-1] <= 0:
         return float(1 / betas[-1])
+    # The root lies between the last negative slope and the next beta.
     last = int(np.flatnonzero(slopes < 0)[-1])
     bracket = slice(last, last + 2)
     cubic = CubicHermiteSpline(betas[bracket], slopes[bracket], curvatures[bracket])

@@ -200,7 +200,7 @@ CALIBRATORS = {
 
 
 def make_events(top_MK: np.ndarray, is_next_MK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (log_p [M, K + 1], place [M]) of the likeliest tokens and all others as one event."""
+    """Returns (log_p [M, K + 1], place [M]) of the likeliest tokens, and all others as an event."""
     rest_M1 = 1 - top_MK.sum(1, keepdims=True)
     log_p_ME = np.log(np.maximum(np.concatenate([top_MK, rest_M1], 1), TINY))
     place_M = np.where(is_next_MK.any(1), is_next_MK.argmax(1), top_MK.shape[1])

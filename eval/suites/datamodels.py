@@ -47,6 +47,7 @@ def fit_datamodel(
         np.asarray(included_RN, np.float64),
         np.asarray(model_outputs, np.float64),
     )
+    # Centring removes the constant from the least squares.
     means_N, flat_RO = included_RN.mean(0), model_outputs.reshape(len(model_outputs), -1)
     centred_RN, mean_O = included_RN - means_N, flat_RO.mean(0)
     count = included_RN.shape[1]
@@ -71,7 +72,7 @@ def predict_without(
     remaining documents would be the same for models that differ by their initialisation.
 
     Args:
-      model_outputs: [..., one shape of the datamodel].
+      model_outputs: [..., shape of an output].
       datamodel: gives the effects.
       forgotten: the documents.
     """
@@ -158,6 +159,7 @@ def klom(unlearned_RN: np.ndarray, retrained_RN: np.ndarray) -> np.ndarray:
 def _divergence(unlearned_R: np.ndarray, retrained_R: np.ndarray) -> float:
     clipped = [np.clip(np.float64(x), -CLIP, CLIP) for x in (unlearned_R, retrained_R)]
     bounds = min(x.min() for x in clipped), max(x.max() for x in clipped)
+    # If all margins are equal, bins of width 1 keep the histograms defined.
     edges = (
         np.linspace(*bounds, BINS + 1) if bounds[0] < bounds[1] else bounds[0] + np.arange(BINS + 1)
     )

@@ -168,6 +168,7 @@ def _to_suite_result(evaluation: Mapping[str, Any]) -> SuiteResult:
     numbers, rows = {}, []
     for task, metrics in evaluation['results'].items():
         for key, value in metrics.items():
+            # Keys are METRIC,FILTER.
             metric, _, kind = key.partition(',')
             if not kind or not isinstance(value, int | float):
                 continue  # the task's name, or an error without an estimate

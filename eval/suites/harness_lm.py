@@ -140,6 +140,7 @@ class CheckpointLM(TemplateLM):
             group = order[start : start + CHUNK_ROWS]
             scores = self._scorer([rows[i] for i in group])
             for i, row_scores in zip(group, scores, strict=True):
+                # Scores begin at the second token of a row.
                 continuation = slice(len(rows[i]) - 1 - len(pairs[i][1]), None)
                 log_p = float(row_scores['log_p'][continuation].sum(dtype=np.float64))
                 results_by_row[i] = (log_p, bool(row_scores['is_likeliest'][continuation].all()))
@@ -189,7 +190,7 @@ class CheckpointLM(TemplateLM):
         return Request(tuple(tokens), max_tokens, sampling), stops
 
     def _cache_value(self, kind: str, arguments: tuple, value: Any) -> None:
-        """Writes a value to the harness's cache, if there is one."""
+        """Writes a value to the harness's cache, if it is enabled."""
         self.cache_hook.add_partial(kind, arguments, value)
 
     def apply_chat_template(self, chat_history, add_generation_prompt=True) -> str:

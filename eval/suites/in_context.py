@@ -31,7 +31,7 @@ SHORT = {MODEL: 'model', ZERO: 'zero', GD1: 'gd1', RIDGE: 'ridge', LEAST_SQUARES
 
 
 class PairContext(NamedTuple):
-    """N tasks, with P - 1 known pairs and one further x for each P: sums over the pairs.
+    """N tasks, with P - 1 known pairs and a further x for each P: sums over the pairs.
 
     xx_NPDD and xy_NPD: sums of x x and x y over the pairs before each; x_NPD: the query.
     """
@@ -140,7 +140,7 @@ def build_context(tasks: Tasks) -> PairContext:
 
 
 def predict_gradient_step(context: PairContext) -> np.ndarray:
-    """Returns the predictions of one gradient step from w = 0 at a learning rate of 1, [N, P].
+    """Returns the predictions of a gradient step from w = 0 at a learning rate of 1, [N, P].
 
     The loss is 1 / (2 k) sum_i (w x_i - y_i)^2, with gradient -1/k sum_i y_i x_i at 0; without a
     pair it is 0.
@@ -153,6 +153,7 @@ def best_rates(tasks: Tasks) -> np.ndarray:
     """Returns the learning rate with the smallest squared error over tasks, by the number of pairs
     [P].
     """
+    # Without a pair the step is 0, and the rate does not matter.
     step_NP = predict_gradient_step(build_context(tasks))
     return (step_NP * tasks.clean_NP).sum(0) / np.maximum((step_NP**2).sum(0), 1e-30)
 

@@ -50,12 +50,12 @@ def influence(
     normalised to mean 0 and deviation 1. tracin_self: sum over checkpoints of eta ||gradient||^2 of
     the mean loss in all weights, with the learning rate eta at the checkpoint. tracin_validation:
     the same with the mean gradient of validation documents in place of one of the two gradients
-    (arXiv:2002.08484). spearman_A_B are rank correlations. With one checkpoint there is no vog.
+    (arXiv:2002.08484). spearman_A_B are rank correlations. vog needs two checkpoints.
 
     Args:
       checkpoint: a loaded checkpoint.
       documents: number of training documents.
-      checkpoints: number of steps, up to this one.
+      checkpoints: number of steps, up to this checkpoint.
       validation: number of validation documents.
     """
     dataset = open_data(checkpoint)
@@ -130,7 +130,7 @@ def score_documents(
 
     Args:
       checkpoint: a loaded checkpoint.
-      steps: of the checkpoints; the last is this one.
+      steps: of the checkpoints; the last is this checkpoint.
       rows: the documents.
       held_out: validation documents.
     """
@@ -157,12 +157,15 @@ def score_documents(
                 for k in outputs_by_group[0]
             }
             group_scores = {
-                name: values[: len(part['tokens'])] for name, values in group_scores.items()
+                # Without the padding of the last group.
+                name: values[: len(part['tokens'])]
+                for name, values in group_scores.items()
             }
             variance.add(group_scores.pop('embedding_gradient'))
             tracin_2N += rate * np.array(
                 [group_scores.pop('squared_norm'), group_scores.pop('along')]
             )
+        # The remaining scores are from the last step, which is this checkpoint.
         counts_N = group_scores.pop('targets')
         vog_N = variance.value().sum((1, 2)) / (counts_N * learner.recipe.stream_width)
         tracin = {'tracin_self': tracin_2N[0], 'tracin_validation': tracin_2N[1]}
@@ -171,7 +174,7 @@ def score_documents(
 
 
 class RunningVariance:
-    """The variance of arrays that arrive one after another, without storing them (Welford)."""
+    """The variance of arrays that arrive in sequence, without storing them (Welford)."""
 
     def __init__(self):
         self.count = 0
@@ -248,7 +251,7 @@ def validation_gradient(sum_gradients: Any, weights: Weights, rows: DocumentRows
 def score_document(
     learner: Learner, weights: Weights, direction: Any, row: dict[str, jax.Array]
 ) -> dict[str, Any]:
-    """Returns the errors and gradients of one row from which its scores are computed.
+    """Returns the errors and gradients of a row from which its scores are computed.
 
     Args:
       learner: of the model.
@@ -301,6 +304,7 @@ def compute_document_gradients(
 
     width, dtype = learner.recipe.stream_width, DTYPES[learner.recipe.model.dtype]
     zeros_TD = jnp.zeros((tokens_1T.shape[1], width), dtype)
+    # A single linearisation gives both gradients: of the mean loss, and of the logits.
     (loss, _), vjp, el2n = jax.vjp(forward, weights.params, zeros_TD, has_aux=True)
     unit, zero = jnp.ones_like(loss), jnp.zeros_like(loss)
     gradient, _ = vjp((unit, zero))

@@ -32,7 +32,7 @@ def layers(
 ) -> SuiteResult:
     """Measures what each block adds, and how far it turns the residual stream.
 
-    removal_ is the loss without one block minus the loss, in nats per token. angle_ is (1 / pi)
+    removal_ is the loss without a block minus the loss, in nats per token. angle_ is (1 / pi)
     arccos of the cosine between input and output of a block, and influence_ is 1 - cosine; both are
     means over tokens. _max, _mean and _last are over blocks (arXiv:2403.17887, arXiv:2403.03853).
     With two streams the angles are of the stream that the next block reads.

@@ -55,6 +55,7 @@ def minimal_pairs(
     pairs = list(read_pairs(path, limit))
     rows = _encode_pairs(checkpoint, pairs, end)
     log_p = [scores['log_p'].astype(np.float64) for scores in Scorer(checkpoint)(rows)]
+    # Rows alternate good and bad sentences.
     sums, means = (
         np.reshape([f(sentence_log_p) for sentence_log_p in log_p], (-1, 2))
         for f in (np.sum, np.mean)

@@ -155,6 +155,7 @@ def sums_around_means(
         logit has the nearest mean).
     """
     x_MD, next_M, weights_M, readout = read_features(learner, weights, batch, hyper)
+    # -1 for tokens of no class, which get the weight 0 below.
     place_V = jnp.full(learner.model.vocab_size, -1).at[chosen_C].set(jnp.arange(len(chosen_C)))
     place_M = place_V[next_M]
     weights_M = weights_M * (place_M >= 0)

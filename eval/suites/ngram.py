@@ -17,7 +17,7 @@ BASE = 257  # 256 bytes and START
 def ngram(checkpoint: Checkpoint) -> SuiteResult:
     """bits_per_byte of an interpolated Kneser-Ney byte model of the run's training split.
 
-    A mixture has one model of all text of its sources, whatever their shares. The bits on each
+    A mixture has a single model of all text of its sources, whatever their shares. The bits on each
     source's validation split are weighted by data.mixture, like the transformer's.
     """
     dataset, tokenizer = open_data(checkpoint), checkpoint.tokenizer
@@ -81,12 +81,13 @@ def kneser_ney_bits(
         interpolated = (
             np.maximum(count - discount, 0) / safe + discount * n_distinct / safe * probability
         )
+        # A context that never occurred keeps the probability of the lower order.
         probability = np.where(total > 0, interpolated, probability)
     return float(-np.log2(probability).sum()), len(test_grams)
 
 
 def _encode_grams(documents: Iterable[np.ndarray], order: int) -> np.ndarray:
-    """Returns each byte with the order - 1 symbols before it, as one number in base 257."""
+    """Returns each byte with the order - 1 symbols before it, as a number in base 257."""
     numbers = []
     for text in documents:
         symbols = np.concatenate([np.full(order - 1, START), text.astype(np.int64)])

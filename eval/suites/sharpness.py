@@ -199,6 +199,7 @@ def build_spectrum(
         trained_leaves = [w.astype(jnp.float32) for w, t in zip(leaves, trained, strict=True) if t]
 
         def trained_loss(trained_leaves):
+            # Only trained leaves vary; all others are constants.
             remaining = iter(trained_leaves)
             full = [next(remaining) if t else w for w, t in zip(leaves, trained, strict=True)]
             params = jax.tree.unflatten(structure, full)
@@ -208,6 +209,7 @@ def build_spectrum(
             return [s * x for s, x in zip(scales, v, strict=True)]
 
         def product(v):
+            # Forward over reverse: the derivative of the gradient along S v.
             name = 'gradient of this model'
             return scale(
                 jvp_along(jax.grad(trained_loss), trained_leaves, scale(v), name, GRADIENT_KERNELS)[
@@ -347,6 +349,7 @@ def measure_stretches(
     _, filled = compute_activations(learner, variables, batch, (ACTIVATIONS,), hyper)
     streams = learner.recipe.placement.row.split(filled[ACTIVATIONS][EMBEDDING])
     sequence = make_sequence(learner, batch['segments'][:, :-1])
+    # All blocks begin with the same direction.
     start, stretch_by_block = random_like(streams), []
 
     @functools.partial(jax.jit, static_argnums=0)
