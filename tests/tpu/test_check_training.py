@@ -91,14 +91,14 @@ def test_a_start_that_is_on_the_hosts_is_left_to_them():
         (Chips('v3-32'), 32, 1),
         (Chips('tpu7x-16'), 16, 1),  # eight chips of two devices
         (Chips('v6e-4x4'), 16, 1),
-        (ray.Options(topology='4x4', accelerator_version='v6e', slices=2).chips(), 32, 2),
-        (ray.Options(nodes=2, resources='CPU=8,GPU=8').chips(), 16, 1),
-        (ray.Options(nodes=2).chips(), 0, 0),
-        (slurm.Options(nodes=4, submit_flags='--partition=gpu --gres=gpu:8').chips(), 32, 1),
-        (slurm.Options(nodes=2, submit_flags='--gres=gpu:h100:4').chips(), 8, 1),
-        (slurm.Options(nodes=2, submit_flags='--gpus-per-node=8').chips(), 16, 1),
-        (slurm.Options(nodes=2).chips(), 0, 0),
-        (xpk.Options(cluster='c', image='i', accelerator_type='v6e-8', slices=2).chips(), 16, 2),
+        (ray.RayOptions(topology='4x4', accelerator_version='v6e', slices=2).chips(), 32, 2),
+        (ray.RayOptions(nodes=2, resources='CPU=8,GPU=8').chips(), 16, 1),
+        (ray.RayOptions(nodes=2).chips(), 0, 0),
+        (slurm.SlurmOptions(nodes=4, submit_flags='--partition=gpu --gres=gpu:8').chips(), 32, 1),
+        (slurm.SlurmOptions(nodes=2, submit_flags='--gres=gpu:h100:4').chips(), 8, 1),
+        (slurm.SlurmOptions(nodes=2, submit_flags='--gpus-per-node=8').chips(), 16, 1),
+        (slurm.SlurmOptions(nodes=2).chips(), 0, 0),
+        (xpk.XpkOptions(cluster='c', image='i', accelerator_type='v6e-8', slices=2).chips(), 16, 2),
     ],
 )
 def test_devices_of_the_hosts_together(chips, devices, slices):

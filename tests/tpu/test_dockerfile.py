@@ -53,7 +53,7 @@ def test_xpk_finds_the_program_in_the_working_folder_by_the_python_of_the_enviro
     (folder,) = re.findall(r'^WORKDIR (\S+)$', TEXT, re.MULTILINE)
     (entry,) = re.findall(r'^ENTRYPOINT (.+)$', TEXT, re.MULTILINE)
     assert f'ENV PATH={folder}/.venv/bin:$PATH' in TEXT
-    options = xpk.Options(cluster='c', accelerator_type='v6e-16', image='I')
+    options = xpk.XpkOptions(cluster='c', accelerator_type='v6e-16', image='I')
     words = xpk.container_command(base.Job('job', ()), options).split()
     assert words[-2:] == ast.literal_eval(entry) and words[0] == 'exec'
 

@@ -108,7 +108,7 @@ def test_products_in_a_loop_count_as_often_as_it_runs():
     module, compiled = module_of(many, (N, N), (5, N, N))
     assert estimate_cost(module, SECOND, SECOND).flops == 5 * 2 * N**3
     assert compiled.cost_analysis()['flops'] < 2 * 2 * N**3
-    assert not module.unknown
+    assert not module.unknown_loops
 
 
 def test_of_the_branches_of_a_conditional_the_dearest_counts():
@@ -166,7 +166,7 @@ def test_a_loop_whose_limit_the_loop_around_it_counts(function, products):
     that of all, a start that is not taken off, and a list of limits that a loop before has filled.
     """
     module, _ = module_of(function, (N, N), (N, N))
-    assert not module.unknown
+    assert not module.unknown_loops
     assert estimate_cost(module, SECOND, SECOND).flops == products * 2 * N**3
 
 
@@ -176,8 +176,8 @@ def test_a_limit_that_nobody_knows_is_said(function, shapes):
     first round would be 0.
     """
     module, _ = module_of(function, (N, N), (N, N), *shapes)
-    assert len(module.unknown) == 1
-    assert set(module.unknown) <= set(estimate_cost(module, SECOND, SECOND).unknown)
+    assert len(module.unknown_loops) == 1
+    assert set(module.unknown_loops) <= set(estimate_cost(module, SECOND, SECOND).unknown)
 
 
 def test_a_fusion_that_runs_beside_others_counts_once():

@@ -11,7 +11,7 @@ import pytest
 from lm.launch import streams
 from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED
 from tpu import launch
-from tpu.launchers import base
+from tpu.launchers import base, ray
 
 CONFIG = '--config=configs/default.py'
 TRAIN = ['--', 'train.py', CONFIG, '--workdir=/shared/run']
@@ -131,7 +131,7 @@ def test_a_job_outlives_who_reads_the_launcher_and_its_terminal(engine, monkeypa
         return DONE
 
     monkeypatch.setattr(base, 'supervise', supervise)
-    monkeypatch.setattr(launch.ENGINES['ray'], '_connect', lambda address: None)
+    monkeypatch.setattr(ray, '_connect', lambda address: None)
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         assert launch.main([f'--engine={engine}', '--nodes=1', *TRAIN]) == DONE
@@ -152,7 +152,7 @@ def test_every_option_is_a_flag_with_words(capsys):
     said = capsys.readouterr().out
     assert 'Starts a training on every host' in said
     for engine in launch.ENGINES.values():
-        for field in dataclasses.fields(engine.Options):
+        for field in dataclasses.fields(engine.options):
             assert f'{field.name}:' in said
             assert field.metadata['words'].endswith('.')
 

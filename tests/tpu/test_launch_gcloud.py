@@ -33,12 +33,12 @@ def run(*flags):
 
 
 def test_create():
-    options = gcloud.Options(**REQUIRED)
+    options = gcloud.GcloudOptions(**REQUIRED)
     head = 'gcloud compute tpus queued-resources create job --zone=us-east5-b'
     software = '--accelerator-type=v6e-16 --runtime-version=v2-alpha-tpuv6e'
     said = shlex.join(gcloud.create_command(Job('job', ()), options))
     assert said == f'{head} {software} --node-id=job --async'
-    options = gcloud.Options(
+    options = gcloud.GcloudOptions(
         **REQUIRED, slices=2, spot=True, project='p', submit_flags="--labels='a=b c' --reserved"
     )
     assert gcloud.create_command(Job('job', ()), options) == [
@@ -51,7 +51,7 @@ def test_create():
 
 def test_every_host_of_several_slices_is_reached_at_once():
     """gcloud's default is 64 at a time, and each would wait for those that are not started."""
-    one, two = (gcloud.Options(**REQUIRED, slices=n) for n in (1, 2))
+    one, two = (gcloud.GcloudOptions(**REQUIRED, slices=n) for n in (1, 2))
     assert gcloud.ssh_command(Job('job', ()), one, 'date')[:6] == [
         *('gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', 'job')
     ]
@@ -61,7 +61,7 @@ def test_every_host_of_several_slices_is_reached_at_once():
 
 
 def test_hosts_install_what_their_tpus_need():
-    text = gcloud.host_script(Job('job', ()), gcloud.Options(**REQUIRED))
+    text = gcloud.host_script(Job('job', ()), gcloud.GcloudOptions(**REQUIRED))
     assert ' uv run --extra tpu train.py' in text
 
 

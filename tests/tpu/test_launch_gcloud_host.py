@@ -32,7 +32,7 @@ class Hosts:
     def __init__(self, home: Path, trainer: Path, shell: str, flags=NASTY):
         self.home, self.trainer, self.shell = home, trainer, shell
         self.job = Job('job', tuple(flags), python=sys.executable)
-        self.options = gcloud.Options(**REQUIRED, folder=trainer.name)
+        self.options = gcloud.GcloudOptions(**REQUIRED, folder=trainer.name)
 
     def ssh(self, command: str, hangup=signal.SIG_DFL) -> subprocess.Popen:
         """gcloud splits at blanks, and ssh joins the words again. hangup: what SIGHUP does."""

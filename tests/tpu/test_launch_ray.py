@@ -242,4 +242,4 @@ def test_the_extra_of_the_hosts_is_installed_unless_it_is_there(options, extra, 
     found = object() if has else None
     monkeypatch.setattr(engine.importlib.util, 'find_spec', lambda name: found)
     words = f'uv run --extra {extra}' if extra and not has else shlex.quote(sys.executable)
-    assert engine.select_python(engine.Options(**options)) == words
+    assert engine.select_python(engine.RayOptions(**options)) == words

@@ -53,7 +53,7 @@ class Controller:
 def batch(flags, max_restarts=10, **options):
     return slurm.batch_script(
         Job('job', tuple(flags), python='python3', max_restarts=max_restarts),
-        slurm.Options(nodes=2, **options),
+        slurm.SlurmOptions(nodes=2, **options),
     )
 
 
@@ -108,7 +108,7 @@ def test_the_extra_is_that_of_the_devices_of_the_first_node(
     (tmp_path / (files or 'null')).touch()
     srun = fake('srun')
     text = slurm.batch_script(
-        Job('job', ('--x=a b',)), slurm.Options(nodes=2, folder=str(tmp_path))
+        Job('job', ('--x=a b',)), slurm.SlurmOptions(nodes=2, folder=str(tmp_path))
     )
     subprocess.run(['bash', '-c', text], check=True)
     (call,) = srun.calls
@@ -129,7 +129,7 @@ def test_a_flag_ends_no_here_document(fake, tmp_path):
     fake('sbatch', any=[f'cat > {tmp_path}/batch'])
     for name in ('squeue', 'scontrol', 'tail', 'scancel'):
         fake(name)
-    job, options = Job('job', ('--x=1\nEND\nEND_\nrm -r /',)), slurm.Options(nodes=2)
+    job, options = Job('job', ('--x=1\nEND\nEND_\nrm -r /',)), slurm.SlurmOptions(nodes=2)
     subprocess.run(['bash', '-c', slurm.script(job, options)], cwd=tmp_path, check=True)
     assert (tmp_path / 'batch').read_text() == slurm.batch_script(job, options)
 

@@ -80,7 +80,7 @@ def run(*flags):
 def test_create():
     """Flags of src/xpk/parser/workload.py."""
     job = Job('job', ('--config=c.py', SWEEP), max_restarts=7, secret='0f' * 16)
-    options = xpk.Options(
+    options = xpk.XpkOptions(
         **REQUIRED, zone='z', project='p', slices=2, spot=True, submit_flags='--priority=high'
     )
     command = xpk.create_command(job, options)
@@ -98,7 +98,7 @@ def test_create():
         f'--command=exec env EVENKEEL_JOB_SECRET={"0f" * 16} '
         f'python3 train.py --config=c.py {shlex.quote(SWEEP)}',
     }
-    seven = xpk.Options(**REQUIRED | {'accelerator_type': 'tpu7x-16'})
+    seven = xpk.XpkOptions(**REQUIRED | {'accelerator_type': 'tpu7x-16'})
     assert '--no-use-parallel-containers' in xpk.create_command(job, seven)
 
 
@@ -120,7 +120,7 @@ def test_a_pod_has_the_flags_and_the_sigterm(trainer, tmp_path):
     """Without `exec` xpk's SIGTERM ends a shell, and the trainer is killed after the grace."""
     (trainer / 'then.py').write_text(UNTIL_SIGTERM)
     flags = tuple(flag for flag in NASTY if '\n' not in flag)
-    options = xpk.Options(**REQUIRED, folder=str(trainer))
+    options = xpk.XpkOptions(**REQUIRED, folder=str(trainer))
     command = xpk.container_command(Job('job', flags, python=sys.executable), options)
     process = subprocess.Popen(
         ['bash', '-c', CONTAINER.format(command=command)], text=True, stdout=subprocess.PIPE

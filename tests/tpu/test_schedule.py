@@ -90,7 +90,7 @@ def waits(main, body=''):
     program = program.replace('SPARSE', SPARSE).replace('MEGASCALE', '_xla_megascale_transfer_type')
 
     def operation(computation, one):
-        return WORK if one.opcode == 'fusion' and one.called in ('work', 'second') else 0
+        return WORK if one.opcode == 'fusion' and one.callee in ('work', 'second') else 0
 
     def link(sent):
         return NETWORK if sent.kind.endswith('slices') else GATHER
