@@ -124,13 +124,13 @@ def single_updates(engine):
 
 def test_rows_do_not_depend_on_neighbours(engine, single_updates):
     """In another slot, between other neighbours, in another order."""
-    assert any(update.finish == 'length' for update in single_updates)
+    assert any(update.finish_reason == 'length' for update in single_updates)
     for order in ([3, 1, 4, 0, 2], [2, 2, 1, 0]):
         together = run(engine, [REQUESTS[i] for i in order])
         for i, update in zip(order, together, strict=True):
             assert (ids(update), update.finish_reason) == (
                 ids(single_updates[i]),
-                single_updates[i].finish,
+                single_updates[i].finish_reason,
             )
 
 
@@ -149,13 +149,13 @@ def test_prompt_chunks_interleave_with_decoding(engine, single_updates, monkeypa
     monkeypatch.setattr(engine_module, 'PREFILL_CHUNK', 2)
     monkeypatch.setattr(engine_module, 'PREFILL_BUDGET', 2)
     decoding = engine.admit(Request((BOS, 8), 60, Sampling(seed=9)))
-    assert not engine.step()[decoding].finish, 'the seed is of a row that goes on'
+    assert not engine.step()[decoding].finish_reason, 'the seed is of a row that goes on'
     waiting = engine.admit(REQUESTS[2])  # five tokens before its last one
     steps = [engine.step() for _ in range(3)]
     assert [*steps[0]] == [decoding]
     assert ids(next(step[waiting] for step in steps if waiting in step)) == ids(single_updates[2])
     engine.release(decoding)
-    assert engine.free == 3
+    assert engine.n_free == 3
 
 
 @pytest.mark.full
@@ -182,7 +182,7 @@ def test_eos_ends_row_and_is_not_reported(engine, single_updates, monkeypatch):
     monkeypatch.setattr(engine, '_end_ids', np.array([stop], np.int32))
     (update,) = run(engine, [request])
     assert (ids(update), update.finish_reason) == (decoded[: decoded.index(stop)], 'stop')
-    assert engine.free == 3
+    assert engine.n_free == 3
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_eos_ends_row_and_is_not_reported(engine, single_updates, monkeypatch):
 def test_impossible_requests_are_refused(engine, request_, message):
     with pytest.raises(ValueError, match=message):
         engine.admit(request_)
-    assert engine.free == 3
+    assert engine.n_free == 3
 
 
 def test_slot_is_not_assigned_twice(engine):
@@ -209,7 +209,7 @@ def test_slot_is_not_assigned_twice(engine):
         engine.admit(REQUESTS[0])
     for slot in slots:
         engine.release(slot)
-    assert engine.free == 3 and engine.step() == {}
+    assert engine.n_free == 3 and engine.step() == {}
 
 
 @pytest.mark.full
@@ -247,13 +247,13 @@ def test_error_ends_only_its_row(engine, single_updates, place, monkeypatch):
     requests = [REQUESTS[0], REQUESTS[3]]
     failing = Request((BOS, 7, 7, 7), 4, UnusableSampling() if place == 'step' else Sampling())
     if place == 'prompt':
-        read_tokens = engine._read
+        read_tokens = engine._read_tokens
         monkeypatch.setattr(engine, '_read_tokens', lambda slot, start, part: (
             read_tokens(slot, start, part) if 7 not in part else 1 / 0
         ))  # fmt: skip
     slots = [engine.admit(request) for request in (requests[0], failing, requests[1])]
     failed, texts = {}, {slot: [] for slot in slots}
-    while len(engine._rows) != engine.free:
+    while len(engine._rows) != engine.n_free:
         for slot, update in engine.step(failed.__setitem__).items():
             texts[slot] += update.tokens
     assert [*failed] == [slots[1]] and not texts[slots[1]]
@@ -263,7 +263,7 @@ def test_error_ends_only_its_row(engine, single_updates, place, monkeypatch):
     ]
     with pytest.raises(TypeError if place == 'step' else ZeroDivisionError):
         run(engine, [failing])
-    assert engine.free == 3
+    assert engine.n_free == 3
 
 
 def test_lost_cache_ends_all_rows():
