@@ -1,5 +1,5 @@
-"""Cards of parts, from their tables: what each is, its options, what it does not go with, the
-studies that tried it, and the tests that hold it.
+"""Cards of parts, written from their tables: description, options, parts it refuses, the studies
+that tried it, and the tests that hold it.
 """
 
 import functools
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 PAPER = re.compile(r'arXiv:(\d{4}\.\d{4,5})')
 STUDIES = ROOT / 'configs' / 'studies'
 SUMMARY = (ROOT / 'docs' / 'studies.md').read_text()
-TESTS = {  # where the rows of a field are held: patterns of files in tests/
+TESTS = {  # patterns of the files in tests/ that hold the rows of a field
     'model.norm': ('modules/norm_references.py', 'modules/test_running_norms.py'),
     'model.placement': ('modules/test_placements.py',),
     'model.attention': ('modules/test_attention.py', 'modules/test_linear_attention.py'),
@@ -74,43 +74,48 @@ def tables() -> list[str]:
 
 
 def cards(field: str) -> Iterator[str]:
-    """Yields the page of the table that a field names a row of. Raises ValueError for a part
-    without a description or a test, and for an option without words.
+    """Yields the lines of the page on the table that a field chooses from.
+
+    Raises ValueError for a part without a description or a test, and for an option without words.
     """
-    others = [f for f in CHOICES if CHOICES[f].table is CHOICES[field].table and f != field]
+    shared = [f for f in CHOICES if CHOICES[f].table is CHOICES[field].table and f != field]
     yield f'# {field}\n'
     yield f'`{field}={value_form(CHOICES[field])}`' + (
-        f', and so for {", ".join(f"`{name}`" for name in others)}.\n' if others else '\n'
+        f', and so for {", ".join(f"`{name}`" for name in shared)}.\n' if shared else '\n'
     )
     for row in part_rows(field):
-        if not row.text or not all(one.option.description for one in row.options.values()):
+        if not row.text or not all(option.option.description for option in row.options.values()):
             raise ValueError(f'{field}={row.name} has no description, or an option without words')
         yield f'## {row.name}\n'
         papers = dict.fromkeys(PAPER.findall(row.text))
         if papers:
-            yield ', '.join(f'[arXiv:{one}](https://arxiv.org/abs/{one})' for one in papers) + '\n'
+            yield (
+                ', '.join(f'[arXiv:{paper}](https://arxiv.org/abs/{paper})' for paper in papers)
+                + '\n'
+            )
         yield f'```text\n{row.text}\n```\n'
         if row.options:
             yield table(['option', 'default', 'type and bounds', 'what'], options(row.options))
             yield ''
-        if words := refusals().get((field, row.name)):
+        if lines := refusals().get((field, row.name)):
             yield 'It does not go with everything:\n'
-            yield '\n'.join(f'- {line}' for line in words) + '\n'
-        if found := studies().get((field, row.name)):
+            yield '\n'.join(f'- {line}' for line in lines) + '\n'
+        if lines := studies().get((field, row.name)):
             yield 'Tried here:\n'
-            yield '\n'.join(f'- {line}' for line in found) + '\n'
-        yield f'Held by {", ".join(f"`{path}`" for path in tests_of(field, row.name))}.\n'
+            yield '\n'.join(f'- {line}' for line in lines) + '\n'
+        yield f'Held by {", ".join(f"`{path}`" for path in find_tests(field, row.name))}.\n'
 
 
 def options(declared: dict[str, OptionDeclaration]) -> list[list[str]]:
+    """Returns the rows of the table of a part's options."""
     return [
-        [f'`{path}`', f'`{one.default}`', option_type(one), one.option.description]
-        for path, one in declared.items()
+        [f'`{path}`', f'`{option.default}`', option_type(option), option.option.description]
+        for path, option in declared.items()
     ]
 
 
-def refused(*chosen: tuple[str, str]) -> str:
-    """Returns why the default config with these rows cannot be trained; '' where it can."""
+def find_refusal(*chosen: tuple[str, str]) -> str:
+    """Returns why the default config with these rows cannot be trained, or '' if it can."""
     config = default.get_config()
     try:
         for field, name in chosen:
@@ -124,31 +129,37 @@ def refused(*chosen: tuple[str, str]) -> str:
 
 @functools.cache
 def refusals() -> dict[tuple[str, str], list[str]]:
-    """Returns (field, row) -> what the checks of a config say of it beside the default's rows, or
-    else beside each row of every other table.
+    """Returns {(field, row): errors} of the checks of a config.
+
+    A row is tried beside the rows of the default config. If that passes, it is tried beside each
+    row of every other table.
     """
     rows = [(field, name) for field in tables() for name in CHOICES[field].table]
-    alone = {row: refused(row) for row in rows}
-    found = {row: [f'By itself in the default config: {words}'] for row, words in alone.items()}
-    found = {row: lines for row, lines in found.items() if alone[row]}
-    for one, other in itertools.combinations([row for row in rows if not alone[row]], 2):
-        if one[0] != other[0] and (words := refused(one, other)):
-            found.setdefault(one, []).append(f'`{"=".join(other)}`: {words}')
-            found.setdefault(other, []).append(f'`{"=".join(one)}`: {words}')
-    return {row: [escaped(line) for line in lines] for row, lines in found.items()}
+    by_itself = {row: find_refusal(row) for row in rows}
+    errors = {
+        row: [f'By itself in the default config: {error}']
+        for row, error in by_itself.items()
+        if error
+    }
+    trained = [row for row in rows if not by_itself[row]]
+    for first, second in itertools.combinations(trained, 2):
+        if first[0] != second[0] and (error := find_refusal(first, second)):
+            errors.setdefault(first, []).append(f'`{"=".join(second)}`: {error}')
+            errors.setdefault(second, []).append(f'`{"=".join(first)}`: {error}')
+    return {row: [escape_markdown(line) for line in lines] for row, lines in errors.items()}
 
 
-def escaped(words: str) -> str:
-    """Returns words in which nothing is Markdown but what stands in backticks."""
-    parts = re.split(r'(`[^`]*`)', words)
+def escape_markdown(text: str) -> str:
+    """Escapes Markdown outside backticks."""
+    parts = re.split(r'(`[^`]*`)', text)
     return ''.join(p if p.startswith('`') else re.sub(r'([*_<>|\[\]])', r'\\\1', p) for p in parts)
 
 
 @functools.cache
 def studies() -> dict[tuple[str, str], list[str]]:
-    """Returns (field, row) -> what the studies were of, and found, whose sweeps have the row."""
-    found: dict[tuple[str, str], list[str]] = {}
-    of_table = {id(CHOICES[field].table): field for field in reversed(tables())}
+    """Returns {(field, row): lines of docs/studies.md} of the studies whose sweeps have the row."""
+    lines_by_row: dict[tuple[str, str], list[str]] = {}
+    first_field = {id(CHOICES[field].table): field for field in reversed(tables())}
     for page in sorted(STUDIES.glob('results/*.md')):
         module = importlib.import_module(f'configs.studies.{page.stem}')
         kinds = dict.fromkeys(re.findall(rf'{page.stem}\.py:(\w+)', module.__doc__))
@@ -156,32 +167,35 @@ def studies() -> dict[tuple[str, str], list[str]]:
         row = re.search(rf'\| (.*{page.name}.*) \| (.*) \|', SUMMARY)
         # Links of studies.md start from docs; the page of a part lies two folders below.
         line = ': '.join(row.groups()).replace('](', '](../../')
-        for path, value in itertools.chain.from_iterable(swept(c.get('sweep')) for c in configs):
+        for path, value in itertools.chain.from_iterable(
+            swept_values(c.get('sweep')) for c in configs
+        ):
             if path in CHOICES and isinstance(value, str):
                 for name in CHOICES[path].table.keys() & set(re.split(r'[+:]', value)):
-                    lines = found.setdefault((of_table[id(CHOICES[path].table)], name), [])
+                    row_key = first_field[id(CHOICES[path].table)], name
+                    lines = lines_by_row.setdefault(row_key, [])
                     lines += [line] * (line not in lines)
-    return found
+    return lines_by_row
 
 
-def swept(sweep: Any) -> Iterator[tuple[str, Any]]:
+def swept_values(sweep: Any) -> Iterator[tuple[str, Any]]:
     """Yields (path, value) of everything that a sweep sets."""
     if isinstance(sweep, dict):
         for path, value in sweep.items():
             several = value if isinstance(value, tuple | list) else (value,)
-            yield from ((path, one) for one in several) if '.' in path else swept(value)
+            yield from ((path, v) for v in several) if '.' in path else swept_values(value)
     elif isinstance(sweep, tuple | list):
-        for one in sweep:
-            yield from swept(one)
+        for part in sweep:
+            yield from swept_values(part)
 
 
-def tests_of(field: str, name: str) -> list[str]:
-    """Returns the files of TESTS that name a row. Raises ValueError where none does."""
+def find_tests(field: str, name: str) -> list[str]:
+    """Returns the files of TESTS that name a row. Raises ValueError if none does."""
     patterns, row = TESTS.get(field, ()), CHOICES[field].table[name]
     files = dict.fromkeys(path for p in patterns for path in sorted((ROOT / 'tests').glob(p)))
-    own = row.__name__ if inspect.isclass(row) or inspect.isfunction(row) else name
-    named = re.compile(rf'\b{own}\b|[\'"=+]{name}[\'":+_]')
-    found = [path for path in files if named.search(path.read_text())]
-    if not found:
+    symbol = row.__name__ if inspect.isclass(row) or inspect.isfunction(row) else name
+    mention = re.compile(rf'\b{symbol}\b|[\'"=+]{name}[\'":+_]')
+    paths = [path for path in files if mention.search(path.read_text())]
+    if not paths:
         raise ValueError(f'no file of TESTS in docs/cards.py names {field}={name}')
-    return [str(path.relative_to(ROOT)) for path in found]
+    return [str(path.relative_to(ROOT)) for path in paths]

@@ -60,7 +60,13 @@ MORE = {
         'tpu/PLANS',
         'docs/limits',
     ],
-    'The project': ['docs/design', 'docs/changelog', 'docs/contributing', 'docs/cite'],
+    'The project': [
+        'docs/design',
+        'docs/words',
+        'docs/changelog',
+        'docs/contributing',
+        'docs/cite',
+    ],
 }
 BELOW = {'docs/studies': '/configs/studies/results/*', 'docs/claims/index': '*'}
 LINK = re.compile(r'(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#\s]+)\)')
@@ -68,48 +74,65 @@ LINK = re.compile(r'(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#\s]+)\)')
 
 def contents() -> str:
     """Returns the table of contents that a forge does not show."""
-    found = []
+    trees = []
     for caption in {**CONTENTS, **MORE}:
         names = [f'docs/{caption.lower()}/{name}' for name in CONTENTS.get(caption, '').split()]
         lines = [f':caption: {caption}', ':hidden:', '', *names, *MORE.get(caption, ())]
-        found.append('\n'.join(['```{toctree}', *lines, '```']))
-    return '\n\n'.join(found)
+        trees.append('\n'.join(['```{toctree}', *lines, '```']))
+    return '\n\n'.join(trees)
 
 
-def on_the_site(app, docname: str, source: list[str]) -> None:
-    """Names files and folders that are no pages, where a forge has links to them."""
+def replace_file_links(app, docname: str, source: list[str]) -> None:
+    """Replaces links to files that are not pages by their names: only a forge can follow them.
+
+    Args:
+      app: the Sphinx application.
+      docname: the page.
+      source: its text, in a list of one element that is changed.
+    """
     folder = Path(app.env.doc2path(docname)).parent
 
-    def named(match: re.Match) -> str:
+    def name_file(match: re.Match) -> str:
         text, path = match[1], (folder / match[2]).resolve()
         if path.suffix == '.md' or not path.exists():
             return match[0]
         name = f'`{path.relative_to(ROOT)}`'
         return name if text.rstrip('/').replace('\\', '') in name else f'{text} ({name})'
 
-    source[0] = LINK.sub(named, source[0])
+    source[0] = LINK.sub(name_file, source[0])
     if docname == root_doc:
         source[0] += '\n' + contents()
     if below := BELOW.get(docname):
         source[0] += f'\n```{{toctree}}\n:glob:\n:hidden:\n\n{below}\n```\n'
 
 
-def front_page(app, error: Exception | None) -> None:
-    """Has index.html lead to the front page."""
+def write_index(app, error: Exception | None) -> None:
+    """Writes an index.html that redirects to the front page."""
     if error is None:
         page = '<meta http-equiv="refresh" content="0; url=README.html">'
         (Path(app.outdir) / 'index.html').write_text(page)
 
 
-def of_a_field(app, what: str, name: str, obj, options, lines: list[str]) -> None:
-    """Keeps napoleon from taking the words before a colon for the type of a field."""
-    if what in ('attribute', 'property'):
-        lines[:0] = ['..', '']  # an empty comment: it reads the first line alone
+def hide_first_line(app, kind: str, name: str, member, options, lines: list[str]) -> None:
+    """Keeps napoleon from reading the words before a colon as the type of a field.
+
+    Sphinx calls it for each docstring, by position.
+
+    Args:
+      app: the Sphinx application.
+      kind: 'attribute', 'property', 'function', ...
+      name: the full name of what has the docstring.
+      member: the attribute, property or function.
+      options: of the directive.
+      lines: the docstring, which is changed.
+    """
+    if kind in ('attribute', 'property'):
+        lines[:0] = ['..', '']  # an empty comment: napoleon reads the first line alone
 
 
 def setup(app) -> None:
     app.connect('builder-inited', lambda app: generate.write(HERE / 'reference'))
     app.connect('builder-inited', lambda app: notebooks.write(HERE / '_static' / 'notebooks'))
-    app.connect('autodoc-process-docstring', of_a_field, priority=400)  # napoleon has 500
-    app.connect('source-read', on_the_site)
-    app.connect('build-finished', front_page)
+    app.connect('autodoc-process-docstring', hide_first_line, priority=400)  # napoleon has 500
+    app.connect('source-read', replace_file_links)
+    app.connect('build-finished', write_index)

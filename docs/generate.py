@@ -1,6 +1,6 @@
 """Pages of the reference, written from the tables and signatures that they describe.
 
-Sphinx calls `write` before it reads the pages: what is listed is what there is. A part without a
+Sphinx calls `write` before it reads the pages, so the reference cannot age. A part without a
 description, or an option without words, is an error.
 """
 
@@ -41,12 +41,12 @@ COMMANDS = {
 
 
 def write(folder: Path) -> None:
-    """Writes the pages into the folder, and removes what else is there."""
+    """Writes the pages into the folder and removes other pages from it."""
     pages = {
         'fields.md': fields(),
         'stages.md': stages(),
         'commands.md': commands(),
-        'columns.md': columns_of_runs(),
+        'columns.md': run_columns(),
         'statuses.md': statuses(),
         'other_programs.md': coming_from(),
         **{f'python/{name}': text for name, text in python_pages.pages().items()},
@@ -59,8 +59,8 @@ def write(folder: Path) -> None:
         'with, the studies that tried it, and the tests that hold it.\n\n'
         + toctree(name.removeprefix('parts/') for name in names)
     )
-    for old in {*folder.rglob('*.md')} - {folder / name for name in pages}:
-        old.unlink()
+    for stale in {*folder.rglob('*.md')} - {folder / name for name in pages}:
+        stale.unlink()
     for name, text in pages.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def toctree(names: Iterator[str]) -> str:
 
 def fields() -> str:
     """Returns the page of all fields of a config."""
-    given = flatten(default.get_config().to_dict())
+    defaults = flatten(default.get_config().to_dict())
     parts = [
         '# Fields\n',
         'A field is set by `--config.SECTION.FIELD=VALUE`. The default is that of ',
@@ -99,20 +99,17 @@ def fields() -> str:
             values = f'[{value_form(field.choice)}](parts/{page}.md)'
         else:
             values = ' or '.join(t.__name__.replace('NoneType', 'None') for t in field.types)
-            values += (
-                f', {format_bounds(field.option)}'
-                if field.option and format_bounds(field.option)
-                else ''
-            )
+            bounds = format_bounds(field.option) if field.option else ''
+            values += f', {bounds}' if bounds else ''
         words = field.option.description if field.option else ''
-        rows.append([f'`{path}`', f'`{given.get(path)}`', values, words])
+        rows.append([f'`{path}`', f'`{defaults.get(path)}`', values, words])
     flush()
     return '\n'.join(parts)
 
 
 def stages() -> str:
     """Returns the page of the stages of an update, in their order, with the fields of each."""
-    found = [
+    sections = [
         '# Stages of an update\n',
         'What a gradient goes through on its way to the weights, in this order. A stage with '
         'fields is there where one of them is given.\n',
@@ -124,20 +121,20 @@ def stages() -> str:
             for path in fields
         ]
         head = table(['field', 'values', 'what'], rows) + '\n\n' if rows else ''
-        found.append(f'## {name}\n\n{head}```text\n{inspect.getdoc(stage)}\n```\n')
-    return '\n'.join(found)
+        sections.append(f'## {name}\n\n{head}```text\n{inspect.getdoc(stage)}\n```\n')
+    return '\n'.join(sections)
 
 
 def commands() -> str:
-    """Returns the page of commands: what each says of itself."""
-    found = ['# Commands\n', '`--help` of each has its flags.\n']
+    """Returns the page of commands, each with the docstring of its module."""
+    sections = ['# Commands\n', '`--help` of each has its flags.\n']
     for command, path in COMMANDS.items():
         text = ast.get_docstring(ast.parse((ROOT / path).read_text()))
-        found.append(f'## {command}\n\n```text\n{text}\n```\n')
-    return '\n'.join(found)
+        sections.append(f'## {command}\n\n```text\n{text}\n```\n')
+    return '\n'.join(sections)
 
 
-def columns_of_runs() -> str:
+def run_columns() -> str:
     """Returns the page of the columns of a table of runs."""
     rows = [[f'`{name}`', kind.__name__, ''] for name, kind in IDENTITY.items()]
     rows += [
@@ -152,16 +149,16 @@ def columns_of_runs() -> str:
 
 
 def coming_from() -> str:
-    """Returns the tables of what other programs call things, as tests hold them."""
-    found = []
+    """Returns the tables of flags and names of other programs, which tests hold."""
+    sections = []
     for program in dict.fromkeys([*ANSWERED, *NOT_HERE]):
-        rows = [[f'`{given}`', f'`{here}`'] for given, here in ANSWERED.get(program, {}).items()]
+        rows = [[f'`{name}`', f'`{ours}`'] for name, ours in ANSWERED.get(program, {}).items()]
         rows += [
-            [f'`{given}`', f'{words[0].upper()}{words[1:]}' + (f': `{here}`' if here else '')]
-            for given, (words, here) in NOT_HERE.get(program, {}).items()
+            [f'`{name}`', f'{words[0].upper()}{words[1:]}' + (f': `{ours}`' if ours else '')]
+            for name, (words, ours) in NOT_HERE.get(program, {}).items()
         ]
-        found.append(f'## {program}\n\n{table(["there", "here"], rows)}\n')
-    return '\n'.join(found)
+        sections.append(f'## {program}\n\n{table(["there", "here"], rows)}\n')
+    return '\n'.join(sections)
 
 
 STATUSES = {  # file: {status: (when a process ends with it, what a person does next)}
@@ -199,8 +196,9 @@ STATUSES = {  # file: {status: (when a process ends with it, what a person does 
 
 
 def statuses() -> str:
-    """Returns the page of exit statuses, as their modules number them. Raises ValueError where one
-    has no words, or words have no status.
+    """Returns the page of exit statuses, with the numbers of their modules.
+
+    Raises ValueError for a status without words, and for words without a status.
     """
     rows = []
     for path, words in STATUSES.items():
@@ -210,24 +208,25 @@ def statuses() -> str:
             raise ValueError(f'{path}: a status without words, or words without one: {wrong}')
         for name, number in numbers.items():
             is_signal = name == 'SIGNALLED'
-            when, then = words[name]
+            when, action = words[name]
             again = is_resumable(number + is_signal)
             launcher = 'starts the command again' if again else 'ends with it'
-            shown = f'{number} + n' if is_signal else str(number)
-            rows.append([number, [shown, f'`{name}`', when, launcher, then]])
+            status = f'{number} + n' if is_signal else str(number)
+            rows.append([number, [status, f'`{name}`', when, launcher, action]])
     head = ['status', 'name', 'when', 'a launcher', 'a person']
+    in_order = [row for _, row in sorted(rows, key=lambda numbered: numbered[0])]
     return (
         '# Exit statuses\n\nA launcher is `tpu.launch`, or the SLURM, JobSet or Ray below it; it '
         'starts a command again at most `--max_restarts` times. Processes that train on several '
         'hosts all end with the status of the job. Names are those of '
         f'{" and ".join(f"`{path}`" for path in STATUSES)}; the programs without one end with '
-        f'0 or 1.\n\n{table(head, [row for _, row in sorted(rows, key=lambda one: one[0])])}\n'
+        f'0 or 1.\n\n{table(head, in_order)}\n'
     )
 
 
 def integers(path: Path) -> dict[str, int]:
-    """Returns the whole numbers that a module gives names to, without importing it."""
-    found = {}
+    """Returns {name: value} of the integer constants of a module, without importing it."""
+    constants = {}
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign):
             (target,) = node.targets
@@ -235,5 +234,5 @@ def integers(path: Path) -> dict[str, int]:
             values = getattr(node.value, 'elts', [node.value]) if many else [node.value]
             for name, value in zip(target.elts if many else [target], values, strict=True):
                 if isinstance(value, ast.Constant) and type(value.value) is int:
-                    found[name.id] = value.value
-    return found
+                    constants[name.id] = value.value
+    return constants

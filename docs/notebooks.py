@@ -1,4 +1,4 @@
-"""Notebooks of tutorials, made of their pages: text, code, and what it printed."""
+"""Notebooks of tutorials, made from their pages: text, code and its output."""
 
 import json
 import re
@@ -26,12 +26,12 @@ def notebook(page: str) -> dict[str, Any]:
         cells += text_cell(page[at : step.start()])
         at = step.end()
         source = step['code'] or re.sub(r'^    ', '!', step['commands'], flags=re.MULTILINE)
-        outputs = []
+        printed = []
         if block := PRINTED.match(page, at):
-            outputs = [{'output_type': 'stream', 'name': 'stdout', 'text': block['text']}]
+            printed = [{'output_type': 'stream', 'name': 'stdout', 'text': block['text']}]
             at = block.end()
         cells.append(
-            {'cell_type': 'code', 'execution_count': None, 'metadata': {}, 'outputs': outputs}
+            {'cell_type': 'code', 'execution_count': None, 'metadata': {}, 'outputs': printed}
             | {'source': source.strip('\n')}
         )
     cells += text_cell(page[at:])
@@ -42,7 +42,7 @@ def notebook(page: str) -> dict[str, Any]:
 
 
 def text_cell(text: str) -> list[dict[str, Any]]:
-    """Returns a cell of a text without what a page alone has: pictures, and files to fetch."""
+    """Returns a cell of a text, without pictures and files to download: only pages have those."""
     text = re.sub(r'!\[[^\]]*\]\([^)]*\)|\s*\{download\}`[^`]*`\.?', '', text)
     text = re.sub(r'\[([^\]]+)\]\(\.\.[^)]*\)', r'\1', text).strip()
     return [{'cell_type': 'markdown', 'metadata': {}, 'source': text}] if text else []

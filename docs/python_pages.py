@@ -27,9 +27,9 @@ ROOMS = [
 
 
 def pages() -> dict[str, str]:
-    """Returns the text of each page by its name; raises ValueError for what a docstring lacks."""
+    """Returns {name of a page: text}. Raises ValueError if a docstring lacks something."""
     modules = {room: importlib.import_module(room) for room in ROOMS}
-    lacking = [one for module in modules.values() for one in faults(module)]
+    lacking = [fault for module in modules.values() for fault in faults(module)]
     if lacking:
         raise ValueError('docstrings of the Python API: ' + '; '.join(lacking))
     head = (
@@ -49,7 +49,7 @@ def page(module: ModuleType) -> str:
 
 
 def entry(module: ModuleType, name: str) -> str:
-    """Returns the directive that shows one public name."""
+    """Returns the directive that documents a public name."""
     value, full = getattr(module, name), f'{module.__name__}.{name}'
     if inspect.isclass(value):
         return f'.. autoclass:: {full}\n   :members:\n   :exclude-members: __init__, __new__\n'
@@ -63,8 +63,8 @@ def sentence(module: ModuleType, name: str) -> str:
     value = getattr(module, name)
     fields = [field for field, choice in CHOICES.items() if choice.table is value]
     if fields:
-        named = ', '.join(f'``{field}``' for field in fields)
-        return f'The choices of {named}, by name: :doc:`cards <../parts/{fields[0]}>`.'
+        names = ', '.join(f'``{field}``' for field in fields)
+        return f'The choices of {names}, by name: :doc:`cards <../parts/{fields[0]}>`.'
     comment = re.search(rf'((?:^#: .*\n)+){name}\b', inspect.getsource(module), re.MULTILINE)
     return ' '.join(comment[1].replace('#: ', '').split()) if comment else ''
 
@@ -74,7 +74,7 @@ def public(module: ModuleType) -> list[str]:
 
 
 def faults(module: ModuleType) -> Iterator[str]:
-    """Yields what the docstrings of a room's public names lack."""
+    """Yields the faults in the docstrings of a room's public names."""
     names = [name for name, value in vars(module).items() if not name.startswith('_')]
     if not hasattr(module, '__all__') and any(
         not inspect.ismodule(getattr(module, name)) for name in names
@@ -83,15 +83,15 @@ def faults(module: ModuleType) -> Iterator[str]:
     for name in public(module):
         value, full = getattr(module, name), f'{module.__name__}.{name}'
         if inspect.isclass(value):
-            own = inspect.getdoc(value) if value.__doc__ else None
-            if not own or own.startswith(f'{value.__name__}('):  # what dataclasses write
+            text = inspect.getdoc(value) if value.__doc__ else None
+            if not text or text.startswith(f'{value.__name__}('):  # what dataclasses write
                 yield f'{full} has no docstring'
             for field in silent_fields(value):
                 yield f'{full}.{field} has no comment "#: " beside or above it'
             for method, function in methods(value):
-                yield from (f'{full}.{method} {one}' for one in lacks(function))
+                yield from (f'{full}.{method} {fault}' for fault in lacks(function))
         elif inspect.isfunction(value):
-            yield from (f'{full} {one}' for one in lacks(value))
+            yield from (f'{full} {fault}' for fault in lacks(value))
         elif not sentence(module, name):
             yield f'{full} has neither cards nor a comment "#: " above it'
 
@@ -106,7 +106,7 @@ def silent_fields(cls: type) -> Iterator[str]:
 
 
 def methods(cls: type) -> Iterator[tuple[str, Callable]]:
-    """Yields the public methods and properties that a class has of its own."""
+    """Yields the public methods and properties that a class defines itself."""
     package = cls.__module__.split('.')[0]
     for name, value in vars(cls).items():
         for kind, attribute in (
@@ -116,13 +116,13 @@ def methods(cls: type) -> Iterator[tuple[str, Callable]]:
         ):
             if isinstance(value, kind):
                 value = getattr(value, attribute)
-        own = inspect.isfunction(value) and value.__module__.split('.')[0] == package
-        if own and not name.startswith('_'):
+        is_defined = inspect.isfunction(value) and value.__module__.split('.')[0] == package
+        if is_defined and not name.startswith('_'):
             yield name, value
 
 
 def lacks(function: Callable) -> Iterator[str]:
-    """Yields what the docstring of a function lacks."""
+    """Yields the faults in the docstring of a function."""
     text = inspect.getdoc(function) or ''
     if not text:
         yield 'has no docstring'
@@ -130,13 +130,13 @@ def lacks(function: Callable) -> Iterator[str]:
     parts = re.split(r'^(Args|Returns|Yields|Raises):\n', text, flags=re.MULTILINE)
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
     signature = inspect.signature(function)
-    given = [name for name in signature.parameters if name not in ('self', 'cls')]
-    said = re.findall(r'^  \**(\w+): \S', sections.get('Args', ''), re.MULTILINE)
-    for name in given:
-        if name not in said:
+    parameters = [name for name in signature.parameters if name not in ('self', 'cls')]
+    documented = re.findall(r'^  \**(\w+): \S', sections.get('Args', ''), re.MULTILINE)
+    for name in parameters:
+        if name not in documented:
             yield f'does not say in Args what {name} is'
-    for name in said:
-        if name not in given:
+    for name in documented:
+        if name not in parameters:
             yield f'has no parameter {name}, which Args names'
     first = text.split()[0]
     if signature.return_annotation not in (None, 'None') and not (

@@ -65,12 +65,12 @@ def test_a_part_that_no_test_names_is_an_error(monkeypatch, patterns):
     """
     monkeypatch.setitem(cards.TESTS, 'model.norm', patterns)
     with pytest.raises(ValueError, match=r'no file of TESTS .* names model\.norm=dyt'):
-        cards.tests_of('model.norm', 'dyt')
+        cards.find_tests('model.norm', 'dyt')
 
 
 def test_what_does_not_go_together_is_said_in_the_words_of_the_check():
-    assert cards.refused(('model.norm', 'layernorm')) == ''
-    words = cards.refused(('optim.name', 'sophia'), ('model.norm', 'powernorm'))
+    assert cards.find_refusal(('model.norm', 'layernorm')) == ''
+    words = cards.find_refusal(('optim.name', 'sophia'), ('model.norm', 'powernorm'))
     assert words.startswith('optim.name=sophia differentiates the gradient in forward mode')
 
 

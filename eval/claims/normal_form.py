@@ -190,7 +190,7 @@ class _Reader:
 
     def scope_form(self, node: ast.AST, scopes: tuple[_Scope, ...]) -> Any:
         """The form of what has names of its own."""
-        kind = type(node).__name__, self.lookup(getattr(node, 'folder_name', ''), scopes)
+        kind = type(node).__name__, self.lookup(getattr(node, 'name', ''), scopes)
         outside = []
         if isinstance(node, COMPREHENSIONS):
             first, *others = node.generators

@@ -188,7 +188,7 @@ class Scheduler:
         with self._condition:
             return {
                 'status': 'ok' if self._is_open else 'closed',
-                'free_slots': self._engine.free,
+                'free_slots': self._engine.n_free,
                 'waiting': self._count_waiting(),
             }
 
@@ -294,7 +294,9 @@ class Scheduler:
         return Chunk(index, '', [], '', tokens[:-1])
 
     def _admit_texts(self) -> None:
-        for generation, place in self._take_texts(lambda texts: texts.to_start, self._engine.free):
+        for generation, place in self._take_texts(
+            lambda texts: texts.to_start, self._engine.n_free
+        ):
             with self._contain_errors(generation):
                 self._running[self._engine.admit(generation.rows[place])] = (generation, place)
 

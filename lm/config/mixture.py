@@ -228,7 +228,7 @@ class MixedRows:
 
     def map_sources(self, function: Callable[[Any], Any]) -> 'MixedRows':
         """Returns the same mixture of function(rows of a source)."""
-        return dataclasses.replace(self, parts=tuple(map(function, self.sources)))
+        return dataclasses.replace(self, sources=tuple(map(function, self.sources)))
 
 
 def split_by_source(rows: Any) -> dict[str, Any]:

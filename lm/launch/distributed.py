@@ -48,7 +48,7 @@ _exchange_ids = (
 
 
 def define_flags() -> None:
-    """Defines the flags that `lm.launch.detect_host` reads before JAX is imported, for --help."""
+    """Defines the flags that `lm.launch.this_host` reads before JAX is imported, for --help."""
     flags.DEFINE_string('coordinator', None, 'HOST:PORT of process 0, in a job of several.')
     flags.DEFINE_integer('num_processes', None, 'Processes of the job; 1: this one is alone.')
     flags.DEFINE_integer('process_id', None, 'Which of them this is, from 0.')
@@ -75,7 +75,7 @@ def join(digest: str) -> None:
         num_processes=host.num_processes,
         process_id=host.process_id,
         local_device_ids=host.local_devices,
-        # The launcher is known (`lm.launch.detect_host`). JAX would give a process under SLURM one
+        # The launcher is known (`lm.launch.this_host`). JAX would give a process under SLURM one
         # GPU, also where it is alone on its machine.
         cluster_detection_method='deactivate',
         initialization_timeout=MEET_SEC,

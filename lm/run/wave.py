@@ -277,7 +277,7 @@ class Wave:
         with self._pause_clocks():
             sums, evaluated = (
                 evaluate.sums_by_source(step, batches, rows),
-                self.experiment.evaluated,
+                self.experiment.objective_rows,
             )
             others = {
                 name: evaluate.sums_by_source(step, batches, own) for name, own in evaluated.items()

@@ -110,18 +110,18 @@ class Kernels:
     @property
     def rms_norm(self) -> Callable[..., jax.Array]:
         """Returns (x [..., D], scale [D], eps, out_dtype) -> [..., D]."""
-        return self._row('rms_norm').on(self.platform)
+        return self._row('rms_norm').for_platform(self.platform)
 
     @property
     def softmax(self) -> Callable[..., jax.Array]:
         """Returns the softmax over the last axis, for this platform."""
-        return self._row('softmax').on(self.platform)
+        return self._row('softmax').for_platform(self.platform)
 
     @property
     def fused_cross_entropy(self) -> Callable[..., dict[str, jax.Array]] | None:
         """Returns the kernel, or None where the loss itself computes the same."""
         row = self._row('cross_entropy')
-        return None if row.is_plain else row.on(self.platform)
+        return None if row.is_plain else row.for_platform(self.platform)
 
     def __str__(self) -> str:
         return ' '.join(f'{operation}={name}' for operation, name in self.names)

@@ -156,7 +156,7 @@ def _chunked_sums(loss, rounds, x, readout, labels, weights, numbers):
         def add(sums, part):
             return jax.tree.map(jnp.add, sums, of_part(part)), None
 
-        parts = rounds.parts(labels, x, labels, weights)
+        parts = rounds.split(labels, x, labels, weights)
         return (jax.lax.scan(add, _zero_sums(of_part, parts), parts)[0],)
 
     return rounds.run(compute, (SUMS,), x, readout, labels, weights, numbers)[0]
@@ -184,7 +184,7 @@ def _chunked_gradients(loss, rounds, cotangents, x, readout, labels, weights, nu
             (of_x, more), found = gradients(part[0], _cast_like(types, readout))
             return jax.tree.map(jnp.add, (sums, of_readout), (found, more)), of_x
 
-        parts, whole = rounds.parts(labels, x, labels, weights), _cast_like(types, readout)
+        parts, whole = rounds.split(labels, x, labels, weights), _cast_like(types, readout)
         zeros = _zero_sums(lambda part: of_part(part, whole)[1], parts)
         start = zeros, jax.tree.map(jnp.zeros_like, whole)
         (sums, of_readout), of_x = jax.lax.scan(add, start, parts)

@@ -135,7 +135,7 @@ class Case(NamedTuple):
 def kernel_of(table, platform):
     """None where the platform has none."""
     row = table['pallas']
-    return row.on(platform) if platform in row.platforms else None
+    return row.for_platform(platform) if platform in row.platforms else None
 
 
 def norms(width, pair):

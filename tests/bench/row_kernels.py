@@ -144,13 +144,13 @@ def copy_rate() -> float:
 def error_of(case: Case, implementation: str, shape: tuple[int, int], dtype: str, on: str) -> float:
     """The largest |ours - right| / |right| of the results, in norms: right is float64 on a CPU."""
     arrays = drawn(1, shape, dtype, case)
-    ours = jax.jit(case.of(case.kernels[implementation].on(on)))(*arrays)
+    ours = jax.jit(case.of(case.kernels[implementation].for_platform(on)))(*arrays)
     with jax.enable_x64(True), jax.default_device(jax.devices('cpu')[0]):
         exact = [
             jnp.asarray(x, jnp.float64 if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype)
             for x in map(np.asarray, arrays)
         ]
-        right = jax.jit(case.of(case.kernels['reference'].on('cpu')))(*exact)
+        right = jax.jit(case.of(case.kernels['reference'].for_platform('cpu')))(*exact)
     return max(map(distance, jax.tree.leaves(ours), jax.tree.leaves(right)))
 
 
@@ -173,7 +173,7 @@ def share_of_copy(case: Case, shape: tuple[int, int], dtype: str, time_case: Cal
 def time_kernel(case: Case, implementation: str, shape, dtype: str, on: str, count: int) -> float:
     """Seconds of a call of one of our kernels."""
     sets = [drawn(seed, shape, dtype, case) for seed in range(count)]
-    return time_of(case.of(case.kernels[implementation].on(on)), sets)
+    return time_of(case.of(case.kernels[implementation].for_platform(on)), sets)
 
 
 def peer(name: str) -> Callable[[str, tuple[int, int], str, int], float]:

@@ -32,23 +32,19 @@ WITHOUT_SOURCE = {
 }
 
 
-@pytest.mark.parametrize(
-    ('field', 'row'), ROWS, ids=lambda value: getattr(value, 'folder_name', value)
-)
+@pytest.mark.parametrize(('field', 'row'), ROWS, ids=lambda value: getattr(value, 'name', value))
 def test_every_row_is_described(field, row):
-    assert len(row.words) > 5
-    assert len(row.words) <= LONGEST_LINE
-    assert '\n' not in row.words
-    assert not row.words.startswith(f'{row.name}(')  # the docstring that dataclasses make
+    assert len(row.summary) > 5
+    assert len(row.summary) <= LONGEST_LINE
+    assert '\n' not in row.summary
+    assert not row.summary.startswith(f'{row.name}(')  # the docstring that dataclasses make
     assert row.source or (field, row.name) in WITHOUT_SOURCE, 'name the paper, or the code'
 
 
-@pytest.mark.parametrize(
-    ('field', 'row'), ROWS, ids=lambda value: getattr(value, 'folder_name', value)
-)
+@pytest.mark.parametrize(('field', 'row'), ROWS, ids=lambda value: getattr(value, 'name', value))
 def test_every_option_has_words_a_field_and_a_default_that_may_be_given(field, row):
     for path, declared in row.options.items():
-        assert declared.option.words, path
+        assert declared.option.description, path
         assert FIELDS[path].is_part_option, path
         coerce_type(path, declared.default, declared.types)
         if declared.default is not None:

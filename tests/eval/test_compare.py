@@ -65,7 +65,7 @@ def test_each_run_is_compared_with_the_first(runs):
 def test_items_that_one_has_alone_are_said_and_other_items_refused(runs):
     lines = []
     (one,) = compared(runs, 'few', 'low', say=lines.append)
-    assert one.items == 40 and '0 more are of' in lines[-1] and 'and 20 of' in lines[-1]
+    assert one.n_items == 40 and '0 more are of' in lines[-1] and 'and 20 of' in lines[-1]
     with pytest.raises(ValueError, match=r'others does not compare with .*/base: they have no doc'):
         compared(runs, 'base', 'others')
 
@@ -80,7 +80,7 @@ def test_what_does_not_compare_is_refused(runs, tmp_path):
     (tmp_path / 'sweep' / 'sweep.json').write_text('{}')
     with pytest.raises(ValueError, match=r'sweep is a sweep, .* such as .*sweep/cell; .*report'):
         compared(runs, 'base', 'sweep')
-    assert compared(runs, 'base', 'sweep/cell')[0].items == N
+    assert compared(runs, 'base', 'sweep/cell')[0].n_items == N
 
 
 def test_the_program_takes_two_runs_or_a_tuned_sweep(runs, capsys, monkeypatch):
@@ -119,4 +119,4 @@ def test_another_tokenizer_is_compared_by_bytes(corpus, tmp_path):
         config = tiny(corpus, data_tokenizer=tokenizer, train_steps=4)
         assert train(config, tmp_path / name) == DONE
     (one,) = compared(tmp_path, 'bytes', 'words', suite='perplexity')
-    assert one.items > 1 and 'bits per byte' in one.line
+    assert one.n_items > 1 and 'bits per byte' in one.line

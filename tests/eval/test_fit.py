@@ -472,7 +472,7 @@ def test_the_figure_has_each_point_and_a_few_lines(sizes):
     panel = draw_panels(found)['tokens']
     lines, fitted, held = drawn(panel)
     assert [row['run'] for row in fitted + held] == list(found.fitted_points.runs) + list(
-        found.held.runs
+        found.held_out_points.runs
     )
     assert len(held) == 2 and all(row['y'] == 3 for row in fitted + held)
     shown = sorted({row['parameters'] for row in lines})
@@ -520,7 +520,7 @@ def test_a_score_is_drawn_against_the_loss():
     predicted = found.fit.predict({'loss': np.array([row['loss'] for row in lines])})
     assert [row['y'] for row in lines] == pytest.approx(predicted)
     _, fitted, held = drawn(draw_panels(found)['errors'])
-    ratio = found.fit.predict(found.held.columns) / found.held.target - 1
+    ratio = found.fit.predict(found.held_out_points.columns) / found.held_out_points.target - 1
     assert [row['y'] for row in held] == pytest.approx(ratio) and len(fitted) == 6
 
 
@@ -578,7 +578,10 @@ def test_runs_of_a_sweep(sweep):
 def test_learning_rates_of_a_sweep_are_those_of_its_configs(sweep):
     """Each step's, not only the recorded ones: 9 recorded losses of a run behind its warm-up."""
     points = from_workdir_curves(sweep, "lr = 0.003 and norm = 'rmsnorm' and train_seed = 0")
-    assert len(set(points.runs)) == 1 and points.columns['S1'][0] < 0.003 * points.at['step'][0]
+    assert (
+        len(set(points.runs)) == 1
+        and points.columns['S1'][0] < 0.003 * points.figure_columns['step'][0]
+    )
     assert (np.diff(points.columns['S2']) > 0).all()
 
 

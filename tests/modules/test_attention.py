@@ -102,7 +102,7 @@ def other_values(declared) -> list:
         return [choice for choice in declared.option.choices if choice != declared.default]
     if bool in declared.types:
         return [not declared.default]
-    least = max(declared.option.least, 1)
+    least = max(declared.option.minimum, 1)
     return [least + 1 if declared.default in (None, 0, least) else least]
 
 

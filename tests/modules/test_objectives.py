@@ -43,7 +43,7 @@ def test_reference_two_holes_by_hand():
     cut to 3; two tokens before the first hole, and one between them.
     """
     rng = Scripted(uniform=0.5, integers=np.array([4, 5, 9]), choice=np.array([2, 5]))
-    given = {'marks': MARKS_HERE, 'rng': rng, 'masks': 3}
+    given = {'special_tokens': MARKS_HERE, 'rng': rng, 'masks': 3}
     begins = [BOS, 1, 2, MASK_1, 7, 8, MASK_2, 12, 13, 14]
     holes = [SEP, MASK_1, 3, 4, 5, 6, EOM, MASK_2, 9, 10, 11, EOM]
     infills = [3, 4, 5, 6, EOM, 9, 10, 11, EOM]
@@ -61,7 +61,7 @@ def test_reference_two_holes_by_hand():
 
 def test_reference_infill_by_hand():
     """Cuts behind 2 and 5 of the six tokens that ten leave beside four marks."""
-    given = {'marks': MARKS_HERE, 'rng': Scripted(integers=np.array([5, 2]))}
+    given = {'special_tokens': MARKS_HERE, 'rng': Scripted(integers=np.array([5, 2]))}
     wanted = [BOS, PREFIX, 1, 2, SUFFIX, 6, MIDDLE, 3, 4, 5, EOM]
     made = infill(text(10, begins=True, ends=False), **given)
     assert_is(made, wanted, [1, 2, 6, 3, 4, 5, EOM])

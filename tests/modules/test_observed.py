@@ -65,7 +65,7 @@ def arrays(seed=0):
 
 def logits_of(given, scores, slopes_N=None, key_bias_BKS=None):
     k = np.repeat(given['k'], N // K, axis=1)
-    logits = np.einsum('bnth,bnsh->bnts', given['q'], k) * scores.scale_of(H)
+    logits = np.einsum('bnth,bnsh->bnts', given['q'], k) * scores.compute_scale(H)
     if key_bias_BKS is not None:
         logits += np.repeat(key_bias_BKS, N // K, axis=1)[:, :, None]
     if scores.softcap:

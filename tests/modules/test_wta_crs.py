@@ -41,7 +41,7 @@ def three(kernel):
     """(forward, gradient of x, gradient of w) by the key, of X W with the cotangent GRAD."""
 
     def run(key):
-        rows = kernel.rows(key, X)
+        rows = kernel.sample_rows(key, X)
         y, pull = jax.vjp(lambda x, w: sampled_product(x, w, rows), X, W)
         return y, *pull(GRAD)
 

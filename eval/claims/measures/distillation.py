@@ -149,7 +149,7 @@ def _compare_students(key: jax.Array) -> list[jax.Array]:
             return jnp.vdot(shares, _loss_parts(params, x[rows], teacher[rows], labels[rows]))
 
         trained = _train(
-            loss, _init_params(of_start, STUDENT), of_rows, see=lambda params: params, stages=LOOKS
+            loss, _init_params(of_start, STUDENT), of_rows, observe=lambda params: params, stages=LOOKS
         )
         logits, _ = _logits(trained.params, held_out)
         mean = jnp.mean(cross_entropies(logits, held_out_labels))

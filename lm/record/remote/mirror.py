@@ -124,8 +124,8 @@ def _open_mirror(
     """Holds the lock of the folder and the lease of the bucket, once both are free."""
     url, every = copy.bucket.url, read_times()
     how = {
-        'in_use': f'another process trains in {url}; wait for it, or give another --workdir',
-        'waiting': f'{url} is in use by another process: waiting for it to end',
+        'in_use_message': f'another process trains in {url}; wait for it, or give another --workdir',
+        'waiting_message': f'{url} is in use by another process: waiting for it to end',
         'wait_until': time.monotonic() + patience,
     }
     with hold_lock(copy.root / 'lock', say=say, **how) as is_only:

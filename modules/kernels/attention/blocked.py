@@ -129,7 +129,7 @@ def _attend_on_device(scores, axis_name, q_BNTH, k_BKSH, v_BKSH, segments_BT, *a
         number_BT = jnp.pad(number_BT, ((0, 0), (0, extra)), constant_values=-1)
         return jnp.repeat(number_BT, n_heads, axis=0)
 
-    q_GTH = flatten_heads(q_BNTH * scores.scale_of(head_dim))
+    q_GTH = flatten_heads(q_BNTH * scores.compute_scale(head_dim))
     k_GSH, v_GSH = (flatten_heads(repeat_kv_heads(x, n_heads)) for x in (k_BKSH, v_BKSH))
     key_bias_GS = None
     if key_bias_BKS is not None:

@@ -65,10 +65,10 @@ def _sum_and_count(row, ref, n):
     def step(parts, carry):
         total, count = carry
         for part in parts:
-            x = row.counted(part, row.read(ref, n, part), -jnp.inf)
+            x = row.mask_repeated(part, row.read(ref, n, part), -jnp.inf)
             total = total + jnp.where(x == -jnp.inf, 0.0, x)
             count = count + jnp.where(x == -jnp.inf, 0.0, 1.0)
         return total, count
 
-    total, count = row.over(step, (row.full(0.0), row.full(0.0)))
+    total, count = row.loop(step, (row.full(0.0), row.full(0.0)))
     return jnp.sum(total), jnp.sum(count)

@@ -45,7 +45,7 @@ def forward_rows(x_ND, scale_D, eps, out_dtype):
 
 
 def _inverse_rms(row, parts, xs, width, eps):
-    squares = [row.counted(part, x * x) for part, x in zip(parts, xs, strict=True)]
+    squares = [row.mask_repeated(part, x * x) for part, x in zip(parts, xs, strict=True)]
     return jax.lax.rsqrt(sum_slices(squares) / width + eps)
 
 

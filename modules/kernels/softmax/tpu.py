@@ -27,7 +27,7 @@ def _kernel_shape(x, mask, sink):
 
 def _side_operands(blocks, mask, sink):
     """Returns the arrays beside x that are given, by name, with their blocks."""
-    given = {} if mask is None else {'mask': blocks.matrix(mask)}
+    given = {} if mask is None else {'mask': blocks.matrix_operand(mask)}
     return given if sink is None else {**given, 'sink': blocks.row_operand(sink)}
 
 
@@ -38,8 +38,8 @@ def _row_number_shape(shape):
 def forward_rows(x, mask, sink, *, how, saves):
     shape, moved = _kernel_shape(x, mask, sink), 2 * itemsize(x) + (mask is not None)
     blocks = _make_tiling(shape, moved, how)
-    given = {'x': blocks.matrix(x.reshape(shape)), **_side_operands(blocks, mask, sink)}
-    made = {'p': blocks.matrix(jax.ShapeDtypeStruct(shape, x.dtype), is_output=True)}
+    given = {'x': blocks.matrix_operand(x.reshape(shape)), **_side_operands(blocks, mask, sink)}
+    made = {'p': blocks.matrix_operand(jax.ShapeDtypeStruct(shape, x.dtype), is_output=True)}
     if saves:
         made |= dict.fromkeys(SUMS, blocks.row_operand(_row_number_shape(shape)))
     body = functools.partial(_forward_block, how=how)
@@ -70,7 +70,7 @@ def _sink(refs, block):
 
 def block_logits(refs, block, how):
     """Returns `logits_of` a block."""
-    x, seen = refs['x'][...].astype(jnp.float32), [block.inside()]
+    x, seen = refs['x'][...].astype(jnp.float32), [block.column_mask()]
     if 'mask' in refs:
         seen.append(jnp.broadcast_to(refs['mask'][...].astype(jnp.int32), block.shape) != 0)
     return capped_logits(x, seen, how.softcap, lambda x, softcap: jnp.tanh(x / softcap))
@@ -81,10 +81,10 @@ def backward_rows(x_or_p, g, sums, mask, sink, *, how):
     moved = itemsize(x_or_p, g, x_or_p) + (mask is not None)
     blocks = _make_tiling(shape, moved, how)
     arrays = {'x' if how.softcap else 'p': x_or_p, 'g': g}
-    given = {name: blocks.matrix(array.reshape(shape)) for name, array in arrays.items()}
+    given = {name: blocks.matrix_operand(array.reshape(shape)) for name, array in arrays.items()}
     given |= _side_operands(blocks, mask, sink)
     given |= {name: blocks.row_operand(sums[name].reshape(shape[:-1])) for name in sums}
-    made = {'dx': blocks.matrix(jax.ShapeDtypeStruct(shape, x_or_p.dtype), is_output=True)}
+    made = {'dx': blocks.matrix_operand(jax.ShapeDtypeStruct(shape, x_or_p.dtype), is_output=True)}
     if sink is not None:
         made['dsink'] = blocks.row_operand(_row_number_shape(shape))
     body = functools.partial(_backward_block, how=how)
@@ -106,7 +106,7 @@ def _backward_block(refs, block, how):
         return (jnp.zeros((block.blocks.size, 1), jnp.float32),)
 
     def add(mean):
-        terms = p * g if block.inside() is None else jnp.where(block.inside(), p * g, 0.0)
+        terms = p * g if block.column_mask() is None else jnp.where(block.column_mask(), p * g, 0.0)
         return (mean[0] + jnp.sum(terms, -1, keepdims=True),)
 
     def write(mean):

@@ -107,13 +107,14 @@ class TestOfArms:
     def test_a_difference_is_of_fresh_seeds(self, study):
         (one,) = decided(study, condition('layernorm', high=0.0)).conditions
         first, second = (
-            {p.seed: loss for p, loss in arm.fresh.items()} for arm in study.ablation.arms[:2]
+            {p.seed: loss for p, loss in arm.fresh_losses.items()}
+            for arm in study.ablation.arms[:2]
         )
         pairs = [second[seed] - first[seed] for seed in second]
         np.testing.assert_allclose(one.estimate.value, np.mean(pairs))
         assert one.estimate.n == len(pairs) >= 5
-        assert one.estimate.low < -0.1 < one.estimate.high < 0 and one.said == HOLDS
-        assert one.words == 'loss of layernorm - loss of rmsnorm at most 0 nats per token'
+        assert one.estimate.low < -0.1 < one.estimate.high < 0 and one.outcome == HOLDS
+        assert one.text == 'loss of layernorm - loss of rmsnorm at most 0 nats per token'
 
     def test_any_two_arms_are_compared(self, study):
         back = decided(study, condition('rmsnorm', high=0.0, against='layernorm'))
@@ -129,7 +130,7 @@ class TestOfArms:
     def test_an_arm_at_an_edge_may_be_better(self, study):
         """The loss there is a bound: it is never found worse."""
         (one,) = decided(study, condition('dyt', low=0.0)).conditions
-        assert one.estimate.low == -math.inf and one.said == UNDECIDED and one.seeds is None
+        assert one.estimate.low == -math.inf and one.outcome == UNDECIDED and one.seeds is None
 
     def test_seeds_that_would_decide(self, study):
         """A bound beyond the interval's end is undecided, and further from the mean takes fewer."""
@@ -139,13 +140,13 @@ class TestOfArms:
             decided(study, condition('layernorm', low=value - share * (value - low))).conditions[0]
             for share in (0.2, 0.9)
         )
-        assert near.said == far.said == UNDECIDED and 1 < far.seeds < near.seeds
+        assert near.outcome == far.outcome == UNDECIDED and 1 < far.seeds < near.seeds
 
     def test_an_arm_is_named_by_what_it_alone_has(self, study):
         with pytest.raises(ValueError, match=r"study.py has no arm with .*'dit'"):
             decided(study, condition('dit', high=0.0))
         with pytest.raises(ValueError, match=r'study.py has 4 arms with \{\}'):
-            study.arm({})
+            study.select_arm({})
 
 
 def test_a_condition_of_several_studies_says_of_which(study):
@@ -225,7 +226,7 @@ class TestTheRecordOfABoard:
             dataclasses.replace(one, claim=dataclasses.replace(one.claim, name=name))
             for one, name in zip(found, names, strict=True)
         ]
-        entries = {'second': {'asked': found[1].claim.asked, 'day': 'a day', 'fresh_seeds': 7}}
+        entries = {'second': {'asked': found[1].claim.digest, 'day': 'a day', 'fresh_seeds': 7}}
         made = board.write_pages(tmp_path / 'runs', found, entries)
         claims = [one.claim for one in found]
         read, known = read_record(tmp_path / 'runs' / 'board.json', claims)
@@ -469,8 +470,8 @@ class TestTheRecord:
         changed = dataclasses.replace(one, conditions=[condition('layernorm', high=0.1)])
         assert 'what counts was changed after' in register.entry_note(changed, entries)
         late = register.add_entries(tmp_path / 'late', [one], {'study.py': study})
-        assert f'{study.fresh} fresh runs had ended' in register.entry_note(one, late)
-        assert study.fresh >= 10 and register.read_entries(tmp_path) == entries
+        assert f'{study.fresh_runs} fresh runs had ended' in register.entry_note(one, late)
+        assert study.fresh_runs >= 10 and register.read_entries(tmp_path) == entries
 
 
 class TestTheBoard:

@@ -232,7 +232,7 @@ def test_a_mistake_is_an_error_in_one_line(status, code, sent):
 
 
 def test_a_text_that_is_far_too_long_is_not_turned_into_tokens(client, monkeypatch):
-    monkeypatch.setattr(type(BYTE), 'encode_piece', lambda self, text: pytest.fail('it is'))
+    monkeypatch.setattr(type(BYTE), 'encode', lambda self, text: pytest.fail('it is'))
     long = 'a' * 100_000
     for path, body in (
         ('/v1/completions', {'prompt': long}),
@@ -278,7 +278,7 @@ def test_head_is_get_without_a_body(client):
 
 def test_a_route_that_fails_is_an_error_in_the_same_form(monkeypatch):
     engine = Letters()
-    monkeypatch.setattr(engine, 'check_result', lambda row: 1 / 0)
+    monkeypatch.setattr(engine, 'check', lambda row: 1 / 0)
     app = service(engine).app()
     with TestClient(app, raise_server_exceptions=False) as client:
         response = ask(client, prompt='a')

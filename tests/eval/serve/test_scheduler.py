@@ -52,7 +52,7 @@ def test_texts_end_as_asked(at_once):
     texts = [
         Texts(row('a', 3), row('x', 9)),
         Texts(row('a', 9), stops=('ef',)),
-        Texts(row('a', 9), ends=frozenset({ord('d')})),
+        Texts(row('a', 9), end_tokens=frozenset({ord('d')})),
     ]
     done(Scheduler(engine, score, 8), *texts)
     assert [texts[0].text(0), *(one.text(-1 + len(one.generation.rows)) for one in texts)] == [

@@ -90,7 +90,7 @@ def test_the_posterior_is_that_of_a_grid():
 class Perfect:
     """A scorer of a model that predicts least squares from what it reads, token by token."""
 
-    longest = 100
+    max_length = 100
 
     def __init__(self, checkpoint, statistic):
         assert statistic is suite.expected_value

@@ -36,7 +36,7 @@ def followed(folder, server, last):
     begin(folder)
     train(folder, 1, last)
     sender = following(folder, server)
-    sender.round()
+    sender.serve_round()
     return sender
 
 
@@ -76,13 +76,13 @@ def test_a_step_is_sent_when_nothing_more_of_it_can_come(tmp_path):
     sender = followed(tmp_path, server, 9)
     assert max(step for step, _ in server.points(name_of(tmp_path))) == 8
     train(tmp_path, 10, 11)  # 10 has a row of training and one of validation
-    sender.round()
+    sender.serve_round()
     assert (10, 'validation_ce') in server.points(name_of(tmp_path))
     end(tmp_path, 'failed')  # perhaps in the evaluation of step 11
-    sender.round()
+    sender.serve_round()
     assert max(step for step, _ in server.points(name_of(tmp_path))) == 10
     go_on(tmp_path, 5, 15, 'diverged')
-    sender.round()
+    sender.serve_round()
     has_all(tmp_path, server)
 
 
@@ -94,9 +94,9 @@ def test_steps_that_are_done_again_are_not_sent_again(tmp_path, knows):
     for mesh, last in ((1, 12), (2, 4)):
         go_back(tmp_path, last)
         begin(tmp_path, mesh=mesh)
-        sender.round()
+        sender.serve_round()
         train(tmp_path, last + 1, 15)
-        sender.round()
+        sender.serve_round()
         train(tmp_path, 16, 18)
     go_on(tmp_path, 18, 33)
     send(tmp_path, server)
@@ -111,7 +111,7 @@ def test_a_run_of_another_config_in_the_same_folder_is_another_run(tmp_path):
     before = server.points(first)
     (tmp_path / 'metrics.jsonl').unlink()
     write_run(tmp_path, 1, 5, lr=0.5)
-    sender.round()
+    sender.serve_round()
     assert name_of(tmp_path) != first and server.points(first) == before
     has_all(tmp_path, server)
 
@@ -140,7 +140,7 @@ def test_a_killed_follower_leaves_nothing_twice_and_nothing_out(tmp_path, at, kn
     sender = following(tmp_path, server)
     if sent:
         train(tmp_path, 1, sent)
-        sender.round()
+        sender.serve_round()
     train(tmp_path, sent + 1, 24)
     end(tmp_path, 'stopped')
     server.kill = at
@@ -162,7 +162,7 @@ def test_what_a_tracker_has_lost_is_sent_again(tmp_path, monkeypatch, at_once):
     server = Server()
     begin(tmp_path)
     train(tmp_path, 1, 12)
-    following(tmp_path, server).round()
+    following(tmp_path, server).serve_round()
     (points,) = server.runs.values()
     points[:] = [point for point in points if point[0] <= 7]
     monkeypatch.setattr('lm.record.metrics.MAX_READ_BYTES', at_once)
@@ -194,7 +194,7 @@ def test_five_hundred_cells_have_their_turns(tmp_path, monkeypatch):
     (tmp_path / 'sweep.json').write_text('{}')
     before = len(os.listdir('/proc/self/fd'))
     sender = following(tmp_path, server)
-    sender.round()
+    sender.serve_round()
     assert len(server.runs) == n and {len(points) for points in server.runs.values()} == {12}
     for folder in folders:
         train(folder, 4, 4)
@@ -213,7 +213,7 @@ def test_a_long_run_does_not_make_the_others_wait(tmp_path, monkeypatch):
     for name, last in (('a', 200), ('b', 5)):
         write_run(tmp_path / name, 1, last, lr=last)
     sender = following(tmp_path, server)
-    assert sender.round()
+    assert sender.serve_round()
     a, b = (server.points(name_of(tmp_path / name)) for name in 'ab')
     assert 0 < len(a) < 100 and len(b) > 0
     assert send_all(sender)
@@ -228,10 +228,10 @@ def test_sessions_that_are_dear_are_not_opened_again_at_once(tmp_path):
         train(tmp_path / name, 1, 5)
     sender = following(tmp_path, server)
     for last in (6, 7):
-        sender.round()
+        sender.serve_round()
         for name in 'abc':
             train(tmp_path / name, last, last)
-    sender.round()
+    sender.serve_round()
     assert server.opened == {'a': 1, 'b': 1, 'c': 1}
     for name in 'abc':
         end(tmp_path / name)
@@ -315,7 +315,7 @@ def test_a_damaged_mark_is_said_with_what_to_do(tmp_path):
     server, said = Server(), []
     begin(tmp_path)
     train(tmp_path, 1, 5)
-    following(tmp_path, server).round()
+    following(tmp_path, server).serve_round()
     record = json.loads((tmp_path / MARK).read_text())
     (tmp_path / MARK).write_text(json.dumps(record | {'step': 2}))
     with pytest.raises(UnreadableFile, match=r'changed.*Delete'):

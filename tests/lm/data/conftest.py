@@ -105,7 +105,7 @@ class Encoding:
             number, self.n = self.n, self.n + 1
         if self.before is not None:
             self.before(number)
-        self.encode_piece(*args)
+        self.encode(*args)
 
 
 @pytest.fixture

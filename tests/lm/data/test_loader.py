@@ -109,7 +109,7 @@ def fed(rows, prefetch, batch_size=4, **process):
 
 def idle(feed):
     """Waits until everything that was begun is made."""
-    for future in feed._begun.values():
+    for future in feed._futures.values():
         future.result()
 
 
@@ -154,9 +154,9 @@ def test_property_what_nobody_leads_to_is_dropped():
     """A run went back and left batches out, another has ended."""
     with fed(Numbered(100), 4) as (feed, _):
         feed.take([Cursor(0, 0, 50), Cursor(1, 0, 50)])
-        assert set(feed._begun) == {(seed, step) for seed in (0, 1) for step in range(3)}
+        assert set(feed._futures) == {(seed, step) for seed in (0, 1) for step in range(3)}
         feed.take([Cursor(0, 30, 50)])
-        assert set(feed._begun) == {(0, step) for step in range(30, 35)}
+        assert set(feed._futures) == {(0, step) for step in range(30, 35)}
 
 
 @pytest.mark.full
@@ -165,7 +165,7 @@ def test_property_many_orders_need_no_more_threads_and_little_more_memory():
     with fed(Numbered(100), 8) as (feed, made):
         for step in range(3):
             feed.take([Cursor(seed, step, 50) for seed in range(300)])
-            assert len(feed._begun) == 600
+            assert len(feed._futures) == 600
         assert len(readers()) == READERS
     assert readers() == [] and len(made) <= 300 * 4
 

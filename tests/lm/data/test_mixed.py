@@ -56,7 +56,7 @@ def drawn(rows, n, seed=0, batch_size=10):
 def test_reference_shares_and_epochs_of_the_order():
     """Each source's rows are its own epochs, one after the other, at the places of its share."""
     rows, order = three(), drawn(three(), 400)
-    assert [tag for tag, _ in order] == [rows.shares.place(i)[0] for i in range(400)]
+    assert [tag for tag, _ in order] == [rows.shares.locate_row(i)[0] for i in range(400)]
     for tag, size in enumerate((50, 20, 30)):
         own = [number for other, number in order if other == tag]
         assert len(own) == 400 * (0.5, 0.3, 0.2)[tag]

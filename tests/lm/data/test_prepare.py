@@ -50,7 +50,7 @@ def test_equivalence_batches_and_files_of_records_leave_no_trace(cfg, tmp_path, 
     monkeypatch.setattr(prepare, 'BATCH_CHARACTERS', 500)
     monkeypatch.setattr(prepared, 'CHUNKS_PER_FILE', 2)
     for reader in (rows, prepared):
-        monkeypatch.setattr(reader, 'PREFILL_CHUNK', 64)
+        monkeypatch.setattr(reader, 'CHUNK', 64)
     ds = open_dataset(cfg(cache_dir=str(tmp_path / 'other')), say=discard_line)
     assert len(list((tmp_path / 'other').glob('*/records/*train.array_record*'))) > 10
     assert [documents_of(ds, split) for split in (ds.train, ds.validation)] == whole

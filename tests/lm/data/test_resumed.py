@@ -26,13 +26,13 @@ pytestmark = pytest.mark.usefixtures('small')
 KILL = """
 from lm.data import scan
 scan.PIECE = BYTES
-encode, done = prepare.encode, []
+encode, done = prepare.encode_piece, []
 def kill(*args):
     encode(*args)
     if len(done) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     done.append(None)
-prepare.encode = kill
+prepare.encode_piece = kill
 """
 
 

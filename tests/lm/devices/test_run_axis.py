@@ -131,7 +131,7 @@ class TestLayout:
 
     def test_takes_out_what_was_put_in(self, laid):
         laid, slots = laid
-        states = laid.empty(STATE, slots)
+        states = laid.make_buffer(STATE, slots)
         for slot in range(slots):
             states = laid.put(states, {'w': jnp.full((3, 5), slot + 1.0)}, slot)
         assert states['w'].shape == laid.shapes(STATE, slots)['w'].shape
@@ -149,7 +149,7 @@ class TestLayout:
         laid, slots = laid
         shared, weights, scale = arguments()
         own = [(weights[i], scale[i]) for i in range(slots)]
-        result = jax.jit(laid.over(function, n_shared=1))(
+        result = jax.jit(laid.map_runs(function, n_shared=1))(
             shared, np.ones(slots, bool), *(laid.stack(column) for column in zip(*own, strict=True))
         )
         for slot, one in enumerate(own):

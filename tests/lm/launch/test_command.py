@@ -212,7 +212,7 @@ def test_a_program_says_what_differs_and_what_a_checkpoint_gives(
     write_config(tmp_path / 'RUN', tiny_config({'model.d_ff': 48}))
     monkeypatch.chdir(tmp_path)
     started = []
-    monkeypatch.setattr(train, 'train_layer', lambda *given, **how: started.append(given))
+    monkeypatch.setattr(train, 'train', lambda *given, **how: started.append(given))
     monkeypatch.setattr(
         train, 'train_sweep', lambda base, *given, **how: started.append((resolve(base), *given))
     )

@@ -61,16 +61,16 @@ def greet(own, member):
 def test_both_ends_prove_the_secret(pair):
     own, member = pair()
     greet(own, member)
-    assert member.is_trusted and own.open[0].is_trusted and own.strangers == 0
+    assert member.is_trusted and own.open_links[0].is_trusted and own.strangers == 0
     member.send(ended=3)
-    assert own.wait(1.0) == [(own.open[0], {'ended': 3})]
+    assert own.wait(1.0) == [(own.open_links[0], {'ended': 3})]
 
 
 def test_another_secret_is_closed_and_counted(pair):
     own, member = pair(theirs=THE + '!')
     with pytest.raises(LinkClosed):
         greet(own, member)
-    assert not member.is_trusted and own.strangers == 1 and not own.open
+    assert not member.is_trusted and own.strangers == 1 and not own.open_links
 
 
 def test_a_member_trusts_no_other_coordinator():
@@ -100,7 +100,7 @@ def test_a_proof_of_one_connection_is_none_of_another(pair):
         own.wait(1.0)
         replayed.sendall(said.encode())
         own.wait(1.0)
-        assert own.strangers == 1 and len(own.open) == 1
+        assert own.strangers == 1 and len(own.open_links) == 1
 
 
 def test_strangers_have_a_time_and_a_number(pair, monkeypatch):
@@ -111,10 +111,12 @@ def test_strangers_have_a_time_and_a_number(pair, monkeypatch):
     idle = [connected(port) for _ in range(7)]
     for _ in range(7):
         own.wait(0.1)
-    assert len(own.open) == 1 + 3 and own.strangers == 4
+    assert len(own.open_links) == 1 + 3 and own.strangers == 4
     monkeypatch.setattr(links, 'GREET_SEC', -1.0)
     own.wait(0.0)
-    assert own.open == [one for one in own.open if one.is_trusted] and own.strangers == 7
+    assert (
+        own.open_links == [one for one in own.open_links if one.is_trusted] and own.strangers == 7
+    )
     for one in idle:
         one.close()
 
@@ -130,7 +132,7 @@ def test_no_kind_of_message_is_taken_for_a_host(pair, kind):
         while sender.is_alive():
             assert not [message for _, message in own.wait(0.01) if message is not None]
         assert not [message for _, message in own.wait(0.01) if message is not None]
-        assert [one.is_trusted for one in own.open if one.is_trusted] == [True]
+        assert [one.is_trusted for one in own.open_links if one.is_trusted] == [True]
 
 
 def send_all(connection, data):

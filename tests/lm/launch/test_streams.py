@@ -153,7 +153,7 @@ def test_docstrings_are_there_for_python_that_strips_them():
         'from lm.launch import before_jax as owner\n'
         'assert owner.__doc__ is None and owner.choose_platform.__doc__ is None\n'
         'names = [owner, owner.choose_platform]\n'
-        'import json, lm.launch.exit_status as one; names.append(one.Ended)\n'
+        'import json, lm.launch.exit_status as one; names.append(one.JobEnded)\n'
         'print(json.dumps([*map(owner.docstring, names)]))'
     )
     done = run(code, PYTHONOPTIMIZE='2')

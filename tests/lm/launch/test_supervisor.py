@@ -395,8 +395,8 @@ def test_a_signal_is_passed_on_to_the_child(job, number):
 def test_a_signal_before_the_job_has_begun_ends_all_that_wait(job, asked):
     met = (  # the first prints once it has read a hello, the other once it has sent one
         'from lm.launch.coordinator import Coordinator as c; from lm.launch.link import Link as l; '
-        'read, send, begun = c._welcome, l.send, lambda: print("begun", flush=True); '
-        'c._welcome = lambda *a: (read(*a), begun())[0]; '
+        'read, send, begun = c._admit, l.send, lambda: print("begun", flush=True); '
+        'c._admit = lambda *a: (read(*a), begun())[0]; '
         'l.send = lambda *a, **said: (send(*a, **said), "hello" in said and begun())[0]; '
     )
     parents = [job(i, count=3, before=met) for i in range(2)]
@@ -485,8 +485,8 @@ APART = (
 )
 AT_ONCE = (
     'import lm.launch.coordinator as c, lm.launch.supervisor as s; '
-    'c.LEAVE_SEC = c.COLLECT_SEC = 0.1; says = s._says_apart; '
-    's._says_apart = lambda heard: says(heard) and (print("begun", flush=True) or True); '
+    'c.LEAVE_SEC = c.COLLECT_SEC = 0.1; says = s._is_child_independent; '
+    's._is_child_independent = lambda heard: says(heard) and (print("begun", flush=True) or True); '
 )
 
 

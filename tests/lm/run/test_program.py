@@ -31,7 +31,9 @@ def test_no_run_is_faster_than_its_peak(monkeypatch, again, shares, said):
     """Catches an mfu above 100%: of a peak that was measured while others used the machine."""
     measured = iter([(again, 'second')])
     monkeypatch.setattr(
-        program_of_runs, 'peak_flops', lambda n, anew=False: next(measured) if anew else None
+        program_of_runs,
+        'peak_flops',
+        lambda n, remeasure=False: next(measured) if remeasure else None,
     )
     mesh = SimpleNamespace(size=1)
     experiment = SimpleNamespace(mesh=mesh, peak=100.0, peak_source='first')
@@ -86,11 +88,11 @@ def test_rows_with_too_many_documents_for_the_kernel_are_refused(program, monkey
     monkeypatch.setitem(ATTENTION_KERNELS, 'blocked', row)
     monkeypatch.setattr(program, '_masks_documents', True)
     segments = np.array([[1, 1, 2, 3], [1, 2, 2, 0]])  # the last of each is a target alone
-    assert set(program.batch([{'segments': segments}])) == {'segments'}
+    assert set(program.stack_batches([{'segments': segments}])) == {'segments'}
     segments[1, 2] = 3
     batch = {'segments': segments}
     for put in (
-        lambda: program.batch([batch]),
+        lambda: program.stack_batches([batch]),
         lambda: program.evaluate(batch, None, None, None),
         lambda: program.diagnose(batch, None, None, None),
     ):

@@ -183,7 +183,7 @@ def takes(monkeypatch) -> list[tuple[loader.Feed, list[int], int]]:
 
     def take(feed, places):
         batches = original(feed, places)
-        seen.append((feed, [place.index for place in places], len(feed._begun)))
+        seen.append((feed, [place.index for place in places], len(feed._futures)))
         return batches
 
     monkeypatch.setattr(loader.Feed, 'take', take)

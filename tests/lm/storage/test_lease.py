@@ -24,32 +24,32 @@ def lease_of(bucket_url):
 
 def test_one_that_is_renewed_is_refused_to_others(lease_of):
     said, first = [], lease_of('a')
-    first.take(discard_line, 0.0)
+    first.acquire(discard_line, 0.0)
     with (
         first.keep_renewed(),
         pytest.raises(
             InUseError, match=r'another process trains in s3://.*wait for it, or give anoth'
         ),
     ):
-        lease_of('b').take(said.append, 1.5)
+        lease_of('b').acquire(said.append, 1.5)
     assert len(said) == 1 and 'waiting for it to end' in said[0]
 
 
 def test_one_that_was_given_back_is_taken_at_once(lease_of):
     said, first = [], lease_of('a', seconds=1000.0)
-    first.take(discard_line, 0.0)
+    first.acquire(discard_line, 0.0)
     with first.keep_renewed():
         first.claim()
     second = lease_of('b')
-    second.take(said.append, 0.0)
+    second.acquire(said.append, 0.0)
     assert not said and second.written_by == 'a'
 
 
 def test_one_that_ran_out_is_taken_over_and_its_process_sees_so(lease_of):
     said, first, second = [], lease_of('a'), lease_of('b')
-    first.take(discard_line, 0.0)
+    first.acquire(discard_line, 0.0)
     first.claim()
-    second.take(said.append, 0.0)
+    second.acquire(said.append, 0.0)
     assert len(said) == 1 and second.written_by == 'a'
     second.claim()
     with pytest.raises(
@@ -63,8 +63,8 @@ def test_one_that_ran_out_is_taken_over_and_its_process_sees_so(lease_of):
 
 def test_one_that_is_lost_is_not_given_back(lease_of, bucket_url):
     first, second = lease_of('a'), lease_of('b')
-    first.take(discard_line, 0.0)
-    second.take(discard_line, 0.0)
+    first.acquire(discard_line, 0.0)
+    second.acquire(discard_line, 0.0)
     before = open_bucket(bucket_url).read(LEASE)
     with first.keep_renewed():
         pass
@@ -76,29 +76,29 @@ def test_one_that_is_lost_is_not_given_back(lease_of, bucket_url):
 def test_a_process_that_was_killed_is_followed_at_once_in_the_same_folder(lease_of):
     """The lock of the local folder says that it has ended."""
     said, first = [], lease_of('a', seconds=1000.0)
-    first.take(discard_line, 0.0)
-    lease_of('a').take(said.append, 0.0, is_only=True)
+    first.acquire(discard_line, 0.0)
+    lease_of('a').acquire(said.append, 0.0, is_only=True)
     assert not said
 
 
 def test_one_that_expired_long_ago_is_not_waited_for(lease_of, bucket_url):
     said, first = [], lease_of('a', seconds=1000.0)
-    first.take(discard_line, 0.0)
+    first.acquire(discard_line, 0.0)
     bucket = open_bucket(bucket_url)
     record = json.loads(bucket.read(LEASE)[0])
     bucket.write(LEASE, json.dumps(record | {'expires': '2020-01-01T00:00:00+00:00'}).encode())
-    lease_of('b').take(said.append, 0.0)
+    lease_of('b').acquire(said.append, 0.0)
     assert not said
 
 
 def test_of_two_that_wait_one_gets_it(lease_of):
-    lease_of('a').take(discard_line, 0.0)
+    lease_of('a').acquire(discard_line, 0.0)
     got, ended = [], threading.Event()
 
     def wait(folder):
         own = lease_of(folder)
         try:
-            own.take(discard_line, 0.0)
+            own.acquire(discard_line, 0.0)
         except InUseError:
             return
         with own.keep_renewed():
@@ -116,15 +116,15 @@ def test_of_two_that_wait_one_gets_it(lease_of):
 def test_a_write_whose_answer_was_lost_is_its_own(lease_of, monkeypatch):
     """The library repeats it, and is told that the object has changed."""
     own = lease_of('a')
-    own.take(discard_line, 0.0)
+    own.acquire(discard_line, 0.0)
     replace = own.bucket.replace
 
     def twice(name, content, before):
         replace(name, content, before)
-        monkeypatch.setattr(own.bucket, 'count_invalid', replace)
+        monkeypatch.setattr(own.bucket, 'replace', replace)
         raise PreconditionFailed('as if by another')
 
-    monkeypatch.setattr(own.bucket, 'count_invalid', twice)
+    monkeypatch.setattr(own.bucket, 'replace', twice)
     own.claim()
     own.claim()
 
@@ -137,22 +137,22 @@ def test_so_is_the_one_that_took_it(lease_of, monkeypatch):
         create(name, content)
         return create(name, content)
 
-    monkeypatch.setattr(own.bucket, 'create_command', twice)
-    own.take(said.append, 0.0)
+    monkeypatch.setattr(own.bucket, 'create', twice)
+    own.acquire(said.append, 0.0)
     own.claim()
     assert not said
 
 
 def test_a_store_without_conditions_is_refused(lease_of, monkeypatch):
     own = lease_of('a')
-    monkeypatch.setattr(own.bucket, 'create_command', own.bucket.write)
+    monkeypatch.setattr(own.bucket, 'create', own.bucket.write)
     with pytest.raises(OSError, match='If-None-Match'):
-        own.take(discard_line, 0.0)
+        own.acquire(discard_line, 0.0)
 
 
 def test_a_lease_that_was_deleted_is_lost(lease_of, bucket_url):
     own = lease_of('a')
-    own.take(discard_line, 0.0)
+    own.acquire(discard_line, 0.0)
     open_bucket(bucket_url).delete([LEASE])
     with pytest.raises(LeaseLost, match='has been deleted'):
         own.claim()
@@ -194,5 +194,5 @@ def test_a_damaged_one_is_one_line(lease_of, bucket_url, text):
     """It is not taken over, as a process may train there."""
     open_bucket(bucket_url).write('.lease', text)
     with pytest.raises(UnreadableFile, match=r'/\.lease cannot be read .* Delete it, if no'):
-        lease_of('other').take(discard_line, patience=0.0)
+        lease_of('other').acquire(discard_line, patience=0.0)
     assert open_bucket(bucket_url).read('.lease')[0] == text

@@ -54,8 +54,8 @@ def study_of(ledgers, judged=None, **settings):
 def grown(losses, **settings):
     """A study of arms with these losses, at its end."""
     ledgers = [{} for _ in losses]
-    while (found := study_of(ledgers, **settings)).open:
-        for own, loss, points in zip(ledgers, losses, found.open[1], strict=True):
+    while (found := study_of(ledgers, **settings)).next_runs:
+        for own, loss, points in zip(ledgers, losses, found.next_runs[1], strict=True):
             own.update({p: loss(p) for p in points if p not in own})
     return found
 
@@ -68,7 +68,7 @@ def mixed():
 
 def test_verdicts_of_clear_differences():
     found = mixed()
-    assert [c and c.verdict and c.verdict.said for c in found.fresh_results] == [
+    assert [c and c.verdict and c.verdict.outcome for c in found.fresh_results] == [
         None,
         BETTER,
         WORSE,
@@ -77,7 +77,7 @@ def test_verdicts_of_clear_differences():
     ]
     assert found.states(1) == found.states(2) == (LOCATED,)
     assert found.states(4) == (DIVERGED,) and found.fresh_results[4] is None
-    assert found.open is None
+    assert found.next_runs is None
 
 
 def test_looks_are_of_fresh_seeds_that_all_arms_share():
@@ -117,15 +117,17 @@ def test_a_kill_at_every_fresh_run_asks_for_the_same():
         for i, own in enumerate(points):
             for point in own:
                 if point not in ended[i]:
-                    assert study_of(ended).open[1] == points
+                    assert study_of(ended).next_runs[1] == points
                     ended[i][point] = found.losses[i][point]
     whole = study_of(ended)
-    assert whole.open is None and whole.fresh_results[3].verdict == found.fresh_results[3].verdict
+    assert (
+        whole.next_runs is None and whole.fresh_results[3].verdict == found.fresh_results[3].verdict
+    )
 
 
 def test_no_second_look_where_all_is_decided():
     found = grown([arm(), arm(-0.05), arm(0.05)])
-    assert len(found.looks) == 1 and [c.verdict.said for c in found.fresh_results[1:]] == [
+    assert len(found.looks) == 1 and [c.verdict.outcome for c in found.fresh_results[1:]] == [
         BETTER,
         WORSE,
     ]
@@ -140,9 +142,9 @@ def test_a_length_of_the_baseline_gets_seeds_and_no_verdict():
 def test_diverged_seeds_leave_no_verdict():
     found = grown([arm(), fails(arm(-0.05), {1, 3}), arm(-0.05, number=1)])
     one, other = found.fresh_results[1:]
-    assert one.diverged == 2 and one.verdict is None and len(one.losses) == 5
+    assert one.n_diverged == 2 and one.verdict is None and len(one.losses) == 5
     assert found.states(1) == (LOCATED, 'diverged 2 of 5')
-    assert other.verdict.said == BETTER and found.seeds_needed(1, 0.01) is None
+    assert other.verdict.outcome == BETTER and found.seeds_needed(1, 0.01) is None
 
 
 def test_diverged_seeds_of_the_baseline_leave_no_verdicts():
@@ -165,12 +167,12 @@ def test_an_edge_is_never_worse():
         return 2 - 1e-3 * point.k[0] + 1e-4 * random.Random(repr(point)).random()
 
     found = grown([arm(-5.0), falling])
-    assert EDGE in found.states(1) and found.fresh_results[1].verdict.said == UNDECIDED
+    assert EDGE in found.states(1) and found.fresh_results[1].verdict.outcome == UNDECIDED
     assert TUNING_LIMITED in found.states(1) and found.seeds_needed(1, 0.01) is None
     swapped = grown([falling, arm(-5.0)])
-    assert swapped.fresh_results[1].verdict.said == UNDECIDED
+    assert swapped.fresh_results[1].verdict.outcome == UNDECIDED
     lower = grown([arm(9.0), falling])
-    assert lower.fresh_results[1].verdict.said == BETTER
+    assert lower.fresh_results[1].verdict.outcome == BETTER
 
 
 def with_verdict(difference, r_arm, r_baseline, deviation=0.01, n=10, said=UNDECIDED):
@@ -211,9 +213,9 @@ def test_budget_keeps_the_second_look_away():
     losses = [arm(), arm(0.0, number=1)]
     free = grown(losses)
     assert len(free.looks) == 2
-    short = grown(losses, budget=free.runs[0] + 9)
-    assert len(short.looks) == 1 and short.open is None
-    assert len(grown(losses, budget=free.runs[0] + 10).looks) == 2
+    short = grown(losses, budget=free.tuning_runs[0] + 9)
+    assert len(short.looks) == 1 and short.next_runs is None
+    assert len(grown(losses, budget=free.tuning_runs[0] + 10).looks) == 2
 
 
 def test_runs_and_stages_count_every_run_once():
@@ -221,8 +223,8 @@ def test_runs_and_stages_count_every_run_once():
     for i, stages in enumerate(found.stages):
         assert {*stages} == {*found.losses[i]}
         tuned = [p for p, stage in stages.items() if 'look' not in stage]
-        assert found.runs[i] == len(tuned)
-    assert len({*found.runs[:4]}) == 1
+        assert found.tuning_runs[i] == len(tuned)
+    assert len({*found.tuning_runs[:4]}) == 1
     kinds = {stage for stages in found.stages for stage in stages.values()}
     assert {'scan', 'refine', 'look 1', 'look 2'} <= kinds
 
@@ -230,8 +232,8 @@ def test_runs_and_stages_count_every_run_once():
 def test_states_while_tuning_goes_on():
     nothing = study_of([{}, {}])
     assert nothing.states(0) == (NOT_REFINED,) and nothing.fresh_results == [None, None]
-    stage, points = nothing.open
-    assert stage == 'scan' and nothing.runs == [5, 5]
+    stage, points = nothing.next_runs
+    assert stage == 'scan' and nothing.tuning_runs == [5, 5]
     scanned = [{p: arm(at=at)(p) for p in points[0]} for at in (0.0, 5.0)]
     assert NOT_REFINED in study_of(scanned).states(0)
     assert {NOT_REFINED, EDGE} <= {*study_of(scanned).states(1)}

@@ -140,6 +140,6 @@ def test_a_relative_change_is_that_of_each_hidden_matrix():
     change *= (shares / [np.linalg.norm(x) for x in change])[:, None, None, None]
     before = SimpleNamespace(params={'q': w, 'table': np.ones((3, 4))})
     after = SimpleNamespace(params={'q': w + change, 'table': np.zeros((3, 4))})
-    learner = SimpleNamespace(described=SimpleNamespace(specs=specs))
+    learner = SimpleNamespace(description=SimpleNamespace(specs=specs))
     found = effective_rates.relative_change(learner, before, after)
     np.testing.assert_allclose(found, 0.2, rtol=1e-5)

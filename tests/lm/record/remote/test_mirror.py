@@ -420,7 +420,7 @@ def test_what_another_machine_wrote_since_is_right_and_what_was_here_is_set_asid
     assert files(again.copy.folder) == files(second.copy.folder)
     (said,) = [line for line in again.said if line.startswith('NOTE')]
     assert 'checkpoints/8' in said and 'another process has written to since' in said
-    aside = again.copy.place / f'{again.copy.folder.name}.aside-1'
+    aside = again.copy.root / f'{again.copy.folder.name}.aside-1'
     assert str(aside) in said and (aside / 'checkpoints' / '8').is_dir()
 
 
@@ -483,10 +483,10 @@ def test_a_folder_without_a_manifest_is_set_aside(machine):
     first = machine('a')
     train(first.copy.folder, 4)
     end(first)
-    (first.copy.place / 'manifest.json').write_text('{')
+    (first.copy.root / 'manifest.json').write_text('{')
     again = machine('a')
     assert not files(again.copy.folder)
-    aside = again.copy.place / f'{again.copy.folder.name}.aside-1'
+    aside = again.copy.root / f'{again.copy.folder.name}.aside-1'
     assert (aside / 'metrics.jsonl').exists()
 
 

@@ -33,7 +33,7 @@ def loss_of(cell) -> float:
     """A parabola in log2(lr) that each seed moves up or down; inf two octaves above the best."""
     recipe = cell.recipe
     z = math.log2(recipe.optim.lr / BEST[recipe.model.norm])
-    jitter = np.random.default_rng((recipe.train.seed, cell.tuned['arm'])).standard_normal()
+    jitter = np.random.default_rng((recipe.train.seed, cell.arm_position['arm'])).standard_normal()
     return math.inf if z > 2.2 else 3 + 0.01 * z**2 + 0.001 * float(jitter)
 
 
@@ -49,7 +49,7 @@ def end(cell, workdir, loss=None, **more) -> None:
 
 def runs_of(ablation, workdir) -> list[tuple]:
     """(arm, place, seed, stage) of every run so far, those that come next included."""
-    staged = enumerate(ablation.read(workdir).study.stages)
+    staged = enumerate(ablation.load_ablation(workdir).study.stages)
     return [(i, *point, stage) for i, own in staged for point, stage in own.items()]
 
 
@@ -58,7 +58,7 @@ def train(ablation, workdir, shuffled=lambda one: one, most_waves=99) -> list[li
     found = []
     for _ in range(most_waves):
         runs = runs_of(ablation, workdir)
-        new = [c for c in ablation.cells(runs) if not (workdir / c.name).exists()]
+        new = [c for c in ablation.make_cells(runs) if not (workdir / c.name).exists()]
         if not new:
             return found
         found.append(runs)
@@ -70,7 +70,7 @@ def train(ablation, workdir, shuffled=lambda one: one, most_waves=99) -> list[li
 class TestArms:
     def test_each_cell_of_the_sweep_is_one_and_the_first_the_baseline(self, two):
         assert [arm.name for arm in two.arms] == ['model.norm=rmsnorm', 'model.norm=layernorm']
-        assert [cell.changes['optim.lr'] for cell in two.first] == [0.003, 0.003]
+        assert [cell.changes['optim.lr'] for cell in two.first_cells] == [0.003, 0.003]
         assert all(arm.is_judged for arm in two.arms)
 
     def test_a_config_without_a_sweep_is_one(self):
@@ -115,7 +115,7 @@ class TestArms:
         assert moved[1] == {'optim.lr': 2, 'optim.weight_decay': 1}
 
     def test_how_many_runs_is_said(self, two):
-        assert two.words == '2 arms of 15 runs at least, 25 as a rule'
+        assert two.description == '2 arms of 15 runs at least, 25 as a rule'
         limited = ArmPlan(tiny_raw(), None, LR | {'budget': 20})
         assert limited.description == '1 arm of 15 runs at least, 20 as a rule'
 
@@ -218,15 +218,15 @@ class TestCells:
 
     def test_all_runs_of_all_arms_of_a_program_are_one_group(self, two, tmp_path):
         """The rates and seeds of a norm. Catches a value that is compiled in."""
-        grouped = group_by_program(two.cells(runs_of(two, tmp_path)))
+        grouped = group_by_program(two.make_cells(runs_of(two, tmp_path)))
         assert [len(group) for group in grouped] == [5, 5]
         assert {cell.arm_position['stage'] for group in grouped for cell in group} == {'scan'}
 
     def test_a_cell_has_its_place(self, two):
         found = two.make_cell(1, Point((-4,), 2), 'refine')
-        assert found.tuned == {'arm': 1, 'k': [-4], 'seed': 2, 'stage': 'refine'}
+        assert found.arm_position == {'arm': 1, 'k': [-4], 'seed': 2, 'stage': 'refine'}
         again = two.make_cell(1, Point((-4,), 2), 'repeat')
-        assert again.tuned['stage'] == 'repeat' and again.name == found.name
+        assert again.arm_position['stage'] == 'repeat' and again.name == found.name
 
 
 class TestLosses:
@@ -235,7 +235,7 @@ class TestLosses:
         end(two.make_cell(0, low, ''), tmp_path, 2.5)
         end(two.make_cell(0, high, ''), tmp_path, math.inf)
         (tmp_path / two.make_cell(1, low, '').name).mkdir()
-        own, other = two.read(tmp_path).study.losses
+        own, other = two.load_ablation(tmp_path).study.losses
         assert own[low] == 2.5 and own[high] == math.inf
         for losses, point in ((other, low), (other, high), (own, Point((0,), 1))):
             assert point not in losses
@@ -243,9 +243,11 @@ class TestLosses:
                 losses[point]
 
     def test_those_that_stopped_or_failed_have_not_ended(self, two, tmp_path):
-        for cell, status in zip(two.first, ('stopped', 'failed'), strict=True):
+        for cell, status in zip(two.first_cells, ('stopped', 'failed'), strict=True):
             end(cell, tmp_path, 2.0, status=status)
-        assert not any(Point((0,), 0) in losses for losses in two.read(tmp_path).study.losses)
+        assert not any(
+            Point((0,), 0) in losses for losses in two.load_ablation(tmp_path).study.losses
+        )
 
     def test_they_are_in_bits_a_byte_where_tokens_differ(self, tmp_path):
         tokenizers = {'data.tokenizer': ('byte', 'bpe:300')}
@@ -265,19 +267,19 @@ def test_waves_follow_from_the_folder_whatever_the_order_of_ends(two, tmp_path):
     assert {'scan', 'refine', 'look 1'} <= stages
     last = runs_of(ArmPlan(tiny_raw(), NORMS, LR), tmp_path / 'b')
     assert last == found[-1] and len(last) == len({(arm, k, seed) for arm, k, seed, _ in last})
-    study = two.read(tmp_path / 'a').study
+    study = two.load_ablation(tmp_path / 'a').study
     for arm, (norm, best) in zip(study.picks, BEST.items(), strict=True):
         octaves = math.log2(two.arms[0].grid.values(arm.k)['optim.lr'] / best)
         assert abs(octaves) < 0.3, norm
     of_tuning = [
         [1 for arm, _, seed, _ in last if arm == i and seed < FIRST_FRESH_SEED] for i in (0, 1)
     ]
-    assert len(of_tuning[0]) == len(of_tuning[1]) == study.runs[0]
+    assert len(of_tuning[0]) == len(of_tuning[1]) == study.tuning_runs[0]
 
 
 def test_a_wave_opens_when_the_last_has_wholly_ended(two, tmp_path):
     first = runs_of(two, tmp_path)
-    *others, last = two.cells(first)
+    *others, last = two.make_cells(first)
     for cell in others:
         end(cell, tmp_path)
     assert runs_of(two, tmp_path) == first
@@ -315,9 +317,9 @@ def ended(tune, sigma: float, arms: int = 2):
     rng, losses = np.random.default_rng(0), [{} for _ in range(arms)]
     while True:
         study = known(tune, losses)
-        if study.open is None:
+        if study.next_runs is None:
             return study
-        for own, points in zip(losses, study.open[1], strict=True):
+        for own, points in zip(losses, study.next_runs[1], strict=True):
             for point in sorted({*points} - own.keys()):
                 own[point] = 0.02 * (point.k[0] / OCTAVE) ** 2 + sigma * rng.standard_normal()
 

@@ -104,7 +104,7 @@ def test_seeds_of_a_value_are_counted_from_0(study):
 def test_waves_are_the_same_after_a_kill_at_every_run(study, search):
     """Ledgers cut off before each run in turn have the waves up to there, and it is missing."""
     found, ledgers = study()
-    bounds = [(UNBOUNDED,) * search.fields] * len(ledgers)
+    bounds = [(UNBOUNDED,) * search.n_fields] * len(ledgers)
     ended = [{} for _ in ledgers]
     for number, wave in enumerate(found.waves):
         for arm, points in enumerate(wave.points):

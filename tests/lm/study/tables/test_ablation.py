@@ -69,7 +69,7 @@ def rows(written):
 def test_the_study_is_made_again_from_the_ledger(written):
     """Catches a run that is read as another's, and a diverged one that is read as missing."""
     _, study, found = written
-    assert found.study.open is None
+    assert found.study.next_runs is None
     assert found.study.picks == study.picks
     assert [own.losses for own in found.arms] == list(study.losses)
     ours = [one and one.verdict for one in found.study.fresh_results]
@@ -88,7 +88,7 @@ def test_numbers_of_an_arm_are_those_of_its_fresh_runs(written, rows):
         np.array([LOSSES[name](z[i], FIRST_FRESH_SEED + j) for j in range(5)])
         for i, name in ((1, 'layernorm'), (0, 'rmsnorm'))
     )
-    assert row.said == 'better' and row.is_fresh and row.diverged == 0
+    assert row.outcome == 'better' and row.is_fresh and row.diverged == 0
     assert row.loss.mean == pytest.approx(own.mean()) and row.loss.n == 5
     assert row.loss.half_width == pytest.approx(2.776445 * own.std(ddof=1) / math.sqrt(5), rel=1e-6)
     assert row.verdict.difference == pytest.approx((own - base).mean())
@@ -98,15 +98,15 @@ def test_numbers_of_an_arm_are_those_of_its_fresh_runs(written, rows):
     assert row.verdict.high == pytest.approx((own - base).mean() + r_base + half)
     assert row.values == {'optim.lr': pytest.approx(tuned.LR * 2 ** z[1])}
     assert abs(z[1] - BEST) <= 0.5
-    low, high = row.as_good
+    low, high = row.near_best
     assert tuned.LR < low < row.values['optim.lr'] < high < tuned.LR * 8
 
 
 def test_costs_are_runs_and_their_shares_of_the_time(written, rows):
     study, row = written[1], rows['layernorm']
-    assert row.runs == (study.runs[1], 5)
+    assert row.runs == (study.tuning_runs[1], 5)
     first = sum(point.seed == 0 for point in study.losses[1])
-    wanted = first * tuned.FIRST_SEC + (study.runs[1] - first) * tuned.SEC
+    wanted = first * tuned.FIRST_SEC + (study.tuning_runs[1] - first) * tuned.SEC
     assert row.seconds == pytest.approx((wanted / tuned.BESIDE, 5 * tuned.SEC / tuned.BESIDE))
 
 
@@ -119,7 +119,7 @@ def test_sensitivity_by_hand(tmp_path):
     first, second = tables.arm_results(found)
     below = above = math.inf
     for i, best in ((0, 0), (1, 2)):
-        octaves = [k // OCTAVE for k in found.line(i).means.k.tolist() if k % OCTAVE == 0]
+        octaves = [k // OCTAVE for k in found.tuning_line(i).means.k.tolist() if k % OCTAVE == 0]
         below, above = min(below, best - octaves[0]), min(above, octaves[-1] - best)
     assert below >= 1 and above >= 1
     costs = [tuned.CURVATURE * z**2 for z in range(-below, above + 1)]
@@ -130,20 +130,20 @@ def test_sensitivity_by_hand(tmp_path):
 def test_arms_that_fail(written, rows):
     """Others go on: each has its verdict."""
     none, some, edge = rows['norm none'], rows['groupnorm'], rows['derf']
-    assert none.said == 'diverged' and none.states == (DIVERGED,) and none.values == {}
-    assert math.isnan(none.loss.mean) and none.runs[1] == 0 and none.as_good is None
-    assert some.said == 'diverged' and some.diverged == 2 and some.verdict is None
+    assert none.outcome == 'diverged' and none.states == (DIVERGED,) and none.values == {}
+    assert math.isnan(none.loss.mean) and none.runs[1] == 0 and none.near_best is None
+    assert some.outcome == 'diverged' and some.diverged == 2 and some.verdict is None
     assert 'diverged 2 of 5' in some.states and '2 of 5 fresh runs diverged' in some.caveats[0]
-    assert EDGE in edge.states and edge.said == 'undecided'  # its loss is a bound: never worse
-    assert math.isinf(edge.as_good[1]) and math.isnan(edge.sensitivity)
+    assert EDGE in edge.states and edge.outcome == 'undecided'  # its loss is a bound: never worse
+    assert math.isinf(edge.near_best[1]) and math.isnan(edge.sensitivity)
     assert edge.caveats[0].startswith('a wider range of optim.lr')
-    assert rows['layernorm'].said == 'better'
+    assert rows['layernorm'].outcome == 'better'
 
 
 def test_what_could_still_change_an_undecided_arm(rows):
     """Catches advice of as many seeds as there were."""
     row = rows['dyt']
-    assert row.said == 'undecided' and row.verdict.n == 10
+    assert row.outcome == 'undecided' and row.verdict.n == 10
     assert row.caveats == ('nothing, if 0.01 is what matters: its seeds would have shown it',)
     assert rows['layernorm'].caveats == ()
 
@@ -219,13 +219,13 @@ def test_a_sweep_that_is_not_finished_shows_what_is_known(half):
     found, noted = read(half), []
     first, second, third = tables.arm_results(found)
     assert (first.outcome, second.outcome) == ('baseline', 'not yet') and second.verdict is None
-    if found.study.tuned.open:
+    if found.study.tuning.open_wave:
         assert third.outcome == 'not yet' and not second.is_fresh
     assert tables.describe_progress(found) in findings(found)[0]
     other = dataclasses.replace(found, settings=found.settings | {'search_version': 0})
     assert tables.describe_progress(other).startswith(tables.describe_progress(found))
     assert tables.describe_progress(other).endswith('its runs are of version 0')
-    assert second.runs[0] > 0 and found.study.open is not None
+    assert second.runs[0] > 0 and found.study.next_runs is not None
     text = [str(row.cells['tuned loss']) for row in arm_rows(found, ['', '', ''])]
     if second.is_fresh:
         assert f'{second.loss.n} of 5 fresh seeds' in text[1]
@@ -301,7 +301,7 @@ def test_a_panel_for_each_field(tmp_path):
 
 
 def test_the_height_of_what_has_no_fit_is_between_the_means(written):
-    means = written[2].line(4).means  # a straight line
+    means = written[2].tuning_line(4).means  # a straight line
     k = np.array([float(means.k[0]), means.k[0] + OCTAVE / 2])
     got = loss_at(means, None, k)
     assert got[0] == means.mean[0] and got[1] == pytest.approx(means.mean[0] - 0.005)
@@ -314,4 +314,4 @@ def test_settings_survive_the_ledger(tmp_path):
     text = json.loads((tmp_path / 's' / 'sweep.json').read_text())
     assert text['tune']['fields'] == {'optim.lr': [0.001, 0.1]}
     found = read(tmp_path / 's')
-    assert found.tune == tuned.parse_tune(asked) and found.study.open is None
+    assert found.tune == tuned.parse_tune(asked) and found.study.next_runs is None

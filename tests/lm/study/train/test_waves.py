@@ -167,7 +167,7 @@ def test_a_wave_in_which_a_cell_failed_is_tried_again(whole, tuned, tmp_path, ca
     """The others end; no further wave opens. The same command then goes on."""
 
     def fail(cell, work):
-        if cell.tuned['arm'] == 1 and cell.tuned['k'] == [8] and seed_of(cell) == 0:
+        if cell.arm_position['arm'] == 1 and cell.arm_position['k'] == [8] and seed_of(cell) == 0:
             record_failure(work.folder(cell), OSError('the disk is full'), work.say)
             return True
         return False
@@ -188,7 +188,7 @@ def test_a_wave_in_which_a_cell_failed_is_tried_again(whole, tuned, tmp_path, ca
 @pytest.mark.full
 def test_an_arm_that_diverges_everywhere_is_said_and_the_others_go_on(tuned, tmp_path, capsys):
     def diverge(cell, work):
-        if cell.tuned['arm'] == 2:
+        if cell.arm_position['arm'] == 2:
             end(cell, work, 'diverged', reason='step 1: loss nan')
             return True
         return False

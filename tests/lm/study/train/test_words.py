@@ -65,7 +65,7 @@ def test_each_wave_is_announced_with_its_new_runs():
     plan = ArmPlan(tiny_raw(), ARMS, {'optim.lr': 0.01, 'smallest_effect': 10.0})
     said, last = [], None
     for ablation in simulated(plan, lambda i, octaves, seed: octaves**2 + math.sin(seed * (i + 9))):
-        if ablation.study.open is not None:
+        if ablation.study.next_runs is not None:
             said += describe_wave(plan, ablation, [None, None])
         last = ablation
     assert said[0].startswith('wave 1, scan: 5 runs of each of 2 arms; 0 have ended, ')
