@@ -303,9 +303,7 @@ def _estimate_seconds(recipe: Recipe, learner: Learner, mesh: Mesh, topology: To
     sent_bytes = estimate_sent_bytes(recipe, learner, mesh)
     # Parameters are gathered for each microbatch. Traffic over tensor and context is not hidden.
     is_exposed = mesh.shape['tensor'] * mesh.shape['context'] > 1
-    send_seconds = (
-        sent_bytes * (recipe.train.microbatches if mesh.shape['fsdp'] > 1 else 1) / link
-    )
+    send_seconds = sent_bytes * (recipe.train.microbatches if mesh.shape['fsdp'] > 1 else 1) / link
     compute_seconds = products / rates.flops
     return (
         compute_seconds + send_seconds

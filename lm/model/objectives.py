@@ -80,7 +80,9 @@ def _build_mixture(
 ) -> ObjectiveMixture:
     special_tokens = SpecialTokens(tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size)
     functions = (
-        functools.partial(part.row.transform, special_tokens=special_tokens, **{**part.options, **loss_on})
+        functools.partial(
+            part.row.transform, special_tokens=special_tokens, **{**part.options, **loss_on}
+        )
         for part in parts
     )
     return ObjectiveMixture(

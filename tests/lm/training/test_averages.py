@@ -219,9 +219,7 @@ def test_projection_applies_to_average():
     )
     averaged = named_leaves(eval_params(learner, hyper, state))
     for path, spec in named_leaves(learner.description.specs).items():
-        before, weight = (
-            named_leaves(tree)[path] for tree in (start.params, state.params)
-        )
+        before, weight = (named_leaves(tree)[path] for tree in (start.params, state.params))
         assert not np.array_equal(averaged[path], weight), path
         if spec.role == 'hidden':
             norm, expected = np.linalg.norm(averaged[path]), np.linalg.norm(before)
